@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bosch.assets import asset_folder
-from bosch.known_models import SHAPES
+from bosch.known_models import PAPER_MODELS, SHAPES
 from bosch.model_files import (
     GENERATION,
     PACKAGE,
@@ -108,13 +108,6 @@ class ModelShape(NamedTuple):
     positions: int
 
 
-SHAPE_FIELDS = ("num_hidden_layers", "num_key_value_heads", "max_position_embeddings")
-PAPER_SHAPES = {  # the paper's models
-    f"Qwen/{name}-Base": ModelShape(*(SHAPES[name][field] for field in SHAPE_FIELDS))
-    for name in ("Qwen3-1.7B", "Qwen3-8B", "Qwen3-14B", "Qwen3-30B-A3B")
-}
-
-
 # ------------------------------------------------------------------------------------ finding it
 
 
@@ -196,22 +189,25 @@ def _reason(error: Exception) -> str:
 
 
 def read_shape(model: str) -> ModelShape:
-    """Shape of a model from its config.json, which is fetched from the hub if necessary."""
-    if model in PAPER_SHAPES and find_model(model) is None:
-        return PAPER_SHAPES[model]
-    folder = fetch_config(model)
-    config = read_model_config(folder)
-    return ModelShape(*(_count(config, name, folder) for name in SHAPE_FIELDS))
+    """Shape of a model from its config.json, which is fetched from the hub if necessary; that of
+    the paper's models is known."""
+    if model in PAPER_MODELS and find_model(model) is None:
+        folder, config = Path(model), SHAPES[PAPER_MODELS[model]]
+    else:
+        folder = fetch_config(model)
+        config = read_model_config(folder)
+    fields = ("num_hidden_layers", "num_key_value_heads", "max_position_embeddings")
+    return ModelShape(*(_count(config, name, folder) for name in fields))
 
 
 def read_model_info(folder: Path) -> ModelInfo:
-    """Shape and identity of the model in a folder.
-
-    The path of a snapshot in the hub's cache contains model and commit; for other folders the
-    weights are hashed.
-    """
+    """Shape and identity of the model in a folder."""
     config = read_model_config(folder)
-    model_id, revision = _hub_name(folder)
+    model_id, revision, parts = folder.resolve().name, None, folder.absolute().parts
+    # The hub's cache: models--Qwen--Qwen3-0.6B/snapshots/<commit>. Elsewhere weights are hashed.
+    if len(parts) >= 3 and parts[-2] == "snapshots" and parts[-3].startswith("models--"):
+        model_id = parts[-3].removeprefix("models--").replace("--", "/")
+        revision = parts[-1]
     return ModelInfo(
         id=model_id,
         revision=revision,
@@ -257,10 +253,26 @@ def read_model_config(folder: Path) -> dict[str, Any]:
     check_generation_config(folder)
     # In place of its number of groups a hybrid has a word that plain families refuse.
     missing = [name for name in NEEDED if config.get(name) in (None, "bosch_hybrid")]
-    if missing:
-        known = {k: v for k, v in config.items() if v is not None and k not in missing}
-        config = {**_defaults(config, path), **known}
-    return config
+    if not missing:
+        return config
+    # Each family has its own defaults: without num_key_value_heads, Llama has as many as query
+    # heads, Qwen2 has 32.
+    from transformers import CONFIG_MAPPING
+
+    model_type = str(config.get("model_type"))
+    if model_type not in CONFIG_MAPPING:
+        raise UserError(
+            f"{path} lacks one of {', '.join(NEEDED)}, and transformers knows no defaults of its "
+            f"model_type {model_type!r}."
+        )
+    with explain_library_errors(f"{path} is not a valid config"):
+        completed = CONFIG_MAPPING[model_type].from_dict(config)
+    values = {name: getattr(completed, name, None) for name in NEEDED}
+    if heads := values["num_attention_heads"]:
+        values["num_key_value_heads"] = values["num_key_value_heads"] or heads
+        values["head_dim"] = values["head_dim"] or getattr(completed, "hidden_size", 0) // heads
+    known = {k: v for k, v in config.items() if v is not None and k not in missing}
+    return {name: value for name, value in values.items() if value} | known
 
 
 def _refuse_unknown_code(config: dict[str, Any], path: Path) -> None:
@@ -285,27 +297,6 @@ def names_code(path: Path) -> bool:
     return not str(content.get("model_type")).startswith(PREFIX)
 
 
-def _defaults(config: dict[str, Any], path: Path) -> dict[str, int]:
-    """Values that a config.json may leave out. Each family has its own defaults: without
-    num_key_value_heads, Llama has as many as query heads, Qwen2 has 32.
-    """
-    from transformers import CONFIG_MAPPING
-
-    model_type = str(config.get("model_type"))
-    if model_type not in CONFIG_MAPPING:
-        raise UserError(
-            f"{path} lacks one of {', '.join(NEEDED)}, and transformers knows no defaults of its "
-            f"model_type {model_type!r}."
-        )
-    with explain_library_errors(f"{path} is not a valid config"):
-        completed = CONFIG_MAPPING[model_type].from_dict(config)
-    values = {name: getattr(completed, name, None) for name in NEEDED}
-    if heads := values["num_attention_heads"]:
-        values["num_key_value_heads"] = values["num_key_value_heads"] or heads
-        values["head_dim"] = values["head_dim"] or getattr(completed, "hidden_size", 0) // heads
-    return {name: value for name, value in values.items() if value}
-
-
 def _count(config: dict[str, object], name: str, folder: Path) -> int:
     value = config.get(name)
     if type(value) is not int or value < 1:
@@ -315,22 +306,26 @@ def _count(config: dict[str, object], name: str, folder: Path) -> int:
     return value
 
 
-def _hub_name(folder: Path) -> tuple[str, str | None]:
-    """Id and revision from models--Qwen--Qwen3-0.6B/snapshots/<commit>, else the folder's name."""
-    parts = folder.absolute().parts
-    if len(parts) >= 3 and parts[-2] == "snapshots" and parts[-3].startswith("models--"):
-        return parts[-3].removeprefix("models--").replace("--", "/"), parts[-1]
-    return folder.resolve().name, None
-
-
 # ------------------------------------------------------------------------------------ loading it
 
 
 def load_tokenizer(model: str | Path, **arguments: Any) -> "PreTrainedTokenizerBase":
     """The tokenizer of a folder or of a hub model, which is fetched, for the model beside it.
     `arguments` go to from_pretrained of transformers."""
-    tokenizer = _read_tokenizer(model, **arguments)
-    _check_token_ids(tokenizer, find_model(str(model)))
+    tokenizer, folder = _read_tokenizer(model, **arguments), find_model(str(model))
+    vocabulary = tokenizer.get_vocab()
+    if len({*vocabulary.values()}) < len(vocabulary):
+        raise UserError(f"the tokenizer of {folder or 'the model'} has two tokens of one id.")
+    config = folder / "config.json" if folder is not None else None
+    size = read_json_object(config).get("vocab_size") if config and config.is_file() else None
+    # Some classes add special tokens that no text has.
+    special = {*tokenizer.all_special_ids} - {*tokenizer("a")["input_ids"]}
+    highest = max({*vocabulary.values()} - special)
+    if isinstance(size, int) and highest >= size:
+        raise UserError(
+            f"the tokenizer of {folder} has ids up to {highest:,}, but the model's vocab_size is "
+            f"{size:,}: remove the tokens that were added, or resize the model's embeddings."
+        )
     return tokenizer
 
 
@@ -356,38 +351,9 @@ def _read_tokenizer(model: str | Path, **arguments: Any) -> "PreTrainedTokenizer
     return tokenizer
 
 
-def _check_token_ids(tokenizer: Any, folder: Path | None) -> None:
-    """Refuse ids that two tokens share, and ids for which the model beside it has no embedding."""
-    vocabulary = tokenizer.get_vocab()
-    if len({*vocabulary.values()}) < len(vocabulary):
-        raise UserError(f"the tokenizer of {folder or 'the model'} has two tokens of one id.")
-    config = folder / "config.json" if folder is not None else None
-    size = read_json_object(config).get("vocab_size") if config and config.is_file() else None
-    # Some classes add special tokens that no text has.
-    special = {*tokenizer.all_special_ids} - {*tokenizer("a")["input_ids"]}
-    highest = max({*vocabulary.values()} - special)
-    if isinstance(size, int) and highest >= size:
-        raise UserError(
-            f"the tokenizer of {folder} has ids up to {highest:,}, but the model's vocab_size is "
-            f"{size:,}: remove the tokens that were added, or resize the model's embeddings."
-        )
-
-
 def _mention_code(path: Path) -> None:
     if names_code(path):
         say(f"{path} names code of its own; transformers' own classes are used instead")
-
-
-def _mention_old_code(folder: Path, config: Any) -> None:
-    from bosch.hybrid.models import PREFIX
-    from bosch.hybrid.remote_code import is_of_this_version
-
-    if config.model_type.startswith(PREFIX) and not is_of_this_version(folder, config):
-        say(
-            f"the code in {folder} is of another version of this package. It is not used here, but "
-            "without the package it may keep the whole KV cache under a newer transformers: `bosch "
-            f"materialize --model {folder} --out NEW` writes the folder with today's code"
-        )
 
 
 def find_tokenizer(folder: Path, **arguments: Any) -> "PreTrainedTokenizerBase | None":
@@ -425,10 +391,18 @@ def load_model(
     """The model of a folder, dense or hybrid, in evaluation mode. `attention_backend`: a file of
     bosch/backends. `arguments` go to from_pretrained of transformers.
     """
+    from bosch.hybrid.models import PREFIX  # imports torch
+    from bosch.hybrid.remote_code import is_of_this_version
+
     # Each weight goes straight to its device: ranks of a machine share its memory.
     model = _load_weights(folder, dtype=dtype, device_map=device, **arguments)
     _mention_code(folder / "config.json")
-    _mention_old_code(folder, model.config)
+    if model.config.model_type.startswith(PREFIX) and not is_of_this_version(folder, model.config):
+        say(
+            f"the code in {folder} is of another version of this package. It is not used here, but "
+            "without the package it may keep the whole KV cache under a newer transformers: `bosch "
+            f"materialize --model {folder} --out NEW` writes the folder with today's code"
+        )
     if attention_backend != "auto":
         model.config.bosch_backend = attention_backend
     return model.eval()

@@ -27,8 +27,8 @@ from bosch.config import (
 from bosch.data.calibration import CalibrationSettings, gather_material, least_length
 from bosch.data.needles import PAPER_TASKS
 from bosch.eval.suites.niah import GROUPS
+from bosch.known_models import PAPER_MODELS
 from bosch.model import (
-    PAPER_SHAPES,
     check_weights,
     fetch_config,
     find_model,
@@ -113,7 +113,7 @@ def smoke(model: str = SMOKE_MODEL) -> Config:
 def paper(model: str = "Qwen/Qwen3-1.7B-Base") -> Config:
     """The paper's settings for its four models; for another model, scaled to its positions."""
     config = scaled_paper(model)
-    if model not in PAPER_SHAPES:
+    if model not in PAPER_MODELS:
         return config
     micro_batch = MICRO_BATCH_SEQUENCES[model]
     # The paper used FlashAttention-2; torch's own kernels, of the same algorithm, need no package.
@@ -130,9 +130,9 @@ def scaled_paper(model: str) -> Config:
         calibration=CalibrationConfig(tasks=PAPER_TASKS),
         eval=EvalConfig(niah_tasks=PAPER_TASKS),
     )
-    if model in PAPER_SHAPES:
+    if model in PAPER_MODELS:
         # At most 32 variables a subproblem: 4 layers of 8 groups, 8 layers of 4.
-        mask = MaskConfig(max_layers=32 // PAPER_SHAPES[model].num_groups)
+        mask = MaskConfig(max_layers=32 // read_shape(model).num_groups)
         return replace(config, mask=mask)
     longest = min(config.data.sequence_length, read_shape(model).positions)
     times_shorter = config.data.sequence_length / longest

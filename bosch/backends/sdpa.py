@@ -38,8 +38,14 @@ def priority(call: AttentionCall) -> int:
 
 
 def attend(call: AttentionCall) -> Tensor:
-    if call.documents is not None:
-        return _each_document(call)
+    if call.documents is not None:  # one by one, so that nothing can leak from one to another
+        texts = []
+        for b, ends in enumerate(call.documents.ends):
+            row = replace(_row(call, b), documents=None)
+            spans = [slice(a, e) for a, e in pairwise(ends)]
+            parts = [attend(_cut(row, span, span).without_idle_window()) for span in spans]
+            texts.append(torch.cat(parts, dim=2))
+        return torch.cat(texts)
     if call.window_tokens is None:
         return _full(call)
     # The batch is taken row by row: the blocks of several rows are no view of one tensor, so K and
@@ -56,9 +62,9 @@ def attend(call: AttentionCall) -> Tensor:
     # next.
     batch, num_heads, num_queries, head_size = call.q_BHTD.shape
     out_BHTD = call.q_BHTD.new_empty(batch, num_queries, num_heads, head_size).transpose(1, 2)
-    for out_HTD, parts in zip(out_BHTD, rows, strict=True):
+    for out_HTD, pieces in zip(out_BHTD, rows, strict=True):
         start = 0
-        for part_MHCD in parts:
+        for part_MHCD in pieces:
             num_blocks, block = part_MHCD.shape[0], part_MHCD.shape[2]
             target_HTD = out_HTD[:, start : start + num_blocks * block]
             target_HTD.unflatten(1, (num_blocks, block)).copy_(part_MHCD.transpose(0, 1))
@@ -66,21 +72,10 @@ def attend(call: AttentionCall) -> Tensor:
     return out_BHTD
 
 
-def _each_document(call: AttentionCall) -> Tensor:
-    """Packed documents one by one, so that nothing can leak from one to another."""
-    assert call.documents is not None
-    rows = []
-    for b, ends in enumerate(call.documents.ends):
-        row = replace(_row(call, b), documents=None)
-        spans = [slice(a, e) for a, e in pairwise(ends)]
-        parts = [attend(_cut(row, span, span).without_idle_window()) for span in spans]
-        rows.append(torch.cat(parts, dim=2))
-    return torch.cat(rows)
-
-
 def _full(call: AttentionCall) -> Tensor:
     num_queries, num_keys = call.q_BHTD.shape[2], call.k_BGSD.shape[2]
-    if _is_decoding_on_cpu(call):
+    mask, is_cpu = call.mask_BNTS, call.q_BHTD.device.type == "cpu"
+    if is_cpu and num_queries == 1 and (mask is None or mask.shape[1] == 1):
         # Query heads that share keys become rows, so that each key is read once (1.2x as fast).
         num_groups, head_size = call.k_BGSD.shape[1], call.q_BHTD.shape[3]
         q_BGRD = call.q_BHTD.view(call.q_BHTD.shape[0], num_groups, -1, head_size)
@@ -94,7 +89,6 @@ def _full(call: AttentionCall) -> Tensor:
     if call.q_BHTD.device.type == "cuda":
         return _sdpa(call, causal_lower_right(num_queries, num_keys))
     is_exact = call.q_BHTD.dtype in (torch.float32, torch.float64)
-    is_cpu = call.q_BHTD.device.type == "cpu"
     if is_cpu and is_exact and not (call.needs_grad or call.dropout):
         return _behind_past(call, num_keys - num_queries)
     # Elsewhere that bias is a T x S mask (8 GB for a chunk of 8k tokens after 1M keys), so blocks
@@ -121,12 +115,6 @@ def _behind_past(call: AttentionCall, past: int) -> Tensor:
     (past_BHTD, lse_past_BHT), (new_BHTD, lse_new_BHT) = parts
     share_BHT = torch.sigmoid(lse_past_BHT - lse_new_BHT)
     return torch.lerp(new_BHTD, past_BHTD, share_BHT.unsqueeze(-1).to(new_BHTD.dtype))
-
-
-def _is_decoding_on_cpu(call: AttentionCall) -> bool:
-    """On the CPU, one query per head, and no mask or the same for all heads."""
-    mask, is_cpu = call.mask_BNTS, call.q_BHTD.device.type == "cpu"
-    return is_cpu and call.q_BHTD.shape[2] == 1 and (mask is None or mask.shape[1] == 1)
 
 
 def _banded(call: AttentionCall) -> Iterator[Tensor]:
@@ -172,23 +160,15 @@ def _blocks(call: AttentionCall, window: int, head: int, num_blocks: int, block:
     )
 
     mask = _band(block, window, call.q_BHTD.device, padding)
-    if call.mask_BNTS is not None:
-        mask = mask & _diagonal_blocks(call.mask_BNTS, head, first_key, num_blocks, block, reach)
+    if call.mask_BNTS is not None:  # (M, N, C, L): its parts, a view along the diagonal
+        mask_NTS = call.mask_BNTS[0]
+        by_head, by_row, by_column = mask_NTS.stride()
+        offset = mask_NTS.storage_offset() + head * by_row + first_key * by_column
+        shape = (num_blocks, mask_NTS.shape[0], block, reach)
+        strides = (block * (by_row + by_column), by_head, by_row, by_column)
+        mask = mask & mask_NTS.as_strided(shape, strides, offset)
     blocks = replace(call, q_BHTD=q_MHCD, k_BGSD=k_MGLD, v_BGSD=v_MGLD)
     return _sdpa(blocks, mask)
-
-
-def _diagonal_blocks(
-    mask_BNTS: Tensor, row: int, column: int, num_blocks: int, block: int, reach: int
-) -> Tensor:
-    """(M, N, C, L): the parts of a mask that belong to the blocks, a view along its diagonal."""
-    mask_NTS = mask_BNTS[0]
-    by_head, by_row, by_column = mask_NTS.stride()
-    offset = mask_NTS.storage_offset() + row * by_row + column * by_column
-    shape = (num_blocks, mask_NTS.shape[0], block, reach)
-    return mask_NTS.as_strided(
-        shape, (block * (by_row + by_column), by_head, by_row, by_column), offset
-    )
 
 
 def _block_queries(window: int, needs_grad: bool) -> int:

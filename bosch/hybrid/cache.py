@@ -123,8 +123,12 @@ class GrowingLayer(DynamicLayer):
         is_frozen = buffer.is_inference() and not torch.is_inference_mode_enabled()
         if self._stop + new > buffer.shape[2] or is_frozen:
             room = held + new + max(self.SPARE_TOKENS, held // 4)
-            keys, values = (_with_room(x, room) for x in self._held())
-            self._buffers, self._start, self._stop = (keys, values), 0, held
+            keys, values = self._held()
+            # The batch and the groups of the tokens held, and room for more of them.
+            larger = [x.new_empty(*x.shape[:2], room, x.shape[3]) for x in (keys, values)]
+            for target, x_BGSD in zip(larger, (keys, values), strict=True):
+                target[:, :, :held] = x_BGSD
+            self._buffers, self._start, self._stop = (larger[0], larger[1]), 0, held
         for target, x_BGTD in zip(self._buffers, (k_BGTD, v_BGTD), strict=True):
             target[:, :, self._stop : self._stop + new] = x_BGTD
         self._stop += new
@@ -235,12 +239,12 @@ class RingLayer(StaticLayer):
             self.lazy_initialization(k_BGTD, v_BGTD)
         first = self.cumulative_length.clone()
         self.cumulative_length.add_(new)
-        keys, values = self.keys, self.values
-        assert keys is not None
-        assert values is not None
         if is_first:
             self._write(k_BGTD, v_BGTD)
             return k_BGTD, v_BGTD, None
+        keys, values = self.keys, self.values
+        assert keys is not None
+        assert values is not None
         if new == 1:
             self._write(k_BGTD, v_BGTD)
             # Slot s holds the newest position that is s modulo the number of slots.
@@ -436,7 +440,7 @@ def _hybrid_layer(layer: Any, num_full: int, has_window: bool, window_tokens: in
 
 def kv_bytes(cache: Cache) -> int:
     """Bytes of keys and values, without the spare room of dynamic layers."""
-    return sum(x.numel() * x.element_size() for layer in cache.layers for x in held_tensors(layer))
+    return sum(x.nbytes for layer in cache.layers for x in held_tensors(layer))
 
 
 def held_tensors(layer: Any) -> list[Tensor]:
@@ -448,14 +452,6 @@ def held_tensors(layer: Any) -> list[Tensor]:
             "quantized."
         )
     return [x for part in parts for x in (part.keys, part.values) if x is not None and x.dim() == 4]
-
-
-def _with_room(x_BGSD: Tensor, num_tokens: int) -> Tensor:
-    """A buffer for `num_tokens` that begins with these tokens."""
-    batch, num_groups, held, head_size = x_BGSD.shape
-    buffer = x_BGSD.new_empty(batch, num_groups, num_tokens, head_size)
-    buffer[:, :, :held] = x_BGSD
-    return buffer
 
 
 def _tokens_to_remove(tokens_to_remove: int) -> int:

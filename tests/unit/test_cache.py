@@ -1,7 +1,5 @@
 """The caches of a hybrid: what they hold, and that pieces give what the whole gives."""
 
-from itertools import pairwise
-
 import pytest
 import torch
 from torch import Tensor
@@ -108,27 +106,6 @@ def test_any_pieces_give_the_logits_of_the_whole(window_tokens: int, kind: str, 
             parts = [read(model, piece, cache).logits for piece in ids.split(pieces, dim=1)]
             assert_close(torch.cat(parts, dim=1), whole, 1e-10)
             assert isinstance(cache.layers[0], HybridLayer)
-
-
-@pytest.mark.parametrize("z", ["mixed", "all windowed"])
-@pytest.mark.parametrize("kind", ["dynamic", "static"])
-def test_left_padding_survives_pieces(kind: str, z: str) -> None:
-    model = hybrid(16, MASKS[z]).double()
-    ids, attention_mask = random_tokens(2, 60), torch.ones(2, 60, dtype=torch.long)
-    attention_mask[0, :23] = 0
-    positions = (attention_mask.cumsum(-1) - 1).clamp_min(0)
-
-    def read_part(part: slice, **kwargs: object) -> Tensor:
-        visible, at = attention_mask[:, : part.stop], positions[:, part]
-        return model(ids[:, part], attention_mask=visible, position_ids=at, **kwargs).logits
-
-    with torch.no_grad():
-        whole = read_part(slice(0, 60), use_cache=False)
-        cache = CACHES[kind](model.config)
-        borders = pairwise([0, 10, 40, 41, 42, 60])
-        got = torch.cat([read_part(slice(*b), **{CACHE: cache}) for b in borders], dim=1)
-    assert_close(got[1], whole[1], 1e-10)
-    assert_close(got[0, 23:], whole[0, 23:], 1e-10)
 
 
 def test_a_plain_dynamic_cache_with_content_is_right_too() -> None:

@@ -35,7 +35,6 @@ from tests.attention_calls import (
 )
 from tests.model_factory import MIXED, logits, packed_positions, random_tokens, tiny_model
 from tests.pretended_gpu import Gpu, pretended_gpu
-from tests.varlen_kernel import KernelError, compute
 
 AMPERE, HOPPER = (8, 0), (9, 0)
 
@@ -224,44 +223,3 @@ def test_the_stand_in_for_torch_has_the_signature_of_this_torch() -> None:
     for mine, real in zip(ours, installed, strict=False):
         assert (mine.name, mine.kind, mine.default) == (real.name, real.kind, real.default)
     assert len(installed) <= len(ours)
-
-
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [
-        ({"q": lambda q: q.float()}, "fp16"),
-        ({"k": lambda k: k.half()}, "one dtype"),
-        ({"q": lambda q: q.transpose(1, 2).contiguous().transpose(1, 2)}, "contiguous last"),
-        ({"q": lambda q: q[None]}, "heads, head size"),
-        ({"q": lambda q: q[..., :20], "k": lambda k: k[..., :20]}, "multiple of 8"),
-        ({"k": lambda k: k.repeat(1, 3, 1)}, "shapes of key and value"),
-        ({"q": lambda q: q[:, :3]}, "kv heads divide"),
-        ({"ends": lambda ends: ends.long()}, "int32"),
-        ({"ends": lambda ends: ends[::2]}, "contiguous cu_seqlens"),
-        ({"ends": lambda ends: ends[1:].contiguous()}, "cover all tokens"),
-        ({"ends": lambda ends: ends[[0, 0, 1, 2]]}, "grow"),
-        ({"longest": lambda longest: longest + 1}, "longest sequence"),
-        ({"longest": lambda longest: torch.tensor(longest)}, "is an int"),
-        ({"window": lambda window: [3, 0]}, "a pair"),
-        ({"window": lambda window: (None, 0)}, "ints"),
-        ({"window": lambda window: (-2, 0)}, "ints"),
-    ],
-)
-def test_the_stand_ins_refuse_what_the_kernels_do(changes: dict[str, Any], named: str) -> None:
-    generator = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(7, h, 64, generator=generator).bfloat16() for h in (4, 2, 2))
-    given = {
-        "q": q,
-        "k": k,
-        "v": v,
-        "ends": torch.tensor([0, 3, 7], dtype=torch.int32),
-        "longest": 4,
-        "window": (3, 0),
-    }
-
-    def run(q: Any, k: Any, v: Any, ends: Any, longest: Any, window: Any) -> Tensor:
-        return compute(q, k, v, ends, ends, longest, longest, None, False, window)
-
-    assert run(**given).shape == q.shape
-    with pytest.raises(KernelError, match=named):
-        run(**{name: changes.get(name, lambda x: x)(value) for name, value in given.items()})

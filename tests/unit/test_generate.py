@@ -136,24 +136,6 @@ def test_a_static_cache_cannot_take_back_what_an_assistant_guessed_wrong() -> No
         generate(model, ids, assistant_model=model, **STATIC)
 
 
-TINY_WINDOWS = [
-    (way, {"window_tokens": window_tokens})
-    for way in ("dynamic", "chunks of 7", "static", "assisted")
-    for window_tokens in (1, 2)
-]
-LAYERS_OF_ONE_KIND = [
-    (way, {"z": [[bit] * 4] * 3})
-    for way in ("dynamic", "chunks of 7", "static", "static in chunks", "prompt lookup")
-    for bit in (0, 1)
-]
-
-
-@pytest.mark.parametrize(("way", "kind"), [*TINY_WINDOWS, *LAYERS_OF_ONE_KIND])
-def test_tiny_windows_and_layers_of_one_kind_work(way: str, kind: dict[str, Any]) -> None:
-    model, ids = hybrid(**kind), random_tokens(1, 30)
-    assert torch.equal(WAYS[way](model, ids), recomputed(model, ids))
-
-
 @pytest.mark.ecosystem(
     "generate: left-padded batches",
     "works",

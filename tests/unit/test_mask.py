@@ -2,8 +2,6 @@
 
 import json
 import math
-import subprocess
-import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -319,15 +317,3 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(
         [line] = capsys.readouterr().err.splitlines()
         assert line.startswith(f"error: {value}")
         assert not (tmp_path / "mask.json").exists()
-
-
-def test_the_module_runs_from_the_shell(tmp_path: Path) -> None:
-    write_mask(tmp_path / "mask.json", small_record())
-    command = [sys.executable, "-m", "bosch.masks", "show"]
-    shown = subprocess.run([*command, tmp_path / "mask.json"], capture_output=True, text=True)
-    assert shown.returncode == 0, shown.stderr
-    assert "bosch, ratio 0.625" in shown.stdout
-    for debug, code, beginning in (([], 2, "error: "), (["--debug"], 1, "Traceback")):
-        wrong = subprocess.run([*command, tmp_path / "no.json", *debug], stderr=subprocess.PIPE)
-        assert wrong.returncode == code
-        assert wrong.stderr.decode().startswith(beginning)

@@ -91,18 +91,6 @@ def test_the_chance_of_an_overlap_counts_all_draws() -> None:
     assert sum(overlap_chances(*large).values()) == pytest.approx(1)
 
 
-def test_what_random_masks_share_agrees_with_simulation() -> None:
-    first, second = random_mask(6, 4, 10, seed=1), random_mask(6, 4, 15, seed=2)
-    zeros = 1 - np.array(second.z).ravel()
-    draws = np.random.default_rng(0).permuted(np.repeat(zeros[None], 20_000, axis=0), axis=1)
-    shared = (draws * (1 - np.array(first.z).ravel())).sum(1)
-    measured = compare(first, second)
-    error = 5 * shared.std() / np.sqrt(len(draws))
-    assert shared.mean() == pytest.approx(measured.expected_shared, abs=error)
-    distances = 1 - shared / (25 - shared)
-    assert measured.expected_distance == pytest.approx(distances.mean(), abs=0.005)
-
-
 @given(masks(), masks())
 def test_comparison_is_symmetric_and_bounded(first: GroupMask, second: GroupMask) -> None:
     if (first.num_layers, first.num_groups) != (second.num_layers, second.num_groups):

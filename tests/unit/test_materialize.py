@@ -1,7 +1,6 @@
 """From a model and a mask to a hybrid's folder and back: families, resuming, check, refusals."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -15,7 +14,6 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from bosch.config import Config
 from bosch.data.tokenizer_files import describe_tokenizer
 from bosch.hybrid.conversion import deploy, head_size, hybrid_config
 from bosch.hybrid.materialize import (
@@ -30,8 +28,6 @@ from bosch.hybrid.remote_code import remote_code
 from bosch.hybrid.shards import PROGRESS, rewrite_weights
 from bosch.recipes import materialize_model
 from bosch.run.errors import MissingFileError, UserError
-from bosch.run.folder import RunFolder
-from bosch.run.stage import Stage
 from tests import odd_tokenizers
 from tests.hybrid_folders import WINDOW, files_of, mask_file, plain_folder, record_for, run_recipe
 from tests.model_factory import FAMILIES, MIXED, logits, random_tokens, tiny_model, undeploy
@@ -376,22 +372,3 @@ def test_recipe_makes_reuses_refuses_and_goes_back(
     assert (tmp_path / "again" / name).read_bytes() == (dense / name).read_bytes()
     with pytest.raises(UserError, match=r"--reverse.*--mask"):
         materialize_model.Options("m", Path("out"), mask=Path("mask.json"), reverse=True)
-
-
-def test_stage_of_the_chain_reads_the_mask_and_makes_the_model(tmp_path: Path) -> None:
-    dense = plain_folder(tmp_path / "dense")
-
-    def write(folder: Path) -> None:
-        mask_file(folder / "mask.json", dense)
-
-    mask = Stage("mask", run=write)
-    stage = materialize_model.build(Config(model=str(dense)), mask=mask)
-    lines: list[str] = []
-    with RunFolder(tmp_path / "run", say=lines.append) as run:
-        run.complete(mask)
-        run.complete(stage)
-    assert any(line.startswith("model: done") for line in lines)
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "model")
-    assert model.config.bosch["window"] == WINDOW
-    moved = os.fspath(shutil.move(tmp_path / "dense", tmp_path / "moved"))
-    assert materialize_model.build(Config(model=moved), mask=mask).fingerprint != stage.fingerprint

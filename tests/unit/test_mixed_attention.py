@@ -66,17 +66,6 @@ def test_gates_of_1_are_the_dense_model(text: str) -> None:
     torch.testing.assert_close(one, dense, rtol=0, atol=0)
 
 
-def test_a_window_as_long_as_the_text_leaves_nothing_to_the_gates(model: PreTrainedModel) -> None:
-    ids, gates = random_tokens(1, 40), torch.rand(3, 4).double().requires_grad_()
-    with torch.no_grad():
-        dense = model(ids, use_cache=False).logits
-    mixed = model(ids, use_cache=False, bosch_gates=gates, bosch_window=40).logits
-    torch.testing.assert_close(mixed, dense)
-    mixed.square().sum().backward()
-    assert gates.grad is not None
-    assert gates.grad.abs().max() < 1e-9
-
-
 # --- in between ---
 
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from bosch.assets import asset_folder
-from bosch.model import PAPER_SHAPES, ModelShape, find_model, read_model_config, read_shape
+from bosch.known_models import PAPER_MODELS
+from bosch.model import ModelShape, find_model, read_model_config, read_shape
 from bosch.recipes.presets import (
     check_lengths,
     check_needles,
@@ -46,7 +47,7 @@ def test_paper_models(
     assert paper(model).mask.max_layers == {8: 4, 4: 8}[groups]
 
 
-@pytest.mark.parametrize("model", PAPER_SHAPES)
+@pytest.mark.parametrize("model", PAPER_MODELS)
 def test_paper_preset_has_the_values_of_the_paper(model: str) -> None:
     config = paper(model)
     assert config.model == model

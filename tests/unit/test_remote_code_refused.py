@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bosch.hybrid.materialize import materialize
-from bosch.model import load_model, load_tokenizer, read_model_config
+from bosch.model import load_model, load_tokenizer
 from bosch.run.errors import UserError
 from tests.hybrid_folders import plain_folder, record_for
 from tests.sampled import sampled
@@ -86,13 +86,6 @@ def test_nothing_is_asked_on_a_terminal_and_no_code_runs(
     assert "Traceback" not in output
     assert str(folder / "config.json") in output
     assert ("error: " in output) == (code == 2)
-
-
-def test_a_model_type_that_only_the_code_knows_is_refused(tmp_path: Path) -> None:
-    folder = folder_with_code(tmp_path / "model", "theirs")
-    with pytest.raises(UserError, match=f"{folder}/config.json.*theirs"):
-        read_model_config(folder)
-    assert not (folder / "ran").exists()
 
 
 def test_a_tokenizer_that_only_the_code_knows_is_refused_or_loaded_without_it(
