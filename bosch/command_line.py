@@ -435,6 +435,7 @@ def as_near(path: Path) -> str:
 
 # ----------------------------------------------------------------------------------- recover.py
 
+MICRO_BATCH = "train.micro-batch-sequences"
 # recover.py --help leaves these out, --help-all shows them.
 RARELY_SET = """
 --calibration.tasks --calibration.punkt
@@ -488,20 +489,26 @@ class Command:
     controls: Annotated[Controls, FLAT] = field(default_factory=Controls)
     # Lines on where the settings come from.
     chosen_by: Annotated[tuple[str, ...], NO_OPTION] = ()
+    arguments: Annotated[tuple[str, ...], NO_OPTION] = ()
 
     @property
     def run_path(self) -> Path:
         return self.controls.run_dir or self.config.usual_path
+
+    @property
+    def names_micro_batch(self) -> bool:
+        return bool(peek(self.arguments, MICRO_BATCH)[MICRO_BATCH.replace("-", "_")])
 
 
 def parse_command(arguments: Sequence[str], choose: ChooseConfig) -> Command:
     """The command of these arguments. UserError for whatever the user got wrong."""
     preset, model = peek(arguments, "preset", "model").values()
     config, origin = choose(preset, model)
+    also = {"chosen_by": tuple(origin), "arguments": tuple(arguments)}
     command, _ = read_options(
         Command,
         ["--help" if word == "--help-all" else word for word in arguments],
-        {"config": config, "controls": Controls(preset), "chosen_by": tuple(origin)},
+        {"config": config, "controls": Controls(preset), **also},
         called_as("recover.py"),
         inspect.cleandoc(str(Command.__doc__)),
         rarely_set=[] if "--help-all" in arguments else RARELY_SET,

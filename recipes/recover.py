@@ -9,11 +9,11 @@ Run the same command again to resume where it stopped.
 
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 
-from bosch.command_line import Command, as_typed, next_command, parse_command, peek
+from bosch.command_line import Command, as_typed, next_command, parse_command
 from bosch.config import Config, describe_config, warn_of_window
 from bosch.data import packed
 from bosch.eval.judging import check_attention, check_calibration, check_data, judging_of
@@ -36,114 +36,150 @@ from bosch.run.files import MANIFEST
 from bosch.run.folder import RunFolder
 from bosch.run.progress import say
 from bosch.run.ranks import rank_and_world
-from bosch.run.stage import Artifact, Decision, Stage, plan_run, refuse_blocked, stages_to_redo
+from bosch.run.stage import Artifact, Decision, Stage, refuse_blocked, stages_to_redo
 
 Complete = Callable[[Stage], Artifact]
+Fit = Callable[[], Config]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a command will do. Nothing is written yet."""
+
+    config: Config  # with the micro-batch that fits these GPUs
+    stages: list[Stage]
+    redo: list[Stage]
+    steps: list[Decision]
+    texts: list[str]  # lines on those of the evaluations
+    trains: bool
 
 
 def main(arguments: Sequence[str]) -> None:
-    command = parse_command(arguments, presets.choose)
-    config, controls = command.config, command.controls
-    if controls.kv_budget is not None:
-        config, line = with_kv_budget(config, controls.kv_budget, arguments)
-        command = replace(command, config=config, chosen_by=(*command.chosen_by, line))
-    rank, world = rank_and_world()
-    progress.set_up(rank)
-    if controls.rehearse is not None:  # of the paper's models without fetching anything
-        presets.check_lengths(config)
-        train_model.rehearse(config, controls.rehearse)
+    command = configure(arguments)
+    if command.controls.rehearse is not None:  # of the paper's models without fetching anything
+        presets.check_lengths(command.config)
+        train_model.rehearse(command.config, command.controls.rehearse)
         return
-    run = RunFolder(command.run_path, rank, world, say)
-    is_new = not command.run_path.exists()
+    folder = RunFolder(command.run_path, *rank_and_world(), say)
+    if command.controls.dry_run:
+        introduce(command, command.config)
+        show_plan(command, plan(command, folder))
+    else:
+        run(command, plan(command, folder), folder)
+
+
+def configure(arguments: Sequence[str]) -> Command:
+    command = parse_command(arguments, presets.choose)
+    if (budget := command.controls.kv_budget) is not None:
+        config, line = with_kv_budget(command.config, budget, arguments)
+        command = replace(command, config=config, chosen_by=(*command.chosen_by, line))
+    progress.set_up(rank_and_world()[0])
+    return command
+
+
+def plan(command: Command, folder: RunFolder) -> Plan:
+    """The chain and what each stage will do. All that cannot work is refused here, at once, before
+    anything is written and before hours are spent."""
+    config, controls, world = command.config, command.controls, folder.world
+    is_new = not folder.path.exists()
+    fit: Fit = cache(partial(train_model.fit_memory, config, world, command.names_micro_batch))
 
     @cache
-    def make_chain() -> list[Stage]:
+    def chain() -> list[Stage]:
         presets.check_model(config.model)
-        return build_chain(config, command.run_path, run.complete, controls.zero_shot)
-
-    if controls.dry_run:
-        introduce(command)
+        return build_chain(config, folder.path, folder.complete, controls.zero_shot, fit)
 
     @cache
-    def inputs() -> list[str]:
-        """Refuse texts that cannot be used, of a new run before its folder is made. Lines on
-        them."""
-        described: list[str] = []
-        check_all(
-            lambda: described.extend(check_data(judging_of(config), config.model)),
-            lambda: calibrate.check(config.model, calibrate.settings_of(config)),
-            lambda: presets.check_needles(config) if make_chain() else None,
-        )
-        return described
+    def steps() -> list[Decision]:
+        return folder.plan(chain(), controls.fresh, controls.from_)
 
-    check_all(  # so that all that is refused is said at once
+    @cache
+    def texts() -> list[str]:
+        if not is_new and (folder.rank != 0 or not evaluates(steps())):
+            return []
+        described, *_ = check_all(
+            lambda: check_data(judging_of(config), config.model),
+            lambda: calibrate.check(config.model, calibrate.settings_of(config)),
+            lambda: presets.check_needles(config) if chain() else None,
+        )
+        return described or []
+
+    check_all(
         partial(presets.check_lengths, config),
-        make_chain,
+        chain,
         partial(search_mask.check_attention, config),
         lambda: check_attention(judging_of(config)),
         *([] if controls.zero_shot else [partial(train_model.check_machine, config, world)]),
-        lambda: packed.check_sources(config, command.run_path, make_chain()),
-        *([inputs] if is_new else []),
+        lambda: packed.check_sources(config, folder.path, chain()),
+        texts,
     )
-    from bosch.training.rehearsal import estimate, training_seconds  # torch, which takes seconds
+    redo = stages_to_redo(chain(), controls.fresh, controls.from_)
+    is_trained = (folder.path / "train" / MANIFEST).is_file()
+    trains = not controls.zero_shot and (not is_trained or any(s.name == "train" for s in redo))
+    if trains and not controls.dry_run:
+        config = fit()  # last, since it may take minutes
+    return Plan(config, chain(), redo, steps(), texts(), trains)
 
-    stages = make_chain()
-    redo = stages_to_redo(stages, controls.fresh, controls.from_)
-    if controls.dry_run:
-        steps = plan_run(command.run_path, stages, controls.fresh, controls.from_)
-        for step in steps:
-            say(f"{step.stage.name}: {step.action} ({step.reason})")
-        refuse_blocked(steps)
-        for line in inputs() if evaluates(steps) else ():
-            say(line)
-        if any(step.action != "reuse" for step in steps):
-            schedule = None if controls.zero_shot else train_model.schedule_of(config)
-            for line in estimate(config, train_model.make_plan(config, world, "torch"), schedule):
-                say(line)
+
+def evaluates(steps: Sequence[Decision]) -> bool:
+    return any("eval/" in step.stage.name and step.action != "reuse" for step in steps)
+
+
+def show_plan(command: Command, planned: Plan) -> None:
+    for step in planned.steps:
+        say(f"{step.stage.name}: {step.action} ({step.reason})")
+    refuse_blocked(planned.steps)
+    for line in planned.texts:
+        say(line)
+    if all(step.action == "reuse" for step in planned.steps):
         return
-    asked = config  # without what is fitted to this machine: run.json tells runs apart
-    is_trained = (command.run_path / "train" / MANIFEST).is_file()
-    is_trained = is_trained and not any(stage.name == "train" for stage in redo)
-    trains = not controls.zero_shot and not is_trained
-    if trains:  # last, since it may take minutes
-        names = ("train.micro-batch-sequences", "train.micro_batch_sequences")
-        fitting = train_model.fit_memory(config, world, any(peek(arguments, *names).values()))
-        if fitting != config:
-            config, command = fitting, replace(command, config=fitting)
-            stages = build_chain(config, command.run_path, run.complete)
-    with run:
-        progress.log_to(command.run_path / "recover.log")
-        introduce(command)
-        if rank == 0:
-            decisions = run.plan(stages, controls.fresh, controls.from_)
-            refuse_blocked(decisions)
-            for line in inputs() if evaluates(decisions) or is_new else ():
+    from bosch.training.rehearsal import estimate  # torch, which takes seconds
+
+    config, world = planned.config, rank_and_world()[1]
+    schedule = None if command.controls.zero_shot else train_model.schedule_of(config)
+    for line in estimate(config, train_model.make_plan(config, world, "torch"), schedule):
+        say(line)
+
+
+def run(command: Command, planned: Plan, folder: RunFolder) -> None:
+    config, controls, is_first = planned.config, command.controls, folder.rank == 0
+    with folder:
+        progress.log_to(folder.path / "recover.log")
+        introduce(command, config)
+        if is_first:
+            # Again, now that no other launch can change the folder.
+            refuse_blocked(folder.plan(planned.stages, controls.fresh, controls.from_))
+            for line in planned.texts:
                 say(line)
-            run.set_aside(redo)
-            run.save_config(asked, arguments)
-            if trains:
-                plan = train_model.make_plan(config, world, "torch")
-                run.expected["train"] = training_seconds(plan, train_model.schedule_of(config))
-        for stage in stages:
-            run.complete(stage)
-            if stage.name == "eval/dense" and rank == 0:  # the test examples are there now
-                check_calibration(config, run.path)
-        if rank == 0:
+            folder.set_aside(planned.redo)
+            # Without what is fitted to this machine: run.json tells runs apart.
+            folder.save_config(command.config, command.arguments)
+            if planned.trains:
+                from bosch.training.rehearsal import training_seconds
+
+                shape = train_model.make_plan(config, folder.world, "torch")
+                seconds = training_seconds(shape, train_model.schedule_of(config))
+                folder.expected["train"] = seconds
+        for stage in planned.stages:
+            folder.complete(stage)
+            if stage.name == "eval/dense" and is_first:  # the test examples are there now
+                check_calibration(config, folder.path)
+        if is_first:
             # Again: no checksum tells whether what only shows results is still intact.
-            evaluate_model.publish(run.path)
-    if rank == 0:
-        say_results(command.run_path)
-
-
-def evaluates(decisions: Sequence[Decision]) -> bool:
-    return any("eval/" in d.stage.name and d.action != "reuse" for d in decisions)
+            evaluate_model.publish(folder.path)
+    if is_first:
+        say_results(folder.path)
 
 
 def build_chain(
-    config: Config, run_path: Path, complete: Complete, zero_shot: bool = False
+    config: Config,
+    run_path: Path,
+    complete: Complete,
+    zero_shot: bool = False,
+    fit: Fit | None = None,
 ) -> list[Stage]:
     """The stages in their order. Each checkpoint of the training is evaluated by its own stage,
-    which training runs through `complete`."""
+    which training runs through `complete`. `fit`: the settings with a micro-batch that fits."""
     calibration = calibrate.build(config)
     tokens = packed.build(config)
     dense = evaluate_model.build(config)
@@ -162,7 +198,7 @@ def build_chain(
             complete(checkpoints[step])
         return config.train.until == "recovered" and has_recovered(compare([run_path]), step)
 
-    train = train_model.build(config, model, tokens, on_checkpoint=evaluate)
+    train = train_model.build(config, model, tokens, evaluate, fit)
     schedule = train_model.schedule_of(config)
     checkpoints = {
         step: evaluate_model.build_step(config, run_path, step, schedule.tokens_at(step), train)
@@ -180,9 +216,8 @@ def only_stages(stages: Sequence[Stage | Artifact]) -> list[Stage]:
     return [stage for stage in stages if isinstance(stage, Stage)]
 
 
-def introduce(command: Command) -> None:
+def introduce(command: Command, config: Config) -> None:
     """Print what this run will do, before work begins."""
-    config = command.config
     say(f"run folder {command.run_path}")
     say(describe_budget(config))
     settings = describe_config(config)

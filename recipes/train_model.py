@@ -208,8 +208,9 @@ def build(
     model: Stage | Artifact,
     tokens: Stage | Artifact,
     on_checkpoint: OnCheckpoint | None = None,
+    fit: Callable[[], Config] | None = None,
 ) -> Stage:
-    """The stage `train` of recover.py."""
+    """The stage `train` of recover.py. `fit`: the config with a micro-batch that fits here."""
     return make_stage(
         "train",
         config.train,
@@ -219,6 +220,7 @@ def build(
         {"model": model, "tokens": tokens},
         on_checkpoint,
         learning_tokens(config),
+        (lambda: fit().train) if fit else None,
     )
 
 
@@ -246,6 +248,7 @@ def make_stage(
     inputs: dict[str, Stage | Artifact],
     on_checkpoint: OnCheckpoint | None = None,
     tokens_before: int = 0,
+    fit: Callable[[], TrainConfig] | None = None,
 ) -> Stage:
     """`tokens_before`: tokens of the budget that learning the mask has used."""
     facts: dict[str, object] = {
@@ -265,7 +268,7 @@ def make_stage(
 
         packed = open_tokens(tokens.folder, read_tokenizer(model.folder).hash)
         job = TrainJob(
-            settings,
+            fit() if fit else settings,
             model.folder,
             packed,
             out,
