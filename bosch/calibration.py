@@ -3,8 +3,8 @@ the answers and the needles.
 
 data/calibration.py builds the set. `bosch` does not import `data`, so the types that both use are
 defined here, with the file that passes between them. `calibration.safetensors` holds `ids` (all
-texts, concatenated), `ends` (where each text ends) and `questions` (Q, 5): index of the text, start
-and stop of the answer, start and stop of the needle, as positions in that text. Its metadata field
+haystacks, concatenated), `ends` (where each ends) and `questions` (Q, 5): index of the haystack,
+start and stop of the answer, start and stop of the needle, as positions in it. Its metadata field
 `tasks` is a JSON list with the task of each question.
 """
 
@@ -47,8 +47,6 @@ class Haystack:
 
 @dataclass(frozen=True)
 class Calibration:
-    """All haystacks of a calibration set."""
-
     haystacks: Sequence[Haystack]
 
     @property
@@ -57,7 +55,7 @@ class Calibration:
 
     @property
     def longest(self) -> int:
-        """Number of tokens of the longest text."""
+        """Number of tokens of the longest haystack."""
         return max(len(haystack.ids_T) for haystack in self.haystacks)
 
 
@@ -66,18 +64,19 @@ def write_calibration(folder: Path, calibration: Calibration) -> None:
     import torch  # here: --help and wrong command lines load no torch
     from safetensors.torch import save
 
+    haystacks = calibration.haystacks
     positions = [
         (number, q.answer.start, q.answer.stop, q.needle.start, q.needle.stop)
-        for number, haystack in enumerate(calibration.haystacks)
+        for number, haystack in enumerate(haystacks)
         for q in haystack.questions
     ]
-    lengths = torch.tensor([len(haystack.ids_T) for haystack in calibration.haystacks])
+    lengths = torch.tensor([len(haystack.ids_T) for haystack in haystacks])
     tensors = {
-        "ids": torch.cat([haystack.ids_T for haystack in calibration.haystacks]).long(),
+        "ids": torch.cat([haystack.ids_T for haystack in haystacks]).long(),
         "ends": lengths.cumsum(0),
         "questions": torch.tensor(positions, dtype=torch.long).reshape(-1, 5),
     }
-    tasks = [q.task for haystack in calibration.haystacks for q in haystack.questions]
+    tasks = [q.task for haystack in haystacks for q in haystack.questions]
     write_atomically(folder / FILE, save(tensors, {"tasks": json.dumps(tasks)}))
 
 
@@ -98,23 +97,23 @@ def read_calibration(folder: Path) -> Calibration:
     has_shapes = isinstance(tasks, list) and positions.shape == (len(tasks), 5)
     has_shapes = has_shapes and ids.dim() == ends.dim() == 1
     if not has_shapes or not is_within(positions, ends, len(ids)):
-        raise UserError(f"{path} is not a calibration set: its questions do not fit its texts.")
+        raise UserError(f"{path} is not a calibration set: its questions do not fit its haystacks.")
     questions: list[list[Question]] = [[] for _ in ends]
-    for (text, *bounds), task in zip(positions.tolist(), tasks, strict=True):
+    for (number, *bounds), task in zip(positions.tolist(), tasks, strict=True):
         answer, needle = range(bounds[0], bounds[1]), range(bounds[2], bounds[3])
-        questions[text].append(Question(answer, needle, task))
+        questions[number].append(Question(answer, needle, task))
     haystacks = zip(ids.tensor_split(ends[:-1]), questions, strict=True)
-    return Calibration([Haystack(ids_T, tuple(of_text)) for ids_T, of_text in haystacks])
+    return Calibration([Haystack(ids_T, tuple(asked)) for ids_T, asked in haystacks])
 
 
 def is_within(positions_Q5: "Tensor", ends_N: "Tensor", num_tokens: int) -> bool:
-    """Whether texts end in order at the last token, and every range lies in its text."""
+    """Whether haystacks end in order at the last token, and every range lies in its own."""
     lengths_N = ends_N.diff(prepend=ends_N.new_zeros(1))
     if not len(ends_N) or ends_N[-1] != num_tokens or bool((lengths_N < 1).any()):
         return False
-    texts_Q, bounds_Q22 = positions_Q5[:, 0], positions_Q5[:, 1:].unflatten(1, (2, 2))
-    if bool(((texts_Q < 0) | (texts_Q >= len(ends_N))).any()):
+    numbers_Q, bounds_Q22 = positions_Q5[:, 0], positions_Q5[:, 1:].unflatten(1, (2, 2))
+    if bool(((numbers_Q < 0) | (numbers_Q >= len(ends_N))).any()):
         return False
     starts_Q2, stops_Q2 = bounds_Q22.unbind(-1)
     is_inside = (starts_Q2 >= 0) & (starts_Q2 <= stops_Q2)
-    return bool((is_inside & (stops_Q2 <= lengths_N[texts_Q, None])).all())
+    return bool((is_inside & (stops_Q2 <= lengths_N[numbers_Q, None])).all())

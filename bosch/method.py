@@ -1,6 +1,5 @@
-"""The interface of a method: what it declares, what it is given, and what it returns.
-
-A method is a file of bosch/methods with
+"""The interface of a method: what it declares, what it is given, and what it returns. A method is a
+file of bosch/methods with
 
     traits = MethodTraits(...)     what it chooses and what it needs; see MethodTraits
     Settings                       a frozen dataclass of its options, with defaults; may be empty
@@ -8,10 +7,9 @@ A method is a file of bosch/methods with
     select(inputs) -> Selection    for any other way to a mask that meets the ratio
     check(settings)                optional: refuse settings that would fail later
 
-docs/extending.md has a complete example. `--method mine` runs bosch/methods/mine.py everywhere, and
-tests/contracts/test_methods.py tests it like every other method. `make_mask`
-(bosch/methods/_choose.py) calls the function and turns scores into the exact mask. A method leaves
-the model as it was: weights, configuration, mode.
+docs/extending.md has a complete example. `make_mask` (bosch/methods/_choose.py) calls the function
+and turns scores into the exact mask. A method leaves the model as it was: weights, configuration,
+mode.
 
 A field of Settings with the name of a MaskConfig field takes its value from there. Importing this
 file does not import torch, which keeps `--help` fast.

@@ -7,10 +7,8 @@ weights. The course of the gates is in `metrics.jsonl` and TensorBoard, as means
 # U units, which have one gate each: [layer][group] or [layer][0]
 
 import math
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from bosch.config import above_0, at_least
 from bosch.gates import (
@@ -42,8 +40,7 @@ class GateSettings:
     # ratio in each layer. layer: whole layers.
     granularity: Granularity = "head-all-layers"
     steps: int = 1_000  # fewer if the tokens do not suffice
-    # Largest share of the token budget. ConSA's first stage takes 1B tokens, 40 % of BOSCH's
-    # budget.
+    # Largest share of the tokens. ConSA's first stage takes 1B tokens, 40 % of BOSCH's.
     token_share: float = 0.4
     # Length of a sequence; must divide the packed length. None: ConSA's 8,192, or shorter if the
     # tokens hold too few steps, since gates need many steps to settle; at least four windows.
@@ -80,11 +77,23 @@ class Length:
 def choose_length(
     settings: GateSettings, num_tokens: int, packed_tokens: int, window_tokens: int, world: int = 1
 ) -> Length:
-    """The requested steps, or as many as the budget holds. `packed_tokens`: length of a packed
+    """The requested steps, or as many as the tokens hold. `packed_tokens`: length of a packed
     sequence."""
-    budget = int(settings.token_share * num_tokens)
-    length = choose_sequence(settings, budget, packed_tokens, window_tokens)
-    sequences = budget // length
+    tokens = int(settings.token_share * num_tokens)
+    length = settings.sequence_tokens or packed_tokens
+    if packed_tokens % length:
+        raise UserError(
+            f"sequence_tokens is {length:,}, which does not divide the packed sequences of "
+            f"{packed_tokens:,} tokens."
+        )
+    if settings.sequence_tokens is None:
+        # On sequences no longer than a few windows, full attention sees little more than the
+        # window.
+        while length % 2 == 0 and length // 2 >= LEAST_WINDOWS * window_tokens:
+            if length <= MOST_SEQUENCE_TOKENS and tokens // length >= settings.steps:
+                break
+            length //= 2
+    sequences = tokens // length
     # Rounded down to a multiple of 2, or of 8 if there are enough sequences, so that the
     # gates are the same with that many processes as with one.
     wanted = sequences // settings.steps
@@ -100,36 +109,17 @@ def choose_length(
     return Length(num_steps, batch, length)
 
 
-def choose_sequence(
-    settings: GateSettings, budget: int, packed_tokens: int, window_tokens: int
-) -> int:
-    """Length of a sequence, which divides the packed length."""
-    if (length := settings.sequence_tokens) is not None:
-        if packed_tokens % length:
-            raise UserError(
-                f"sequence_tokens is {length:,}, which does not divide the packed sequences of "
-                f"{packed_tokens:,} tokens."
-            )
-        return length
-    length = packed_tokens
-    # On sequences no longer than a few windows, full attention sees little more than the window.
-    shortest = LEAST_WINDOWS * window_tokens
-    while length % 2 == 0 and length // 2 >= shortest:
-        if length <= MOST_SEQUENCE_TOKENS and budget // length >= settings.steps:
-            break
-        length //= 2
-    return length
-
-
 def learn(
     inputs: Inputs, gates: ConstrainedGates | ScalarGates, groups: list[ParameterGroup]
 ) -> Selection:
     """Train gates and weights together, and return the mask. Every rank calls this."""
-    learning, folder, settings = inputs.learning, inputs.folder, inputs.settings
+    learning, path, settings = inputs.learning, inputs.folder / LEARNED, inputs.settings
     assert learning is not None  # make_mask has checked
     rank, world = rank_and_world()
-    if (folder / LEARNED).is_file():
-        learned, length = read_learned(folder / LEARNED)
+    if path.is_file():  # killed after that, and perhaps resumed with another number of processes
+        learned = next((line.content for line in read_lines(path)), None)
+        if learned is None or learned.keys() != {"table", "figures", "length"}:
+            raise UserError(f"{path} is damaged; remove it to learn the gates again.")
     else:
         length = choose_length(
             settings, learning.num_tokens, learning.sequence_tokens, inputs.window_tokens, world
@@ -141,26 +131,19 @@ def learn(
             )
         learning.train(
             GateLearner(gates, groups, inputs.window_tokens, RateCurve(length.num_steps)),
-            folder,
+            inputs.folder,
             length.num_steps,
             length.batch_sequences,
             length.sequence_tokens,
             settings.weights_learning_rate,
-            folder / WEIGHTS if settings.weights == "learned" else None,
+            inputs.folder / WEIGHTS if settings.weights == "learned" else None,
         )
         table, figures = gates.table(), gates.figures()
         learned = {"table": table, "figures": figures, "length": asdict(length)}
         if rank == 0:
-            write_atomically(folder / LEARNED, sealed_lines([learned]))
+            write_atomically(path, sealed_lines([learned]))
+    length = Length(**learned["length"])
     return select_lowest(inputs, length, gates.threshold, learned["table"], learned["figures"])
-
-
-def read_learned(path: Path) -> tuple[dict[str, Any], Length]:
-    """The final gates, and how long they were learned in the first attempt."""
-    learned = next((line.content for line in read_lines(path)), None) or {}
-    with suppress(KeyError, TypeError):
-        return learned, Length(**learned["length"])
-    raise UserError(f"{path} is damaged; remove it to learn the gates again.")
 
 
 def select_lowest(
@@ -170,7 +153,7 @@ def select_lowest(
     table_U: list[list[float]],
     figures: dict[str, float],
 ) -> Selection:
-    """The mask that windows the lowest gates, exactly at the budget."""
+    """The mask that windows the lowest gates, exactly at the ratio."""
     settings, per_gate = inputs.settings, inputs.num_groups // len(table_U[0])
     units, drawn = lowest(table_U, settings.granularity, inputs.ratio, inputs.seed)
     if settings.unit == "layer":

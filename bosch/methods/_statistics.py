@@ -19,14 +19,14 @@ from bosch.hybrid.capture import capturing
 from bosch.method import Inputs
 from bosch.methods._examples import Result, measure_haystacks
 
-LEAST_ROWS = 16  # per chunk, however long the text is
+LEAST_ROWS = 16  # per chunk, however long the haystack is
 
 # A statistic of one layer, (H,) or (H, ...), of q_HTD, k_GTD and the scale of their products.
 LayerStatistic = Callable[[Tensor, Tensor, float], Tensor]
 
 
 def per_layer(inputs: Inputs, ids_T: Tensor, statistic: LayerStatistic) -> Tensor:
-    """A statistic of every layer of the dense model on one text, (L, H, ...), on the CPU."""
+    """A statistic of every layer of the dense model on one haystack, (L, H, ...), on the CPU."""
     statistics: dict[int, Tensor] = {}
 
     def collect(layer: int, q_HTD: Tensor, k_GTD: Tensor, v_GTD: Tensor, scaling: float) -> None:
@@ -40,7 +40,7 @@ def per_layer(inputs: Inputs, ids_T: Tensor, statistic: LayerStatistic) -> Tenso
 
 
 def mean_over_rows(inputs: Inputs, name: str, noted_as: str, sums: LayerStatistic) -> Tensor:
-    """(L, H): a method's sums over the rows of each text, divided by the rows of all texts."""
+    """(L, H): a method's sums over the rows of each haystack, divided by the rows of all."""
 
     def measure(haystack: Haystack) -> Result:
         return {noted_as: per_layer(inputs, haystack.ids_T, sums).tolist()}

@@ -36,8 +36,8 @@ HEAD_ROWS = 512  # rows of logits held at once
 class Settings:
     """What the paper leaves open: the tokens of its "token-level cross-entropy"."""
 
-    # answer: the mean over each answer's tokens, summed over the questions of a text. Kwon et al.
-    # use the loss of the task, and the task is to give the answer; over all tokens the haystack
+    # answer: the mean over each answer's tokens, summed over its questions. Kwon et al. use
+    # the loss of the task, and the task is to give the answer; over all tokens the haystack
     # would dominate, with thousands of tokens per answer. all: the mean over all but the first
     # token.
     loss_tokens: Literal["answer", "all"] = "answer"
@@ -54,7 +54,7 @@ def score_groups(inputs: Inputs) -> Scores:
 
 
 def measure_haystack(inputs: Inputs, haystack: Haystack) -> Result:
-    """Sums of the saliency (eq. 23) over a text, inside the window and in total, [layer][head]."""
+    """Sums of the saliency (eq. 23), inside the window and in total, [layer][head]."""
     sums: dict[int, tuple[list[float], list[float]]] = {}  # by layer: inside, total
 
     def collect(

@@ -2,7 +2,7 @@
 
 Equations 20 to 22 of the paper; a small score is local. The probe is a block of K random tokens,
 repeated four times. Echo is attention to the token's previous occurrence; induction is attention to
-the token that followed it there. Of the calibration texts only the length is used, and their tokens
+the token that followed it there. Of the haystacks only the length is used, and their tokens
 if the model has no tokenizer.
 """
 # L layers, H query heads, G kv heads, T tokens, C rows of a chunk, S keys, D head size
@@ -54,8 +54,8 @@ def score_groups(inputs: Inputs) -> Scores:
     block_tokens = int(settings.razor_recent_share * inputs.calibration.longest)
     if block_tokens < 2:
         raise UserError(
-            f"razor: a block of {block_tokens} tokens is too short; the longest calibration text "
-            f"has {inputs.calibration.longest} tokens. Build a set with longer texts."
+            f"razor: a block of {block_tokens} tokens is too short; the longest haystack has "
+            f"{inputs.calibration.longest} tokens. Build a set with longer contexts."
         )
     # Distance from key to query for the two patterns.
     echo_lag = block_tokens
@@ -97,11 +97,11 @@ def probe_tokens(inputs: Inputs, block_tokens: int, index: int) -> Tensor:
 
 def ordinary_tokens(inputs: Inputs) -> Tensor:
     """Sorted ids of tokens that occur in text: those of the tokenizer without the added ones, or of
-    the calibration texts if there is no tokenizer. A vocabulary has more, which a model has hardly
+    the haystacks if there is no tokenizer. A vocabulary has more, which a model has hardly
     learned: control tokens, reserved tokens and padding rows."""
     config, tokenizer = inputs.model.config, inputs.load_tokenizer()
     if tokenizer is None:
-        known = set(torch.cat([text.ids_T for text in inputs.calibration.haystacks]).tolist())
+        known = set(torch.cat([each.ids_T for each in inputs.calibration.haystacks]).tolist())
     else:
         known = set(tokenizer.get_vocab().values()) - set(tokenizer.added_tokens_decoder)
     for name in ("bos_token_id", "eos_token_id", "pad_token_id"):

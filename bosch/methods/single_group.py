@@ -1,6 +1,6 @@
 """Each group windowed alone: how much the mean log-probability of the answers drops.
 
-This black-box ranking uses no attention weights. Each calibration text runs once in the dense model
+This black-box ranking uses no attention weights. Each haystack runs once in the dense model
 and once for each group, from its layer on. A large drop is global; a negative one means that the
 window helps.
 """
@@ -24,7 +24,7 @@ def score_groups(inputs: Inputs) -> Scores:
 
     def measure(haystack: Haystack) -> Result:
         z = [[1] * shape[1] for _ in range(shape[0])]
-        # As many teams as ranks: each rank scores this one text by itself.
+        # As many teams as ranks: each rank scores this one haystack by itself.
         ranks, one = rank_and_size()[1], Calibration([haystack])
         scorer = Scorer(inputs.model, one, inputs.window_tokens, masks_at_once=ranks)
 

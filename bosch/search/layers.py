@@ -4,9 +4,9 @@ rows of the answers in the top layer.
 It uses the model's own modules, and the results are bit-identical as long as all rows are computed.
 `Layers.check` compares with the model itself before a search begins.
 
-Work is counted in layer-forwards: 1 is one layer over one whole text under the current mask. Part
-of a layer counts by its share of that layer's multiplications (projections, attention over the
-visible keys, MLP with the active experts).
+Work is counted in layer-forwards: 1 is one layer over one whole haystack under the current mask.
+Part of a layer counts by its share of that layer's multiplications (projections, attention over
+the visible keys, MLP with the active experts).
 """
 # B batch (1), T tokens, N rows computed, C hidden size, H query heads, G kv heads, R heads a group,
 # D head size, E heads side by side
@@ -32,7 +32,7 @@ OVERFLOW = (
     "The model's probabilities are not numbers: its hidden states overflow in its number format. "
     "Load it in another one."
 )
-Rotary = tuple[Tensor, Tensor]  # cosines and sines of a text's positions, (1, T, D) each
+Rotary = tuple[Tensor, Tensor]  # cosines and sines of a haystack's positions, (1, T, D) each
 
 
 class Layers:
@@ -78,8 +78,16 @@ class Layers:
             return self.run(layer, hidden_BTC, rotary, row)[:, rows_N]
         self.work += self._share(layer, hidden_BTC.shape[1], row, rows_N)
         block, norms = self.layers[layer], self.block_norms
-        if norms is None:
-            return self._run_whole(block, hidden_BTC, rotary, row)
+        if norms is None:  # as the model itself calls a block, whatever is inside
+            out_BTC = block(
+                hidden_BTC,
+                attention_mask=None,
+                position_embeddings=rotary,
+                use_cache=False,
+                bosch_mask=[row] * len(self.layers),
+                bosch_window=self.window_tokens,
+            )
+            return out_BTC[0] if isinstance(out_BTC, tuple) else out_BTC
         entering_BTC = apply_norm(block, norms.before_attention, hidden_BTC)
         mixed_BNE = self._attention(block.self_attn, entering_BTC, rotary, row, rows_N)
         attended_BNC = block.self_attn.o_proj(mixed_BNE)
@@ -89,20 +97,6 @@ class Layers:
         if isinstance(out_BNC, tuple):  # experts that return their router's logits too
             out_BNC = out_BNC[0]
         return hidden_BNC + apply_norm(block, norms.after_mlp, out_BNC)
-
-    def _run_whole(
-        self, block: Any, hidden_BTC: Tensor, rotary: Rotary, row: Sequence[int]
-    ) -> Tensor:
-        """A block as the model itself calls it, whatever is inside."""
-        out_BTC = block(
-            hidden_BTC,
-            attention_mask=None,
-            position_embeddings=rotary,
-            use_cache=False,
-            bosch_mask=[row] * len(self.layers),
-            bosch_window=self.window_tokens,
-        )
-        return out_BTC[0] if isinstance(out_BTC, tuple) else out_BTC
 
     def _takes_masks(self) -> bool:
         """Whether attention of single rows, which needs a mask, can run on the named backend."""
@@ -131,6 +125,10 @@ class Layers:
             q_BHND = _heads(attention, "q", x_BTC[:, rows_N])
             q_BHND, _ = rotate(q_BHND, q_BHND, rotary[0][:, rows_N], rotary[1][:, rows_N])
             k_BGTD, _ = rotate(k_BGTD, k_BGTD, *rotary)
+            # Which keys each row sees, on the window and in full.
+            distance_NT = rows_N[:, None] - torch.arange(x_BTC.shape[1], device=rows_N.device)
+            full_NT = distance_NT >= 0
+            visible_NT = full_NT & (distance_NT < self.window_tokens), full_NT
         q_BGRND = q_BHND.unflatten(1, (self.num_groups, -1))
         parts_BNRD: dict[int, Tensor] = {}  # by group
         for bit in (1, 0):
@@ -143,29 +141,20 @@ class Layers:
                 _pick(v_BGTD, groups),
                 scaling=attention.scaling,
                 window_tokens=None if bit or rows_N is not None else self.window_tokens,
-                mask_BNTS=None if rows_N is None else self._visible(bit, rows_N, x_BTC.shape[1]),
+                mask_BNTS=None if rows_N is None else visible_NT[bit][None, None],
             )
             out_BNGRD = attend(call, self.backend).transpose(1, 2).unflatten(2, (len(groups), -1))
             for group, out_BNRD in zip(groups, out_BNGRD.unbind(2), strict=True):
                 parts_BNRD[group] = out_BNRD
         return torch.cat([parts_BNRD[group] for group in range(self.num_groups)], dim=2).flatten(2)
 
-    def _visible(self, bit: int, rows_N: Tensor, num_tokens: int) -> Tensor:
-        """(1, 1, N, T): which keys each row sees."""
-        distance_NT = rows_N[:, None] - torch.arange(num_tokens, device=rows_N.device)
-        visible_NT = distance_NT >= 0
-        if not bit:
-            visible_NT &= distance_NT < self.window_tokens
-        return visible_NT[None, None]
-
     def log_probabilities(self, hidden_BNC: Tensor) -> Tensor:
         """(N, V) in float32, from the final norm and the head. In bfloat16 the two best tokens of a
         row often tie.
         """
         weight, bias = self._head
-        return F.linear(self.core.norm(hidden_BNC)[0].to(weight.dtype), weight, bias).log_softmax(
-            -1
-        )
+        hidden_NC = self.core.norm(hidden_BNC)[0].to(weight.dtype)
+        return F.linear(hidden_NC, weight, bias).log_softmax(-1)
 
     @cached_property
     def _head(self) -> tuple[Tensor, Tensor | None]:

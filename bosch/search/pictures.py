@@ -20,14 +20,12 @@ DASHED: dict[str, Any] = {"color": MARK, "linewidth": 1, "linestyle": "--"}
 
 def draw_search(search: Search, certainty: Certainty | None, path: Path) -> None:
     """The same search gives the same bytes."""
-    panels: list[Callable[[Axes, Search], None]] = [draw_evaluations]
-    if "ratios" in search.details:
-        panels.insert(0, draw_ratios)
-    if "stage1_scores" in search.details:
-        panels.insert(0, draw_layers)
-    if "group_worth" in search.details:
-        panels.insert(0, draw_worth)
-    widths = [4.0] * (len(panels) - 1) + [7.0]
+    of_stages = {"group_worth": draw_worth, "stage1_scores": draw_layers, "ratios": draw_ratios}
+    panels: list[Callable[[Axes, Search], None]] = [
+        draw for name, draw in of_stages.items() if name in search.details
+    ]
+    widths = [4.0] * len(panels) + [7.0]
+    panels.append(draw_evaluations)
     if certainty is not None:
         panels.append(lambda axis, search: draw_certainty(axis, search, certainty))
         widths.append(4.5)

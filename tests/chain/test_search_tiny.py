@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from bosch.masks.mask import num_windowed
 from tests.hybrid_folders import run_recipe
 
 pytestmark = pytest.mark.slow
@@ -61,15 +60,6 @@ def search(folder: Path, words: list[str], *launcher: str) -> dict[str, Any]:
     assert done.returncode == 0, done.stderr
     content = json.loads((folder / "run" / "mask" / "mask.json").read_text())
     return {name: content[name] for name in ("z", "score_trace")}
-
-
-def test_every_ratio_is_met_and_one_seed_gives_one_mask(words: list[str], tmp_path: Path) -> None:
-    for ratio in (0.25, 0.5, 0.75, 0.875):
-        arguments = [*words, "--ratio", str(ratio)]
-        first, second = (search(tmp_path / f"{ratio} {again}", arguments) for again in range(2))
-        assert first == second
-        rows = first["z"]
-        assert sum(row.count("0") for row in rows) == num_windowed(ratio, len(rows), len(rows[0]))
 
 
 def test_accelerations_and_ranks_change_no_mask(words: list[str], tmp_path: Path) -> None:

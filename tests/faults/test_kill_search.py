@@ -36,18 +36,6 @@ def test_a_search_killed_at_an_evaluation_ends_in_the_same_outcomes_and_mask(
     assert evaluations(tmp_path) == lines
 
 
-@pytest.mark.faults
-def test_a_search_killed_repeatedly_ends_in_the_same(
-    tmp_path: Path, undisturbed: tuple[dict[str, Any], list[Any]]
-) -> None:
-    expected, lines = undisturbed
-    for number in (3, 8, len(lines) // 2, len(lines) - 1):
-        assert wait(launch(tmp_path, kill_at=number, moment="torn")) == [-signal.SIGKILL]
-    run(tmp_path)
-    assert result(tmp_path) == expected
-    assert evaluations(tmp_path) == lines
-
-
 @pytest.mark.parametrize("masks_at_once", [1, 2])
 def test_two_ranks_find_what_one_does(
     tmp_path: Path, undisturbed: tuple[dict[str, Any], list[Any]], masks_at_once: int

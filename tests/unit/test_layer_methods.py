@@ -60,14 +60,6 @@ def test_layer_rules_meet_the_ratio_exactly(num_layers: int, ratio: float) -> No
         assert windowed == num_windowed(ratio, num_layers, 1)
 
 
-@given(st.integers(1, 60), st.integers(0, 60))
-def test_interleaved_periods_differ_by_one_layer_at_most(num_layers: int, num_full: int) -> None:
-    full = sorted(interleave.full_layers(num_layers, min(num_full, num_layers)))
-    periods = {b - a for a, b in zip([-1, *full], full, strict=False)}
-    assert not periods or max(periods) - min(periods) <= 1
-    assert not full or full[-1] == num_layers - 1
-
-
 def test_random_layers_differ_from_seed_to_seed_and_reach_every_layer() -> None:
     masks = {select(random_layers, 0.5, seed=s).mask for s in range(30)}
     assert len(masks) > 20

@@ -122,14 +122,6 @@ def test_the_same_seed_tries_the_same_masks_whatever_ends_early(
         assert tried[0][0] == (1,) * 8  # the first start, as it is
 
 
-@pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name != "exhaustive"])
-def test_another_seed_tries_other_masks(name: str) -> None:
-    judges = [Judge(entangled(10)) for _ in range(2)]
-    for seed, judge in enumerate(judges):
-        optimize(name, problem_of(judge, 10, 5, 25, seed=seed))
-    assert judges[0].tried != judges[1].tried
-
-
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("seed", range(3))
 def test_a_small_space_is_searched_to_its_optimum(name: str, seed: int) -> None:

@@ -53,13 +53,6 @@ def test_profiles_of_the_papers_models(
         assert profile in (None, tuple(counts[bucket] for bucket in FIVE))
 
 
-def test_an_odd_number_leaves_one_layer_off_the_grid() -> None:
-    # 27 layers of 8 at .875: 189 of 216, and a bucket is a step of 2.
-    ratios = allocate_ratios([layer / 27 for layer in range(27)], 1.0, 0.875, 8)
-    assert sum(ratios) * 8 == 189
-    assert sum(ratio not in FIVE for ratio in ratios) == 1
-
-
 # --- stage 2: order ---
 
 

@@ -168,22 +168,6 @@ def test_searches_spend_what_they_plan(
     assert 0 <= unspent <= 3  # masks that two stages share
 
 
-@pytest.mark.parametrize(("ratio", "kappa"), [(0, 4), (0.5, 1)])
-def test_rankings_leave_global_swap_an_evaluation(
-    run: Any, caplog: pytest.LogCaptureFixture, ratio: float, kappa: int
-) -> None:
-    caplog.set_level("INFO", logger="bosch")
-    rankings = ("fisher", "qada", "apl", "retrieval_head", "dcam", "proxy")
-    record = run("global_swap", ratio=ratio, kappa=kappa, rankings=rankings)
-    assert any("plan: at most 1 evaluations (swaps 1)" in line for line in caplog.messages)
-    assert record.mask.num_windowed == 12 * ratio
-
-
-@pytest.mark.parametrize("ratio", [0, 1])
-def test_without_a_choice_bosch_probes_nothing(run: Any, ratio: float) -> None:
-    assert trace_of(run("bosch", ratio=ratio))["evaluations"] == 2  # the two ends
-
-
 @pytest.mark.parametrize("masks_at_once", [2, 3])
 def test_several_masks_at_once_share_a_threshold(
     run: Any, tmp_path: Path, masks_at_once: int
@@ -214,13 +198,6 @@ def test_multi_takes_several_layers_at_once_and_layer_whole_ones(run: Any) -> No
     assert record.mask.unit == "layer"
     (step,) = trace_of(record)["steps"]
     assert (step["method"], step["evaluations"], step["num_variables"]) == ("exhaustive", 3, 3)
-
-
-@pytest.mark.parametrize("optimizer", ["one_plus_one", "swap"])
-def test_bosch_takes_every_optimizer(run: Any, optimizer: str) -> None:
-    record = run("bosch_paper", optimizer=optimizer)
-    assert (record.mask.num_windowed, record.seed) == (6, 0)
-    assert {step["method"] for step in steps_of(record, "stage 1")} == {optimizer}
 
 
 # --- what does not change the result ---
