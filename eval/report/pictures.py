@@ -260,8 +260,13 @@ def draw_panel(axes: "Axes", panel: Panel, styles: Mapping[str, int]) -> list[Nu
     for label, height in panel.dense.items():
         axes.axhline(height, color=INK, alpha=0.6, lw=1, ls=(0, (6, 2)))
         text = picture_label(f"{label} {panel.show(height)}")
-        side = "bottom" if panel.is_loss else "top"  # the one that curves reach last
-        axes.text(0.01, height, text, va=side, transform=axes.get_yaxis_transform())
+        # On the side of the line that curves reach last.
+        side, points = ("bottom", 3) if panel.is_loss else ("top", -3)
+        place: dict[str, Any] = {
+            "xycoords": axes.get_yaxis_transform(),
+            "textcoords": "offset points",
+        }
+        axes.annotate(text, (0.01, height), (0, points), va=side, alpha=0.8, **place)
     unit = "nats per token" if panel.is_loss else "score (%)"
     axes.set(title=picture_label(panel.title), xlabel=AXES[panel.axis], ylabel=unit)
     axes.xaxis.set_major_locator(MaxNLocator(5))
