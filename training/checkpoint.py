@@ -1,41 +1,36 @@
 """Checkpoints of a training run. A kill at any moment leaves a complete one or none, and every
 checkpoint is verified before it is used.
 
-    .step-000500.tmp/  each rank writes its part and takes checksums of its files
+    .step-000500.tmp/  each rank writes its rows of every tensor and takes checksums of its files
     manifest.json      when every rank is done, rank 0 lists all files
     step-000500/       a rename puts it in place
 
-The manifest reveals flipped bits, and data mixed with another save's table of contents. A run
-resumes from the newest intact checkpoint. A damaged one is renamed to `.step-000500.bad`, so that
-the run can save that step again.
+A run resumes from the newest intact checkpoint. A damaged one is renamed to `.step-000500.bad`, so
+that the run can save that step again.
 
-Every tensor goes to torch.distributed.checkpoint (DCP) under a flat name, such as
-`optimizer.model.norm.weight.exp_avg`. Numbers and lists go to a JSON file: DCP would pickle them,
-and loading a pickle can run any code. DCP's table of contents, `.metadata`, is a pickle too. We
-load it allowing only DCP's own classes.
+Tensors lie in safetensors files under flat names, such as `optimizer.model.norm.weight.exp_avg`,
+all else in a JSON file. torch.distributed.checkpoint would pickle its table of contents, and
+loading a pickle can run any code.
 """
 
 import json
 import os
-import pickle
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
+from safetensors import safe_open
 from torch import Tensor, nn
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.state_dict import _init_optim_state, get_model_state_dict
 from torch.distributed.checkpoint.stateful import Stateful
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from bosch.model import explain_library_errors
+from bosch.hybrid.shards import save_weights
 from bosch.run.checkout import provenance
 from bosch.run.errors import UserError
 from bosch.run.files import (
@@ -43,7 +38,6 @@ from bosch.run.files import (
     NO_RESULT,
     DamagedArtifactError,
     open_own_file,
-    path_inside,
     read_sealed_json,
     remove_leftovers,
     sync_directory,
@@ -54,13 +48,11 @@ from bosch.run.fingerprint import hash_file, plain
 from bosch.run.group import Group
 from bosch.run.progress import say
 from bosch.run.stage import differences
+from bosch.training.parallel import own_rows
 
 Manifest = Mapping[str, Any]
-TRAINER = "trainer.json"  # everything that is not a tensor
-
-
-class CheckpointError(UserError):
-    """A checkpoint or the metrics cannot be written, or all checkpoints are damaged."""
+TRAINER = "trainer.json"  # everything that is not a tensor, and the shape of every tensor
+FIRST_ROWS = "first_rows"  # in the metadata of a file: of each tensor in it
 
 
 @dataclass(frozen=True)
@@ -102,10 +94,7 @@ class Checkpoints:
         if newest is None:
             return 0
         path, manifest = newest
-        reader = CheckpointReader(path)
-        tensors = self._ranks.all_succeed(lambda: self._matching_tensors(reader, path, state))
-        dcp.load(dict(tensors), storage_reader=reader, process_group=self._ranks.gloo)
-        self._ranks.all_succeed(lambda: self._restore_rest(path, manifest, state, tensors))
+        self._ranks.all_succeed(lambda: self._load(path, manifest, state))
         self._resumed_from = int(manifest["step"])
         return self._resumed_from
 
@@ -132,18 +121,17 @@ class Checkpoints:
                 say(f"resumed with {changed}; results may differ in the last digits")
             return path, manifest
         if bad := sorted(path.name for path in self.folder.glob(".step-*.bad")):
-            raise CheckpointError(
+            raise UserError(
                 f"every checkpoint in {self.folder} is damaged ({', '.join(bad)}). Restore a good "
                 "copy of one, or delete this folder to begin again."
             )
         return None
 
-    def _matching_tensors(
-        self, reader: "CheckpointReader", path: Path, state: TrainState
-    ) -> dict[str, Tensor]:
-        """The state's tensors, to be loaded in place. Refuses a checkpoint of another model, of
-        which DCP alone would silently skip or convert tensors."""
-        there: Mapping[str, Any] = reader.read_metadata().state_dict_metadata
+    def _load(self, path: Path, manifest: Manifest, state: TrainState) -> None:
+        content = json.loads((path / TRAINER).read_text())
+        if "tensors" not in content:
+            raise _unfit(path, "an earlier version of this program wrote it")
+        there, rest = content["tensors"], content["extra"]
         # A new optimizer gets the moments that the checkpoint has. A parameter that never had a
         # gradient has none.
         optimizer = state.optimizer
@@ -159,32 +147,36 @@ class Checkpoints:
                 raise _unfit(path, f"it lacks {name}, which this run's model or optimizer has")
             if name not in tensors:
                 raise _unfit(path, f"it has {name}, which this run's model or optimizer lacks")
-            mine = _kind(tensors[name].shape, tensors[name].dtype)
-            saved = _kind(there[name].size, there[name].properties.dtype)
-            if mine != saved:
-                raise _unfit(path, f"in it {name} is {saved}, in this run {mine}")
-        return tensors
-
-    def _restore_rest(
-        self, path: Path, manifest: Manifest, state: TrainState, tensors: Mapping[str, Tensor]
-    ) -> None:
-        """What was not loaded in place: the extra parts and torch's generators."""
-        rest = json.loads((path / TRAINER).read_text())["extra"]
+            if (mine := _kind(tensors[name])) != there[name]:
+                raise _unfit(path, f"in it {name} is {there[name]}, in this run {mine}")
         if rest.keys() != state.extra.keys():
             parts, needed = (", ".join(sorted(names)) for names in (rest, state.extra))
             raise _unfit(path, f"beside model and optimizer it has {parts}, this run {needed}")
+
+        with ExitStack() as stack:
+            pieces: dict[str, list[tuple[int, Any]]] = {}  # first row and file, by tensor
+            for file_name in manifest["files"]:
+                if file_name.endswith(".safetensors"):
+                    file = stack.enter_context(safe_open(path / file_name, framework="pt"))
+                    for name, begin in json.loads(file.metadata()[FIRST_ROWS]).items():
+                        pieces.setdefault(name, []).append((begin, file))
+            for name, tensor in tensors.items():
+                _read_rows(name, tensor, pieces[name])
+            if manifest["circumstances"]["ranks"] == self._ranks.world:
+                mine = f"random.{self._ranks.rank}."
+                states = {n: pieces[n][0][1].get_tensor(n) for n in pieces if n.startswith(mine)}
+                set_random_state({n.removeprefix(mine): states[n] for n in states})
         for name, part in state.extra.items():
             prefix = f"extra.{name}."
             loaded = {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}
             part.load_state_dict(rest[name] | loaded)
-        if manifest["circumstances"]["ranks"] == self._ranks.world:
-            restore_random_state(path / self._random_state)
 
     # --------------------------------------------------------------------------------------- saving
 
     def save(self, state: TrainState, step: int) -> None:
         """Save the state after `step` steps, unless it is there."""
         tensors, rest = describe_state(state)
+        kinds = {name: _kind(tensor) for name, tensor in tensors.items()}
         folder, rank = self.folder / f".step-{step:06d}.tmp", self._ranks.rank
 
         def open_folder() -> bool:
@@ -192,32 +184,38 @@ class Checkpoints:
                 return False
             self._make_folder()
             folder.mkdir()
+            (folder / TRAINER).write_text(json.dumps({"extra": rest, "tensors": kinds}))
             return True
 
-        def write_rest() -> None:
-            save_random_state(folder / self._random_state)
-            if rank == 0:
-                (folder / TRAINER).write_text(json.dumps({"extra": rest}))
-
-        def describe_own_files() -> Manifest:
-            """Sizes and checksums, while the files are in the page cache."""
-            paths = [*folder.glob(f"__{rank}_*"), folder / self._random_state]
-            paths += [folder / name for name in (".metadata", TRAINER) if rank == 0]
+        def write_own_files() -> Manifest:
+            """Returns sizes and checksums, taken while the files are in the page cache."""
+            # A file for each moment: safetensors holds a copy of a whole file in memory.
+            groups: dict[str, dict[str, tuple[Tensor, int]]] = {}
+            for name, tensor in tensors.items():
+                if isinstance(tensor, DTensor) or rank == 0:  # others are the same on every rank
+                    kind = name.rpartition(".")[2]
+                    group = kind if kind in ("exp_avg", "exp_avg_sq") else "rest"
+                    groups.setdefault(group, {})[name] = own_rows(tensor)
+            randoms = {f"random.{rank}.{name}": (t, 0) for name, t in random_state().items()}
+            groups["rest"] = groups.get("rest", {}) | randoms
+            paths = [folder / TRAINER] if rank == 0 else []
+            for group, parts in groups.items():
+                paths.append(folder / f"rank-{rank:05d}-{group}.safetensors")
+                begins = json.dumps({name: begin for name, (_, begin) in parts.items()})
+                rows = {name: part.contiguous() for name, (part, _) in parts.items()}
+                save_weights(rows, paths[-1], {FIRST_ROWS: begins})
             return {
                 path.name: {"bytes": path.stat().st_size, "xxh3": hash_file(path, sync=True)}
-                for path in sorted(paths)
+                for path in paths
             }
 
         try:
             with explain_refusal(f"the checkpoint of step {step} in {self.folder}"):
                 if not self._ranks.from_rank_0(open_folder):
                     return
-                self._ranks.all_succeed(write_rest)
-                writer = dcp.FileSystemWriter(folder, sync_files=True)
-                dcp.save(tensors, storage_writer=writer, process_group=self._ranks.gloo)
-                files = self._ranks.gather(self._ranks.all_succeed(describe_own_files))
+                files = self._ranks.gather(self._ranks.all_succeed(write_own_files))
                 self._ranks.from_rank_0(lambda: self._place(step, folder, files))
-        except CheckpointError:
+        except UserError:
             if rank == 0:  # the unfinished files may be what fills the disk
                 shutil.rmtree(folder, ignore_errors=True)
             raise
@@ -250,10 +248,6 @@ class Checkpoints:
 
     # ---------------------------------------------------------------------------------- the folder
 
-    @property
-    def _random_state(self) -> str:
-        return f"random-{self._ranks.rank:05d}.pt"
-
     def _make_folder(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         open_own_file(self.folder / NO_RESULT, "a").close()
@@ -268,28 +262,31 @@ class Checkpoints:
 
 @contextmanager
 def explain_refusal(what: str) -> Iterator[None]:
-    """One sentence if the machine refuses to write it. Any other error is a bug and passes."""
+    """One sentence if the machine refuses to write it, most often for a full disk."""
     try:
         yield
-    except (CheckpointException, OSError) as error:
-        if (cause := _refusal(error)) is None:
-            raise
-        raise CheckpointError(
+    except OSError as error:
+        cause = os.strerror(error.errno).lower() if error.errno else error
+        raise UserError(
             f"{what} cannot be written: {cause}. Free some space (or fix the cause) and run the "
             "same command again: it goes on from the last checkpoint."
         ) from error
 
 
-def _refusal(error: BaseException | None) -> str | None:
-    """What the machine refused, most often for a full disk. None: it was no OSError of any rank."""
-    if isinstance(error, OSError):
-        return os.strerror(error.errno).lower() if error.errno else str(error)
-    if isinstance(error, CheckpointException):
-        reasons = {rank: _refusal(inner) for rank, (inner, _) in error.failures.items()}
-        return next((f"rank {rank}: {reason}" for rank, reason in reasons.items() if reason), None)
-    if isinstance(error, RuntimeError):  # torch's, raised while it handles the file's error
-        return _refusal(error.__cause__ or error.__context__)
-    return None
+def _read_rows(name: str, tensor: Tensor, pieces: Sequence[tuple[int, Any]]) -> None:
+    """Copy this rank's rows of a tensor from where they lie: the number of ranks may be another."""
+    target, first = own_rows(tensor)
+    if target.ndim == 0:
+        target.copy_(pieces[0][1].get_tensor(name))
+        return
+    missing = len(target)
+    for begin, file in pieces:
+        there = file.get_slice(name)
+        low, high = max(first, begin), min(first + len(target), begin + there.get_shape()[0])
+        if low < high:
+            target[low - first : high - first].copy_(there[low - begin : high - begin])
+            missing -= high - low
+    assert missing == 0, f"{name}: {missing} rows of the checkpoint are missing"
 
 
 def _unfit(path: Path, reason: str) -> UserError:
@@ -299,8 +296,9 @@ def _unfit(path: Path, reason: str) -> UserError:
     )
 
 
-def _kind(shape: torch.Size, dtype: torch.dtype) -> str:
-    return f"{' x '.join(map(str, shape)) or 'a number'} of {str(dtype).removeprefix('torch.')}"
+def _kind(tensor: Tensor) -> str:
+    shape, dtype = " x ".join(map(str, tensor.shape)), str(tensor.dtype).removeprefix("torch.")
+    return f"{shape or 'a number'} of {dtype}"
 
 
 # ------------------------------------------------------------------------------------- the content
@@ -346,76 +344,13 @@ def plain_name(name: str) -> str:
     return name.replace("_checkpoint_wrapped_module.", "")
 
 
-def save_random_state(path: Path) -> None:
-    """The state of torch's generators in this process. Only dropout uses them."""
-    cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
-    with path.open("wb") as file:  # given a path, torch would not say that the disk is full
-        torch.save({"torch": torch.get_rng_state(), "cuda": cuda}, file)
+def random_state() -> dict[str, Tensor]:
+    """Of torch's generators in this process. Only dropout uses them."""
+    states = {"torch": torch.get_rng_state()}
+    return states | ({"cuda": torch.cuda.get_rng_state()} if torch.cuda.is_initialized() else {})
 
 
-def restore_random_state(path: Path) -> None:
-    with explain_library_errors(f"{path} is not the state of torch's generators"):
-        content = torch.load(path, weights_only=True)
-        torch.set_rng_state(content["torch"])
-        if content["cuda"] is not None and torch.cuda.is_available():
-            torch.cuda.set_rng_state(content["cuda"])
-
-
-# -------------------------------------------------------------------------- DCP's table of contents
-
-
-class CheckpointReader(dcp.FileSystemReader):
-    """DCP's reader, but its table of contents may only contain DCP's own classes, and name only
-    files of the folder."""
-
-    def read_metadata(self, *args: object, **kwargs: object) -> Metadata:
-        with (Path(self.path) / ".metadata").open("rb") as file:
-            try:
-                metadata: Metadata = _MetadataUnpickler(file).load()
-            except pickle.UnpicklingError as error:
-                raise UserError(
-                    f"{file.name} {error}, which no checkpoint of ours does. Somebody may have "
-                    "changed it to run code: delete this checkpoint."
-                ) from error
-            except Exception as error:  # of the classes, about their arguments
-                raise UserError(
-                    f"{file.name} is damaged ({error}): delete this checkpoint."
-                ) from error
-        if not isinstance(metadata, Metadata) or not isinstance(metadata.storage_data, dict):
-            raise UserError(f"{file.name} is no table of contents: delete this checkpoint.")
-        for place in metadata.storage_data.values():
-            name = getattr(place, "relative_path", None)
-            path_inside(Path(self.path), name, Path(file.name), flat=True)
-        metadata.storage_meta = metadata.storage_meta or StorageMeta()
-        metadata.storage_meta.load_id = self.load_id
-        return metadata
-
-
-METADATA_CLASSES = {
-    "torch.distributed.checkpoint.metadata": (
-        "Metadata MetadataIndex StorageMeta TensorStorageMetadata ChunkStorageMetadata "
-        "TensorProperties _MEM_FORMAT_ENCODING".split()
-    ),
-    "torch.distributed.checkpoint.filesystem": ["_StorageInfo"],
-    "torch": ["Size"],
-    "torch.serialization": ["_get_layout"],
-    "pathlib": ["PosixPath"],
-    "pathlib._local": ["PosixPath"],  # in Python 3.13
-}
-
-
-class _MetadataUnpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> object:
-        is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
-        if is_dtype or name in METADATA_CLASSES.get(module, ()):
-            return super().find_class(module, name)
-        if (module, name) == ("builtins", "getattr"):
-            return _enum_member
-        raise pickle.UnpicklingError(f"names {module}.{name}")
-
-
-def _enum_member(kind: object, name: str) -> Enum:
-    """Python 3.11.2 (in Debian 12) pickles a member of an enumeration as getattr(class, name)."""
-    if not (isinstance(kind, type) and issubclass(kind, Enum)):
-        raise pickle.UnpicklingError(f"asks for {name} of {kind}")
-    return kind[name]
+def set_random_state(states: Mapping[str, Tensor]) -> None:
+    torch.set_rng_state(states["torch"])
+    if "cuda" in states and torch.cuda.is_available():
+        torch.cuda.set_rng_state(states["cuda"])

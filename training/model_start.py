@@ -12,8 +12,6 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from torch import Tensor
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 import bosch  # noqa: F401  registers hybrids and their attention with transformers
@@ -24,7 +22,7 @@ from bosch.hybrid.shards import weight_files
 from bosch.model import explain_library_errors
 from bosch.run.errors import UserError
 from bosch.training.loss import install_kernels
-from bosch.training.parallel import Switches, shard_model
+from bosch.training.parallel import Switches, own_rows, shard_model
 from bosch.training.trained import choose_trained, first_lora_values
 
 
@@ -96,12 +94,7 @@ def fill_model(
                 read: Reader = values.__getitem__
             else:
                 read = find_reader(name, list(parameter.shape), slices, folder)
-            target, begin = parameter.detach(), 0
-            if isinstance(target, DTensor):
-                _, offset = compute_local_shape_and_global_offset(
-                    target.shape, target.device_mesh, target.placements
-                )
-                target, begin = target.to_local(), offset[0]
+            target, begin = own_rows(parameter)
             if target.numel():  # this rank's rows, converted from the file's type
                 target.copy_(read(slice(begin, begin + target.shape[0])))
 

@@ -24,6 +24,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from bosch.config import TrainConfig
 from bosch.run.errors import UserError
@@ -251,3 +252,14 @@ def allow_graphs(number: int) -> None:
 def whole(tensor: Tensor) -> Tensor:
     """All of a small tensor, on every rank."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def own_rows(tensor: Tensor) -> tuple[Tensor, int]:
+    """This rank's rows of a tensor, to read or write them in place, and the number of the first."""
+    target = tensor.detach()
+    if not isinstance(target, DTensor):
+        return target, 0
+    _, offset = compute_local_shape_and_global_offset(
+        target.shape, target.device_mesh, target.placements
+    )
+    return target.to_local(), offset[0]

@@ -1,9 +1,7 @@
 """Folders from elsewhere: nothing that they name or link to is written, read or copied outside."""
 
-import dataclasses
 import json
 import os
-import pickle
 import shutil
 import zipfile
 from collections.abc import Callable
@@ -12,7 +10,6 @@ from typing import Any
 
 import pytest
 from safetensors import safe_open
-from torch.distributed.checkpoint.metadata import Metadata
 
 from bosch.data.sources import mds
 from bosch.data.token_files import GrowingFiles
@@ -37,12 +34,9 @@ from bosch.run.folder import RunFolder
 from bosch.run.lock import FolderLock
 from bosch.run.stage import follow_reference
 from bosch.search.outcomes import Outcomes
-from bosch.training.checkpoint import CheckpointReader
 from bosch.training.metrics import MetricsLog
-from bosch.training.parallel import start_world
 from tests.hybrid_folders import mask_file, plain_folder, record_for
 from tests.run_folders import FakeRun
-from tests.unit.test_checkpoint import saved
 from tests.unit.test_longbench import ROWS, to_jsonl
 from tests.unit.test_mds import COLUMNS, sample_of, write_index, write_shard
 
@@ -197,19 +191,6 @@ def test_runs_in_an_archive_have_names_of_folders(name: str | None, tmp_path: Pa
     archive.write_text(json.dumps(json.loads(archive.read_text()) | {"name": name}) + "\n")
     with pytest.raises(UserError, match=r"rows\.jsonl"):
         read_archive(archive)
-
-
-def test_a_checkpoint_reads_only_its_own_files(tmp_path: Path) -> None:
-    start_world()
-    saved(tmp_path, steps=(3,))
-    table = tmp_path / "step-000003" / ".metadata"
-    good: Metadata = pickle.loads(table.read_bytes())
-    for name in (f"{tmp_path}/x", "../x"):
-        parts = good.storage_data.items()
-        moved = {key: dataclasses.replace(part, relative_path=name) for key, part in parts}
-        table.write_bytes(pickle.dumps(dataclasses.replace(good, storage_data=moved)))
-        with pytest.raises(UserError, match=r"\.metadata"):
-            CheckpointReader(table.parent).read_metadata()
 
 
 # ---------------------------------------------------------------------- links in a model's folder

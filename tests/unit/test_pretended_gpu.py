@@ -21,7 +21,7 @@ from bosch.hybrid.materialize import _device_with_room
 from bosch.recipes import search_mask
 from bosch.run.errors import UserError
 from bosch.search.settings import Accelerations
-from bosch.training.checkpoint import restore_random_state, save_random_state
+from bosch.training.checkpoint import random_state, set_random_state
 from bosch.training.flops import peak_flops
 from bosch.training.metrics import StepTimer
 from bosch.training.parallel import choose_device
@@ -103,12 +103,11 @@ def test_training_is_measured_on_the_gpu(gpu: Gpu) -> None:
 
 
 def test_the_generator_of_the_gpu_is_kept_with_a_checkpoint(
-    gpu: Gpu, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    gpu: Gpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    state, restored = torch.arange(16, dtype=torch.uint8), []
+    state, restored = torch.arange(16, dtype=torch.uint8), list[torch.Tensor]()
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_rng_state", lambda: state)
     monkeypatch.setattr(torch.cuda, "set_rng_state", restored.append)
-    save_random_state(tmp_path / "random.pt")
-    restore_random_state(tmp_path / "random.pt")
-    assert [x.tolist() for x in restored] == [state.tolist()]
+    set_random_state(random_state())
+    assert restored == [state]
