@@ -24,16 +24,7 @@ CLOSED_PIPE = 141  # and for one that wrote to a closed pipe
 
 # Errors of the machine, wherever they happen: no permission, a full disk or quota, a name from the
 # command line that is too long for the file system, or that of a file in the place of a folder.
-REFUSED = {
-    errno.EEXIST,
-    errno.ENOTDIR,
-    errno.EACCES,
-    errno.EPERM,
-    errno.EROFS,
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.ENAMETOOLONG,
-}
+REFUSED = "EEXIST ENOTDIR EACCES EPERM EROFS ENOSPC EDQUOT ENAMETOOLONG".split()
 
 
 class UserError(ValueError):
@@ -74,8 +65,9 @@ def check_all(*checks: Callable[[], T]) -> list[T]:
 
 def is_user_error(error: BaseException) -> bool:
     """Whether an exception is reported as one sentence."""
-    is_refused = isinstance(error, OSError) and error.errno in REFUSED
-    return isinstance(error, UserError) or is_refused
+    if isinstance(error, OSError) and errno.errorcode.get(error.errno or 0) in REFUSED:
+        return True
+    return isinstance(error, UserError)
 
 
 def exit_on_user_error(function: Callable[[], T], debug: bool) -> T:
@@ -114,12 +106,9 @@ def make_streams_usable() -> None:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Of the machine: torch and safetensors have no class for it. A GPU's keeps its traceback."""
-    words = re.search(
-        "can(?:no|')t (?:allocate memory|start new thread)", str(error), re.IGNORECASE
-    )
-    return isinstance(error, MemoryError) or bool(
-        words and isinstance(error, (OSError, RuntimeError))
-    )
+    if not isinstance(error, OSError | RuntimeError):
+        return isinstance(error, MemoryError)
+    return bool(re.search("(?i)can(not|'t) (allocate memory|start new thread)", str(error)))
 
 
 def run_main(main: Callable[[Sequence[str]], None]) -> None:

@@ -88,17 +88,13 @@ def say_once(line: str) -> None:
 
 def show_table(title: str, header: Sequence[str], lines: Iterable[Sequence[object]]) -> None:
     """Print a table with right-aligned columns. None is shown as a dash."""
-    table = Table(title=cell_text(title, "bold"), title_justify="left", show_edge=False)
+    # As Text: rich reads brackets in a str as markup.
+    table = Table(title=Text(visible(title), "bold"), title_justify="left", show_edge=False)
     for name in header:
-        table.add_column(cell_text(name), justify="right", no_wrap=True)
+        table.add_column(Text(visible(name)), justify="right", no_wrap=True)
     for line in lines:
-        table.add_row(*(cell_text("–" if cell is None else cell) for cell in line))
+        table.add_row(*(Text("–" if cell is None else visible(cell)) for cell in line))
     Console(width=None if sys.stdout.isatty() else PLAIN_COLUMNS).print(table, end="\n\n")
-
-
-def cell_text(content: object, style: str = "") -> Text:
-    """As it is: rich reads brackets in a str as markup."""
-    return Text(visible(content), style)
 
 
 def show_rows(title: str, rows: Iterable[Mapping[str, object]], columns: Mapping[str, str]) -> None:
@@ -131,11 +127,13 @@ class Bar:
         self._clock = clock
         self._done_at_start = done  # by an earlier attempt: it does not count for the speed
         self._begin = self._reported = clock()
-        self._reported_done = -1
+        self.reported_done = -1
 
     def advance(self, count: int = 1, **figures: float | str) -> None:
         """`count` more are done; `figures` (loss=2.31) are shown next to the bar from now on."""
-        self._count(count)
+        self.done += count
+        if self.total:  # an estimate that is exceeded grows
+            self.total = max(self.total, self.done)
         self.figures |= figures
         self.draw()
         now = self._clock()
@@ -144,17 +142,12 @@ class Bar:
 
     def skip(self, count: int = 1) -> None:
         """`count` more were done by an earlier attempt: they do not count for the speed."""
-        self._count(count)
-        self._done_at_start += count
-
-    def _count(self, count: int) -> None:
         self.done += count
-        if self.total:  # an estimate that is exceeded grows
-            self.total = max(self.total, self.done)
+        self._done_at_start += count
 
     def report(self) -> None:
         """Log the state of the work now."""
-        self._reported, self._reported_done = self._clock(), self.done
+        self._reported, self.reported_done = self._clock(), self.done
         share = f" ({100 * self.done / self.total:.0f} %)" if self.total else ""
         of = f" of {self.total:,}" if self.total else ""
         line = f"{self.title}: {self.done:,}{of} {self.unit}{share}"
@@ -190,11 +183,6 @@ class Bar:
     def leave_out(self, seconds: float) -> None:
         self._begin += seconds  # of other work in between, as of an evaluation
 
-    def finish(self) -> None:
-        """A last line, unless it was logged already."""
-        if self._reported_done != self.done:
-            self.report()
-
 
 @contextlib.contextmanager
 def track(title: str, total: int, unit: str, done: int = 0) -> Iterator[Bar]:
@@ -218,7 +206,8 @@ def track(title: str, total: int, unit: str, done: int = 0) -> Iterator[Bar]:
         _bars.remove(bar)
         for outer in _bars:
             outer.leave_out(time.monotonic() - begin)
-    bar.finish()
+    if bar.reported_done != bar.done:
+        bar.report()
 
 
 def describe_seconds(seconds: float) -> str:

@@ -123,12 +123,11 @@ def plan_run(
         decision = Decision(stage, "run", f"because of {option}")
         if stage not in redone:
             decision = examine(run_path, stage, verified)
-        blocked = {before.stage.name for before in decisions if before.action == "blocked"}
-        needed = [source.name for source in stage.inputs.values() if isinstance(source, Stage)]
-        missing = [name for name in needed if name in blocked]
-        if decision.action != "blocked" and missing:
-            reason = f"{stage.name} needs {missing[0]}, which is blocked"
-            decision = Decision(stage, "blocked", reason)
+        blocked = [before.stage for before in decisions if before.action == "blocked"]
+        for source in stage.inputs.values():
+            if decision.action != "blocked" and source in blocked:
+                reason = f"{stage.name} needs {source.name}, which is blocked"
+                decision = Decision(stage, "blocked", reason)
         decisions.append(decision)
     return decisions
 
@@ -240,16 +239,12 @@ def differences(old: Mapping[str, object], new: Mapping[str, object]) -> str:
 
 def describe_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     """What differs between the facts of two stages: version, settings, and which inputs."""
-    versions = [{"version of the stage": facts["version"]} for facts in (old, new)]
-    names = sorted(old["inputs"].keys() | new["inputs"].keys())
+    before, after = old["inputs"], new["inputs"]
+    names = sorted(before.keys() | after.keys())
     changed = [
-        differences(*versions),
+        differences(*({"version of the stage": facts["version"]} for facts in (old, new))),
         differences(old["settings"], new["settings"]),
-        *(
-            f"its input {name}"
-            for name in names
-            if old["inputs"].get(name) != new["inputs"].get(name)
-        ),
+        *(f"its input {name}" for name in names if before.get(name) != after.get(name)),
     ]
     return "; ".join(filter(None, changed))
 

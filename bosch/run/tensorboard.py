@@ -24,7 +24,7 @@ from tensorboard.compat.proto.event_pb2 import Event, SourceMetadata
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from bosch.run.files import read_lines
+from bosch.run.files import read_lines, temporary_file
 from bosch.run.progress import say
 
 METRICS = "metrics.jsonl"
@@ -58,7 +58,7 @@ class TrainingCurves:
 
 @contextlib.contextmanager
 def tolerating_write_errors(run_path: Path) -> Iterator[None]:
-    """Failing to write curves does not stop a run: its results are in other files."""
+    """Curves that cannot be written do not stop a run: its results are in other files."""
     try:
         yield
     except OSError as error:
@@ -112,15 +112,15 @@ def is_finite(value: object) -> bool:
 
 
 # ------------------------------------------------------------------------------------------- a file
-# The library's own writer uses a thread, which a full disk ends without a word.
+# TensorBoard's EventFileWriter, which torch's SummaryWriter uses, writes in a thread: a full disk
+# ends the thread with a traceback and not the training's curves with a sentence.
 
 
 def replace_events(folder: Path, events: Iterable[Event]) -> None:
     """A new file with these events, in place of all files in the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     old, number = event_files(folder), _number(newest_file(folder))
-    temporary = folder / ".new.tmp"
-    temporary.unlink(missing_ok=True)
+    temporary = temporary_file(folder / "events")
     source = SourceMetadata(writer="bosch")
     begin = Event(wall_time=time.time(), file_version="brain.Event:2", source_metadata=source)
     append(temporary, [begin, *events])

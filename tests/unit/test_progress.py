@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bosch.run import progress
-from bosch.run.progress import Bar, describe_seconds
+from bosch.run.progress import Bar
 
 PROGRAM = """
 from pathlib import Path
@@ -150,15 +150,3 @@ def test_a_bar_inside_another_stops_its_clock() -> None:
         with progress.track("evaluate", total=1, unit="examples") as inner:
             inner.advance()
         assert outer._begin > begin
-
-
-def test_a_line_that_is_said_once_does_not_come_again(capsys: pytest.CaptureFixture[str]) -> None:
-    progress.set_up()
-    for _ in range(2):
-        progress.say_once("left out: a task")
-    assert capsys.readouterr().out == "left out: a task\n"
-
-
-def test_durations_read_as_one_says_them() -> None:
-    told = [describe_seconds(seconds) for seconds in (0, 4.2, 59.96, 200, 18_420)]
-    assert told == ["0.0 s", "4.2 s", "1 min 0 s", "3 min 20 s", "5 h 7 min"]
