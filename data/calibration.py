@@ -24,7 +24,6 @@ from bosch.data.needles import (
     DoesNotFitError,
     Material,
     NeedleExample,
-    NeedleQuestion,
     NeedleTask,
     Sizes,
     ask_other_keys,
@@ -83,15 +82,10 @@ class ContextText:
     """One context of the set, as text; `encode` makes tokens of it."""
 
     task: str
-    example: NeedleExample
-    questions: tuple[NeedleQuestion, ...]  # the first is the example's
-
-    @property
-    def pieces(self) -> list[tuple[str, str]]:
-        """(prompt, answer) of each question; they are encoded apart, as in generation."""
-        others = (f"\n{question.text}{question.answer_prefix}" for question in self.questions[1:])
-        answers = (" " + ", ".join(question.outputs) for question in self.questions)
-        return list(zip([self.example.prompt, *others], answers, strict=True))
+    pieces: tuple[tuple[str, str], ...]  # (prompt, answer) of each question, encoded apart
+    answers: tuple[tuple[str, ...], ...]  # the values in them
+    example: NeedleExample | None = None  # None: a question of the user's own,
+    place: str = ""  # from this file and line
 
     @property
     def text(self) -> str:
@@ -99,12 +93,14 @@ class ContextText:
 
     @property
     def row(self) -> dict[str, object]:
-        answers = [list(question.outputs) for question in self.questions]
-        pairs = [list(pair) for pair in self.example.pairs]
-        return {"task": self.task, "text": self.text, "answers": answers, "pairs": pairs}
+        pairs = self.example.pairs if self.example else ()
+        return {"task": self.task, "text": self.text, "answers": self.answers, "pairs": pairs}
 
     def needles(self, tokenizer: "PreTrainedTokenizerBase") -> list[range]:
-        """Where the answer of each question is hidden."""
+        """The tokens in which the answer of each question is hidden: a needle sentence, or the
+        whole prompt of a question of the user's own, since nobody says where in it that is."""
+        if self.example is None:
+            return [range(len(tokenizer(self.pieces[0][0])["input_ids"]))]
         encoded = tokenizer(self.example.prompt, return_offsets_mapping=True)
         spans = {}
         for needle in self.example.needles:
@@ -115,64 +111,41 @@ class ContextText:
                 if first < end and last > max(begin, first)
             ]
             spans[needle.value] = range(inside[0], inside[-1] + 1)
-        return [spans[question.outputs[0]] for question in self.questions]
+        return [spans[values[0]] for values in self.answers]
 
 
-@dataclass(frozen=True)
-class OwnQuestion:
-    """One row of a file of questions, as a context of the set. The model reads the text, a line
-    break and the question; the answer follows after a blank."""
-
-    place: str  # file and line
-    prompt: str
-    answer: str  # with the blank before it
-    task = "own"
-
-    @property
-    def pieces(self) -> list[tuple[str, str]]:
-        return [(self.prompt, self.answer)]
-
-    @property
-    def row(self) -> dict[str, object]:
-        text, answer = self.prompt + self.answer, self.answer.strip()
-        return {"task": self.task, "text": text, "answers": [[answer]], "pairs": []}
-
-    def needles(self, tokenizer: "PreTrainedTokenizerBase") -> list[range]:
-        """The whole prompt, since nobody says where in it the answer stands."""
-        return [range(len(tokenizer(self.prompt)["input_ids"]))]
-
-
-def read_questions(path: Path) -> list[OwnQuestion]:
+def read_questions(path: Path) -> list[ContextText]:
     """Questions of one's own: JSON lines with the fields text, question and answer, or with a text
-    alone, of which the last quarter is what the model is to continue with."""
+    alone, of which the last quarter is what the model is to continue with. The model reads the
+    text, a line break and the question; the answer follows after a blank."""
     if not path.is_file():
         raise MissingFileError(
             f"{path} does not exist; name a file of lines with text, question and answer."
         )
-    questions = []
+    contexts = []
     for number, row in read_lines(path):
         place, fields = f"{path}, line {number}", row or {}
-
-        def take(name: str, place: str = place, fields: dict[str, object] = fields) -> str:
-            return str(take_field(fields, name, place, None)).strip()
-
-        if fields.keys() & {"text", "question", "answer"} == {"text"}:
-            text = take("text")
+        is_text = fields.keys() & {"text", "question", "answer"} == {"text"}
+        text, question, answer = (
+            "" if is_text and name != "text" else str(take_field(fields, name, place, None)).strip()
+            for name in ("text", "question", "answer")
+        )
+        if is_text:
             quarter = len(text) * 3 // 4
-            if not quarter:
-                raise UserError(f"{place} has no text that could be continued; leave it out.")
             blank = text.find(" ", quarter)  # cut before a word, where the text has blanks
             cut = quarter if blank < 0 else blank
-            questions.append(OwnQuestion(place, text[:cut], text[cut:]))
-            continue
-        text, question, answer = map(take, ("text", "question", "answer"))
-        if not answer or not (text or question):
-            lacking = "has no answer" if not answer else "has neither text nor question"
-            raise UserError(f"{place} {lacking}; fill it in, or leave the line out.")
-        questions.append(OwnQuestion(place, f"{text}\n{question}".strip(), f" {answer}"))
-    if not questions:
+            prompt, answer = text[:cut], text[cut:]
+            lacking = "no text that could be continued"
+        else:
+            prompt, answer = f"{text}\n{question}".strip(), answer and f" {answer}"
+            lacking = "no answer" if not answer else "neither text nor question"
+        if not answer or not prompt:
+            raise UserError(f"{place} has {lacking}; fill it in, or leave the line out.")
+        pieces, answers = ((prompt, answer),), ((answer.strip(),),)
+        contexts.append(ContextText("own", pieces, answers, place=place))
+    if not contexts:
         raise UserError(f"{path} holds no questions; write one a line, as a JSON object.")
-    return questions
+    return contexts
 
 
 def gather_material(settings: CalibrationSettings) -> Material:
@@ -271,13 +244,14 @@ def task_with_keys(name: str, settings: CalibrationSettings) -> NeedleTask:
 def ask_questions(
     task: NeedleTask, example: NeedleExample, settings: CalibrationSettings
 ) -> ContextText:
-    # The text of the first question is part of the example's input.
-    first = NeedleQuestion("", example.answer_prefix, example.outputs)
     others = ask_other_keys(task, example)[: settings.questions_per_context - 1]
-    return ContextText(task.name, example, (first, *others))
+    prompts = [example.prompt, *(f"\n{other.text}{other.answer_prefix}" for other in others)]
+    answers = (example.outputs, *(other.outputs for other in others))
+    pieces = zip(prompts, (" " + ", ".join(values) for values in answers), strict=True)
+    return ContextText(task.name, tuple(pieces), answers, example)
 
 
-def encode(context: ContextText | OwnQuestion, tokenizer: "PreTrainedTokenizerBase") -> Haystack:
+def encode(context: ContextText, tokenizer: "PreTrainedTokenizerBase") -> Haystack:
     """The context in tokens, with the positions of the answers and of their needles."""
     import torch
 
@@ -336,10 +310,9 @@ def build_set(
     settings: CalibrationSettings,
     tokenizer: "PreTrainedTokenizerBase",
     positions: int | None = None,
-) -> tuple[Calibration, Sequence[ContextText | OwnQuestion], dict[str, str]]:
+) -> tuple[Calibration, list[ContextText], dict[str, str]]:
     """The set, its texts, and facts on what they were made of. `positions` of the model: questions
     on longer texts are refused."""
-    contexts: Sequence[ContextText | OwnQuestion]
     if settings.questions:
         contexts = read_questions(Path(settings.questions))
         facts = {"questions_xxh3": hash_file(Path(settings.questions))}
@@ -348,7 +321,7 @@ def build_set(
         contexts, facts = build_contexts(settings, material, tokenizer), material.facts
     haystacks = [encode(context, tokenizer) for context in contexts]
     for context, haystack in zip(contexts, haystacks, strict=True):
-        if isinstance(context, OwnQuestion) and len(haystack.ids_T) > (positions or math.inf):
+        if context.example is None and len(haystack.ids_T) > (positions or math.inf):
             raise UserError(
                 f"{context.place} takes {len(haystack.ids_T):,} tokens, but the model has "
                 f"{positions:,} positions; shorten the text, or leave the line out."

@@ -107,10 +107,6 @@ class HubSource:
             where = f"{self.name}, {self.split} row {number}"
             yield (take_field(row, self.field, where, self.tokenizer),)
 
-    def check(self) -> None:
-        """Refuse a dataset that cannot be fetched."""
-        _ = self._builder
-
     @property
     def commit(self) -> str | None:
         """The commit that is read; without a network, the one in the library's cache. None for a

@@ -97,7 +97,7 @@ class ProLongSource:
         self.repository, self.copy = REPOSITORIES[repository], folder
         self.tokens = tokens
         self.tokenizer: str | None = tokenizer
-        self._pinned: str | None = None
+        self._indexes, self._pinned = f"{self.domain}/*{INDEX}", ""  # a pattern, a commit
 
     @property
     def is_local(self) -> bool:
@@ -117,7 +117,7 @@ class ProLongSource:
     @functools.cached_property
     def shards(self) -> list[Shard]:
         """The domain's first shards, fetched: as many as hold the budget and a margin, or all."""
-        root = self._fetch(f"{self.domain}/*{INDEX}")
+        root = self._fetch(self._indexes)
         indexes = sorted((root / self.domain).rglob(INDEX), key=lambda path: path.as_posix())
         if not indexes:
             domains = sorted({*MIX_64K, *(path.name for path in root.glob("*/"))})
@@ -134,16 +134,12 @@ class ProLongSource:
         self._fetch(*(shard.path.relative_to(root).as_posix() for shard in shards))
         return shards
 
-    def check(self) -> None:
-        """Refuse a domain that cannot be fetched."""
-        self._fetch(f"{self.domain}/*{INDEX}")
-
     @property
     def commit(self) -> str | None:
         """The commit that is read: the newest, or without a network the one in the cache."""
-        if self._pinned is None and not self.is_local:
-            self._pinned = self._fetch(f"{self.domain}/*{INDEX}").name
-        return self._pinned
+        if not self._pinned and not self.is_local:
+            self._fetch(self._indexes)
+        return self._pinned or None
 
     def pin(self, commit: str) -> None:
         """Read this commit, even if the repository has changed since."""
@@ -166,7 +162,7 @@ class ProLongSource:
                 snapshot_download(
                     self.repository,
                     repo_type="dataset",
-                    revision=self._pinned,
+                    revision=self._pinned or None,
                     allow_patterns=list(patterns),
                 )
             )

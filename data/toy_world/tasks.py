@@ -53,17 +53,12 @@ _ATTRIBUTES: dict[str, tuple[str, str, str | None]] = {
 }
 
 
-def _essay_sentences(world: World, num_words: int) -> list[str]:
-    out: list[str] = []
+def _scatter(world: World, facts: list[str], num_words: int) -> list[str]:
+    """Sentences of an essay, with the facts inserted at random places."""
+    texts: list[str] = []
     while num_words > 0:
-        out += (block := paragraph(world, world.rng.randint(4, 8)))
+        texts += (block := paragraph(world, world.rng.randint(4, 8)))
         num_words -= sum(len(text.split()) for text in block)
-    return out
-
-
-def _scatter(world: World, facts: list[str], prose: list[str]) -> list[str]:
-    """The prose with the facts inserted at random places."""
-    texts = list(prose)
     for fact in facts:
         texts.insert(world.rng.randint(0, len(texts)), fact)
     return texts
@@ -79,8 +74,11 @@ def _facts(world: World, people: list[str]) -> dict[tuple[str, str], str]:
     return facts
 
 
-def _state(who: str, attribute: str, what: str) -> str:
-    return _ATTRIBUTES[attribute][0].format(who=who, what=what)
+def _state(facts: dict[tuple[str, str], str]) -> list[str]:
+    return [
+        _ATTRIBUTES[attribute][0].format(who=who, what=what)
+        for (who, attribute), what in facts.items()
+    ]
 
 
 def _ask(who: str, attribute: str) -> str:
@@ -91,10 +89,10 @@ def write_one_document(world: World, num_words: int) -> Scene:
     """Facts about people in an essay; each question asks for an attribute of a person."""
     people = [world.person() for _ in range(max(2, min(8, num_words // 40)))]
     facts = _facts(world, people)
-    stated = [_state(who, attribute, what) for (who, attribute), what in facts.items()]
-    prose = _essay_sentences(world, num_words - 6 * len(stated))
+    stated = _state(facts)
+    texts = _scatter(world, stated, num_words - 6 * len(stated))
     questions = tuple(ToyQuestion(_ask(*fact), what) for fact, what in facts.items())
-    return Scene(" ".join(_scatter(world, stated, prose)), questions)
+    return Scene(" ".join(texts), questions)
 
 
 def write_two_hops(world: World, num_words: int) -> Scene:
@@ -105,8 +103,8 @@ def write_two_hops(world: World, num_words: int) -> Scene:
     things = [f"the {rng.choice(ADJECTIVES)} {noun}" for noun in rng.sample(NOUNS, k=num_owners)]
     facts = _facts(world, people)
     stated = [f"The owner of {thing} is {who}." for thing, who in zip(things, people, strict=True)]
-    stated += [_state(who, attribute, what) for (who, attribute), what in facts.items()]
-    texts = _scatter(world, stated, _essay_sentences(world, num_words - 8 * len(stated)))
+    stated += _state(facts)
+    texts = _scatter(world, stated, num_words - 8 * len(stated))
     size = max(3, len(texts) // max(2, num_words // 60))
     blocks = [" ".join(texts[i : i + size]) for i in range(0, len(texts), size)]
     context = "\n".join(f"Passage {i}: {block}" for i, block in enumerate(blocks, 1))
