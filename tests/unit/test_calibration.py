@@ -30,7 +30,7 @@ from bosch.data.calibration import (
     gather_material,
     write_set,
 )
-from bosch.data.needles import PAPER_TASKS, TASKS, TOY_SIZES, build_examples
+from bosch.data.needles import NEEDLE_PATTERN, PAPER_TASKS, TASKS, TOY_SIZES, build_examples
 from bosch.data.toy_world.tokenizer import train_tokenizer
 from bosch.data.toy_world.world import ToyEssays, World
 from bosch.run.errors import UserError
@@ -49,32 +49,27 @@ def contexts(tokenizer: PreTrainedTokenizerFast) -> list[ContextText]:
     return build_contexts(SETTINGS, gather_material(SETTINGS), tokenizer)
 
 
-def test_tasks_have_equal_shares_and_a_remainder_goes_to_the_first(
-    contexts: list[ContextText],
-) -> None:
-    assert Counter(context.task for context in contexts) == dict(
-        zip(PAPER_TASKS, [3, 3, 2, 2, 2, 2], strict=True)
-    )
-
-
 def test_answers_and_needles_are_where_the_set_says_and_fill_the_length(
     contexts: list[ContextText], tokenizer: PreTrainedTokenizerFast
 ) -> None:
+    # Equal shares; the remainder goes to the first tasks.
+    shares = dict(zip(PAPER_TASKS, [3, 3, 2, 2, 2, 2], strict=True))
+    assert Counter(context.task for context in contexts) == shares
     for context in contexts:
         haystack = encode(context, tokenizer)
         assert SETTINGS.length * 0.75 < len(haystack.ids_T) <= SETTINGS.length
         assert tokenizer.decode(haystack.ids_T) == context.text
-        assert len(haystack.questions) == len({asked.outputs for asked in context.questions}) == 2
-        assert len({asked.answer_prefix for asked in context.questions}) == 2
-        for question, asked in zip(haystack.questions, context.questions, strict=True):
-            (value,) = asked.outputs
+        assert len(haystack.questions) == len(set(context.answers)) == len(set(context.pieces)) == 2
+        for question, (prompt, _), (value,) in zip(
+            haystack.questions, context.pieces, context.answers, strict=True
+        ):
             answer = haystack.ids_T[question.answer.start : question.answer.stop]
             assert tokenizer.decode(answer) == f" {value}"
             needle = tokenizer.decode(haystack.ids_T[question.needle.start : question.needle.stop])
             assert str(needle).strip().startswith("One of the special magic")
             assert str(needle).strip().endswith(f"is: {value}.")
             before = tokenizer.decode(haystack.ids_T[: question.answer.start])
-            assert str(before).endswith(asked.answer_prefix)
+            assert str(before).endswith(prompt[-60:])
 
 
 def test_answers_follow_as_the_model_reads_them_where_a_tokenizer_begins_with_a_blank() -> None:
@@ -83,11 +78,9 @@ def test_answers_follow_as_the_model_reads_them_where_a_tokenizer_begins_with_a_
     for context in build_contexts(settings, gather_material(settings), tokenizer):
         haystack = encode(context, tokenizer)
         assert haystack.ids_T.tolist() == tokenizer(context.text)["input_ids"]
-        for question, asked in zip(haystack.questions, context.questions, strict=True):
+        for question, (value,) in zip(haystack.questions, context.answers, strict=True):
             answer = haystack.ids_T[question.answer.start : question.answer.stop]
-            assert tokenizer.decode([*tokenizer("is")["input_ids"][1:], *answer]) == (
-                f"is {asked.outputs[0]}"
-            )
+            assert tokenizer.decode([*tokenizer("is")["input_ids"][1:], *answer]) == (f"is {value}")
 
 
 def test_set_shares_nothing_with_the_toy_test_set(
@@ -101,9 +94,10 @@ def test_set_shares_nothing_with_the_toy_test_set(
     ]
     own = [context.text for context in contexts]
     assert check_disjoint(own, texts) == 24
-    leaked = contexts[5].example.needles[0].sentence
+    leaked = NEEDLE_PATTERN.search(own[5])
+    assert leaked is not None
     with pytest.raises(UserError, match="test example 2"):
-        check_disjoint(own, [texts[0], f"The grass is green. {leaked} The sky is blue."])
+        check_disjoint(own, [texts[0], f"The grass is green. {leaked[0]} The sky is blue."])
 
 
 def test_set_is_written_with_hashes_and_the_same_bytes_for_the_same_seed_alone(

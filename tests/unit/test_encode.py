@@ -14,7 +14,6 @@ from transformers import PreTrainedTokenizerFast
 
 from bosch.data import encode
 from bosch.data.encode import (
-    PIECE_CHARS,
     Chunk,
     Encoder,
     Position,
@@ -95,11 +94,6 @@ def test_a_text_cut_at_line_ends_has_the_tokens_of_the_whole(model: TokenizerTex
     np.testing.assert_array_equal(Encoder(model, None).encode(chunk).ids, whole)
 
 
-def test_a_line_without_end_is_cut_all_the_same() -> None:
-    pieces = [piece for piece, _ in cut_document(["a" * (2 * PIECE_CHARS + 5)])]
-    assert [len(piece) for piece in pieces] == [PIECE_CHARS, PIECE_CHARS, 5]
-
-
 def test_documents_get_their_end_token_and_empty_ones_nothing(model: TokenizerText) -> None:
     encoded = Encoder(model, None).encode(chunk_of(["one", "", "two <|end|> three"]))
     tokenizer = model.load()
@@ -109,20 +103,13 @@ def test_documents_get_their_end_token_and_empty_ones_nothing(model: TokenizerTe
     # The end token's name inside a document is text, not an end.
     assert last.tolist().count(model.end_id) == 1
     assert tokenizer.decode(last.tolist()) == "two <|end|> three"
-
-
-def test_beginning_token_is_put_where_the_tokenizer_puts_it(model: TokenizerText) -> None:
     with_begin = TokenizerText(model.text, begin_id=3, end_id=0)
     ids = Encoder(with_begin, None).encode(chunk_of(["one"])).ids
     assert (ids[0], ids[-1]) == (3, 0)
     assert with_begin.hash != model.hash
-
-
-def test_hash_is_of_what_decides_the_ids(model: TokenizerText, llama: TokenizerText) -> None:
-    tokenizer = train("", 700)
-    tokenizer.backend_tokenizer.enable_truncation(5)
-    assert describe_tokenizer(tokenizer).hash == model.hash
-    assert llama.hash != model.hash
+    tokenizer_that_cuts = train("", 700)
+    tokenizer_that_cuts.backend_tokenizer.enable_truncation(5)
+    assert describe_tokenizer(tokenizer_that_cuts).hash == model.hash
 
 
 def test_tokenizer_that_cannot_be_read_is_named(tmp_path: Path) -> None:
@@ -135,48 +122,42 @@ def test_tokenizer_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         read_source_tokenizer("some/model")
 
 
-@pytest.mark.parametrize("workers", [1, 3])
-def test_any_number_of_threads_gives_what_one_encoder_gives(
-    workers: int, model: TokenizerText, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(encode, "PIECE_CHARS", 900)
-    chunks = list(read_chunks(FileSource(folder), Position(), chunk_chars=5000))
-    expected = [Encoder(model, None).encode(chunk) for chunk in chunks]
-    found = list(encode_in_order(iter(chunks), model, None, workers))
-    assert len(found) == len(chunks) > 10
-    for one, other in zip(expected, found, strict=True):
-        np.testing.assert_array_equal(one.ids, other.ids)
-        assert one.after == other.after
-
-
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def source(tmp_path_factory: pytest.TempPathFactory) -> FileSource:
     folder = tmp_path_factory.mktemp("texts")
     for number, text in enumerate(TEXTS):
         (folder / f"{number:03}.txt").write_text(text)
-    return folder
+    return FileSource(folder)
 
 
-@pytest.mark.parametrize("start", [Position(0, 0), Position(0, 2), Position(3, 1), Position(59)])
-def test_reading_starts_at_any_piece(
-    start: Position, folder: Path, monkeypatch: pytest.MonkeyPatch
+def test_any_number_of_threads_gives_what_one_encoder_gives(
+    model: TokenizerText, source: FileSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(encode, "PIECE_CHARS", 900)
+    chunks = list(read_chunks(source, Position(), chunk_chars=5000))
+    expected = [Encoder(model, None).encode(chunk) for chunk in chunks]
+    assert len(expected) > 10
+    for workers in (1, 3):
+        found = encode_in_order(iter(chunks), model, None, workers)
+        for one, other in zip(expected, found, strict=True):
+            np.testing.assert_array_equal(one.ids, other.ids)
+            assert one.after == other.after
+
+
+def test_reading_starts_at_any_piece(source: FileSource, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encode, "PIECE_CHARS", 200)
 
     def pieces(start: Position) -> list[object]:
-        chunks = read_chunks(FileSource(folder), start, chunk_chars=1000)
-        return [
-            piece
-            for chunk in chunks
-            for piece in zip(chunk.blocks, chunk.begins, chunk.ends, strict=True)
-        ]
+        chunks = read_chunks(source, start, chunk_chars=1000)
+        return [p for c in chunks for p in zip(c.blocks, c.begins, c.ends, strict=True)]
 
     places = [
-        Position(i, j)
-        for i, text in enumerate(TEXTS)
-        for j, _ in enumerate(cut_document([text], 200))
+        Position(document, piece)
+        for document, text in enumerate(TEXTS)
+        for piece, _ in enumerate(cut_document([text], 200))
     ]
-    assert pieces(start) == pieces(Position())[places.index(start) :]
+    for start in (Position(0, 0), Position(0, 2), Position(3, 1), Position(59)):
+        assert pieces(start) == pieces(Position())[places.index(start) :]
 
 
 def test_foreign_ids_are_decoded_and_encoded_again(

@@ -4,6 +4,7 @@ texts."""
 import random
 import re
 import shutil
+import string
 import uuid
 from collections.abc import Callable
 from dataclasses import replace
@@ -292,29 +293,17 @@ def test_tasks_that_cannot_be_built_are_refused(tokenizer: PreTrainedTokenizerFa
         NeedleTask("mine", "essay", num_keys=11, num_values=4)
 
 
-LETTERS = [chr(code) for code in (*range(65, 91), *range(97, 123))]
-SIGNS = {sign: i for i, sign in enumerate(["<unk>", " ", ".", ":", "-", *LETTERS])}
-
-
-@pytest.mark.parametrize(
-    ("model", "declared"),
-    [
-        (models.WordLevel({"<unk>": 0, "One": 1}, unk_token="<unk>"), "<unk>"),
-        # Letters alone: digits become a token that only the file names, or vanish.
-        (models.BPE(SIGNS, [], unk_token="<unk>"), None),
-        (models.BPE(SIGNS, [], unk_token=None), None),
-    ],
-)
-def test_a_tokenizer_that_cannot_spell_a_needle_is_refused(
-    model: Any, declared: str | None, essays: Essays
-) -> None:
-    backend = Tokenizer(model)
-    if declared:
-        backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    lacking = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token=declared)
-    assert (lacking.unk_token_id is None) == (declared is None)
-    with pytest.raises(UserError, match="0123456789-abcdef"):
-        build_examples(TASKS["niah_single_1"], 4096, 1, 42, lacking, essays, WORDS)
+def test_a_tokenizer_that_cannot_spell_a_needle_is_refused(essays: Essays) -> None:
+    words = Tokenizer(models.WordLevel({"<unk>": 0, "One": 1}, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    # Letters alone: digits become a token that only the file names, or vanish.
+    signs = {sign: i for i, sign in enumerate(["<unk>", *" .:-", *string.ascii_letters])}
+    letters = [Tokenizer(models.BPE(signs, [], unk_token=unknown)) for unknown in ("<unk>", None)]
+    for backend, declared in ((words, "<unk>"), (letters[0], None), (letters[1], None)):
+        lacking = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token=declared)
+        assert (lacking.unk_token_id is None) == (declared is None)
+        with pytest.raises(UserError, match="0123456789-abcdef"):
+            build_examples(TASKS["niah_single_1"], 4096, 1, 42, lacking, essays, WORDS)
 
 
 def test_lengths_are_what_tokenize_counts_whatever_the_tokenizer_file_asks_for(
@@ -342,16 +331,6 @@ def test_toy_sizes_fill_a_short_length(
             assert length - 150 <= example.length <= length
             assert example.length == len(tokenizer.tokenize(example.prompt)) + 40
     assert random.getstate() == state  # the global generator is left alone
-
-
-def test_several_needles_in_lines_of_step_one_need_as_many_lines(build: Build) -> None:
-    task = replace(TASKS["niah_single_1"], num_keys=6)
-    for length in (520, 560, 700):
-        for example in build(task, length, 4, 3, TOY_SIZES):
-            assert example.length <= length
-            assert example.input.count("The grass is green.") >= 6
-    with pytest.raises(DoesNotFitError, match="lines: 6"):
-        build(task, 250, 1, 3, TOY_SIZES)
 
 
 def test_needles_and_pairs_are_the_hidden_ones() -> None:

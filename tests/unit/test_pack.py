@@ -3,8 +3,8 @@ not depend on workers."""
 
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bosch.data import encode
-from bosch.data.encode import Encoder, Position, read_chunks
+from bosch.data.encode import Chunk, Encoder, Position
 from bosch.data.pack import PackConfig, pack_documents, share_out
 from bosch.data.sources.files import FileSource
 from bosch.data.sources.hub import HubSource
@@ -22,6 +22,7 @@ from bosch.data.token_files import (
     DOC_ENDS,
     HELD_OUT,
     HELD_OUT_DOC_ENDS,
+    ORDER,
     SUMMARY,
     TOKENS,
 )
@@ -34,11 +35,19 @@ from tests.odd_tokenizers import train_bpe
 from tests.packing import interrupted_after, pack, toy_tokenizer, write_rows, write_texts
 
 DROPPED = ("dropped_behind_held_out", "dropped_at_budget", "dropped_in_tail", "dropped_too_short")
+PARTS = ("tokens_kept", "tokens_held_out", *DROPPED)
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> TokenizerText:
     return toy_tokenizer()
+
+
+def encode_texts(tokenizer: TokenizerText, texts: list[str]) -> list[list[int]]:
+    """The tokens of each document, those of a document without text being none."""
+    flags = [True] * len(texts)
+    encoded = Encoder(tokenizer, None).encode(Chunk(list(texts), flags, flags, Position()))
+    return [part.tolist() for part in np.split(encoded.ids, np.cumsum(encoded.lengths))[:-1]]
 
 
 def check_exact(
@@ -69,13 +78,8 @@ def check_exact(
         tail = len(stream) - start - len(tokens)
         assert counts["dropped_in_tail"] == tail < config.sequence_length
         assert counts["tokens_read"] == sum(map(len, documents))
-    check_counts(counts)
+    assert counts["tokens_read"] == sum(counts[name] for name in PARTS)
     assert (counts["tokens_kept"], counts["tokens_held_out"]) == (len(tokens), size)
-
-
-def check_counts(counts: dict[str, Any]) -> None:
-    parts = [counts[name] for name in ("tokens_kept", "tokens_held_out", *DROPPED)]
-    assert counts["tokens_read"] == sum(parts)
 
 
 @settings(max_examples=60)
@@ -104,10 +108,7 @@ def test_every_token_comes_once_in_order_or_is_counted_as_dropped(
         "".join(data.draw(st.lists(st.sampled_from("ab1 é\n"), min_size=n, max_size=n)))
         for n in sizes
     ]
-    encoder = Encoder(tokenizer, None)
-    chunks = list(read_chunks(write_texts(folder / "in", texts), Position(), 10**9))
-    encoded = encoder.encode(chunks[0])
-    documents = [part.tolist() for part in np.split(encoded.ids, np.cumsum(encoded.lengths))[:-1]]
+    documents = encode_texts(tokenizer, texts)
     there = sum(len(document) for document in documents if len(document) >= shortest)
     tokens = budget and budget * seq_len
     config = PackConfig(
@@ -130,23 +131,12 @@ def test_every_token_comes_once_in_order_or_is_counted_as_dropped(
 def test_long_documents_keep_their_tokens_and_their_one_end(
     tmp_path: Path, tokenizer: TokenizerText, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(encode, "PIECE_CHARS", 300)
     texts = ["\n".join(write_document(0, n) for n in range(6)), "short", write_document(0, 7)]
+    documents = encode_texts(tokenizer, texts)
+    monkeypatch.setattr(encode, "PIECE_CHARS", 300)
     config = PackConfig(sequence_length=64, held_out_sequences=2, chunk_chars=700, shard_chunks=2)
-    source = write_texts(tmp_path / "in", texts)
-    chunks = list(read_chunks(source, Position(), 700))
-    assert sum(len(chunk.blocks) for chunk in chunks) > 20
-    encoder = Encoder(tokenizer, None)
-    documents: list[list[int]] = [[]]
-    for chunk in map(encoder.encode, chunks):
-        for part, ends in zip(
-            np.split(chunk.ids, np.cumsum(chunk.lengths))[:-1], chunk.ends, strict=True
-        ):
-            documents[-1] += part.tolist()
-            if ends:
-                documents.append([])
-    pack(tmp_path / "out", tokenizer, config, source)
-    check_exact(tmp_path / "out", tokenizer, documents[:-1], config)
+    pack(tmp_path / "out", tokenizer, config, write_texts(tmp_path / "in", texts))
+    check_exact(tmp_path / "out", tokenizer, documents, config)
 
 
 def test_bytes_are_the_same_for_every_number_of_workers(
@@ -168,14 +158,16 @@ def test_bytes_are_the_same_for_every_number_of_workers(
 def test_mix_is_exact_in_tokens(tmp_path: Path, tokenizer: TokenizerText) -> None:
     source = write_texts(tmp_path / "in", [write_document(9, n) for n in range(200)])
     mix = [WeightedSource(ToyDocuments(0), 0.3), WeightedSource(source, 0.7)]
+    none = write_texts(tmp_path / "none", ["a share of no token needs no file"])
+    mix.append(WeightedSource(none, 1e-9))
     config = PackConfig(sequence_length=100, tokens=10_099, held_out_sequences=3, chunk_chars=5000)
     pack_documents(mix, tokenizer, config, tmp_path)
     summary = read_sealed_json(tmp_path / "tokens.json")
-    assert [counts["tokens_kept"] for counts in summary["sources"]] == [3000, 7000]
-    assert [counts["tokens_held_out"] for counts in summary["sources"]] == [90, 210]
+    assert [counts["tokens_kept"] for counts in summary["sources"]] == [3000, 7000, 0]
+    assert [counts["tokens_held_out"] for counts in summary["sources"]] == [90, 210, 0]
     assert 3000 in np.load(tmp_path / DOC_ENDS)  # no document continues in the next source
     for counts in summary["sources"]:
-        check_counts(counts)
+        assert counts["tokens_read"] == sum(counts[name] for name in PARTS)
 
 
 @given(
@@ -190,27 +182,22 @@ def test_shares_are_exact_in_their_sum_and_within_one_of_their_weight(
         assert abs(share - total * weight / sum(weights)) <= 1 + total * 1e-12
 
 
-def test_seed_decides_the_order_and_nothing_else(tmp_path: Path, tokenizer: TokenizerText) -> None:
-    found = []
-    for number, seed in enumerate((1, 1, 2)):
-        config = PackConfig(64, 6400, held_out_sequences=1, seed=seed, chunk_chars=5000)
-        found.append(pack(tmp_path / str(number), tokenizer, config, ToyDocuments(0)))
-    assert found[0] == found[1]
-    others = [name for name in found[0] if found[0][name] != found[2][name]]
-    assert others == ["order.npy", "tokens.json"]
-
-
 def test_finished_folder_is_left_as_it_is_and_other_settings_are_refused(
     tmp_path: Path, tokenizer: TokenizerText
 ) -> None:
-    config = PackConfig(sequence_length=64, tokens=640, held_out_sequences=1, chunk_chars=5000)
-    before = pack(tmp_path, tokenizer, config, ToyDocuments(0))
-    assert pack(tmp_path, tokenizer, config, ToyDocuments(0)) == before
-    with pytest.raises(UserError, match=re.escape(str(tmp_path))):
-        pack(tmp_path, tokenizer, config, ToyDocuments(1))
-    (tmp_path / TOKENS).write_bytes(before[TOKENS][:-2])
-    with pytest.raises(DamagedArtifactError, match=rf"{TOKENS} has 1,278 .* 1,280"):
-        pack(tmp_path, tokenizer, config, ToyDocuments(0))
+    config, out = (
+        PackConfig(64, tokens=6400, held_out_sequences=1, chunk_chars=5000),
+        tmp_path / "a",
+    )
+    before = pack(out, tokenizer, config, ToyDocuments(0))
+    assert pack(out, tokenizer, config, ToyDocuments(0)) == before
+    other = pack(tmp_path / "b", tokenizer, replace(config, seed=1), ToyDocuments(0))
+    assert [name for name in before if before[name] != other[name]] == [ORDER, SUMMARY]
+    with pytest.raises(UserError, match=re.escape(str(out))):
+        pack(out, tokenizer, config, ToyDocuments(1))
+    (out / TOKENS).write_bytes(before[TOKENS][:-2])
+    with pytest.raises(DamagedArtifactError, match=rf"{TOKENS} has 12,798 .* 12,800"):
+        pack(out, tokenizer, config, ToyDocuments(0))
 
 
 @pytest.mark.parametrize(
@@ -268,55 +255,33 @@ def test_documents_without_text_are_counted_and_reported(
     assert line.startswith(f"hf:{path.parent}: 10 of 40 documents ")
 
 
-@pytest.mark.parametrize(
-    ("chunk_chars", "interrupted"), [(10**6, False), (700, False), (700, True)]
-)
 def test_files_beyond_the_budget_are_reported(
-    chunk_chars: int,
-    interrupted: bool,
-    tmp_path: Path,
-    tokenizer: TokenizerText,
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, tokenizer: TokenizerText, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     texts = [[write_document(number, n) for n in range(9)] for number in range(3)]
     folder = tmp_path / "in"
     write_texts(folder, texts[0]).path.rename(folder / "a.jsonl")
     (folder / "b.txt").write_text("".join(texts[1]))
     write_texts(folder, texts[2]).path.rename(folder / "c.jsonl")
-    encoder = Encoder(tokenizer, None)
-    (chunk,) = read_chunks(FileSource(folder), Position(), 10**9)
-    sizes = encoder.encode(chunk).lengths.tolist()
-    bounds = [sum(sizes[:9]), sum(sizes[:10])]  # where a.jsonl and b.txt end
+    sizes = [*map(len, encode_texts(tokenizer, [*texts[0], "".join(texts[1])]))]
     lines: list[str] = []
     monkeypatch.setattr("bosch.data.pack.say", lines.append)
-    for tokens, number, last in (
-        (bounds[0] - 1, 1, "a.jsonl"),
-        (bounds[0], 1, "a.jsonl"),
-        (bounds[0] + 1, 2, "b.txt"),
-        (bounds[1], 2, "b.txt"),
-        (bounds[1] + 1, 3, "c.jsonl"),
-        (None, 3, "c.jsonl"),
-    ):
-        config = PackConfig(tokens or 64, tokens, 0, chunk_chars=chunk_chars, shard_chunks=1)
-        out = tmp_path / str(tokens)
-        if interrupted:
+    bounds = [sum(sizes[:9]), sum(sizes)]  # where a.jsonl and b.txt end
+    ends = {"a.jsonl": (bounds[0] - 1, bounds[0]), "b.txt": (bounds[0] + 1, bounds[1])}
+    ends["c.jsonl"] = (bounds[1] + 1, None)
+    for number, (last, budgets) in enumerate(ends.items(), start=1):
+        for tokens in budgets:
+            config = PackConfig(tokens or 64, tokens, 0, chunk_chars=700, shard_chunks=1)
+            out = tmp_path / str(tokens)
             with interrupted_after(4):
                 pack(out, tokenizer, config, FileSource(folder))
-        lines.clear()
-        pack(out, tokenizer, config, FileSource(folder))
-        (counts,) = read_sealed_json(out / "tokens.json")["sources"]
-        found = (counts["files"], counts["files_used"], counts["last_file"])
-        assert found == (3, number, last)
-        warnings = [line for line in lines if line.startswith(f"{folder}: {number} of 3 files ")]
-        assert len(warnings) == (number < 3)
-        assert all(f" {last}," in line and "weights" in line for line in warnings)
-
-
-def test_a_share_of_no_token_needs_no_file(tmp_path: Path, tokenizer: TokenizerText) -> None:
-    source = write_texts(tmp_path / "in", [write_document(0, n) for n in range(9)])
-    mix = [WeightedSource(ToyDocuments(0), 1.0), WeightedSource(source, 1e-9)]
-    pack_documents(mix, tokenizer, PackConfig(sequence_length=64, tokens=64), tmp_path)
-    assert read_sealed_json(tmp_path / "tokens.json")["sources"][1]["tokens_kept"] == 0
+            lines.clear()
+            pack(out, tokenizer, config, FileSource(folder))
+            (counts,) = read_sealed_json(out / "tokens.json")["sources"]
+            found = (counts["files"], counts["files_used"], counts["last_file"])
+            assert found == (3, number, last)
+            warning = f"{folder}: {number} of 3 files read; the budget was met in {last},"
+            assert sum(line.startswith(warning) for line in lines) == (number < 3)
 
 
 def test_stored_ids_are_refused_unless_their_tokenizer_is_named_and_the_right_one(
@@ -367,7 +332,10 @@ def test_two_gigabytes_in_one_document_are_packed_in_bounded_memory(tmp_path: Pa
     with path.open("w") as file:
         while file.tell() < 2_000_000_000:
             file.write(block)
-    tokenizer = cut_at_blanks(block)
+    # A tokenizer that needs as much memory as any, and a third of the time: most of it goes into
+    # finding words.
+    bpe = train_bpe(block.splitlines()[:2000], 4000, ["<end>"], (" ", "merged_with_next"))
+    tokenizer = TokenizerText(bpe.to_str(), end_id=0)
     before = resident_bytes()
     source = WeightedSource(FileSource(path), 1.0)
     (tmp_path / "out").mkdir()
@@ -375,11 +343,3 @@ def test_two_gigabytes_in_one_document_are_packed_in_bounded_memory(tmp_path: Pa
         pack_documents([source], tokenizer, PackConfig(workers=2), tmp_path / "out")
     print(f"peak {(peak.bytes - before) / 1e6:,.0f} MB")
     assert peak.bytes - before < 1_500_000_000
-
-
-def cut_at_blanks(text: str) -> TokenizerText:
-    """A tokenizer that needs as much memory as any, and a third of the time: most of it goes into
-    finding words."""
-    lines = text.splitlines()[:2000]
-    tokenizer = train_bpe(lines, 4000, ["<end>"], (" ", "merged_with_next"))
-    return TokenizerText(tokenizer.to_str(), end_id=0)

@@ -83,19 +83,10 @@ def test_command_packs_what_was_asked_and_finds_it_done_the_second_time(
         main(command("--seed", "5", out=out))
 
 
-def test_command_mixes_sources_by_weight(tmp_path: Path) -> None:
-    corpus = tmp_path / "corpus.jsonl"
-    write_lines(corpus, 99, words=40)
-    main(command("--source", f"{corpus}@0.25", "toy@0.75", out=tmp_path / "mix"))
-    sources = read_sealed_json(tmp_path / "mix" / "tokens.json")["sources"]
-    assert [source["tokens_kept"] for source in sources] == [512, 1536]
-
-
 @pytest.mark.parametrize(
     ("options", "named"),
     [
         (["--model", "./nope"], "--model ./nope"),
-        (["--source", "nowhere/"], "nowhere/"),
         (["--source", "toys"], "toys.*'toy'"),
         (["--tokens", "100"], "tokens.* 100"),
     ],
@@ -143,36 +134,23 @@ def test_settings_that_decide_the_tokens_make_another_stage(change: dict[str, in
     assert build(same).fingerprint == build(config).fingerprint
 
 
-@pytest.mark.parametrize(
-    "options",
-    ["split=test", "field=content", "revision=v2", "config=en", "field=ids&tokenizer=llama"],
-)
-def test_options_of_a_hub_source_make_another_stage(options: str) -> None:
-    def stage(source: str) -> Stage:
-        return stage_of(from_sources(source))
+def test_options_and_files_of_sources_make_another_stage(tmp_path: Path) -> None:
+    def fingerprint(*source: str) -> str:
+        return stage_of(from_sources(*source)).fingerprint
 
-    plain = stage("hf:some/corpus")
-    assert stage(f"hf:some/corpus?{options}").fingerprint != plain.fingerprint
-    assert stage("hf:some/corpus?streaming=no&split=train").fingerprint == plain.fingerprint
-    prolong = stage("prolong-64k/arxiv")
-    assert stage("prolong-64k/arxiv?tokenizer=other").fingerprint != prolong.fingerprint
-
-
-def test_changed_files_of_a_dataset_folder_make_another_stage(tmp_path: Path) -> None:
+    same = ("hf:some/corpus", "hf:some/corpus?streaming=no&split=train")
+    options = ("split=test", "field=a", "revision=v2", "config=en", "field=ids&tokenizer=llama")
+    others = [f"hf:some/corpus?{option}" for option in options]
+    others += ["prolong-64k/arxiv", "prolong-64k/arxiv?tokenizer=other"]
+    assert fingerprint(same[0]) == fingerprint(same[1])
+    assert len({same[0], *others}) == len({*map(fingerprint, (same[0], *others))})
     rows = tmp_path / "corpus" / "train.jsonl"
     rows.parent.mkdir()
-    config = from_sources(f"hf:{rows.parent}")
-    rows.write_text('{"text": "one"}\n')
-    before = build(config).fingerprint
-    rows.write_text('{"text": "two"}\n')
-    assert build(config).fingerprint != before
-
-
-def test_stage_takes_a_mix(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("Some text of mine. " * 50)
-    mix = from_sources(f"{tmp_path}@0.5", "toy@0.5")
-    facts = stage_of(mix).facts["settings"]["sources"]
-    assert [source["weight"] for source in facts] == [0.5, 0.5]
+    found = set()
+    for text in ("one", "two"):
+        rows.write_text(json.dumps({"text": text}) + "\n")
+        found |= {fingerprint(f"hf:{rows.parent}"), fingerprint(f"{rows.parent}@0.5", "toy@0.5")}
+    assert len(found) == 4
 
 
 # --- tokens of another run ---
@@ -209,24 +187,17 @@ def test_a_corpus_that_is_too_small_is_trained_on_more_than_once_as_the_refusal_
         Loader(tokens, 2).batch(BUDGET // LENGTH // 2)
 
 
-@pytest.mark.parametrize(
-    ("data", "named"),
-    [
-        ({"tokens": BUDGET * 2}, "16 sequences.* 32"),
-        ({"sequence_length": 128}, "256.* 128"),
-    ],
-)
-def test_tokens_that_do_not_fit_are_refused(packed: Path, data: dict[str, int], named: str) -> None:
-    with pytest.raises(UserError, match=named):
-        build(reusing(packed / "tokens", **data))
-
-
-def test_tokens_of_another_tokenizer_are_refused(packed: Path, tmp_path: Path) -> None:
+def test_tokens_that_do_not_fit_are_refused(packed: Path, tmp_path: Path) -> None:
+    folder = packed / "tokens"
+    with pytest.raises(UserError, match=r"16 sequences.* 32"):
+        build(reusing(folder, tokens=BUDGET * 2))
+    with pytest.raises(UserError, match=r"256.* 128"):
+        build(reusing(folder, sequence_length=128))
     asset = find_model(smoke().model)
     assert asset is not None
     config = replace(smoke(), model=str(with_another_tokenizer(asset, tmp_path / "model")))
     with pytest.raises(UserError, match="another tokenizer"):
-        build(reusing(packed / "tokens", config))
+        build(reusing(folder, config))
 
 
 def test_unfinished_missing_and_damaged_tokens_are_refused(packed: Path, tmp_path: Path) -> None:
