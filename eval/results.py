@@ -74,14 +74,10 @@ def show_scores(suite: str, rows: Sequence[Row]) -> None:
     lines = []
     for task, metric in dict.fromkeys((row["task"], row["metric"]) for row in rows):
         cells = {r["length"]: r for r in rows if (r["task"], r["metric"]) == (task, metric)}
-        values = [show_value(cells.get(length)) for length in lengths]
+        values = []
+        for row in map(cells.get, lengths):
+            error = "" if row is None or row["stderr"] is None else f" ±{row['stderr']:.1f}"
+            values.append("" if row is None else f"{row['value']:.1f}{error}")
         lines.append([task, metric, *values, max(row["n"] for row in cells.values())])
     columns = (f"{length:,}" if length else "score" for length in lengths)
     show_table(suite, ["task", "metric", *columns, "n"], lines)
-
-
-def show_value(row: Row | None) -> str:
-    if row is None:
-        return ""
-    error = "" if row["stderr"] is None else f" ±{row['stderr']:.1f}"
-    return f"{row['value']:.1f}{error}"
