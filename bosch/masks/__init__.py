@@ -1,2 +1,1 @@
-"""Masks: which groups keep full attention. Their file, the formats of other projects, pictures, and
-comparisons."""
+"""Masks: which groups keep full attention. Their file, other formats, pictures, comparisons."""

@@ -21,7 +21,7 @@ from bosch.model import fetch_config, read_model_info
 from bosch.run.errors import MissingFileError, UserError
 from bosch.run.plain_text import visible
 
-Format = Literal["duo"]  # the tables of DuoAttention and PruLong
+Format = Literal["duo"]
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Import:
     out: Path = Path("mask.json")  # file to write
     window: int | None = None  # in tokens, including the current one; None: that beside the file
     seed: int = 0  # breaks ties between groups of equal value
-    format: Format = "duo"
+    format: Format = "duo"  # of DuoAttention and PruLong
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Export:
 
     mask: Annotated[Path, POSITIONAL]  # a mask.json
     out: Path  # the TSV to write
-    format: Format = "duo"
+    format: Format = "duo"  # of DuoAttention and PruLong
 
 
 @dataclass(frozen=True)
