@@ -185,8 +185,6 @@ def tree(tmp_path: Path) -> Path:
     (tmp_path / "data" / "pack.py").write_text("import json\nfrom bosch import mask\n")
     lines = "import bosch.data.pack\nfrom bosch.eval import suites\n"
     (tmp_path / "eval" / "runner.py").write_text(lines)
-    lines = "from bosch.training import loop\nfrom bosch import eval\n"
-    (tmp_path / "recipes" / "train_model.py").write_text(lines)
     assert wrong_imports(tmp_path) == []
     assert wrong_names(tmp_path) == []
     return tmp_path
@@ -196,23 +194,14 @@ def tree(tmp_path: Path) -> Path:
     ("file", "line", "told"),
     [
         ("bosch/mask.py", "from bosch import data", "bosch imports data"),
-        ("bosch/mask.py", "import os, bosch.recipes.recover", "bosch imports recipes.recover"),
-        ("bosch/methods/apl.py", "from bosch.training.loop import train", "imports training.loop"),
-        ("training/loop.py", "import bosch.eval.runner", "training imports eval.runner"),
         ("eval/runner.py", "from bosch.training import loop", "eval imports training"),
         ("eval/suites/niah.py", "import tests.conftest", "eval imports tests.conftest"),
         ("data/pack.py", "from ..eval import runner", "data imports ..eval"),
-        ("data/pack.py", "from . import encode", "data imports ."),
         ("data/pack.py", "def f():\n    import bosch.eval", "data imports eval"),
-        ("data/pack.py", "if TYPE_CHECKING:\n    import bosch.eval", "data imports eval"),
-        ("data/pack.py", "import_module('bosch.eval.runner')", "data imports eval.runner"),
-        ("data/pack.py", "__import__('bosch.training')", "data imports training"),
         ("bosch/a.py", "load_plugin('bosch.eval.suites', name)", "bosch imports eval.suites"),
         ("data/pack.py", "import data.encode", "data imports bare data.encode"),
         ("data/pack.py", "import evaluate", None),  # another project's, whose name begins as ours
-        ("data/pack.py", "import_module('bosch.masks.mask')", None),
         ("data/pack.py", "import_module(name)", None),
-        ("data/pack.py", "text = 'import eval'", None),
     ],
 )
 def test_the_checker_names_an_import_against_the_direction(
@@ -222,45 +211,20 @@ def test_the_checker_names_an_import_against_the_direction(
     path.parent.mkdir(exist_ok=True)
     path.write_text(f"{line}\n")
     number = line.count("\n") + 1
-    found = wrong_imports(tree)
-    assert len(found) == (1 if told else 0)
-    assert told is None or (found[0].startswith(f"{file}:{number}: ") and found[0].endswith(told))
+    assert wrong_imports(tree) == ([f"{file}:{number}: {told}"] if told else [])
 
 
-@pytest.mark.parametrize(
-    ("line", "circles"),
-    [
-        ("from bosch.data import pack", ["data.encode <-> data.pack"]),
-        ("def f():\n    import bosch.data.pack", ["data.encode <-> data.pack"]),
-        (
-            "if TYPE_CHECKING:\n    from bosch.data.pack import Packer",
-            ["data.encode <-> data.pack"],
-        ),
-        ("import bosch.data.far", ["data.encode <-> data.far <-> data.pack"]),
-        ("import bosch.data", []),
-    ],
-)
-def test_the_checker_finds_a_circle(tree: Path, line: str, circles: list[str]) -> None:
+def test_the_checker_finds_circles_and_wrong_names(tree: Path) -> None:
     (tree / "data" / "pack.py").write_text("from bosch.data.encode import encode\n")
     (tree / "data" / "far.py").write_text("from bosch.data.pack import pack\n")
-    (tree / "data" / "encode.py").write_text(f"{line}\n")
-    assert import_circles(tree) == circles
-
-
-@pytest.mark.parametrize(
-    ("file", "told"),
-    [
-        ("helpers/__init__.py", "helpers: a top-level package that DESIGN does not name"),
-        ("run.py", "run.py: Python files live in packages"),
-        ("recipes/eval.py", "recipes/eval.py: hides the module eval"),
-        ("recipes/tokenize.py", "recipes/tokenize.py: hides the module tokenize"),
-        ("data/utils.py", "data/utils.py: say in its name what it is for"),
-        ("tests/unit/util.py", "tests/unit/util.py: say in its name what it is for"),
-    ],
-)
-def test_the_checker_names_a_wrong_name(tree: Path, file: str, told: str) -> None:
-    (tree / file).parent.mkdir(parents=True, exist_ok=True)
-    (tree / file).touch()
-    assert wrong_names(tree) == [told]
-    (tree / "data" / "__init__.py").unlink()
-    assert "data: the package is missing" in wrong_names(tree)
+    (tree / "data" / "encode.py").write_text("if TYPE_CHECKING:\n    import bosch.data.far\n")
+    assert import_circles(tree) == ["data.encode <-> data.far <-> data.pack"]
+    for name in ("run.py", "recipes/eval.py", "data/utils.py"):
+        (tree / name).touch()
+    (tree / "eval" / "__init__.py").unlink()
+    assert wrong_names(tree) == [
+        "run.py: Python files live in packages",
+        "eval: the package is missing",
+        "recipes/eval.py: hides the module eval",
+        "data/utils.py: say in its name what it is for",
+    ]

@@ -47,29 +47,6 @@ MOMENTS = (0.35, 0.6)
 REPOSITORY = Path(__file__).parents[2]
 # Damaged less often than others: there are many of them, or nobody reads them again.
 RARE = re.compile(r"\.png$|/tb/|\.lock|recover\.log|\.no_result|README")
-# The rows of the table: the first pattern that a file's path in `runs` contains.
-KINDS = {
-    "locks, logs and times": r"\.lock|\.log$|time\.json|\.wall_sec|\.no_result|run\.json|ranks/",
-    "left by a kill (.tmp)": r"\.tmp",
-    "the given model": r"^model/",
-    "TensorBoard": r"/tb/",
-    "pictures and pages": r"\.(png|html|md)$",
-    "started.json": r"started\.json",
-    "manifest.json": r"manifest\.json",
-    "reference.json": r"reference\.json",
-    "calibration": r"/calibration",
-    "examples": r"/examples",
-    "tokens": r"/tokens",
-    "mask and journal": r"/mask/",
-    "memo of masks": r"/masks-",
-    "hybrid": r"/model/",
-    "checkpoints": r"/checkpoints/",
-    "exports": r"/train/step-",
-    "metrics": r"/train/",
-    "unfinished predictions": r"/\.work/",
-    "predictions and scores": r"/eval",
-    "report": r"/report/",
-}
 
 
 # --- the states that are damaged ---
@@ -181,25 +158,12 @@ def _places(value: Any) -> Iterator[tuple[Any, Any]]:
         yield from _places(value[key])
 
 
-def put_folder(path: Path) -> str:
-    path.unlink()
-    path.mkdir()
-    return "a folder in its place"
-
-
-def put_pipe(path: Path) -> str:
-    path.unlink()
-    os.mkfifo(path)
-    return "a pipe in its place"
-
-
-def put_link(path: Path) -> str:
-    path.unlink()
-    path.symlink_to(os.devnull)
-    return "a link in its place"
-
-
-IN_ITS_PLACE = (put_folder, put_pipe, put_link)
+# In the place of a file.
+OTHER_KINDS: dict[str, Callable[[Path], object]] = {
+    "a folder": Path.mkdir,
+    "a pipe": os.mkfifo,
+    "a link": lambda path: path.symlink_to(os.devnull),
+}
 # Of the process that runs again; the sentence on a wrong launch names RANK.
 ENVIRONMENTS = (
     {"WORLD_SIZE": "abc"},
@@ -208,10 +172,6 @@ ENVIRONMENTS = (
     {"PYTHONIOENCODING": "ascii"},
     {"PYTHONIOENCODING": "latin-1"},
 )
-Damage = Callable[[bytes, random.Random], bytes]
-OF_ANY: tuple[Damage, ...] = (flip, flip, truncate)
-OF_JSON: tuple[Damage, ...] = (change_value, change_value)
-OF_LINES: tuple[Damage, ...] = (cut_line, repeat_line)
 
 
 def damage_one(folder: Path, draw: random.Random, others: list[Path]) -> tuple[Path, str]:
@@ -237,12 +197,15 @@ def damage_one(folder: Path, draw: random.Random, others: list[Path]) -> tuple[P
         path.write_bytes(source.read_bytes())
         return inside, f"content of {source.name} of another place"
     if draw.random() < 0.1:
-        return inside, draw.choice(IN_ITS_PLACE)(path)
-    known = [*OF_ANY]
+        kind = draw.choice(list(OTHER_KINDS))
+        path.unlink()
+        OTHER_KINDS[kind](path)
+        return inside, f"{kind} in its place"
+    known: list[Callable[[bytes, random.Random], bytes]] = [flip, flip, truncate]
     if path.suffix in (".json", ".jsonl"):
-        known += OF_JSON
+        known += [change_value, change_value]
     if path.suffix == ".jsonl":
-        known += OF_LINES
+        known += [cut_line, repeat_line]
     damage = draw.choice(known)
     with contextlib.suppress(ValueError, RecursionError):  # a file that is no JSON already
         path.write_bytes(damage(content, draw))
@@ -317,20 +280,20 @@ def fuzz(base: Path, numbers: Sequence[int], workers: int = 1) -> list[Outcome]:
 
 
 def kind_of(file: str) -> str:
-    return next((kind for kind, pattern in KINDS.items() if re.search(pattern, file)), "others")
+    """The stage of a file, or the given model."""
+    parts = file.split("/")
+    return re.sub(r"-[0-9a-f]{12,}", "", parts[2] if parts[0] == "runs" else parts[0])
 
 
 def table(outcomes: list[Outcome]) -> str:
     """Counts by kind of file and outcome."""
     names = ("refused", "same", "told", *FAILURES)
     counts = collections.Counter((kind_of(one.file), one.outcome) for one in outcomes)
+    kinds = sorted({kind for kind, _ in counts})
     counts.update(("all", one.outcome) for one in outcomes)
-    width = max(map(len, KINDS))
-    lines = [f"{'file':{width}} " + " ".join(f"{name:>9}" for name in names)]
-    for kind in (*KINDS, "others", "all"):
-        if any(counts[kind, name] for name in names):
-            cells = " ".join(f"{counts[kind, name]:9}" for name in names)
-            lines.append(f"{kind:{width}} {cells}")
+    lines = [f"{'file':30} " + " ".join(f"{name:>9}" for name in names)]
+    for kind in (*kinds, "all"):
+        lines.append(f"{kind:30} " + " ".join(f"{counts[kind, name]:9}" for name in names))
     return "\n".join(lines)
 
 

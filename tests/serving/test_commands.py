@@ -1,9 +1,13 @@
-"""The commands with --engine vllm give what they give without it. `make serving` runs this."""
+"""The commands with --engine vllm and the API server, asked with curl and the openai client, give
+what we compute. `make serving` runs this."""
 
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +15,15 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed here; make serving runs this")
 
+import openai
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
 from tests.serving.hybrids import tiny_folder
 
 RECIPES = Path(__file__).parents[2] / "recipes"
+PROMPT, NEW = "The city of", 24
+ARGUMENTS = ["--block-size", "32", "--dtype", "float32", "--enforce-eager"]  # of docs/serving.md
 
 
 @pytest.fixture(scope="module")
@@ -67,3 +77,65 @@ def test_the_benchmark_compares_both_layouts_with_dense(tmp_path: Path) -> None:
     assert [row["name"] for row in rows] == [f"40 tokens, {side}" for side in sides]
     assert all(row["value"] > 0 for row in rows)
     assert len({row["cache_bytes"] for row in rows}) == 1
+
+
+# --- the API server ---
+
+
+@pytest.fixture(scope="module", params=["units", "packed"])
+def address(folder: Path, request: pytest.FixtureRequest) -> Iterator[str]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    program = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+    place = ["--host", "127.0.0.1", "--port", str(port), "--served-model-name", "hybrid"]
+    place += ["--additional-config", json.dumps({"bosch_layout": request.param})]
+    environment = os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    with open(folder.parent / "log", "wb") as log:
+        server = subprocess.Popen(
+            [*program, "--model", folder, *ARGUMENTS, *place],
+            stdout=log,
+            stderr=log,
+            env=environment,
+            start_new_session=True,  # it starts a process for the engine
+        )
+        url = f"http://127.0.0.1:{port}"
+        try:
+            curl("--retry", "600", "--retry-delay", "1", "--retry-connrefused", f"{url}/health")
+            assert f"bosch: layout {request.param}" in (folder.parent / "log").read_text()
+            yield url
+        finally:
+            os.killpg(server.pid, signal.SIGKILL)
+            server.wait()
+
+
+def curl(*arguments: str) -> str:
+    command = ["curl", "--silent", "--show-error", "--fail", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path) -> str:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    ids = tokenizer(PROMPT, return_tensors="pt")
+    made = model.generate(**ids, max_new_tokens=NEW, do_sample=False)
+    text = tokenizer.decode(made[0, ids.input_ids.shape[1] :], skip_special_tokens=True)
+    assert len(text) > NEW
+    return str(text)
+
+
+def test_curl_gets_our_text(address: str, expected: str) -> None:
+    asked = {"model": "hybrid", "prompt": PROMPT, "max_tokens": NEW, "temperature": 0}
+    header = ("-H", "Content-Type: application/json")
+    answer = json.loads(curl(f"{address}/v1/completions", *header, "-d", json.dumps(asked)))
+    assert answer["choices"][0]["text"] == expected
+
+
+def test_the_openai_client_gets_our_text(address: str, expected: str) -> None:
+    client = openai.OpenAI(base_url=f"{address}/v1", api_key="none")
+    assert [model.id for model in client.models.list()] == ["hybrid"]
+    asked = {"model": "hybrid", "prompt": PROMPT, "max_tokens": NEW, "temperature": 0}
+    assert client.completions.create(**asked).choices[0].text == expected
+    pieces = client.completions.create(**asked, stream=True)
+    assert "".join(piece.choices[0].text for piece in pieces) == expected

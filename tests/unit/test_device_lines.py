@@ -86,7 +86,6 @@ def test_every_place_is_listed_with_the_test_that_runs_it() -> None:
         ("class A:\n    def f(self):\n        def g():\n            import liger_kernel", ["A.f"]),
         ("def f():\n    'for flash'  # cuda\n    return 1", []),
         ("NAME = 'cuda:nccl'", ["-"]),
-        ("import torch.cuda\ndef f(device):\n    '''liger'''", []),
         ("class A:\n    kernels = 'liger'\n    def f(self): ...", ["A.-"]),
     ],
 )

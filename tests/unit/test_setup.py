@@ -110,7 +110,9 @@ def run(checkout: Path, *arguments: str, **variables: str) -> str:
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkout that was set up without extras."""
     checkout = new_checkout(tmp_path_factory.mktemp("setup") / "made")
-    assert "build .venv (there is none)" in run(checkout)
+    told = run(checkout)
+    assert "build .venv (there is none)" in told
+    assert ("set PIP_EXTRA_INDEX_URL" in told) == is_linux_without_gpu()
     return checkout
 
 
@@ -131,7 +133,7 @@ def change_record(checkout: Path, **changes: object) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-def test_second_setup_reuses_the_first_until_extras_or_requirements_change(made: Path) -> None:
+def test_a_second_setup_reuses_the_first_until_extras_or_requirements_change(made: Path) -> None:
     assert run(made) == "set-up: reuse .venv (it is up to date)\n"
     assert "update .venv (it lacks the extras dev)" in run(made, "dev")
     assert "reuse" in run(made, "dev")
@@ -162,7 +164,7 @@ def test_an_extra_whose_build_needs_torch_comes_last_and_may_fail(tmp_path: Path
 
 def remove(checkout: Path, module: str) -> None:
     (path,) = checkout.glob(f".venv/lib/python*/site-packages/{module}")
-    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    path.unlink()
 
 
 def replace_interpreter(checkout: Path, target: str) -> None:
@@ -178,12 +180,8 @@ def replace_interpreter(checkout: Path, target: str) -> None:
         (lambda c: change_record(c, folder="/moved/.venv"), "build", "it was made in /moved/.venv"),
         (lambda c: (c / ".venv/setup.json").write_text("{"), "build", "the last set-up did not"),
         (lambda c: replace_interpreter(c, "/nowhere/python"), "build", "its Python does not run"),
-        (lambda c: replace_interpreter(c, "/bin/true"), "build", "its Python does not run"),
         (lambda c: remove(c, "torch.py"), "build", "or lacks pip or torch or"),
-        (lambda c: remove(c, "pip"), "build", "or lacks pip"),
         (lambda c: (c / ".venv/setup.json").unlink(), "update", "this set-up did not create it"),
-        (lambda c: shutil.rmtree(c / ".venv"), "build", "there is none"),
-        (lambda c: None, "reuse", "it is up to date"),
     ],
 )
 def test_what_is_wrong_is_named(
@@ -214,14 +212,6 @@ def test_killed_setup_is_repaired_by_the_one_that_waited_for_it(tmp_path: Path) 
     assert second.returncode == 0, output
     assert "build .venv (the last set-up did not finish)" in output
     assert "reuse" in run(checkout)
-
-
-@pytest.mark.parametrize("variables", [{}, {"PIP_EXTRA_INDEX_URL": "https://wheels.example/cpu"}])
-def test_the_variable_for_a_small_torch_is_named_unless_it_is_set(
-    variables: dict[str, str], tmp_path: Path
-) -> None:
-    said = "set PIP_EXTRA_INDEX_URL" in run(new_checkout(tmp_path / "checkout"), **variables)
-    assert said == (is_linux_without_gpu() and not variables)
 
 
 def test_unsuitable_python_is_one_sentence() -> None:

@@ -15,7 +15,6 @@ from vllm.platforms import current_platform
 
 from bosch_vllm import FAMILIES
 from bosch_vllm.packing import pack_blocks, pack_units, share_of_dense
-from bosch_vllm.refusals import check_block
 from bosch_vllm.settings import HybridSettings, why_not_packed
 
 logger = init_logger("vllm.bosch")  # only what is below "vllm" is shown
@@ -89,8 +88,11 @@ def split_attention(model: Any, config: Any) -> None:
     built = config.compilation_config.static_forward_context
     for layer, pieces in zip(model.model.layers, packing, strict=True):
         stock = layer.self_attn.attn
-        backend = stock.attn_backend
-        check_block(block, backend.supports_block_size(block), backend.get_name())
+        if not stock.attn_backend.supports_block_size(block):
+            raise ValueError(
+                f"--block-size {block} does not fit the attention kernels of "
+                f"{stock.attn_backend.get_name()}; leave it out, and they get one that fits."
+            )
         del built[stock.layer_name]
         layer.self_attn.attn = HybridAttention(stock, pieces, window, config)
     logger.info(

@@ -1,4 +1,4 @@
-"""What this plug-in refuses, each in a sentence. Needs no vLLM."""
+"""Which vLLM and which folders this plug-in serves. Needs no vLLM."""
 
 from collections.abc import Mapping, Sequence
 
@@ -32,17 +32,4 @@ def check_hybrid(hybrid: Mapping[str, object] | None, num_layers: int, num_group
         raise ValueError(
             "no group of this hybrid is on the window, so nothing would be saved; serve the model "
             "that it was made from."
-        )
-
-
-def check_setting(name: str, asked: bool, reason: str) -> None:
-    if asked:
-        raise ValueError(f"bosch_vllm cannot serve a hybrid with {name}: {reason}.")
-
-
-def check_block(block_size: int, is_supported: bool, backend: str) -> None:
-    if not is_supported:
-        raise ValueError(
-            f"--block-size {block_size} does not fit the attention kernels of {backend}; "
-            "leave it out, and they get one that fits."
         )

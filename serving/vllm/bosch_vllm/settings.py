@@ -7,7 +7,7 @@ from vllm import envs
 from vllm.model_executor.models.config import VerifyAndUpdateConfig
 from vllm.platforms import current_platform
 
-from bosch_vllm.refusals import check_hybrid, check_setting, check_version
+from bosch_vllm.refusals import check_hybrid, check_version
 
 NOT_RUN = "this has not been run"
 BLOCKS_FIRST = ("BLHNC", "BLNHC")  # layouts of the cache in which each block is one piece of memory
@@ -44,7 +44,8 @@ class HybridSettings(VerifyAndUpdateConfig):
                 "its layouts are units and packed",
             ),
         ):
-            check_setting(name, asked, reason)
+            if asked:
+                raise ValueError(f"bosch_vllm cannot serve a hybrid with {name}: {reason}.")
         if layout == "packed" and current_platform.is_cpu():
             # The backend names no such layout, but its kernels follow strides: tests/serving.
             cache.kv_cache_layout = BLOCKS_FIRST[0]
