@@ -80,21 +80,13 @@ def measure(options: Options) -> list[Row]:
                 seconds[name].append(seconds_of_a_step(side, device))
         spawn = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(1, spawn, max_tasks_per_child=1) as pool:
-            peaks = {
-                name: pool.submit(peak_memory, options, side, device).result()
-                for name, side in sides.items()
-            }
-        flops = {}
-        for name, model in models.items():
-            config = AutoConfig.from_pretrained(model, **LOCAL)
-            lengths = [options.length] * options.batch
-            num_weights = count_active_weights(build_on_meta(config))
-            flops[name] = training_flops(config, num_weights, lengths)
-        flops[TRAINER] = flops[DENSE]
+            measured = [pool.submit(peak_memory, options, side) for side in sides.values()]
+            peaks = [each.result() for each in measured]
+        flops = [flops_of_a_step(models.get(name, models[DENSE]), options) for name in sides]
     peak = peak_flops(device) if options.precision == "bf16" else None
     rows: list[Row] = []
-    for name in sides:
-        flops_per_second = flops[name] / median(seconds[name])
+    for name, step_flops, peak_bytes in zip(sides, flops, peaks, strict=True):
+        flops_per_second = step_flops / median(seconds[name])
         row = {
             "name": f"{options.model}, {short(options.length)} tokens, {name}, beside the Trainer",
             "value": speedup(seconds[TRAINER], seconds[name]),
@@ -103,7 +95,7 @@ def measure(options: Options) -> list[Row]:
             "tokens_per_second": options.batch * options.length / median(seconds[name]),
             "tflops_per_second": flops_per_second / 1e12,
             "mfu": flops_per_second / peak if peak else None,
-            "peak_bytes": peaks[name],
+            "peak_bytes": peak_bytes,
         }
         if device.type == "cpu" and name in AT_LEAST:
             row["at_least"] = AT_LEAST[name]
@@ -140,6 +132,12 @@ def save_models(options: Options, folder: Path, device: torch.device) -> dict[st
         hybrid = models[f"ours, ratio {ratio:g}"] = folder / f"hybrid-{ratio:g}"
         deploy(model, z, options.window).save_pretrained(hybrid)
     return models
+
+
+def flops_of_a_step(model: Path, options: Options) -> float:
+    config = AutoConfig.from_pretrained(model, **LOCAL)
+    num_weights = count_active_weights(build_on_meta(config))
+    return training_flops(config, num_weights, [options.length] * options.batch)
 
 
 def random_sequences(options: Options, model: Path) -> NDArray[np.uint32]:
@@ -211,9 +209,8 @@ def seconds_of_a_step(side: Side, device: torch.device) -> float:
     return (ends[-1] - ends[0]) / (len(ends) - 1)
 
 
-def peak_memory(options: Options, side: Side, device: torch.device) -> int | None:
-    """Run one side in this process, which does nothing else, and return its peak memory."""
-    options.start()
-    peak = PeakMemory(device)
+def peak_memory(options: Options, side: Side) -> int | None:
+    """Of one side, run in this process, which does nothing else."""
+    peak = PeakMemory(options.start())
     side()
     return peak.read()
