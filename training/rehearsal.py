@@ -34,6 +34,7 @@ from torch import Tensor
 from torch._guards import active_fake_mode
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.checkpoint.state_dict import _init_optim_state
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.nn.utils import clip_grads_with_norm_
@@ -50,6 +51,7 @@ from bosch.masks.mask import describe_bytes
 from bosch.model import find_model
 from bosch.run.errors import UserError
 from bosch.run.progress import describe_seconds, say
+from bosch.training import parallel
 from bosch.training.checkpoint import TrainState, describe_state
 from bosch.training.flops import count_active_weights, training_flops
 from bosch.training.loop import add_gradients, split
@@ -162,6 +164,9 @@ def rehearse_here(plan: Plan) -> Rehearsal:
     with ExitStack() as stack:
         dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=plan.num_gpus)
         stack.callback(dist.destroy_process_group)
+        # Made before tensors are fake, since it looks at values.
+        mesh = init_device_mesh("cpu", (plan.num_gpus,))
+        stack.enter_context(patch.object(parallel, "init_device_mesh", lambda *_: mesh))
         stack.enter_context(_without_kernels(plan.kernels))
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         stack.enter_context(live)
