@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from bosch.search.memo import scoring_facts
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from bosch.backends import reference
@@ -15,6 +14,7 @@ from bosch.backends._interface import AttentionCall
 from bosch.eval.judging import Judging, load_judged
 from bosch.run.errors import UserError
 from bosch.search.layers import Layers
+from bosch.search.outcomes import scoring_facts
 from tests.attention_matrices import info_of, toy_calibration
 from tests.model_factory import MIXED, random_tokens, tiny_model
 from tests.package_copy import PackageCopy

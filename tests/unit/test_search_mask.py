@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from bosch.calibration import read_calibration, write_calibration
+from bosch.calibration import write_calibration
 from bosch.config import Config, MaskConfig
 from bosch.masks.formats import export_mask
 from bosch.masks.mask import MaskFile, read_mask, write_mask
@@ -176,20 +176,6 @@ def test_help_says_what_each_option_of_a_search_is(capsys: pytest.CaptureFixture
 
 
 @pytest.mark.parametrize(
-    ("arguments", "option"),
-    [
-        (("--method", "razor", "--induction", "both"), "--induction"),
-        (("--method", "dcam", "--loss-tokens", "all"), "--loss-tokens"),
-    ],
-)
-def test_unknown_options_end_the_command(
-    command: list[str], arguments: list[str], option: str
-) -> None:
-    with pytest.raises(UserError, match=option):
-        main([*command, *arguments])
-
-
-@pytest.mark.parametrize(
     ("arguments", "named"),
     [
         (("--method", "fischer"), "'fisher'"),
@@ -199,6 +185,8 @@ def test_unknown_options_end_the_command(
         (("--method", "proxy", "--proxy-heads", "99"), "head 99"),
         (("--method", "qada", "--buffer-tokens", "0"), "buffer_tokens.*0"),
         (("--method", "razor", "--razor-recent-share", "0.01"), "razor.* 1 tokens"),
+        (("--method", "razor", "--induction", "both"), "--induction"),
+        (("--method", "dcam", "--loss-tokens", "all"), "--loss-tokens"),
         (("--method",), "--method"),
     ],
 )
@@ -437,27 +425,6 @@ def test_a_mask_comes_back_from_its_file_and_from_a_table(
     write_mask(tmp_path / "other.json", other)
     with pytest.raises(UserError, match="random/model"):
         take(inputs, tmp_path / "other.json")
-
-
-# --- the calibration set's file ---
-
-
-def test_a_calibration_set_comes_back_from_its_file(tmp_path: Path) -> None:
-    calibration = toy_calibration(96, count=3)
-    write_calibration(tmp_path, calibration)
-    first = (tmp_path / "calibration.safetensors").read_bytes()
-    again = read_calibration(tmp_path)
-    for text, copy in zip(calibration.haystacks, again.haystacks, strict=True):
-        assert torch.equal(text.ids_T, copy.ids_T)
-        assert text.questions == copy.questions
-    assert (again.num_questions, again.longest) == (6, 96)
-    write_calibration(tmp_path, again)
-    assert (tmp_path / "calibration.safetensors").read_bytes() == first
-    (tmp_path / "calibration.safetensors").write_bytes(b"no tensors")
-    with pytest.raises(UserError, match=r"calibration\.safetensors"):
-        read_calibration(tmp_path)
-    with pytest.raises(MissingFileError, match=r"recipes/calibrate\.py"):
-        read_calibration(tmp_path / "none")
 
 
 def test_no_tokens_are_reserved_when_there_is_nothing_to_choose() -> None:
