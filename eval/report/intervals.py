@@ -75,7 +75,7 @@ Statistic = Callable[[Numbers, Numbers, Numbers], Numbers]
 
 def estimate(curve: Curve, statistic: Statistic) -> Estimate:
     value, resampled = _apply(statistic, curve)
-    return Estimate(_defined(value), *(interval(resampled) if resampled is not None else ()))
+    return Estimate(_defined(value), *interval(resampled))
 
 
 def estimate_mean(curves: Sequence[Curve], statistic: Statistic) -> Estimate:
@@ -86,27 +86,20 @@ def estimate_mean(curves: Sequence[Curve], statistic: Statistic) -> Estimate:
 def estimate_difference(pairs: Sequence[tuple[Curve, Curve]], statistic: Statistic) -> Estimate:
     """First minus second, averaged over the pairs, each of which is one seed. Both runs of a pair
     are resampled with the same examples; seeds are resampled as well."""
-    differences: list[tuple[float, Numbers | None]] = []
-    for pair in pairs:
-        (first, first_resampled), (second, second_resampled) = (_apply(statistic, c) for c in pair)
-        resampled = None
-        if first_resampled is not None and second_resampled is not None:
-            resampled = first_resampled - second_resampled
-        differences.append((first - second, resampled))
+    differences = []
+    for first, second in pairs:
+        (a, a_resampled), (b, b_resampled) = _apply(statistic, first), _apply(statistic, second)
+        differences.append((a - b, a_resampled - b_resampled))
     return _average_seeds(differences)
 
 
-def _average_seeds(of_seeds: Sequence[tuple[float, Numbers | None]]) -> Estimate:
+def _average_seeds(of_seeds: Sequence[tuple[float, Numbers]]) -> Estimate:
     """of_seeds: a value and its replicates."""
-    count = len(of_seeds)
-    value = _defined(float(np.mean([value for value, _ in of_seeds])))
-    resampled = [replicates for _, replicates in of_seeds if replicates is not None]
-    if len(resampled) < count:
-        return Estimate(value, num_seeds=count)
-    table = np.array(resampled).T  # [replicate, seed]
-    seeds = np.random.default_rng(0).integers(0, count, table.shape)
+    values, resampled = zip(*of_seeds, strict=True)
+    table = np.array(np.broadcast_arrays(*resampled)).T  # [replicate, seed]
+    seeds = np.random.default_rng(0).integers(0, len(values), table.shape)
     means = np.take_along_axis(table, seeds, axis=1).mean(axis=1)
-    return Estimate(value, *interval(means), count)
+    return Estimate(_defined(float(np.mean(values))), *interval(means), len(values))
 
 
 def interval(replicates: Numbers) -> tuple[float | None, float | None]:
@@ -121,11 +114,12 @@ def interval(replicates: Numbers) -> tuple[float | None, float | None]:
     return float(known[first]), float(known[last])
 
 
-def _apply(statistic: Statistic, curve: Curve) -> tuple[float, Numbers | None]:
-    """The statistic of the curve and of its replicates."""
+def _apply(statistic: Statistic, curve: Curve) -> tuple[float, Numbers]:
+    """The statistic of the curve and of its replicates; one nan if there are none."""
     value = float(statistic(curve.tokens, curve.values, np.asarray(curve.dense)))
     again = curve.replicates
-    return value, statistic(curve.tokens, again.values, again.dense) if again else None
+    unknown = np.array([math.nan])
+    return value, statistic(curve.tokens, again.values, again.dense) if again else unknown
 
 
 def _defined(value: float) -> float | None:
