@@ -2,6 +2,7 @@
 chains of stages, and ranks that die, are in tests/faults."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,14 @@ def member(folder: Path, rank: int, world: int = 2) -> Ranks:
     member = Ranks(folder, rank, world)
     member.join(join_seconds=PATIENCE)
     return member
+
+
+def launch(program: Callable[..., None], folder: Path) -> None:
+    """Run a program on two ranks."""
+    ranks = [start(program, folder, variables) for variables in launch_environment(2)]
+    for rank in ranks:
+        rank.join(PATIENCE)
+    assert [rank.exitcode for rank in ranks] == [0, 0]
 
 
 class NotPickledError(Exception):
@@ -50,10 +59,7 @@ def fail_together(folder: Path, environment: dict[str, str]) -> None:
 
 
 def test_error_of_one_rank_is_raised_on_all_even_if_it_cannot_be_pickled(tmp_path: Path) -> None:
-    launched = [start(fail_together, tmp_path, variables) for variables in launch_environment(2)]
-    for rank in launched:
-        rank.join(PATIENCE)
-    assert [rank.exitcode for rank in launched] == [0, 0]
+    launch(fail_together, tmp_path)
     own, user = ["NotPickledError 4: no key"] * 2, ["UserError no ratio"] * 2
     assert (tmp_path / "rank-0").read_text().splitlines() == own + user
     sent = ["RuntimeError NotPickledError: 4: no key"] * 2
@@ -71,9 +77,7 @@ def ask_transformers(folder: Path, environment: dict[str, str]) -> None:
 
 
 def test_a_search_under_use_fsdp_loads_weights_on_every_rank(tmp_path: Path) -> None:
-    launched = [start(ask_transformers, tmp_path, variables) for variables in launch_environment(2)]
-    for rank in launched:
-        rank.join(PATIENCE)
+    launch(ask_transformers, tmp_path)
     assert [(tmp_path / f"rank-{rank}").read_text() for rank in range(2)] == ["False", "False"]
 
 
@@ -89,11 +93,7 @@ def scores_of_groups(folder: Path) -> list[list[float]]:
 
 
 def test_ranks_share_the_texts_of_single_group(tmp_path: Path) -> None:
-    launched = [
-        start(score_single_groups, tmp_path, variables) for variables in launch_environment(2)
-    ]
-    for rank in launched:
-        rank.join(PATIENCE)
+    launch(ask_transformers, tmp_path)
     expected = str(scores_of_groups(tmp_path / "alone"))
     assert [(tmp_path / f"rank-{rank}").read_text() for rank in range(2)] == [expected] * 2
 
