@@ -93,7 +93,7 @@ def scores_of_groups(folder: Path) -> list[list[float]]:
 
 
 def test_ranks_share_the_texts_of_single_group(tmp_path: Path) -> None:
-    launch(ask_transformers, tmp_path)
+    launch(score_single_groups, tmp_path)
     expected = str(scores_of_groups(tmp_path / "alone"))
     assert [(tmp_path / f"rank-{rank}").read_text() for rank in range(2)] == [expected] * 2
 
