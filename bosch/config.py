@@ -294,9 +294,8 @@ def fill_in(stored: Mapping[str, object]) -> dict[str, Any]:
         if isinstance(known, dict):  # a section
             value = known | value if isinstance(value, dict) else known
         config[name] = value
-    if config["eval"].pop("longbench", None) == "toy":  # its old name
-        config["eval"]["longbench_data"] = "toy"
-    config["train"].pop("async_checkpoints", None)  # a removed one, which changed no result
+    # Removed; it changed no result. Archives of benchmarks/results have it.
+    config["train"].pop("async_checkpoints", None)
     return config
 
 

@@ -208,13 +208,9 @@ def split(text: str) -> list[str]:
 
 
 def split_numbers(option: str, text: str) -> list[int]:
-    try:
-        numbers = [int(word) for word in split(text)]
-    except ValueError:
-        numbers = [0]
-    if any(number < 1 for number in numbers):
+    if not all(word.isdecimal() and int(word) for word in split(text)):
         raise UserError(f"{option} {text}: give numbers of tokens, separated by commas.")
-    return numbers
+    return [int(word) for word in split(text)]
 
 
 def start_command(options: Options) -> list[str]:
@@ -321,9 +317,8 @@ def is_finished(chain: Chain) -> bool:
     if not chain.is_complete:
         return False
     try:
-        run = json.loads((chain.path / "run.json").read_bytes())
+        settings = fill_in(json.loads((chain.path / "run.json").read_bytes())["config"])
         mask = read_mask(chain.path / "mask" / "mask.json")
-        settings = fill_in(run["config"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False  # a damaged file
     return is_same_run(settings, mask, chain.config)
@@ -331,7 +326,7 @@ def is_finished(chain: Chain) -> bool:
 
 def is_same_run(settings: Mapping[str, object], mask: MaskFile, config: Config) -> bool:
     """Whether a run with these settings and this mask is the one that `config` describes, with the
-    same weights, and not by what the method of this name was in an earlier version."""
+    same weights."""
     is_same = settings == json.loads(json.dumps(asdict(config)))
     if not is_same or mask.method != config.method:
         return False
@@ -340,7 +335,8 @@ def is_same_run(settings: Mapping[str, object], mask: MaskFile, config: Config) 
 
 
 def run_chain(command: Sequence[str]) -> str | None:
-    """Why the chain failed; None if it did not. Its output is passed on."""
+    """Why the chain failed, the sentence of a user's mistake or its last line; None if it did not.
+    Its output is passed on."""
     process = subprocess.Popen(command, stderr=subprocess.PIPE)
     assert process.stderr is not None
     tail = b""
@@ -354,16 +350,9 @@ def run_chain(command: Sequence[str]) -> str | None:
     except KeyboardInterrupt:
         process.wait()  # Ctrl-C reached it too: it saves its state
         raise
-    return None if status == 0 else find_reason(tail.decode(errors="replace"), status)
-
-
-def find_reason(errors: str, status: int) -> str:
-    """The sentence of a user's mistake, else the last line."""
-    lines = [line.strip() for line in errors.splitlines() if line.strip()]
-    for line in reversed(lines):
-        if line.startswith("error: "):
-            return line.removeprefix("error: ")
-    return lines[-1] if lines else f"exit status {status}"
+    lines = [line.strip() for line in tail.decode(errors="replace").splitlines() if line.strip()]
+    mistakes = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    return None if status == 0 else [f"exit status {status}", *lines[-1:], *mistakes][-1]
 
 
 def compare_chains(chains: Sequence[Chain], options: Options) -> None:

@@ -52,7 +52,6 @@ def make_files(folder: Path) -> None:
     (folder / "broken.jsonl").write_text('{"task": "gsm8k"')
     (folder / "list.json").write_text("[]")
     (folder / "nan.tsv").write_text("\t".join(["nan"] * 8) + "\n" + "\t".join("1" * 8) + "\n")
-    (folder / "blank.txt").touch()
     (folder / "blank.jsonl").touch()
     (folder / "nul.txt").write_bytes(bytes(4_000))
     (folder / "nul.jsonl").write_text(json.dumps({"text": "\0" * 40_000}))
@@ -74,8 +73,6 @@ def make_models(folder: Path) -> None:
     copy("good")
     for name, content in {
         "broken_json": '{"model_type": ',
-        "list_json": "[]",
-        "no_shape": "{}",
         "deep_config": '{"a": ' + DEEP + "}",
         "nested_config": json.dumps(config)[:-1] + f', "a": {NESTED}}}',
     }.items():

@@ -11,10 +11,8 @@ from pathlib import Path
 import pytest
 
 from bosch.command_line import parse_command
-from bosch.eval.report.runs import append_run, read_run
 from bosch.recipes import presets, sweep
 from bosch.run.errors import UserError
-from tests.run_folders import FakeRun
 
 ROOT = Path(__file__).parents[2]
 
@@ -125,18 +123,6 @@ def test_archived_runs_are_not_run_again_and_are_in_the_report(place: Path) -> N
     run = run_sweep(place, "--methods", "fisher", "--rows", "kept/rows.jsonl")  # goes further
     assert "tiny-qwen3-fisher-r0.75: failed: stopped before the end" in run.stdout
     assert len((place / "kept" / "rows.jsonl").read_text().splitlines()) == 2
-
-
-@pytest.mark.slow
-def test_runs_of_an_earlier_bosch_do_not_stand_for_those_of_today(place: Path) -> None:
-    words = "--method bosch --ratio 0.75 --seed 0 --zero-shot".split()
-    old = FakeRun(steps=(None, 0), version="0.1.0").write_as(words, place / "runs")
-    append_run(place / "rows.jsonl", read_run(old))
-    (place / "stopped").touch()  # the chain leaves the old folder as it is
-    run = run_sweep(place, "--methods", "bosch", "--zero-shot", "--rows", "rows.jsonl")
-    assert calls(place) == [" ".join(words)]
-    assert run.returncode == 0, run.stderr
-    assert "bosch (0.1)" in (place / "runs" / "comparison" / "table.md").read_text()
 
 
 @pytest.mark.slow

@@ -36,7 +36,7 @@ WITHOUT_TORCH = [
     "compare nowhere",
     "sweep",
     f"generate --model {SMALL}",
-    "analyze nowhere.json",
+    "analyze",
     "mask show broken.json",
 ]
 PROGRAM = """
