@@ -44,18 +44,18 @@ def main() -> None:
 
 def start(name: str, arguments: Sequence[str]) -> None:
     """`name`: what the command is called in its usage lines."""
-    exit_on_user_error(lambda: run_program(name, arguments), debug="--debug" in arguments)
 
+    def run() -> None:
+        if list(arguments) == ["--version"]:
+            print(f"bosch {bosch.__version__}")
+            return
+        programs = PROGRAMS | suite_programs()
+        about = {word: text for word, (_, text) in programs.items()}
+        word, rest = choose_word(name, about, arguments)
+        sys.argv = [f"{name} {word}", *rest]  # by which a program knows how it was called
+        importlib.import_module(programs[word][0]).main(rest)
 
-def run_program(name: str, arguments: Sequence[str]) -> None:
-    if list(arguments) == ["--version"]:
-        print(f"bosch {bosch.__version__}")
-        return
-    programs = PROGRAMS | suite_programs()
-    about = {word: text for word, (_, text) in programs.items()}
-    word, rest = choose_word(name, about, arguments)
-    sys.argv = [f"{name} {word}", *rest]  # by which a program knows how it was called
-    importlib.import_module(programs[word][0]).main(rest)
+    exit_on_user_error(run, debug="--debug" in arguments)
 
 
 def suite_programs() -> dict[str, tuple[str, str]]:

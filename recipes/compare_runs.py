@@ -47,10 +47,19 @@ def main(arguments: Sequence[str]) -> None:
     options = parse(Options, arguments)
     progress.set_up()
     folders = find_runs(options.runs or sorted(Path("runs").glob("*/")))
-    if options.rebuild_tb:
-        rebuild_tensorboard(folders)
+    if not options.rebuild_tb:
+        compare_and_show(folders, options.out, options.baseline)
         return
-    compare_and_show(folders, options.out, options.baseline)
+    from bosch.eval.report.tensorboard import rebuild_tensorboard
+
+    for folder in filter(Path.is_dir, folders):  # an archive has no curves
+        try:
+            with RunFolder(folder, say=say):  # a run in progress writes its own
+                rebuild_tensorboard(folder)
+        except FolderInUseError as error:
+            say(f"skipped {folder / 'tb'}: {error}")
+        else:
+            say(f"rebuilt {folder / 'tb'}")
 
 
 def compare_and_show(runs: Sequence[Path | RunResults], out: Path, baseline: str | None) -> None:
@@ -84,19 +93,6 @@ def find_runs(given: Sequence[Path]) -> list[Path]:
         listed = ", ".join(map(str, given)) or "runs/"
         raise UserError(f"No runs to compare in {listed}; name run folders, such as runs/NAME.")
     return runs
-
-
-def rebuild_tensorboard(folders: Sequence[Path]) -> None:
-    from bosch.eval.report.tensorboard import rebuild_tensorboard
-
-    for folder in filter(Path.is_dir, folders):  # an archive has no curves
-        try:
-            with RunFolder(folder, say=say):  # a run in progress writes its own
-                rebuild_tensorboard(folder)
-        except FolderInUseError as error:
-            say(f"skipped {folder / 'tb'}: {error}")
-        else:
-            say(f"rebuilt {folder / 'tb'}")
 
 
 def warn(comparison: Comparison) -> None:

@@ -166,10 +166,22 @@ def masked(model: "PreTrainedModel", mask: MaskFile | GroupMask) -> "Iterator[Pr
 
 def materialize(model: "PreTrainedModel", mask: MaskFile | GroupMask) -> "PreTrainedModel":
     """The hybrid, with weights of its own: `save_pretrained` writes an ordinary folder."""
+    from torch import Tensor
+
     from bosch.hybrid.conversion import deploy
     from bosch.hybrid.models import check_native_window
 
-    _need_plain_weights(model)
+    if getattr(model, "peft_config", None):
+        raise UserError(
+            "The model has an adapter: merge it first (model.merge_and_unload() of peft)."
+        )
+    for name, weight in model.named_parameters():
+        # Other kinds of weights have heads that no permutation finds.
+        if type(weight.data) is not Tensor or not weight.is_floating_point():
+            raise UserError(
+                f"{name} is not a plain tensor of numbers: materialize the model before it is "
+                "quantized or shared out, and quantize the hybrid."
+            )
     check_native_window(model.config)
     chosen = _mask_for(model, mask)
     origin = {MASK_KEY: mask.origin()} if isinstance(mask, MaskFile) else {}
@@ -290,22 +302,6 @@ def _need_our_attention(model: "PreTrainedModel") -> None:
             f"This {type(model).__name__} {found}, which takes no masks: load the dense model with "
             'from_pretrained(..., attn_implementation="bosch").'
         )
-
-
-def _need_plain_weights(model: "PreTrainedModel") -> None:
-    """Other kinds of weights have heads that no permutation finds."""
-    from torch import Tensor
-
-    if getattr(model, "peft_config", None):
-        raise UserError(
-            "The model has an adapter: merge it first (model.merge_and_unload() of peft)."
-        )
-    for name, weight in model.named_parameters():
-        if type(weight.data) is not Tensor or not weight.is_floating_point():
-            raise UserError(
-                f"{name} is not a plain tensor of numbers: materialize the model before it is "
-                "quantized or shared out, and quantize the hybrid."
-            )
 
 
 def _mask_for(model: "PreTrainedModel", mask: MaskFile | GroupMask) -> GroupMask:
