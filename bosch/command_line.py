@@ -370,7 +370,9 @@ def with_options(
         try:
             chosen = option.read(value.split(",") if option.is_tuple else [value])
         except UserError as error:
-            raise UserError(f"{flag} {word}: {plugin} takes no such value: {error}") from None
+            reason = str(error).removeprefix(f"{option.name}: ").rstrip(".")
+            default = show_value(option.default)
+            raise UserError(f"{flag} {word}: {reason}; the default is {default}.") from None
         settings = change(type(settings), settings, {option.path: chosen})
     return settings
 
