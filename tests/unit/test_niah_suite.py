@@ -6,17 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from bosch.data.essays import read_essays
 from bosch.data.key_words import wonderwords_keys
-from bosch.data.needles import TASKS, TOY_SIZES
+from bosch.data.needles import TASKS
 from bosch.data.needles import build_examples as build_needles
-from bosch.data.toy_world.world import ToyEssays, World
 from bosch.eval.suites import niah
 from bosch.eval.suites._interface import Example, LeftOutError, Scored, Stop, Task
-from bosch.run.errors import UserError
 from tests.odd_tokenizers import one_token_a_byte
 
 
@@ -54,19 +51,6 @@ def read_lines(path: Path) -> list[dict]:
 # --- building ---
 
 
-def test_the_command_writes_the_builders_toy_examples(
-    tokenizer: PreTrainedTokenizerFast, tokenizer_folder: Path, tmp_path: Path, capsys: Any
-) -> None:
-    out = tmp_path / "new folder" / "rows.jsonl"
-    niah.main(build_command(tokenizer_folder, out, task="niah_multikey_1", length=900))
-    texts = ToyEssays("test", 7), World("test", 7).key_words, TOY_SIZES
-    expected = build_needles(TASKS["niah_multikey_1"], 900, 2, 7, tokenizer, *texts)
-    rows = read_lines(out)
-    assert rows == [example.to_row(i) for i, example in enumerate(expected)]
-    assert list(rows[0]) == ["index", "input", "answer_prefix", "outputs", "length"]
-    assert "2 examples of niah_multikey_1 in 900 tokens, haystack: toy" in capsys.readouterr().out
-
-
 def test_real_essays_give_upstreams_sizes_and_words(
     tokenizer: PreTrainedTokenizerFast, tokenizer_folder: Path, tmp_path: Path, shared_data: Path
 ) -> None:
@@ -88,9 +72,6 @@ def test_real_essays_give_upstreams_sizes_and_words(
     [
         ({"task": "niah_single_4"}, "'niah_single_4'"),
         ({"essays": "nowhere.json"}, "nowhere.json"),
-        ({"length": 100}, "niah_single_2 cannot be built in 100 tokens"),
-        ({"length": 0}, "(0,)"),
-        ({"tokenizer": Path(__file__).parent}, str(Path(__file__).parent)),
     ],
 )
 def test_bad_input_is_one_sentence_and_writes_nothing(
@@ -103,14 +84,6 @@ def test_bad_input_is_one_sentence_and_writes_nothing(
     assert stop.value.code == 2
     assert message in line
     assert not (tmp_path / "rows.jsonl").exists()
-
-
-def test_a_tokenizer_without_digits_is_refused() -> None:
-    backend = Tokenizer(models.WordLevel({"a": 0, "[UNK]": 1}, unk_token="[UNK]"))
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]")
-    with pytest.raises(UserError, match="spell") as error:
-        niah.build_examples(niah.Settings(), Task("niah_single_1", 512), tokenizer)
-    assert not isinstance(error.value, LeftOutError)
 
 
 def test_examples_say_what_generation_and_scoring_need(tokenizer: PreTrainedTokenizerFast) -> None:

@@ -97,8 +97,7 @@ def test_a_rehearsed_peak_is_that_of_a_real_step(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_so_is_that_with_the_width_of_a_real_model(ranks: int, tmp_path: Path) -> None:
+def test_so_is_that_of_two_ranks_with_the_width_of_a_real_model(tmp_path: Path) -> None:
     """Qwen3-0.6B with 3 of its 28 layers; in fp32, as bf16 takes a CPU minutes."""
     settings = replace(ON_CPU, precision="fp32")
     shape = {"vocab_size": 151_936, "num_hidden_layers": 3, "tie_word_embeddings": True}
@@ -106,18 +105,14 @@ def test_so_is_that_with_the_width_of_a_real_model(ranks: int, tmp_path: Path) -
     config = as_hybrid(Qwen3Config(**{**MIDDLE.to_dict(), **shape}), 0.75, 64)
     model = tmp_path / "m"
     AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(model)
-    if ranks == 1:
-        real = measured_peak(model, settings)
-        leave_world()
-    else:
-        launcher = [sys.executable, *"-m accelerate.commands.accelerate_cli launch".split()]
-        launcher += "--use_fsdp --mixed_precision no --num_processes 2".split()
-        launcher += "--main_process_port 0 tests/live_memory_program.py".split()
-        command = [*launcher, model, json.dumps(asdict(settings)), tmp_path / "peak"]
-        run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1_800)
-        assert run.returncode == 0, run.stderr
-        real = int((tmp_path / "peak").read_text())
-    plan = Plan(config, settings, SEQ_LEN, ranks, "torch")
+    launcher = [sys.executable, *"-m accelerate.commands.accelerate_cli launch".split()]
+    launcher += "--use_fsdp --mixed_precision no --num_processes 2".split()
+    launcher += "--main_process_port 0 tests/live_memory_program.py".split()
+    command = [*launcher, model, json.dumps(asdict(settings)), tmp_path / "peak"]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1_800)
+    assert run.returncode == 0, run.stderr
+    real = int((tmp_path / "peak").read_text())
+    plan = Plan(config, settings, SEQ_LEN, 2, "torch")
     assert rehearse_here(plan).peak_bytes == pytest.approx(real, rel=0.1)
 
 
@@ -181,9 +176,7 @@ def test_whole_logits_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("make", "named"),
     [
-        (lambda: middle(gpus=0), "0 GPUs"),
         (lambda: middle(gpus=5), "32 sequences .* 5 processes"),
-        (lambda: middle(gpus=8, micro_batch_sequences=3), "micro_batch_sequences 3 .* 1, 2, 4"),
         (lambda: replace(middle(), seq_len=8193), "8,193 tokens .* 8,192 positions"),
     ],
 )
@@ -218,14 +211,9 @@ def test_recover_refuses_a_training_that_would_not_fit_before_anything_runs(
     """On a machine that seems to have a GPU with 10 MB left, in the real second process."""
     monkeypatch.setattr(rehearsal, "gpu_memory_gb", lambda: rehearsal.MARGIN_GB + 0.01)
     run = tmp_path / "run"
-    command = ["--preset", "smoke", "--train.batch-sequences", "1", "--run-dir", str(run)]
     with pytest.raises(UserError, match="No smaller number of sequences fits"):
-        recover.main(command)
+        recover.main(["--preset", "smoke", "--train.batch-sequences", "1", "--run-dir", str(run)])
     assert not run.exists()
-    (run / "train").mkdir(parents=True)
-    (run / "train" / "manifest.json").touch()  # trained before, and to be trained again
-    with pytest.raises(UserError, match="No smaller number of sequences fits"):
-        recover.main([*command, "--fresh", "model"])
 
 
 def test_recover_rehearses_its_settings_on_gpus_that_are_not_there(
@@ -234,7 +222,6 @@ def test_recover_rehearses_its_settings_on_gpus_that_are_not_there(
     recover.main(["--preset", "smoke", "--rehearse", "2"])
     table = capsys.readouterr().out
     assert "tiny-qwen3-2layer, 256 tokens" in table
-    assert "torch" in table  # the preset's kernels
     assert "optimizer" in table
 
 
@@ -245,13 +232,6 @@ def test_a_teacher_takes_its_weights_and_more_for_the_loss() -> None:
     alone, with_teacher = (rehearsal.rehearse(one).peak for one in (plan, taught))
     assert with_teacher["weights"] > 1.2 * alone["weights"]
     assert with_teacher["optimizer"] == alone["optimizer"]
-    config = presets.smoke()
-    larger = replace(config, train=replace(taught.settings, teacher=presets.TINY_MODEL))
-    by_larger = train_model.make_plan(larger, 2, "torch")
-    assert rehearsal.rehearse(by_larger).peak["weights"] > 1.3 * with_teacher["weights"]
-    schedule = train_model.schedule_of(config)
-    seconds = [rehearsal.training_seconds(one, schedule) for one in (taught, by_larger)]
-    assert seconds[1] > 1.2 * seconds[0]
 
 
 def test_the_table_in_the_docs_is_that_of_the_results() -> None:
