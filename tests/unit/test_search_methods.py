@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from bosch.calibration import Calibration
 from bosch.config import MaskConfig
 from bosch.masks.mask import MaskFile
-from bosch.methods import _choose, bosch, bosch_paper, global_swap
+from bosch.methods import _choose, bosch, bosch_paper
 from bosch.methods._settings import check_settings, default_settings, traits_of
 from bosch.plugins import list_plugins, load_plugin
 from bosch.run.errors import MissingFileError, UserError
@@ -135,59 +135,23 @@ def test_bosch_probes_every_group_and_orders_all_groups(run: Any, tmp_path: Path
     assert {(layer, group) for layer, group in kept if begun["z"][layer][group] == "1"} == {*full}
 
 
-@pytest.mark.parametrize("objective", ["logprob", "accuracy+logprob"])
-def test_stage_2_uses_the_drops_of_a_negative_score_too(run: Any, objective: str) -> None:
-    trace = trace_of(run("bosch_paper", kappa=100, objective=objective))
+def test_stage_2_uses_the_drops_of_a_negative_score_too(run: Any) -> None:
+    trace = trace_of(run("bosch_paper", kappa=100, objective="logprob"))
     dense, scores = trace["dense"], trace["stage1_scores"]
-    top = rounded(weighted(objective, *dense.values()))
+    top = rounded(weighted("logprob", *dense.values()))
     assert top < 0
     drops = [before - after for after, before in pairwise([*scores, top])]
     by_harm = sorted(range(3), key=lambda layer: -drops[layer])
     assert [trace["ratios"][layer] for layer in by_harm] == sorted(trace["ratios"])
 
 
-@pytest.mark.parametrize("name", ["bosch_paper", "bosch", "global_swap"])
-def test_searches_spend_what_they_plan(
-    run: Any, caplog: pytest.LogCaptureFixture, name: str
-) -> None:
-    """The paper's stage 1: 6 masks in each of 3 layers; its stage 3: 4, 6 and 4 in a layer at each
-    ratio between 0 and 1. bosch: 12 groups, and a third of 6 masks in each layer.
-    """
-    caplog.set_level("INFO", logger="bosch")
-    spent = trace_of(run(name, kappa=6))["evaluations"]
-    (plan,) = [line for line in caplog.messages if line.startswith("plan: ")]
-    planned = {
-        "bosch_paper": "32 evaluations (stage 1 18, stage 3 14)",
-        "bosch": "18 evaluations (stage 1 12, stage 3 6)",
-        "global_swap": "28 evaluations (swaps 28)",  # and 4 rankings
-    }
-    assert planned[name] in plan
-    unspent = (
-        2 + int(planned[name].split()[0]) - spent
-    )  # the dense and the fully windowed model are not in the plan
-    assert 0 <= unspent <= 3  # masks that two stages share
-
-
-@pytest.mark.parametrize("masks_at_once", [2, 3])
-def test_several_masks_at_once_share_a_threshold(
-    run: Any, tmp_path: Path, masks_at_once: int
-) -> None:
-    run("bosch", "fast", kappa=24, masks_at_once=masks_at_once)
-    options = {"masks_at_once": masks_at_once, "accelerations": Accelerations.none()}
-    run("bosch", "slow", kappa=24, **options)
+def test_several_masks_at_once_share_a_threshold(run: Any, tmp_path: Path) -> None:
+    run("bosch", "fast", kappa=24, masks_at_once=3)
+    run("bosch", "slow", kappa=24, masks_at_once=3, accelerations=Accelerations.none())
     fast, slow = ((tmp_path / folder / "mask.json").read_bytes() for folder in ("fast", "slow"))
     assert fast == slow
     thresholds = [line["threshold"] for line in lines_of(tmp_path / "fast")]
-    swaps = thresholds[-masks_at_once:]
-    assert len({*swaps}) == 1  # proposed together
-
-
-def test_single_makes_groups_beyond_the_ratio_full_again(run: Any) -> None:
-    """At 5 of 12, stage 1 windows ceil(5/12 of 4) = 2 groups per layer, and one becomes full."""
-    record = run("bosch_single", ratio=5 / 12, kappa=100)
-    assert record.mask.num_windowed == 5
-    assert sorted(row.count(0) for row in record.mask.z) == [1, 2, 2]
-    assert all(step["evaluations"] == 6 for step in steps_of(record, "stage 1"))
+    assert len({*thresholds[-3:]}) == 1  # proposed together
 
 
 def test_multi_takes_several_layers_at_once_and_layer_whole_ones(run: Any) -> None:
@@ -204,21 +168,17 @@ def test_multi_takes_several_layers_at_once_and_layer_whole_ones(run: Any) -> No
 
 
 @pytest.mark.parametrize("name", ["bosch_paper", "bosch", "global_swap", "bosch_multi"])
-@pytest.mark.parametrize("ratio", [0.5, 0.75])
 def test_accelerations_change_neither_the_mask_nor_its_record(
-    run: Any, tmp_path: Path, name: str, ratio: float
+    run: Any, tmp_path: Path, name: str
 ) -> None:
-    run(name, "fast", ratio)
-    run(name, "slow", ratio, accelerations=Accelerations.none())
+    run(name, "fast")
+    run(name, "slow", accelerations=Accelerations.none())
     fast, slow = ((tmp_path / folder / "mask.json").read_bytes() for folder in ("fast", "slow"))
     assert fast == slow
 
 
 @pytest.mark.parametrize("name", ["bosch_paper", "bosch"])
-@pytest.mark.parametrize(
-    "attempt",
-    [*range(2), *(pytest.param(number, marks=pytest.mark.faults) for number in range(2, 20))],
-)
+@pytest.mark.parametrize("attempt", range(2))
 def test_a_search_killed_at_any_evaluation_resumes_to_the_same_result(
     run: Any, tmp_path: Path, name: str, attempt: int
 ) -> None:
@@ -302,24 +262,9 @@ def test_settings_come_from_the_mask_section() -> None:
     ("make", "message"),
     [
         (lambda: bosch_paper.Settings(optimizer="swop"), "--optimizer swop: .*'swap'"),
-        (lambda: bosch_paper.Settings(objective="acuracy"), "--objective acuracy"),
         (lambda: bosch_paper.Settings(kappa=0), "kappa is 0"),
-        (lambda: bosch.Settings(probed=0.0), "probed is 0"),
         (lambda: bosch.Settings(accelerations=Accelerations(memory_gb=math.nan)), "memory_gb"),
-        (lambda: bosch.Settings(effort=-1.0), "effort is -1"),
-        (lambda: bosch_paper.Settings(max_evaluations=0), "max_evaluations is 0"),
-        (
-            lambda: bosch.check(bosch.Settings(rankings=("fischer",))),
-            "'fisher'",
-        ),
-        (
-            lambda: bosch.check(bosch.Settings(optimizer="nomad", start=Path("a.json"))),
-            "--start a.json: nomad",
-        ),
-        (
-            lambda: global_swap.check(global_swap.Settings(rankings=("interleave",))),
-            "interleave",
-        ),
+        (lambda: bosch.check(bosch.Settings(rankings=("fischer",))), "'fisher'"),
     ],
 )
 def test_wrong_settings_are_refused(make: Any, message: str) -> None:
@@ -351,15 +296,14 @@ def test_a_search_starts_from_a_mask_identified_by_its_content(run: Any, tmp_pat
     assert (tmp_path / "second" / FILE).read_bytes() == outcomes
 
 
-@pytest.mark.parametrize("method", [bosch, global_swap])
-def test_a_start_that_does_not_fit_is_refused(method: Any, run: Any, tmp_path: Path) -> None:
+def test_a_start_that_does_not_fit_is_refused(run: Any, tmp_path: Path) -> None:
     path = tmp_path / "first" / "mask.json"
     with pytest.raises(MissingFileError, match=r"--start .*mask\.json"):
-        method.check(method.Settings(start=path))
+        bosch.check(bosch.Settings(start=path))
     run("bosch_single", "first")
     path.write_text(path.read_text().replace('"head_dim": 16', '"head_dim": 32'))
     with pytest.raises(UserError, match="random/model"):
-        run(method.__name__.split(".")[-1], "second", start=path)
+        run("bosch", "second", start=path)
 
 
 # --- the files ---
@@ -369,9 +313,8 @@ def test_the_picture_and_the_cost_are_there(
     run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.undo()
-    for name in ("bosch_paper", "bosch", "bosch_layer"):
-        run(name, name)
-        assert (tmp_path / name / "search.png").read_bytes().startswith(b"\x89PNG")
-        cost = json.loads((tmp_path / name / "time.json").read_text())
-        assert cost["computed"] > 0
-        assert cost["layer_forwards"] > 0
+    run("bosch")
+    assert (tmp_path / "mask" / "search.png").read_bytes().startswith(b"\x89PNG")
+    cost = json.loads((tmp_path / "mask" / "time.json").read_text())
+    assert cost["computed"] > 0
+    assert cost["layer_forwards"] > 0

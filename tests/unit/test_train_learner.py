@@ -30,9 +30,9 @@ def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return model_folder(tmp_path_factory.mktemp("dense") / "model", hybrid=False)
 
 
-def constrained(alpha: float = 0.0, granularity: Any = "head-all-layers") -> ConstrainedGates:
+def constrained(alpha: float = 0.0) -> ConstrainedGates:
     """Gates near their middle, so that most are mixed, or all alike elsewhere."""
-    gates = ConstrainedGates(*SHAPE, granularity, ratio=0.5, seed=0)
+    gates = ConstrainedGates(*SHAPE, "head-all-layers", ratio=0.5, seed=0)
     gates.alpha_U.data.fill_(alpha)
     return gates
 
@@ -137,12 +137,6 @@ def test_how_a_step_is_computed_changes_no_gate(dense: Path, tmp_path: Path) -> 
         torch.testing.assert_close([*other.parameters()], [*one.parameters()], rtol=0, atol=1e-5)
 
 
-def test_in_bf16_gates_learn_in_fp32(dense: Path, tmp_path: Path) -> None:
-    gates = learn(dense, tmp_path, constrained(), precision="bf16")
-    assert {parameter.dtype for parameter in gates.parameters()} == {torch.float32}
-    assert not gates.alpha_U.eq(0).any()
-
-
 def test_shorter_sequences_hold_the_same_tokens(dense: Path, tmp_path: Path) -> None:
     """First parts come before second parts, and documents end where they did."""
     packed = tokens_in_memory()
@@ -175,15 +169,11 @@ class Killed(Exception):  # noqa: N818
     pass
 
 
-@pytest.mark.parametrize("granularity", ["head-all-layers", "head-per-layer"])
-def test_a_killed_run_goes_on_as_if_it_had_not_been(
-    granularity: str, dense: Path, tmp_path: Path
-) -> None:
-    whole = learn(dense, tmp_path / "whole", constrained(0.0, granularity))
+def test_a_killed_run_goes_on_as_if_it_had_not_been(dense: Path, tmp_path: Path) -> None:
+    whole = learn(dense, tmp_path / "whole", constrained())
     folder = tmp_path / "killed"
     for at in (1, 3, 4):
-        gates = constrained(0.0, granularity)
-        learner = learner_of(gates, 0.3, 0.2)
+        learner = learner_of(constrained(), 0.3, 0.2)
 
         def kill(step: int, at: int = at) -> None:
             if step == at:
@@ -194,7 +184,7 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(
         with pytest.raises(Killed):
             training(learner, folder, STEPS, BATCH, SEQ_LEN, weights_out=folder / "weights")
     for _ in range(2):  # as if also killed after the export, before the method noted it
-        gates = learn(dense, folder, constrained(0.0, granularity), checkpoint_steps=2)
+        gates = learn(dense, folder, constrained(), checkpoint_steps=2)
         assert_same_bits(gates.state_dict(), whole.state_dict())
         assert_same_bits(weights_in(folder / "weights"), weights_in(tmp_path / "whole/weights"))
         assert not list(folder.glob("step-*"))  # the second export is removed

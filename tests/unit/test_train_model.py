@@ -38,15 +38,7 @@ def test_command_trains_says_what_it_does_and_is_reused(
     with pytest.raises(UserError, match="128"):  # and can be corrected
         train(tokens, out, "--tokens", "128")
     train(tokens, out)
-    printed = capsys.readouterr().out
-    for part in (
-        "2 steps of 256 tokens",
-        "fp32, kernels torch",
-        "step 0: loss",
-        "step 2: validation loss",
-        f"trained model in {out / 'step-000002'}",
-    ):
-        assert part in printed
+    assert f"trained model in {out / 'step-000002'}" in capsys.readouterr().out
     verify_folder(out)
     assert list(tmp_path.iterdir()) == [out]  # its curves too are in its own folder
     assert list((out / "tb").glob("events*"))
@@ -66,22 +58,6 @@ def test_a_training_without_evaluations_cannot_end_when_recovered(
     with pytest.raises(UserError, match=r"--until recovered .* recover\.py"):
         train(tokens, tmp_path / "train", "--until", "recovered")
     assert not list(tmp_path.iterdir())
-
-
-def test_stop_file_ends_the_command_well_and_the_same_command_goes_on(
-    tokens: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "train"
-    (tmp_path / "STOP").touch()
-    with pytest.raises(SystemExit) as stop:
-        train(tokens, out)
-    assert stop.value.code == 0
-    assert "train: stopped by " in capsys.readouterr().out
-    assert not (out / "manifest.json").exists()
-    (tmp_path / "STOP").unlink(missing_ok=True)
-    train(tokens, out)
-    assert "step 1 of 2" in capsys.readouterr().out
-    verify_folder(out)
 
 
 def test_tokens_of_another_tokenizer_are_refused(tokens: Path, tmp_path: Path) -> None:

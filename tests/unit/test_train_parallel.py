@@ -45,11 +45,9 @@ FSDP = ("--use_fsdp", "--num_processes", "2", "--main_process_port", "0")
 @pytest.mark.parametrize(
     ("options", "more", "named"),
     [
-        (("--cpu", "--num_processes", "2"), {}, "--use_fsdp --num_processes"),
         (("--num_processes", "2"), {}, "--use_fsdp --num_processes"),
         (ONE, {"MASTER_ADDR": "node1"}, "unset MASTER_ADDR"),
         (ONE, {"ACCELERATE_USE_DEEPSPEED": "true"}, "DeepSpeed.*--config_file"),
-        (ONE, {"ACCELERATE_USE_MEGATRON_LM": "true"}, "Megatron-LM.*--config_file"),
         (ONE, {"ACCELERATE_MIXED_PRECISION": "fp16"}, "fp16.*--mixed_precision"),
     ],
 )
@@ -91,18 +89,6 @@ def test_defaults_of_accelerate_do_not_count() -> None:
     assert switches.activation_checkpointing
     assert switches.reshard_after_forward
     assert describe_environment(TrainConfig(), environment) == []
-
-
-def test_what_is_ignored_is_logged() -> None:
-    environment = {
-        "FSDP_FORWARD_PREFETCH": "true",
-        "FSDP_IGNORED_MODULES": "None",
-        "ACCELERATE_MIXED_PRECISION": "bf16",
-    }
-    lines = describe_environment(TrainConfig(precision="fp32"), environment)
-    assert "FSDP_FORWARD_PREFETCH" in lines[1]
-    assert "FSDP_IGNORED_MODULES" not in lines[1]
-    assert "mixed_precision bf16" in lines[0]
 
 
 def compiled_model(num_layers: int) -> Any:

@@ -26,17 +26,12 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 WITHOUT_TORCH = [
     "recovr",
     "recover --ratoi .5",
-    "recover --ratio 1.2",
     "recover --model notes.txt",
     "calibrate --examples 0",
-    f"materialize --model {SMALL}",
-    "tokens --tokens many",
     f"train --model {SMALL} --out out --tokens-from nowhere",
     "evaluate --suite niha",
     "compare nowhere",
-    "sweep",
     f"generate --model {SMALL}",
-    "analyze",
     "mask show broken.json",
 ]
 PROGRAM = """
@@ -49,16 +44,13 @@ finally:
 """
 
 
-def run_program(
-    folder: Path, *words: str, stdout: int = subprocess.PIPE
-) -> subprocess.CompletedProcess[str]:
+def run_program(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", PROGRAM, *words],
         cwd=folder,
         env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
         text=True,
-        stdout=stdout,
-        stderr=subprocess.PIPE,
+        capture_output=True,
     )
 
 
@@ -68,29 +60,7 @@ def test_a_mistake_in_the_command_line_loads_no_torch(line: str, inputs: Path) -
     check(done.returncode, done.stdout, done.stderr, line, WRONG_LINES[line])
 
 
-@pytest.mark.parametrize("line", ["recover --ratio half", "sweep", "recover --train.kernels fast"])
-def test_on_a_terminal_it_is_the_same_sentence(
-    line: str, inputs: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """There a help text is colored and wrapped."""
-    monkeypatch.setenv("COLUMNS", "40")
-    reader, terminal = os.openpty()
-    done = run_program(inputs, *shlex.split(line), stdout=terminal)
-    os.close(terminal)
-    os.close(reader)
-    check(done.returncode, "", done.stderr, line, WRONG_LINES[line])
-    assert "\x1b" not in done.stderr
-
-
-@pytest.mark.parametrize(
-    "program",
-    [
-        "",
-        *PROGRAMS,
-        "mask show",
-        "niah build",
-    ],
-)
+@pytest.mark.parametrize("program", sampled(["", *PROGRAMS, "mask show"], slice(0, 3)))
 def test_help_loads_no_torch(program: str, inputs: Path) -> None:
     done = run_program(inputs, *program.split(), "--help")
     assert (done.returncode, done.stderr) == (0, "")
