@@ -12,8 +12,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[1]
 
 MAY_IMPORT = {
@@ -175,56 +173,3 @@ def test_files_are_called_as_the_design_says() -> None:
 
 
 # --- the checker itself, on a small tree that is right until a test spoils it ---
-
-
-@pytest.fixture
-def tree(tmp_path: Path) -> Path:
-    for package in MAY_IMPORT:
-        (tmp_path / package).mkdir()
-        (tmp_path / package / "__init__.py").touch()
-    (tmp_path / "data" / "pack.py").write_text("import json\nfrom bosch import mask\n")
-    lines = "import bosch.data.pack\nfrom bosch.eval import suites\n"
-    (tmp_path / "eval" / "runner.py").write_text(lines)
-    assert wrong_imports(tmp_path) == []
-    assert wrong_names(tmp_path) == []
-    return tmp_path
-
-
-@pytest.mark.parametrize(
-    ("file", "line", "told"),
-    [
-        ("bosch/mask.py", "from bosch import data", "bosch imports data"),
-        ("eval/runner.py", "from bosch.training import loop", "eval imports training"),
-        ("eval/suites/niah.py", "import tests.conftest", "eval imports tests.conftest"),
-        ("data/pack.py", "from ..eval import runner", "data imports ..eval"),
-        ("data/pack.py", "def f():\n    import bosch.eval", "data imports eval"),
-        ("bosch/a.py", "load_plugin('bosch.eval.suites', name)", "bosch imports eval.suites"),
-        ("data/pack.py", "import data.encode", "data imports bare data.encode"),
-        ("data/pack.py", "import evaluate", None),  # another project's, whose name begins as ours
-        ("data/pack.py", "import_module(name)", None),
-    ],
-)
-def test_the_checker_names_an_import_against_the_direction(
-    tree: Path, file: str, line: str, told: str | None
-) -> None:
-    path = tree / file
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(f"{line}\n")
-    number = line.count("\n") + 1
-    assert wrong_imports(tree) == ([f"{file}:{number}: {told}"] if told else [])
-
-
-def test_the_checker_finds_circles_and_wrong_names(tree: Path) -> None:
-    (tree / "data" / "pack.py").write_text("from bosch.data.encode import encode\n")
-    (tree / "data" / "far.py").write_text("from bosch.data.pack import pack\n")
-    (tree / "data" / "encode.py").write_text("if TYPE_CHECKING:\n    import bosch.data.far\n")
-    assert import_circles(tree) == ["data.encode <-> data.far <-> data.pack"]
-    for name in ("run.py", "recipes/eval.py", "data/utils.py"):
-        (tree / name).touch()
-    (tree / "eval" / "__init__.py").unlink()
-    assert wrong_names(tree) == [
-        "run.py: Python files live in packages",
-        "eval: the package is missing",
-        "recipes/eval.py: hides the module eval",
-        "data/utils.py: say in its name what it is for",
-    ]

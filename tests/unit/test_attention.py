@@ -17,7 +17,6 @@ from transformers import (
 
 from bosch.hybrid.cache import CACHE
 from bosch.hybrid.conversion import deploy
-from bosch.masks.mask import GroupMask
 from bosch.run.errors import UserError
 from tests.model_factory import (
     MIXED,
@@ -150,11 +149,8 @@ def test_packed_documents_are_the_documents_alone(model: PreTrainedModel) -> Non
     packed = logits(model, ids, MIXED, position_ids=positions)
     alone = torch.cat([logits(model, part, MIXED) for part in ids.split(lengths, dim=1)], dim=1)
     assert_close(packed, alone)
-    unnamed, named = (
-        logits(model, ids[:1], MIXED, position_ids=positions, **names)
-        for names in ({}, {"cu_seq_lens_q": ends, "max_length_q": 30})
-    )
-    assert torch.equal(named, unnamed)
+    named = {"position_ids": positions, "cu_seq_lens_q": ends, "max_length_q": 30}
+    assert_close(logits(model, ids[:1], MIXED, **named), alone[:1])
 
 
 def test_rows_may_be_packed_differently(model: PreTrainedModel) -> None:
@@ -169,18 +165,12 @@ def test_rows_may_be_packed_differently(model: PreTrainedModel) -> None:
     assert_close(both[:1], alone)
 
 
-@pytest.mark.parametrize("inference", [False, True])
-def test_one_tensor_of_positions_may_serve_other_batches(
-    model: PreTrainedModel, inference: bool
-) -> None:
-    with torch.inference_mode(inference):
-        positions = packed_positions(10, 20)
-        for batch, documents in ((2, None), (3, None), (1, (30,)), (1, (17, 13))):
-            if documents is not None:
-                positions.copy_(packed_positions(*documents))  # in place, as into a buffer
-            ids = random_tokens(batch, 30, seed=batch)
-            expected = logits(model, ids, MIXED, position_ids=positions.clone())
-            assert torch.equal(logits(model, ids, MIXED, position_ids=positions), expected)
+def test_one_tensor_of_positions_may_serve_other_batches(model: PreTrainedModel) -> None:
+    positions, ids = packed_positions(10, 20), random_tokens(1, 30)
+    for documents in ((10, 20), (30,), (17, 13)):
+        positions.copy_(packed_positions(*documents))  # in place, as into a buffer
+        expected = logits(model, ids, MIXED, position_ids=positions.clone())
+        assert torch.equal(logits(model, ids, MIXED, position_ids=positions), expected)
 
 
 def test_packed_and_padded_documents_are_kept_apart(model: PreTrainedModel) -> None:
@@ -191,17 +181,6 @@ def test_packed_and_padded_documents_are_kept_apart(model: PreTrainedModel) -> N
     padded = logits(model, ids, MIXED, position_ids=positions, attention_mask=attention_mask)
     packed = logits(model, ids[:, :50], MIXED, position_ids=positions[:, :50])
     assert_close(padded[:, :50], packed)
-
-
-def test_padding_in_the_middle_begins_no_document(model: PreTrainedModel) -> None:
-    ids = random_tokens(1, 40)
-    attention_mask = torch.ones_like(ids)
-    attention_mask[:, 10:20] = 0
-    padded = {"attention_mask": attention_mask, "position_ids": positions_of(attention_mask)}
-    with_gap = logits(model, ids, same_mask(1, model), **padded)
-    ids_without = torch.cat([ids[:, :10], ids[:, 20:]], dim=1)
-    without = logits(model, ids_without, same_mask(1, model))
-    assert_close(with_gap[:, 20:], without[:, 10:])
 
 
 @pytest.mark.parametrize("use_cache", [False, True])
@@ -274,17 +253,12 @@ def test_gradient_checkpointing_changes_no_gradient(mode: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["plain", "packed", "padded"])
-def test_a_compiled_training_step_has_the_same_gradients(kind: str) -> None:
+def test_a_compiled_training_step_has_the_same_gradients() -> None:
     model, ids = model_in("deploy").train(), random_tokens(1, 60)
-    kwargs = {
-        "plain": {},
-        "packed": {"position_ids": packed_positions(25, 35)},
-        "padded": {"attention_mask": (torch.arange(60) < 50).long()[None]},
-    }[kind]
-    expected = loss_gradients(model, ids, **kwargs)
+    packed = {"position_ids": packed_positions(25, 35)}
+    expected = loss_gradients(model, ids, **packed)
     compiled = torch.compile(model, backend="aot_eager")
-    got = loss_gradients(compiled, ids, **kwargs)
+    got = loss_gradients(compiled, ids, **packed)
     got = {name.removeprefix("_orig_mod."): gradient for name, gradient in got.items()}
     torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-5)
 
@@ -298,28 +272,14 @@ def test_a_compiled_training_step_has_the_same_gradients(kind: str) -> None:
         ({"bosch_mask": MIXED}, "bosch_window"),
         ({"bosch_window": 8}, "bosch_mask"),
         ({"bosch_mask": MIXED[:2], "bosch_window": 8}, "bosch_mask has 2 layers.* 3"),
-        (
-            {"bosch_mask": [row[:3] for row in MIXED], "bosch_window": 8},
-            r"\[1, 0, 1\].* 4 KV heads",
-        ),
         ({"bosch_mask": [[0.5] * 4] * 3, "bosch_window": 8}, r"bosch_mask\[0\].*0\.5"),
-        (
-            {"bosch_mask": GroupMask.from_rows(MIXED, 8), "bosch_window": 8},
-            r"GroupMask.*bosch\.masked",
-        ),
         ({"bosch_mask": MIXED, "bosch_window": 0}, "window is 0"),
-        ({"bosch_mask": MIXED, "bosch_window": 2.5}, r"window is 2\.5"),
         ({"bosch_maks": MIXED}, "bosch_maks"),
         ({"s_aux": torch.zeros(8)}, "s_aux"),
-        ({"position_bias": torch.zeros(1)}, "position_bias"),
         ({"is_causal": False}, "is_causal=False"),
-        ({"bosch_backend": "nonesuch"}, "nonesuch"),
         ({"cu_seq_lens_q": torch.tensor([0, 9])}, r"cu_seq_lens_q is \(0, 9\).* 20 tokens"),
         ({"attention_mask": torch.zeros(1, 1, 20, 20)}, r"torch\.float32"),
-        ({"bosch_gates": torch.ones(3, 4)}, "bosch_window"),
         ({"bosch_gates": torch.ones(2, 4), "bosch_window": 8}, r"\(2, 4\).*3 layers x 4 KV heads"),
-        ({"bosch_gates": [[1.0] * 4] * 3, "bosch_window": 8}, "bosch_gates is list"),
-        ({"bosch_gates": torch.ones(3, 4).int(), "bosch_window": 8}, r"torch\.int32"),
     ],
 )
 def test_what_cannot_be_honored_is_refused(
@@ -357,12 +317,8 @@ def test_generate_takes_no_mask(model: PreTrainedModel) -> None:
         model.generate(random_tokens(1, 20), bosch_mask=MIXED, bosch_window=8, max_new_tokens=2)
 
 
-def test_a_config_that_is_not_causal_or_not_known_is_refused() -> None:
-    """The last two models would drop the mask, or the positions of packed documents, in silence."""
-    model = tiny_model("qwen3")
-    model.config.is_causal = False
-    with pytest.raises(UserError, match="is_causal=False"):
-        logits(model, random_tokens(1, 20), MIXED)
+def test_a_family_that_is_not_known_is_refused() -> None:
+    """These would drop the mask, or the positions of packed documents, in silence."""
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": 96}
     for model_type in ("stablelm", "opt"):
         config = AutoConfig.for_model(model_type, **sizes)
@@ -387,14 +343,6 @@ def test_a_static_cache_is_refused_in_search_mode_and_right_without_a_mask(
     assert_close(torch.cat(pieces, dim=1), logits(model, ids))
 
 
-def test_a_window_changed_to_none_at_all_is_refused() -> None:
-    hybrid = deploy(tiny_model("qwen3"), MIXED, WINDOW)
-    for window in (0, -1, 4.0, "8"):
-        hybrid.config.bosch["window"] = window
-        with pytest.raises(UserError, match=f"window is {window!r}"):
-            hybrid(random_tokens(1, 20), use_cache=False)
-
-
 @pytest.mark.ecosystem(
     "attn_implementation: another one for a hybrid",
     "refused",
@@ -405,9 +353,6 @@ def test_a_hybrid_takes_no_mask_and_no_other_attention(caplog: pytest.LogCapture
     for mode in ("search", "gates"):
         with pytest.raises(UserError, match=r"bosch_mask.*bosch_gates"):
             logits(model, random_tokens(1, 20), **ARGUMENTS[mode])
-    per_head = torch.ones(1, 8, 20, 20, dtype=torch.bool).tril()
-    with pytest.raises(UserError, match="mask has 8 heads"):
-        logits(model, random_tokens(1, 20), attention_mask=per_head)
     caplog.set_level(logging.CRITICAL)
     for other in ("eager", "flash_attention_2", "flex_attention"):
         with pytest.raises(UserError, match=other):
@@ -419,8 +364,7 @@ def test_a_hybrid_takes_no_mask_and_no_other_attention(caplog: pytest.LogCapture
     "refused",
     "",
 )
-@pytest.mark.parametrize("cache", ["none", "dynamic", "static"])
-def test_a_rank_that_holds_some_of_the_groups_is_refused(cache: str) -> None:
+def test_a_rank_that_holds_some_of_the_groups_is_refused() -> None:
     """What tensor parallelism over two ranks leaves of a model."""
     for z in (MIXED, [[1] * 4] * 3, [[0] * 4] * 3, [[1, 1, 1, 0]] * 3):
         model = deploy(tiny_model("qwen3"), z, WINDOW)
@@ -429,8 +373,5 @@ def test_a_rank_that_holds_some_of_the_groups_is_refused(cache: str) -> None:
                 linear = getattr(layer.self_attn, name)
                 half = linear.weight.chunk(2, dim=1 if name == "o_proj" else 0)[0]
                 linear.weight = torch.nn.Parameter(half)
-        past: dict[str, Any] = {"use_cache": cache != "none"}
-        if cache == "static":
-            past[CACHE] = StaticCache(model.config, max_cache_len=30)
         with pytest.raises(UserError, match=r"4 KV heads.* 2 of them.*tp_plan"):
-            logits(model, random_tokens(1, 20), **past)
+            logits(model, random_tokens(1, 20))

@@ -4,16 +4,15 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from benchmarks import _measure, _models, gpu, latency, serving
-from benchmarks.__main__ import main, run_benchmark
-from bosch.masks.mask import GroupMask, num_windowed
+from benchmarks import _models, gpu, latency
+from benchmarks.__main__ import run_benchmark
+from bosch.masks.mask import GroupMask
 from bosch.recipes.presets import SMOKE_MODEL
 from bosch.run.errors import UserError
 
@@ -74,12 +73,6 @@ def test_latency_measures_every_point(
     assert "decode tokens/s" in capsys.readouterr().out
 
 
-def test_latency_skips_what_is_left_when_its_time_is_over(run: RunBenchmark) -> None:
-    arguments = "--lengths 20 40 --ratios 0 --windows 8 --minutes 0".split()
-    rows = run("latency", *TINY_LATENCY, *arguments)
-    assert {row["missing"] for row in rows} == {"out of time"}
-
-
 def test_out_of_memory_is_a_missing_point_and_so_are_longer_ones(
     run: RunBenchmark, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -95,34 +88,6 @@ def test_out_of_memory_is_a_missing_point_and_so_are_longer_ones(
     assert missing == {16: None, 40: "out of memory", 80: "out of memory"}
     assert all(row["prefill_tokens_per_second"] is None for row in rows if row["missing"])
     assert capsys.readouterr().out.count("40 tokens, ratio 0.75, window 8: out of memory") == 1
-
-
-def test_the_paper_preset_is_the_papers_study(monkeypatch: pytest.MonkeyPatch) -> None:
-    measured: list[latency.Options] = []
-    monkeypatch.setattr(latency, "measure", lambda options: measured.append(options) or [])
-    run_benchmark("latency", "--preset paper --tokens 3".split())
-    (options,) = measured
-    # presets.md, "latency study".
-    assert (options.model, options.chunk, options.tokens) == ("Qwen3-8B", 8192, 3)
-    lengths = ["64k", "256k", "512k", "1M", "1000"]
-    assert [_measure.short(tokens) for tokens in (*options.lengths, 1000)] == lengths
-    assert (options.ratios, options.window) == ((0, 0.25, 0.5, 0.75, 0.875), 1024)
-    assert (options.windows, options.window_ratio) == ((256, 512, 1024, 2048, 4096), 0.75)
-
-
-@pytest.mark.slow
-def test_search_measures_accelerations_beside_none(run: RunBenchmark, tmp_path: Path) -> None:
-    small = "--model tiny-qwen3-2layer --examples 4 --kappa 2 --ratios 0.5".split()
-    rows = run("search", *small, "--methods", "bosch", "global_swap", "--runs", str(tmp_path))
-    ours, ours_plain, swap, swap_plain = rows
-    assert [row["side"] for row in rows] == ["all", "none"] * 2
-    assert ours["z"] == ours_plain["z"]
-    assert swap["z"] == swap_plain["z"]
-    assert (ours["value"], ours["at_least"]) == (4_300 / ours["layer_forwards"], 1)
-    assert swap_plain["value"] == swap_plain["layer_forwards"] / swap["layer_forwards"] > 1
-    assert swap_plain["at_least"] == 4
-    # Two layers of one text per evaluation, except for the dense and the windowed model.
-    assert swap_plain["layer_forwards"] >= 2 * (swap_plain["evaluations"] - 2)
 
 
 @pytest.mark.slow
@@ -141,43 +106,15 @@ def test_train_compares_our_loop_with_the_trainer(run: RunBenchmark) -> None:
         ("latency --model Qwen3-8C", "--model Qwen3-8C: .*'Qwen3-8B'"),
         ("latency --device cuda", "--device cuda"),
         ("latencie", "'latencie' .*'latency'"),
-        ("attention --lengths 8 --backends flesh", "'flesh' .*'flash'"),
-        ("rehearse --model nothing", "--model nothing"),
-        ("rehearse --model mini --gpus 0", "0 GPUs"),
         ("rehearse --gpu H201", "--gpu H201: .*'H200'"),
-        ("rehearse --mfu 0", "--mfu 0"),
-        ("gpu --only rehearse", "--only rehearse"),
     ],
 )
-def test_wrong_options_are_refused_by_name(
-    arguments: str, named: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wrong_options_are_refused_by_name(arguments: str, named: str) -> None:
     if torch.cuda.is_available():
         pytest.skip("needs a machine without a GPU")
     name, *rest = arguments.split()
-    if name == "gpu":
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-        monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
     with pytest.raises(UserError, match=named):
         run_benchmark(name, rest)
-
-
-@pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is installed here")
-def test_serving_is_measured_where_vllm_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UserError, match=r"vllm cannot be imported here; docs/serving\.md"):
-        run_benchmark("serving", [])
-    assert "serving" not in gpu.gpu_parts()
-    monkeypatch.setattr(serving, "find_spec", lambda name: name)
-    assert gpu.gpu_parts(("serving",)).keys() == {"serving"}
-
-
-def test_without_a_name_all_benchmarks_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stop:
-        main([])
-    assert stop.value.code == 0
-    listed = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line[:2] == "  "]
-    names = "attention gpu latency rehearse search serving train"
-    assert listed == names.split()
 
 
 # ---------------------------------------------------------------------------------------------- gpu
@@ -222,38 +159,6 @@ def test_a_part_that_fails_is_named_and_the_others_keep_their_rows(
 
 
 # ------------------------------------------------------------------------------------------- pieces
-
-
-def test_sides_run_in_turns_and_the_median_round_counts() -> None:
-    calls: list[str] = []
-    sides = {name: lambda name=name: calls.append(name) for name in ("a", "b")}
-    seconds = _measure.time_in_turns(sides, rounds=3, device=CPU, least_seconds=0.0)
-    assert calls == ["a", "a", "b", "b"] + ["a", "b"] * 3  # two of each first, uncounted
-    assert {name: len(times) for name, times in seconds.items()} == {"a": 3, "b": 3}
-    # By hand: 2, 3 and 10 times; the machine was busy in the last round.
-    assert _measure.speedup([2.0, 6.0, 10.0], [1.0, 2.0, 1.0]) == 3.0
-
-
-def test_peak_memory_is_that_of_one_piece_of_work() -> None:
-    memory = _measure.PeakMemory(CPU)
-    before = memory.read()
-    if before is None:
-        pytest.skip("this system does not count the peak of a piece of work")
-    torch.ones(50_000_000)
-    after, later = memory.read(), _measure.PeakMemory(CPU).read()
-    assert after is not None
-    assert later is not None
-    assert after - before > 150e6  # of 200 MB
-    assert after - later > 150e6
-
-
-def test_a_spread_mask_has_the_budget_and_is_even() -> None:
-    for ratio in (0, 0.25, 1 / 3, 0.5, 0.875, 1):
-        z = _models.spread_mask(ratio, 28, 8)
-        windowed = [row.count(0) for row in z]
-        assert sum(windowed) == num_windowed(ratio, 28, 8)
-        assert max(windowed) - min(windowed) <= 1
-        assert all(row == sorted(row, reverse=True) for row in z)
 
 
 def test_a_shape_is_that_of_a_known_model_or_of_a_folder(tmp_path: Path) -> None:

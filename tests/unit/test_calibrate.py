@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from bosch.calibration import read_calibration
-from bosch.data.calibration import check_set
 from bosch.data.tokenizer_files import describe_tokenizer
 from bosch.eval.examples import describe_examples, load_examples, write_examples
 from bosch.eval.judging import check_calibration, judging_of
@@ -75,22 +74,13 @@ def test_set_that_shares_a_needle_with_test_examples_or_cannot_tell_is_refused(
     assert read_sealed_json(tmp_path / "other" / "calibration.json")["test_examples_compared"] == 1
 
 
-def test_written_set_is_checked_against_texts_that_come_later(written: Path) -> None:
-    text = json.loads((written / "examples.jsonl").read_text().splitlines()[3])["text"]
-    assert check_set(written, ["A text without needles.", "Another."]) == 2
-    with pytest.raises(UserError, match="test example 2"):
-        check_set(written, ["A text without needles.", text])
-
-
 @pytest.mark.parametrize(
     ("options", "named"),
     [
         (["--against", "nowhere.jsonl"], r"--against nowhere\.jsonl"),
         (["--model", "./nope"], "--model ./nope"),
         (["--tasks", "niah_single"], "'niah_single'.*niah_single_1"),
-        (["--tasks", "niah_single_1", "niah_single_1"], "niah_single_1"),
         (["--length", "4096"], "--length 4096.*tiny-qwen3-2layer.*2,048"),
-        (["--length", "20"], "20 tokens"),
         (["--examples", "7", "--questions-per-context", "2"], "examples.* 7.* 2"),
     ],
 )
@@ -98,29 +88,6 @@ def test_command_names_mistakes(options: list[str], named: str, tmp_path: Path) 
     with pytest.raises(UserError, match=named):
         main(command(*options, out=tmp_path / "calibration"))
     assert not (tmp_path / "calibration" / "manifest.json").exists()
-
-
-def test_stage_follows_the_calibration_settings_the_essays_and_the_seed(tmp_path: Path) -> None:
-    config = smoke()
-    stage = build(config)
-    assert stage.shared
-    for other in (
-        replace(config, seed=1),
-        replace(config, calibration=replace(config.calibration, examples=6)),
-        replace(config, calibration=replace(config.calibration, tasks=("niah_single_1",))),
-    ):
-        assert build(other).fingerprint != stage.fingerprint
-    # Neither mask nor evaluation decides the set: all methods of a study share it.
-    same = replace(config, ratio=0.25, method="fisher", eval=replace(config.eval, niah_samples=3))
-    assert build(same).fingerprint == stage.fingerprint
-    essays = replace(config.calibration, essays=str(tmp_path))
-    (tmp_path / "a.txt").write_text("One essay.")
-    before = build(replace(config, calibration=essays)).fingerprint
-    (tmp_path / "a.txt").write_text("Another.")
-    assert build(replace(config, calibration=essays)).fingerprint != before
-    with RunFolder(tmp_path / "run", say=lambda line: None) as run:
-        artifact = run.complete(stage)
-    assert read_calibration(artifact.folder).num_questions == config.calibration.examples
 
 
 def test_set_is_compared_with_the_examples_of_the_runs_evaluation(tmp_path: Path) -> None:
@@ -174,11 +141,9 @@ def test_own_questions_make_the_set_and_their_content_decides_it(tmp_path: Path)
     assert answers == [" under the mat", " four"]
 
     config = replace(smoke(), calibration=replace(smoke().calibration, questions=str(path)))
-    stage = build(config)
-    assert build(replace(config, seed=1)).fingerprint == stage.fingerprint
-    assert build(smoke()).fingerprint != stage.fingerprint
+    before = build(config).fingerprint
     write_questions(path, OWN)
-    assert build(config).fingerprint != stage.fingerprint
+    assert build(config).fingerprint != before
 
 
 def test_a_text_alone_is_judged_by_its_last_quarter(tmp_path: Path) -> None:
@@ -201,12 +166,9 @@ def test_a_text_alone_is_judged_by_its_last_quarter(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rows", "named"),
     [
-        ([{"text": "a"}], "line 1 has no text that could be continued"),
         ([], "own.jsonl holds no questions"),
-        ([OWN, OWN | {"answer": " "}], "line 2 has no answer"),
         ([OWN, "", {"text": TEXT, "question": "Where?"}], "line 3 has no field 'answer'"),
         ([OWN, OWN | {"answer": None}], "line 2: 'answer' is null"),
-        ([{"text": "", "question": "", "answer": "four"}], "line 1 has neither"),
         ([OWN, "Where is the key?"], "line 2 is not JSON"),
         ([OWN, OWN | {"text": TEXT * 20}], r"line 2 takes \d,\d+ tokens, .* 2,048 positions"),
     ],
@@ -221,5 +183,3 @@ def test_questions_that_cannot_be_used_are_refused_with_their_line(
     with pytest.raises(UserError, match=named):
         recover(["--preset", "smoke", "--calibration.questions", str(path)])
     assert not out.exists()
-    with pytest.raises(UserError, match=r"nowhere\.jsonl does not exist"):
-        main(["--questions", str(tmp_path / "nowhere.jsonl"), "--out", str(out)])

@@ -78,22 +78,3 @@ def test_a_mask_is_sure_of_what_all_haystacks_agree_on() -> None:
     assert certainty.unsure == []
     assert certainty.on_own_half == pytest.approx(certainty.on_other_half, abs=0.01)
     assert "0 of 6 groups" in certainty.line
-
-
-def test_groups_that_haystacks_disagree_on_and_those_that_are_alike_are_named() -> None:
-    """Of groups 3 and 4 one is full; of groups 1 and 2 too."""
-    z = ((1, 1, 0), (1, 0, 0))
-    certainty = assess(search_of(z))
-    assert certainty is not None
-    assert ((0, 1), (0, 2)) in certainty.stand_ins
-    assert ((0, 0), (0, 2)) not in certainty.stand_ins
-    sides = {(layer, group) for layer, group, _ in certainty.unsure}
-    assert (0, 2) in sides  # worth more than group 3, which is full
-    assert (0, 0) not in sides
-
-
-def test_whole_layers_and_masks_not_scored_on_all_haystacks_are_not_assessed() -> None:
-    z = ((1, 1, 1), (0, 0, 0))
-    assert assess(search_of(z, unit="layer")) is None
-    assert assess(search_of(z, outcomes={})) is None
-    assert assess(search_of(z, outcomes={z: value((1, 1, 1, 0, 0, 0), 2)})) is None

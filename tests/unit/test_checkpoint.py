@@ -1,6 +1,5 @@
 """Checkpoints in one process: their content, their verification, and damaged ones."""
 
-import json
 import os
 import re
 import shutil
@@ -13,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from bosch.run.errors import UserError
-from bosch.run.files import describe_files, seal_folder, verify_folder, write_sealed_json
 from bosch.training.checkpoint import Checkpoints, TrainState
 from bosch.training.parallel import start_world
 from tests.small_disk import small_disk
@@ -117,21 +115,6 @@ def test_checkpoint_before_the_first_step_resumes_to_the_same_as_none(tmp_path: 
         assert_equal(resumed, whole)
 
 
-def test_resuming_works_with_a_parameter_that_never_had_a_gradient(tmp_path: Path) -> None:
-    def with_idle() -> TrainState:
-        state = make_state()
-        state.model.register_parameter("idle", nn.Parameter(torch.ones(3)))
-        state.optimizer.add_param_group({"params": [state.model.idle]})
-        return state
-
-    state, resumed = with_idle(), with_idle()
-    train(state, 0, 2)
-    Checkpoints(tmp_path, FACTS, 2).save(state, 2)
-    assert Checkpoints(tmp_path, FACTS, 2).load_newest(resumed) == 2
-    assert_equal(resumed, state)
-    train(resumed, 2, 3)  # the optimizer still works
-
-
 def test_an_extra_module_with_parameters_in_the_optimizer_is_kept(tmp_path: Path) -> None:
     def with_gates(value: float) -> TrainState:
         state = make_state()
@@ -181,18 +164,6 @@ def test_leftovers_of_killed_saves_and_removals_go_and_a_users_copy_stays(tmp_pa
     assert left == [".no_result", "step-000003", "step-000005", "step-000005-copy"]
 
 
-def test_a_checkpoint_is_a_folder_that_verifies_and_is_not_saved_again(tmp_path: Path) -> None:
-    saved(tmp_path)
-    manifest = verify_folder(tmp_path / "step-000005")
-    assert (manifest["step"], manifest["facts"]) == (5, FACTS)
-    assert set(manifest["files"]) == set(FILES) - {"manifest.json"}
-    before = (tmp_path / "step-000005" / "manifest.json").read_bytes()
-    state = make_state()
-    checkpoints = Checkpoints(tmp_path, FACTS, 2)
-    checkpoints.save(state, checkpoints.load_newest(state))
-    assert (tmp_path / "step-000005" / "manifest.json").read_bytes() == before
-
-
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.glob("step-*"))
 
@@ -213,7 +184,6 @@ def flip(path: Path) -> None:
 DAMAGES: dict[str, Callable[[Path], None]] = {
     "flipped": flip,
     "truncated": lambda path: os.truncate(path, path.stat().st_size // 2),
-    "emptied": lambda path: os.truncate(path, 0),
     "deleted": Path.unlink,
 }
 
@@ -247,19 +217,6 @@ def test_all_damaged_is_an_error_and_stays_one(tmp_path: Path) -> None:
     for _ in range(2):
         with pytest.raises(UserError, match=rf"{tmp_path}.*step-000003\.bad"):
             Checkpoints(tmp_path, FACTS, 2).load_newest(make_state())
-    # A good copy put back is found.
-    saved(tmp_path / "elsewhere", (3,))
-    shutil.copytree(tmp_path / "elsewhere" / "step-000003", tmp_path / "step-000003")
-    assert Checkpoints(tmp_path, FACTS, 2).load_newest(make_state()) == 3
-
-
-def test_checkpoints_may_be_deleted_once_the_stage_is_complete(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_text("{}\n")
-    saved(tmp_path / "checkpoints")
-    seal_folder(tmp_path, {})
-    assert list(verify_folder(tmp_path)["files"]) == ["metrics.jsonl"]
-    shutil.rmtree(tmp_path / "checkpoints")
-    verify_folder(tmp_path)
 
 
 # --------------------------------------------------------------------------- of another run
@@ -273,41 +230,17 @@ def test_other_settings_are_refused_by_name(tmp_path: Path) -> None:
     assert names(tmp_path) == ["step-000003", "step-000005"]
 
 
-def test_other_circumstances_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "bosch")
-    saved(tmp_path, circumstances={"micro_batch": 4})
-    Checkpoints(tmp_path, FACTS, 2, circumstances={"micro_batch": 2}).load_newest(make_state())
-    assert "micro_batch: 4 -> 2" in caplog.text
-
-
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     saved(tmp_path)
-    more, fewer, narrower, wider = (make_state(width=width) for width in (8, 8, 8, 9))
+    more, wider = make_state(), make_state(width=9)
     more.model.register_parameter("more", nn.Parameter(torch.zeros(1)))
-    del fewer.model[2]
-    fewer.optimizer.param_groups[0]["params"].pop()
-    narrower.model[2].to(torch.bfloat16)
     for state, named in (
         (more, "lacks model.more"),
-        (fewer, "has model.2.weight"),
-        (narrower, "model.2.weight .*1 x 8 of float32.* 1 x 8 of bfloat16"),
         (wider, "model.0.bias .*8 of float32.* 9 of float32"),
     ):
         with pytest.raises(UserError, match=f"step-000005 .*{named}"):
             Checkpoints(tmp_path, FACTS, 2).load_newest(state)
     assert names(tmp_path) == ["step-000003", "step-000005"]
-
-
-def test_a_checkpoint_of_an_earlier_version_is_refused(tmp_path: Path) -> None:
-    saved(tmp_path, (3,))
-    folder = tmp_path / "step-000003"
-    (folder / "trainer.json").write_text('{"extra": {}}')
-    files = describe_files(folder)
-    manifest = json.loads((folder / "manifest.json").read_text())
-    del manifest["checksum"]
-    write_sealed_json(folder / "manifest.json", manifest | {"files": files})
-    with pytest.raises(UserError, match=f"{folder} .*earlier version"):
-        Checkpoints(tmp_path, FACTS, 2).load_newest(make_state())
 
 
 # ---------------------------------------------------------------------------------------- no room
@@ -334,14 +267,3 @@ def test_a_disk_that_fills_up_during_a_save_costs_only_that_checkpoint(tmp_path:
         train(resumed, done[-1], done[-1] + 1)
         Checkpoints(disk, FACTS, 50).save(resumed, done[-1] + 1)
         assert len(names(disk)) == len(done)
-
-
-def test_a_bug_in_a_save_keeps_its_own_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def bug(*_: object) -> None:
-        raise KeyError("a bug")
-
-    monkeypatch.setattr("bosch.training.checkpoint.save_weights", bug)
-    with pytest.raises(KeyError, match="a bug"):
-        saved(tmp_path, (1,))

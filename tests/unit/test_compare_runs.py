@@ -3,11 +3,9 @@
 import json
 import math
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from matplotlib.figure import Figure
 
 from bosch.eval.report.compare import (
     Comparison,
@@ -17,13 +15,11 @@ from bosch.eval.report.compare import (
     seeds_of_setups,
 )
 from bosch.eval.report.page import recovery_rows, write_report
-from bosch.eval.report.pictures import choose_styles, draw_picture, lines_over_training, make_charts
 from bosch.eval.report.runs import append_run, read_archive, read_run
 from bosch.eval.report.summary import warnings
 from bosch.eval.report.tables import MISSING, make_tables, mean_of_seeds
 from bosch.eval.rows import read_rows
 from bosch.eval.suites import niah
-from bosch.masks.picture import write_picture
 from bosch.recipes import compare_runs
 from bosch.run.errors import MissingFileError, UserError
 from bosch.run.folder import RunFolder
@@ -42,42 +38,9 @@ def forgetting(step: int | None, task: str) -> float:
     return recovering(0.2, 0.8)(step, task)
 
 
-def forgets_code(step: int | None, task: str) -> float:
-    return 0.0 if step and task == "toy_code" else 0.8
-
-
-def slightly_worse(step: int | None, task: str) -> float:
-    return 0.9 if step is None else 0.6 if step == 0 else 0.55
-
-
-def picture(comparison: Comparison, name: str) -> Figure:
-    charts = make_charts(comparison)
-    (chart,) = [chart for chart in charts if chart.name == name]
-    return draw_picture(chart, choose_styles(charts))
-
-
 def averages(comparison: Comparison, run: str) -> dict[str, float]:
     curves = {m.suite: comparison.curve(run, m) for m in comparison.averages}
     return {suite: float(curve.values[-1]) for suite, curve in curves.items()}
-
-
-@pytest.mark.parametrize("damaged", [False, True])
-def test_a_report_says_how_sure_a_mask_is(damaged: bool, tmp_path: Path) -> None:
-    run = FakeRun().write(tmp_path)
-    path = run / "mask" / "mask.json"
-    content = json.loads(path.read_text())
-    content["score_trace"]["certainty"] = {
-        "unsure": [[1, 2]] if damaged else [[1, 2, 0.29]],
-        "stand_ins": [[[0, 1], [1, 2]]],
-        "on_own_half": 0.9375,
-        "on_other_half": 0.8125,
-    }
-    path.write_text(json.dumps(content))
-    tables = make_tables(compare([run]))
-    if damaged:
-        assert "certainty" not in tables
-        return
-    assert tables["certainty"].rows == [[run.name, "0.938", "0.812", "1.2 (29%)", "0.1 for 1.2"]]
 
 
 # ------------------------------------------------------------------------------------- numbers
@@ -164,9 +127,8 @@ def test_a_method_as_baseline_gives_differences_over_seeds_for_each_ratio(tmp_pa
         assert row[2].startswith(f"{scores[0] - scores[1]:+.1f} [")
         assert row[2].endswith(f"]* ({seeds})")
         assert row[3:] == ["–", "–"]
-    not_judged = FakeRun("razor", steps=(None,)).write(tmp_path)
-    lines = warnings(compare([*runs, not_judged], baseline=not_judged.name))
-    assert any(line.startswith(f"{not_judged.name}: no run is compared to it") for line in lines)
+    with pytest.raises(UserError, match=r"--baseline razor.*bosch, fisher"):
+        compare(runs, baseline="razor")
 
 
 def test_settings_as_baseline_are_compared_within_a_method(tmp_path: Path) -> None:
@@ -199,26 +161,11 @@ def test_settings_as_baseline_are_compared_within_a_method(tmp_path: Path) -> No
     assert 15 < at_more_tokens["bosch"] < 45
     with pytest.raises(UserError, match="no run has such settings"):
         compare(plain, "train.objective=distill")
-    change(plain[1] / "run.json", "config", "mask", "options", value=["granularity=layer"])
-    assert set(points("fisher granularity=layer")) == {"bosch"}  # a method with an option
-    change(taught[1] / "run.json", "config", "train", "objective", value="next-token")
-    assert set(points("data.tokens=200k")) == {"bosch"}
-    rows = baseline_differences(compare([plain[1], taught[1]], "mask.options=granularity=layer"))
-    assert {row.setup.split()[1] for row in rows} == {"fisher"}
 
 
-def test_a_baseline_may_be_a_setting_that_names_the_hybrid(tmp_path: Path) -> None:
-    runs = [FakeRun(method="interleave", ratio=ratio).write(tmp_path) for ratio in (0.5, 0.75)]
-    rows = baseline_differences(compare(runs, "ratio=0.5"))
-    assert {row.setup for row in rows} == {"tiny-qwen3 interleave r0.75 W64"}
-    lines = warnings(compare([runs[0], FakeRun(seed=1).write(tmp_path)], "ratio=0.5"))
-    assert any(line.startswith("ratio=0.5: no run is compared to it") for line in lines)
-
-
-@pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz"])
-def test_archived_runs_are_read_like_their_folders(tmp_path: Path, name: str) -> None:
+def test_archived_runs_are_read_like_their_folders(tmp_path: Path) -> None:
     runs = [FakeRun(method, learning_tokens=7).write(tmp_path) for method in ("bosch", "fisher")]
-    archive = tmp_path / name
+    archive = tmp_path / "rows.jsonl.gz"
     for run in (*runs, runs[0]):  # of lines on one run the last counts
         append_run(archive, read_run(run))
     stored, folders = compare([archive], "fisher"), compare(runs, "fisher")
@@ -226,10 +173,6 @@ def test_archived_runs_are_read_like_their_folders(tmp_path: Path, name: str) ->
     assert make_tables(stored) == make_tables(folders)
     assert recovery_rows(stored) == recovery_rows(folders)
     assert [run.rows for run in stored.runs] == [run.rows for run in folders.runs]
-    for score in folders.averages:
-        lines, expected = (list(lines_over_training(one, score)) for one in (stored, folders))
-        assert str(lines) == str(expected)
-    assert make_charts(stored)[1].panels[0].axis == "flops"
 
 
 def test_a_last_line_without_its_end_does_not_spoil_the_next(tmp_path: Path) -> None:
@@ -244,38 +187,16 @@ def test_a_damaged_line_of_an_archive_is_refused(tmp_path: Path) -> None:
     archive = tmp_path / "rows.jsonl"
     append_run(archive, read_run(FakeRun().write(tmp_path)))
     content = archive.read_text()
-    for damaged in (content.replace('"n": ', '"n": 1'), content[:-9], "[" * 50_000):
+    for damaged in (content.replace('"n": ', '"n": 1'), content[:-9], '{"name": "run"}\n'):
         archive.write_text(damaged)
         with pytest.raises(UserError, match=rf"{archive}, line 1"):
             read_archive(archive)
 
 
-def test_a_line_that_is_no_run_and_an_unknown_baseline_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "rows.jsonl").write_text('{"name": "run"}\n')
-    with pytest.raises(UserError, match=r"rows\.jsonl, line 1 .*'mask'"):
-        read_archive(tmp_path / "rows.jsonl")
-    with pytest.raises(UserError, match=r"--baseline fisher.*bosch, tiny-qwen3-bosch-r0\.75"):
-        compare([FakeRun().write(tmp_path)], baseline="fisher")
-
-
 def test_checkpoints_below_step_0_are_found(tmp_path: Path) -> None:
     comparison = compare([FakeRun(skill=forgetting).write(tmp_path)])
-    lines = [line for line in warnings(comparison) if "below step 0" in line]
-    (line,) = lines
+    (line,) = [line for line in warnings(comparison) if "below step 0" in line]
     assert "niah_single_1 is below step 0 at steps 100, 200: at worst -100.0" in line
-    code = compare([FakeRun("razor", skill=forgets_code).write(tmp_path)])
-    assert any("LongBench code is below step 0 at steps" in line for line in warnings(code))
-
-
-def test_drops_within_noise_are_counted_and_no_more(tmp_path: Path) -> None:
-    comparison = compare([FakeRun(skill=slightly_worse).write(tmp_path)])
-    below = sum(
-        int((curve.values[1:] < curve.values[0] - 1e-9).sum())
-        for curve in comparison.curves.values()
-    )
-    assert below > 1
-    counted = f"{below} scores of checkpoints are below step 0, but not significantly"
-    assert [line for line in warnings(comparison) if "below step 0" in line] == [counted]
 
 
 def test_means_over_seeds_have_the_standard_error_of_their_values(tmp_path: Path) -> None:
@@ -329,10 +250,6 @@ def test_only_runs_that_differ_in_the_seed_alone_are_averaged(tmp_path: Path) ->
     assert [len(members) for members in setups.values()] == [2, 1, 1]
     assert "train.peak_learning_rate 0.5" in [*setups][1]
     assert f"again/{again.name}" in [*setups][2]
-    figure = picture(comparison, "recovery")
-    labels = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert sum("(mean of 2 seeds)" in label for label in labels) == 1
-    assert len(labels) == 3
     change(seeds[1] / "mask" / "mask.json", "model", "weight_hash", value="another")
     comparison = compare(seeds)
     setups = seeds_of_setups(comparison, comparison.averages[0], at_end=True)
@@ -340,18 +257,6 @@ def test_only_runs_that_differ_in_the_seed_alone_are_averaged(tmp_path: Path) ->
 
 
 # ------------------------------------------------------------------------------------ the report
-
-
-class Links(HTMLParser):
-    """Everything a page would load or lead to."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.targets: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        assert tag not in ("link", "iframe", "img")
-        self.targets += [str(value) for name, value in attrs if name in ("src", "href", "srcset")]
 
 
 def test_report_is_one_file_with_nothing_outside_it(tmp_path: Path) -> None:
@@ -364,51 +269,14 @@ def test_report_is_one_file_with_nothing_outside_it(tmp_path: Path) -> None:
     again = write_report(compare(runs, runs[1].name), tmp_path / "again")
     assert [path.read_bytes() for path in written] == [path.read_bytes() for path in again]
     page = (tmp_path / "report" / "report.html").read_text()
-    links = Links()
-    links.feed(page)
-    assert all(target.startswith("#") for target in links.targets)  # markers of the curves
-    assert not re.search(r"https?:|@import|url\(", page)
+    assert not re.search(r"https?:|@import|url\(|<link|<iframe|<img", page)
+    targets = re.findall(r"(?:src|href|srcset)=[\"']?([^\"' >]*)", page)
+    assert all(target.startswith("#") for target in targets)  # markers of the curves
     names = {path.name for path in written}
     assert {"recovery.png", "niah_tasks.png", "longbench_categories.png"} <= names
-    assert len(page) < 200_000
-    for title in ("Recovery", "Cost"):
-        assert f"<h2>{title}" in page
     rows = read_rows(tmp_path / "report" / "results.jsonl")
     assert {row["run"] for row in rows} == {run.name for run in runs}
     assert set(rows[0]) == set("run step tokens suite task length metric value stderr n".split())
-    rows = read_rows(tmp_path / "report" / "recovery.jsonl")
-    assert {row["statistic"] for row in rows} >= {"gap_share", "tokens_to_90", "mean_score"}
-
-
-def test_legends_of_many_runs_stay_below_the_panels(tmp_path: Path) -> None:
-    ratios = [ratio / 16 for ratio in range(1, 16)]
-    runs = [FakeRun(m, ratio).write(tmp_path) for m in ("bosch", "fisher") for ratio in ratios]
-    for run in runs[::2]:  # longer names
-        change(run / "run.json", "config", "train", "objective", value="next-token")
-    comparison = compare(runs)
-    for name in ("recovery", "zero_shot"):
-        figure = picture(comparison, name)
-        write_picture(figure, tmp_path / "picture.png")
-        legend = figure.legends[0].get_window_extent()
-        assert 0 <= legend.x0 < legend.x1 <= figure.bbox.x1
-        assert 0 <= legend.y0 < legend.y1 <= min(a.get_window_extent().y0 for a in figure.axes)
-
-
-def test_nothing_trained_has_no_picture_over_tokens(tmp_path: Path) -> None:
-    runs = [FakeRun(ratio=ratio, steps=(None, 0)).write(tmp_path) for ratio in (0.5, 0.75)]
-    written = write_report(compare(runs), tmp_path / "report")
-    assert [path.name for path in written if path.suffix == ".png"] == ["zero_shot.png"]
-
-
-def test_names_cannot_break_page_or_pictures(tmp_path: Path) -> None:
-    for name in ("_first", "<b>a|b$_{$c"):
-        run = FakeRun(steps=(None, 0, 100)).write(tmp_path / "made").rename(tmp_path / name)
-        comparison = compare([run])
-        write_report(comparison, tmp_path / "report")
-        figure = picture(comparison, "recovery")
-        assert len(figure.legends[0].get_texts()) == 1
-    assert "<b>a" not in (tmp_path / "report" / "report.html").read_text()
-    assert "&lt;b&gt;a\\|b" in (tmp_path / "report" / "table.md").read_text()
 
 
 def test_curves_of_a_run_that_is_going_on_are_left_to_it(
@@ -453,18 +321,12 @@ def test_missing_and_damaged_parts_of_runs_are_named(tmp_path: Path) -> None:
     write_report(comparison, tmp_path / "report")
 
 
-@pytest.mark.parametrize(
-    "broken",
-    [{"task": None}, {"scores": {"another": 1.0}}, {"scores": {"string_match_all": math.nan}}],
-)
-def test_a_damaged_prediction_is_named_and_nothing_is_drawn_from_it(
-    tmp_path: Path, broken: dict
-) -> None:
+def test_a_damaged_prediction_is_named_and_nothing_is_drawn_from_it(tmp_path: Path) -> None:
     folder = FakeRun(skill=recovering(0.1, 0.7)).write(tmp_path)
     path = folder / "eval/step-000200/niah/predictions.jsonl"
     first, *others = read_rows(path)
-    row = {key: value for key, value in (first | broken).items() if value is not None}
-    path.write_text("".join(json.dumps(row) + "\n" for row in (row, *others)))
+    broken = first | {"scores": {"string_match_all": math.nan}}
+    path.write_text("".join(json.dumps(row) + "\n" for row in (broken, *others)))
     comparison = compare([folder])
     assert [row.gap_share.low is None for row in recoveries(comparison)] == [True, False]
     assert any(f"{path}: left out 1 rows" in line for line in warnings(comparison))

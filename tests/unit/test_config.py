@@ -3,13 +3,12 @@
 import dataclasses
 import json
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from bosch.command_line import Command, as_near, as_typed, next_command, parse_command
+from bosch.command_line import Command, parse_command
 from bosch.config import (
     CalibrationConfig,
     Config,
@@ -17,12 +16,11 @@ from bosch.config import (
     EvalConfig,
     MaskConfig,
     TrainConfig,
-    describe_config,
     fill_in,
     parse_count,
     warn_of_window,
 )
-from bosch.recipes import compare_runs, presets
+from bosch.recipes import presets
 from bosch.run.errors import UserError
 
 
@@ -38,16 +36,14 @@ def parse(*arguments: str) -> Command:
         ("16k", 16_000),
         ("4096", 4096),
         ("1_000", 1000),
-        ("0", 0),
-        ("2.01k", 2010),  # this and the next are no whole numbers in binary
-        ("1.005M", 1_005_000),
+        ("1.005M", 1_005_000),  # no whole number in binary
     ],
 )
 def test_token_counts_are_read_as_people_write_them(text: str, count: int) -> None:
     assert parse_count(text) == count
 
 
-@pytest.mark.parametrize("text", ["", "2.5", "_", "._", "many", "1..5M", "-3", "2.5Q"])
+@pytest.mark.parametrize("text", ["", "2.5", "1..5M", "-3", "2.5Q"])
 def test_other_token_counts_are_refused(text: str) -> None:
     with pytest.raises(UserError, match=re.escape(repr(text))):
         parse_count(text)
@@ -56,24 +52,14 @@ def test_other_token_counts_are_refused(text: str) -> None:
 @pytest.mark.parametrize(
     ("make", "name", "value"),
     [
-        (lambda: Config(ratio=1.2), "ratio", "1.2"),
         (lambda: Config(ratio=float("nan")), "ratio", "nan"),
         (lambda: Config(window=0), "window", "0"),
-        (lambda: Config(seed=-1), "seed", "-1"),
-        (lambda: CalibrationConfig(examples=0), "calibration.examples", "0"),
         (lambda: CalibrationConfig(6, questions_per_context=4), "questions_per_context", "4"),
-        (lambda: MaskConfig(kappa=0), "mask.kappa", "0"),
         (lambda: MaskConfig(ratio_buckets=(0.5, 0.25)), "mask.ratio_buckets", "(0.5, 0.25)"),
-        (lambda: DataConfig(source=()), "data.source", "empty"),
         (lambda: DataConfig(tokens=100), "data.tokens", "100"),
-        (lambda: TrainConfig(peak_learning_rate=0), "train.peak_learning_rate", "0"),
-        (lambda: TrainConfig(clip_norm=float("inf")), "train.clip_norm", "inf"),
-        (lambda: TrainConfig(warmup_share=10), "train.warmup_share", "10"),
         (lambda: TrainConfig(betas=(0.9, 1.0)), "train.betas", "(0.9, 1.0)"),
-        (lambda: TrainConfig(micro_batch_sequences=0), "train.micro_batch_sequences", "0"),
-        (lambda: EvalConfig(samples=0), "eval.samples", "0"),
+        (lambda: TrainConfig(temperature=0.0), "temperature", "0"),
         (lambda: EvalConfig(niah_lengths=(512, 256)), "eval.niah_lengths", "(512, 256)"),
-        (lambda: EvalConfig(niah_lengths=()), "eval.niah_lengths", "()"),
         (lambda: EvalConfig(checkpoints=(0.0, 2.5)), "eval.checkpoints", "(0.0, 2.5)"),
     ],
 )
@@ -85,22 +71,11 @@ def test_impossible_settings_are_refused_by_name_and_value(
     assert value in str(refused.value)
 
 
-def test_samples_set_the_size_of_every_evaluation() -> None:
-    config = EvalConfig(samples=32)
-    assert (config.niah_samples, config.longbench_rows) == (32, 32)
-
-
 def test_dials_and_sections_override_the_preset() -> None:
     command = parse("--preset", "smoke", "--ratio", "0.5", "--calibration.length=1k", "--seed", "3")
     calibration = dataclasses.replace(presets.smoke().calibration, length=1000)
     expected = dataclasses.replace(presets.smoke(), ratio=0.5, seed=3, calibration=calibration)
     assert command.config == expected
-    # And a preset may stand behind them.
-    behind, before = (
-        parse("--window", "16", "--preset", "smoke"),
-        parse("--preset=smoke", "--window=16"),
-    )
-    assert behind.config == before.config
 
 
 def help_shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -137,10 +112,7 @@ def test_help_shows_at_most_50_options_and_help_all_every_one(
     [
         ("--ration", "--ratio"),
         ("--length", "--calibration.length"),
-        ("--calibraton.length", "--calibration.length"),
         ("--train.lerning-rate", "--train.peak-learning-rate"),
-        ("--dryrun", "--dry-run"),
-        ("--form", "--from"),
         ("--mask.gama", "--mask.gamma"),  # not in --help
     ],
 )
@@ -166,10 +138,8 @@ def test_other_values_are_refused_by_option_and_value(
 @pytest.mark.parametrize(
     ("arguments", "folder"),
     [
-        ((), "runs/tiny-qwen3-bosch-r0.75"),
         (("--ratio", "0.5", "--method", "fisher"), "runs/tiny-qwen3-fisher-r0.5"),
-        (("--seed", "7"), "runs/tiny-qwen3-bosch-r0.75-s7"),
-        (("--model", "Qwen/Qwen3-8B-Base"), "runs/Qwen3-8B-Base-bosch-r0.75"),
+        (("--model", "Qwen/Qwen3-8B-Base", "--seed=7"), "runs/Qwen3-8B-Base-bosch-r0.75-s7"),
         (("--run-dir", "elsewhere/mine"), "elsewhere/mine"),
     ],
 )
@@ -177,20 +147,6 @@ def test_run_folder_is_named_after_what_tells_runs_apart(
     arguments: tuple[str, ...], folder: str
 ) -> None:
     assert parse(*arguments).run_path == Path(folder)
-
-
-def test_every_setting_is_described_and_has_a_comment_in_the_help() -> None:
-    lines = describe_config(Config())
-    assert lines[0] == "model tiny-qwen3, ratio 0.75, method bosch, window 1024, seed 0"
-    sections = "calibration mask data train eval".split()
-    assert [line.split()[0] for line in lines[1:] if line[0] != " "] == sections
-    assert {line[:13].isspace() or line[12] == " " for line in lines[1:]} == {True}
-    assert all(len(line) <= 100 for line in lines)
-    text = " ".join(line.strip() for line in lines)
-    assert "checkpoints 0 0.26 0.52 0.78 1, " in text
-    for section in vars(Config()).values():
-        if dataclasses.is_dataclass(section):
-            assert all(f" {name} " in text for name in vars(section))
 
 
 def test_a_window_as_long_as_the_texts_gets_a_warning() -> None:
@@ -203,39 +159,6 @@ def test_a_window_as_long_as_the_texts_gets_a_warning() -> None:
     (warning,) = warn_of_window(dataclasses.replace(tiny, window=2_000))
     assert "data.sequence_length 1,024, eval.niah_lengths 1,024" in warning
     assert warn_of_window(dataclasses.replace(tiny, window=2_000, ratio=0.0)) == []
-
-
-def test_commands_are_printed_as_they_can_be_typed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    programs = tmp_path / "here" / ".venv" / "bin"
-    programs.mkdir(parents=True)
-    (programs / "tensorboard").touch(mode=0o755)
-    monkeypatch.setattr(sys, "executable", str(programs / "python"))
-    monkeypatch.setenv("PATH", "/usr/bin")
-    monkeypatch.chdir(tmp_path / "here")
-    assert as_typed("tensorboard") == ".venv/bin/tensorboard"
-    monkeypatch.chdir("/")
-    assert as_typed("tensorboard") == str(programs / "tensorboard").removeprefix("/")
-    monkeypatch.chdir(programs.parent)
-    assert as_near(tmp_path / "elsewhere") == str(tmp_path / "elsewhere")
-    monkeypatch.setenv("PATH", f"{programs}:/usr/bin")
-    assert as_typed("tensorboard") == "tensorboard"
-
-
-def test_the_next_command_is_of_the_kind_that_started_this_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("PATH", str(Path(sys.executable).parent))
-    monkeypatch.chdir(Path(__file__).parents[2])
-    python = as_typed("python")
-    for program, command in {
-        "recipes/recover.py": f"{python} recipes/compare_runs.py",
-        "bosch recover": f"{as_typed('bosch')} compare",
-        "python -m bosch recover": f"{python} -m bosch compare",
-    }.items():
-        monkeypatch.setattr(sys, "argv", [program])
-        assert next_command("compare", compare_runs) == command
 
 
 def test_a_run_from_before_a_setting_has_its_default() -> None:

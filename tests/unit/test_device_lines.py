@@ -8,8 +8,6 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
 LIST = Path(__file__).with_name("device_lines.txt")
 PRODUCT = ("bosch", "data", "training", "eval", "recipes", "benchmarks", "launch")
@@ -77,17 +75,3 @@ def test_every_place_is_listed_with_the_test_that_runs_it() -> None:
             file, _, name = test.partition("::")
             assert (ROOT / file).is_file(), (place, test)
             assert f"def {name}(" in (ROOT / file).read_text("utf-8"), (place, test)
-
-
-@pytest.mark.parametrize(
-    ("code", "expected"),
-    [
-        ("def f(x):\n    return x.is_cuda", ["f"]),
-        ("class A:\n    def f(self):\n        def g():\n            import liger_kernel", ["A.f"]),
-        ("def f():\n    'for flash'  # cuda\n    return 1", []),
-        ("NAME = 'cuda:nccl'", ["-"]),
-        ("class A:\n    kernels = 'liger'\n    def f(self): ...", ["A.-"]),
-    ],
-)
-def test_the_finder_reads_code_and_not_comments(code: str, expected: list[str]) -> None:
-    assert functions_with_words(ast.parse(code)) == expected

@@ -19,7 +19,6 @@ from typing import Any
 
 import pytest
 import torch
-from datasets import Dataset
 from torch import Tensor
 from transformers import (
     AutoModel,
@@ -28,8 +27,6 @@ from transformers import (
     AutoTokenizer,
     BitsAndBytesConfig,
     PreTrainedModel,
-    Trainer,
-    TrainingArguments,
     pipeline,
 )
 
@@ -87,35 +84,6 @@ def greedy(model: PreTrainedModel, ids: Tensor, **options: Any) -> Tensor:
 
 
 # --------------------------------------------------------------------------------------- training
-
-
-def trainer(folder: Path, steps: int) -> Trainer:
-    rows = [{"input_ids": row, "labels": row} for row in random_tokens(8, 20).tolist()]
-    settings = TrainingArguments(
-        str(folder),
-        max_steps=steps,
-        save_steps=2,
-        per_device_train_batch_size=2,
-        report_to=[],
-        use_cpu=True,
-    )
-    return Trainer(hybrid(), settings, train_dataset=Dataset.from_list(rows))
-
-
-@row(
-    "Trainer: `train`, checkpoints, `save_model`",
-    "works",
-    "Checkpoints are folders of the hybrid. Our own recovery is faster and resumes exactly.",
-)
-def test_the_trainer_trains_and_saves_hybrids(tmp_path: Path) -> None:
-    training, ids = trainer(tmp_path, 2), random_tokens(1, 40)
-    before = logits(training.model, ids)
-    assert training.train().global_step == 2
-    training.save_model(tmp_path / "saved")
-    after = logits(training.model, ids)
-    assert not torch.equal(after, before)
-    for name in ("saved", "checkpoint-2"):
-        assert torch.equal(logits(load(tmp_path / name), ids), after)
 
 
 def lora(model: PreTrainedModel) -> Any:

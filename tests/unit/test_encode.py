@@ -18,7 +18,6 @@ from bosch.data.encode import (
     Encoder,
     Position,
     cut_document,
-    decode_documents,
     encode_in_order,
     read_chunks,
     share_reproduced,
@@ -107,9 +106,6 @@ def test_documents_get_their_end_token_and_empty_ones_nothing(model: TokenizerTe
     ids = Encoder(with_begin, None).encode(chunk_of(["one"])).ids
     assert (ids[0], ids[-1]) == (3, 0)
     assert with_begin.hash != model.hash
-    tokenizer_that_cuts = train("", 700)
-    tokenizer_that_cuts.backend_tokenizer.enable_truncation(5)
-    assert describe_tokenizer(tokenizer_that_cuts).hash == model.hash
 
 
 def test_tokenizer_that_cannot_be_read_is_named(tmp_path: Path) -> None:
@@ -144,22 +140,6 @@ def test_any_number_of_threads_gives_what_one_encoder_gives(
             assert one.after == other.after
 
 
-def test_reading_starts_at_any_piece(source: FileSource, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encode, "PIECE_CHARS", 200)
-
-    def pieces(start: Position) -> list[object]:
-        chunks = read_chunks(source, start, chunk_chars=1000)
-        return [p for c in chunks for p in zip(c.blocks, c.begins, c.ends, strict=True)]
-
-    places = [
-        Position(document, piece)
-        for document, text in enumerate(TEXTS)
-        for piece, _ in enumerate(cut_document([text], 200))
-    ]
-    for start in (Position(0, 0), Position(0, 2), Position(3, 1), Position(59)):
-        assert pieces(start) == pieces(Position())[places.index(start) :]
-
-
 def test_foreign_ids_are_decoded_and_encoded_again(
     model: TokenizerText, llama: TokenizerText
 ) -> None:
@@ -169,20 +149,6 @@ def test_foreign_ids_are_decoded_and_encoded_again(
     encoded = Encoder(model, llama).encode(chunk_of(ids))
     expected = Encoder(model, None).encode(chunk_of(TEXTS[:8]))
     np.testing.assert_array_equal(encoded.ids, expected.ids)
-
-
-def test_document_cut_within_a_character_loses_only_what_is_left_of_it(
-    llama: TokenizerText,
-) -> None:
-    tokenizer = llama.load()
-    ids = ids_of(tokenizer, "naïve 😀 end")
-    texts = {
-        decode_documents(tokenizer, [ids[a:b]])[0]
-        for a in range(len(ids))
-        for b in range(a + 1, len(ids))
-    }
-    assert all("\ufffd" not in (text[:1], text[-1:]) for text in texts)
-    assert decode_documents(tokenizer, [ids]) == ["naïve 😀 end"]
 
 
 def test_ids_of_another_tokenizer_are_recognized_by_encoding_them_again(

@@ -64,9 +64,5 @@ def test_a_users_error_ends_in_a_sentence_and_ours_in_a_traceback(
         assert capsys.readouterr().err == f"error: {error}\n"
         with pytest.raises(type(error)):
             exit_on_user_error(lambda error=error: fail(error), debug=True)
-    for bug in (ValueError("zip"), FileNotFoundError("of ours")):
-        with pytest.raises(type(bug)):
-            exit_on_user_error(lambda bug=bug: fail(bug), debug=False)
-    with pytest.raises(ZeroDivisionError):
-        exit_on_user_error(lambda: 1 // 0, debug=False)
-    assert exit_on_user_error(lambda: 3, debug=False) == 3
+    with pytest.raises(ValueError, match="a bug"):
+        exit_on_user_error(lambda: fail(ValueError("a bug")), debug=False)

@@ -8,22 +8,14 @@ import torch
 from transformers import AutoConfig
 
 from bosch.assets import asset_folder
-from bosch.config import Config, EvalConfig, JudgingConfig
-from bosch.eval.judging import Judging, judging_of, load_judged
+from bosch.config import JudgingConfig
+from bosch.eval.judging import Judging, load_judged
 from bosch.eval.settings import FAST, SuiteRun
 from bosch.eval.suites import longbench, niah
 from bosch.eval.suites._interface import Request
 from bosch.run.errors import UserError
 
 MODEL = asset_folder("tiny-qwen3-2layer")
-
-
-def test_recover_judges_by_the_suites_it_is_asked_for() -> None:
-    config = EvalConfig(suites=("gsm8k",), options=("gsm8k.tasks=gsm8k,gsm8k_cot",), samples=3)
-    (run,) = judging_of(Config(eval=config)).suites
-    assert (run.name, run.settings.tasks, run.limit) == ("gsm8k", ("gsm8k", "gsm8k_cot"), 3)
-    with pytest.raises(UserError, match=r"eval\.suites"):
-        EvalConfig(suites=())
 
 
 def test_yarn_stretches_the_positions_and_keeps_their_base(tmp_path: Path) -> None:
@@ -71,28 +63,10 @@ def test_only_the_batch_in_half_precision_counts_among_speed_settings() -> None:
     assert judging.facts() != stretched.facts() != replace(stretched, yarn_from=1024).facts()
 
 
-def test_more_examples_than_the_default_are_built() -> None:
-    config = Config(eval=EvalConfig(samples=600, longbench_data="toy"))
-    needles, tasks = judging_of(config).suites
-    assert (needles.settings.samples, tasks.settings.toy_rows) == (600, 600)
-    few = judging_of(Config(eval=EvalConfig(samples=3))).suites
-    assert (few[0].settings.samples, few[1].settings.toy_rows) == (500, 50)
-
-
-@pytest.mark.parametrize(
-    ("setting", "kind"), [("essays", "folder"), ("data", "file"), ("gsm8k", "file")]
-)
-def test_a_file_with_other_content_is_another_setting(
-    tmp_path: Path, setting: str, kind: str
-) -> None:
-    named = tmp_path / "texts"
-    file = named if kind == "file" else named / "a.txt"
-    file.parent.mkdir(exist_ok=True)
-    file.write_text("One.")
-    suite = niah if setting == "essays" else longbench
-    settings = suite.Settings(**{setting: str(named)})
-    judging = Judging((SuiteRun(suite.__name__.split(".")[-1], settings),))
+def test_a_file_with_other_content_is_another_setting(tmp_path: Path) -> None:
+    judging = Judging((SuiteRun("niah", niah.Settings(essays=str(tmp_path))),))
+    (tmp_path / "a.txt").write_text("One.")
     before = judging.facts()
     assert judging.facts() == before
-    file.write_text("Two.")
+    (tmp_path / "a.txt").write_text("Two.")
     assert judging.facts() != before

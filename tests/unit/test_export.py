@@ -17,11 +17,9 @@ from transformers.dynamic_module_utils import (
 )
 
 from bosch.hybrid.conversion import deploy
-from bosch.hybrid.export import full_groups, kv_table, mask_record
+from bosch.hybrid.export import full_groups, mask_record
 from bosch.hybrid.materialize import export_hybrid, materialize, read_config
 from bosch.hybrid.remote_code import ENTRY, remote_code
-from bosch.masks.mask import describe_bytes
-from bosch.plugins import list_plugins
 from bosch.recipes import materialize_model
 from tests.hybrid_folders import WINDOW, plain_folder, record_for
 from tests.model_factory import FAMILIES, MIXED, tiny_model, undeploy
@@ -50,14 +48,11 @@ print("tokenizer:", tokenizer("ab")["input_ids"])
 print("tokens:", out.sequences[0, -8:].tolist())
 cache = out["cache" if "cache" in out else "past_key_values"]  # before transformers 5.24
 print("window entries:", cache.layers[1].keys[0].shape[2])
-for folder in sys.argv[2:]:
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
 """
 
 
-def load_alone(modules: Path, *folders: Path) -> str:
-    command = [sys.executable, "-c", ALONE, *map(str, folders)]
+def load_alone(modules: Path, folder: Path) -> str:
+    command = [sys.executable, "-c", ALONE, str(folder)]
     # Not in the repository's folder, and with a cache of code that nobody shares.
     environment = os.environ | {"HF_MODULES_CACHE": str(modules)}
     done = subprocess.run(command, cwd=modules, env=environment, capture_output=True, text=True)
@@ -76,25 +71,19 @@ def generated(model: Any) -> list[int]:
     "Without the package; without the argument it is refused by transformers.",
 )
 @pytest.mark.parametrize(
-    ("family", "also_saved"),
-    [("qwen3_moe", False), *(pytest.param(f, True, marks=pytest.mark.slow) for f in FAMILIES)],
+    "family", ["qwen3_moe", *(pytest.param(f, marks=pytest.mark.slow) for f in FAMILIES)]
 )
-def test_folder_works_where_the_package_is_not(
-    family: str, also_saved: bool, tmp_path: Path
-) -> None:
+def test_folder_works_where_the_package_is_not(family: str, tmp_path: Path) -> None:
     dense, hybrid = plain_folder(tmp_path / "dense", family), tmp_path / "hybrid"
     materialize(dense, record_for(dense), hybrid)
     expected = generated(AutoModelForCausalLM.from_pretrained(hybrid))
     modules = tmp_path / "modules"
     modules.mkdir()
-    saved = tmp_path / "saved"
-    # A model saved there loads like the first.
-    for folders in ((hybrid, saved), (saved,)) if also_saved else ((hybrid,),):
-        said = load_alone(modules, *folders)
-        assert f"tokens: {expected}\n" in said
-        assert f"window entries: {WINDOW - 1}\n" in said
-        assert "refused: " in said
-        assert "tokenizer: [68, 69]\n" in said
+    said = load_alone(modules, hybrid)
+    assert f"tokens: {expected}\n" in said
+    assert f"window entries: {WINDOW - 1}\n" in said
+    assert "refused: " in said
+    assert "tokenizer: [68, 69]\n" in said
 
 
 def test_code_of_a_checkpoint_and_the_package_live_in_one_process(
@@ -124,7 +113,6 @@ def test_code_demands_nothing_but_torch_and_transformers(family: str, tmp_path: 
     # transformers copies the files it finds by following relative imports: those are all of them.
     followed = {Path(path).name for path in get_relative_import_files(tmp_path / ENTRY)}
     assert followed | {ENTRY} == files.keys()
-    assert {f"bosch_backends_{name}.py" for name in list_plugins("bosch.backends")} <= followed
 
 
 # ----------------------------------------------------------------------------------- card and mask
@@ -140,11 +128,7 @@ def test_card_tells_mask_cache_and_how_to_load(tmp_path: Path) -> None:
     assert "\nlicense: apache-2.0\ntags:\n" in card
     for line in (
         "| groups on the window | 7 of 12 |",
-        "| ratio | 0.5833 |",
         "| window | 16 tokens, the token itself included |",
-        "| chosen by | bosch, seed 7 |",
-        "![Groups with full attention, layer by layer](mask.png)",
-        "import bosch",
         "trust_remote_code=True",
         # By hand, for 4,096 tokens: (5 * 4096 + 7 * 15) entries, of 12 * 4096; each has a key and a
         # value of 16 numbers of 4 bytes.
@@ -170,12 +154,3 @@ def test_checkpoint_saved_in_training_is_exported_with_its_weights(tmp_path: Pat
     assert full_groups(config) == [list(row) for row in MIXED]
     assert config.auto_map["AutoConfig"] == "modeling_bosch.BoschQwen3Config"
     assert "| chosen by | unknown |" in (tmp_path / "out" / "README.md").read_text()
-
-
-def test_bytes_are_told_in_three_digits_and_counted_in_the_model_s_type() -> None:
-    texts = [describe_bytes(count) for count in (999, 1000, 123_456, 999_999, 7.5e9, 2.5e12)]
-    assert texts == ["999 bytes", "1 kB", "123 kB", "1 MB", "7.5 GB", "2.5 TB"]
-    for dtype, size in ((torch.float32, "2.63 MB"), (torch.bfloat16, "1.32 MB")):
-        model = deploy(tiny_model("qwen3"), MIXED, WINDOW)
-        model.config.dtype = dtype
-        assert kv_table(model.config, mask_record(model.config).mask)[0][1] == size

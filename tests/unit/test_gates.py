@@ -11,13 +11,10 @@ from torch import Tensor
 from bosch.gates import (
     BETA,
     GAMMA,
-    START,
     ZETA,
     ConstrainedGates,
-    RateCurve,
     ScalarGates,
     branches_of,
-    draw_noise,
     lowest,
     mean_of_gates,
     sample_gates,
@@ -64,25 +61,6 @@ def test_gradients_agree_with_finite_differences() -> None:
         assert torch.autograd.gradcheck(made, (alpha,))
 
 
-def test_gradients_are_finite_whatever_the_noise() -> None:
-    for noise in (0.0, 1e-9, 0.5, 1 - 1e-7, 1.0):
-        alpha = torch.tensor([-20.0, 0.0, 5.0, 20.0]).requires_grad_()
-        z = sample_gates(alpha, torch.full((4,), noise))
-        (gradient,) = torch.autograd.grad(z.sum(), alpha)
-        assert bool(((z >= 0) & (z <= 1)).all())
-        assert bool(gradient.isfinite().all())
-        settled = (z == 0) | (z == 1)
-        assert bool((gradient[settled] == 0).all())  # so one branch is enough for such a gate
-
-
-def test_noise_is_a_function_of_seed_and_step() -> None:
-    noise = draw_noise(3, 7, (4, 8))
-    torch.manual_seed(5)
-    assert torch.equal(draw_noise(3, 7, (4, 8)), noise)
-    assert not torch.equal(draw_noise(3, 8, (4, 8)), noise)
-    assert not torch.equal(draw_noise(4, 7, (4, 8)), noise)
-
-
 # --- the constraint ---
 
 
@@ -104,20 +82,6 @@ def test_the_penalty_is_the_lagrangian_written_out(granularity: str) -> None:
         for one, two, share in zip(linear, quadratic, shares, strict=True)
     ]
     assert gates.penalty().item() == pytest.approx(sum(terms), abs=1e-5)
-
-
-def test_multipliers_climb_and_gates_descend() -> None:
-    gates = ConstrainedGates(4, 4, "head-all-layers", 0.5, seed=0)
-    optimizer = torch.optim.AdamW(gates.parameter_groups(0.1, 0.2), weight_decay=0.1)
-    for step in range(30):
-        optimizer.zero_grad()
-        gates.penalty().backward()
-        optimizer.step()
-        if step == 0:
-            assert gates.alpha_U.eq(START).all()  # the multipliers were still 0
-    assert gates.linear_C.item() < 0  # too few are closed
-    assert gates.quadratic_C.item() > 0
-    assert bool((gates.alpha_U < START).all())
 
 
 def test_the_groups_of_a_layer_share_its_gate_and_a_cap_holds_the_multiplier() -> None:
@@ -145,20 +109,10 @@ def test_scalar_gates_go_down_by_l1_and_stay_in_range() -> None:
     assert gates.gate_U.tolist()[1][2] == 1
 
 
-def test_learning_rates_rise_and_fall_to_the_floor() -> None:
-    curve = RateCurve(1_000)
-    values = [curve(done) for done in range(1_000)]
-    assert values[0] == pytest.approx(1 / 300)
-    assert values[299] == values[300] == 1
-    assert values[-1] == pytest.approx(0.1, abs=1e-4)
-    assert values[:300] == sorted(values[:300])
-    assert values[300:] == sorted(values[300:], reverse=True)
-
-
 # --- from gates to masks ---
 
 
-@pytest.mark.parametrize("ratio", [0.0, 0.25, 0.33, 0.5, 0.75, 0.875, 1.0])
+@pytest.mark.parametrize("ratio", [0.0, 0.33, 0.75, 1.0])
 @pytest.mark.parametrize("granularity", GRANULARITIES)
 def test_the_ratio_is_met_exactly(granularity: Any, ratio: float) -> None:
     num_layers, num_columns = 7, 1 if granularity == "layer" else 4

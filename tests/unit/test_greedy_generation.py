@@ -85,9 +85,6 @@ def score(key: Key, example: Example, text: str) -> dict[str, float]:
     return dict(suite.score(suite.Settings(), Task(*key[:2]), example, text))
 
 
-MANY = {"lengths": (512, 1024), "samples": 6, "rows": 4}
-
-
 def assert_same_scores(
     examples: Iterable[tuple[Key, Example]], found: Any, expected: dict[Key, Job]
 ) -> None:
@@ -101,36 +98,14 @@ def assert_same_scores(
 
 
 @pytest.mark.parametrize("kind", ["dense", "hybrid"])
-@pytest.mark.parametrize(
-    ("name", "sizes"),
-    [
-        ("tiny-qwen3-2layer", {"lengths": (256,), "samples": 1, "rows": 1}),
-        pytest.param("tiny-qwen3", MANY, marks=pytest.mark.slow),
-    ],
-)
-def test_no_speed_up_changes_a_token_or_a_score(name: str, sizes: Any, kind: str) -> None:
-    model, tokenizer = load(name, kind)
-    examples = tasks(tokenizer, **sizes)
+def test_no_speed_up_changes_a_token_or_a_score(kind: str) -> None:
+    model, tokenizer = load("tiny-qwen3-2layer", kind)
+    examples = tasks(tokenizer, lengths=(256,), samples=1, rows=1)
     expected = run(model, tokenizer, examples, PLAIN)
     for key, example in examples:
         assert list(expected[key].tokens) == by_hugging_face(model, tokenizer, example), key
     for settings in ONE_BY_ONE.values():
         assert_same_scores(examples, run(model, tokenizer, examples, settings), expected)
-
-
-@pytest.mark.slow
-def test_in_half_precision_no_speed_up_changes_a_score() -> None:
-    model, tokenizer = load("tiny-qwen3", "hybrid")
-    model = model.to(torch.bfloat16)
-    examples = tasks(tokenizer, lengths=(512,), samples=4, rows=2)
-    expected = run(model, tokenizer, examples, PLAIN)
-    for name in ("stop", "draft", "share", "everything"):
-        assert_same_scores(examples, run(model, tokenizer, examples, ONE_BY_ONE[name]), expected)
-    # A batch that is asked for may decide near ties differently; here no score changes.
-    batched = run(model, tokenizer, examples, replace(FAST, batch=16))
-    for key, example in examples:
-        plain, text = expected[key].text, batched[key].text
-        assert score(key, example, text) == score(key, example, plain), key
 
 
 def test_an_answer_ends_the_text_and_costs_no_decoding() -> None:
@@ -181,13 +156,6 @@ def test_shared_beginnings_and_batches_of_any_lengths_change_no_token(family: st
     plain_model = tiny_model(family)
     for model in (plain_model, deploy(plain_model, MIXED, WINDOW)):
         assert_plain_tokens(model, texts(PROMPTS), replace(FAST, batch=3, prefill_chunk=9))
-
-
-@pytest.mark.parametrize("window", [1, 2, WINDOW, 200])
-def test_no_window_is_too_small_or_too_long_for_it(window: int) -> None:
-    model = deploy(tiny_model("qwen3"), MIXED, window)
-    for batch in (1, 16):
-        assert_plain_tokens(model, texts(PROMPTS, 4), replace(FAST, batch=batch, prefill_chunk=50))
 
 
 def test_a_draft_is_accepted_as_far_as_the_model_agrees() -> None:

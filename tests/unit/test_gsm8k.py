@@ -78,8 +78,6 @@ def test_the_five_shots_are_drawn_anew_for_each_row_from_one_generator(folder: P
         ("gsm8k_cot", " The answer is 72.\n\nQ: And 5?\nA: The answer is 5.", 1, 1),  # cut at Q:
         ("gsm8k_cot", " The answer is 7. No, 72", 0, 1),  # strict: first, flexible: last
         ("gsm8k_cot", " The answer is $72.", 0, 1),
-        ("gsm8k_cot", " It is #### 72", 0, 1),
-        ("gsm8k_cot", " nothing", 0, 0),
         ("gsm8k_cot", " 72</s> 5", 0, 1),
         ("gsm8k_cot", " The answer is 72.00.", 0, 0),  # texts are compared, not numbers
         ("gsm8k", " 70+2\n#### 72", 1, 1),
@@ -93,12 +91,6 @@ def test_the_five_shots_are_drawn_anew_for_each_row_from_one_generator(folder: P
 )
 def test_filters_by_hand(task: str, prediction: str, strict: int, flexible: int) -> None:
     assert gsm8k.judge(task, prediction, "70 + 2\n#### 72") == (strict, flexible)
-
-
-def test_numbers_are_compared_without_thousands_marks_and_dollars() -> None:
-    assert gsm8k.judge("gsm8k", "#### $1,234", "#### 1,234") == (0.0, 1.0)
-    assert gsm8k.judge("gsm8k", "#### 1,234", "so\nmany #### $1234") == (1.0, 1.0)
-    assert gsm8k.judge("gsm8k", "#### -5", "#### -5") == (1.0, 1.0)
 
 
 def test_rows_are_read_from_every_form(folder: Path, tmp_path: Path) -> None:
@@ -120,24 +112,15 @@ def test_rows_are_read_from_every_form(folder: Path, tmp_path: Path) -> None:
 def test_bad_data_is_one_clear_sentence(folder: Path, tmp_path: Path) -> None:
     few = write_jsonl(tmp_path / "few.jsonl", ROWS["test"][:3])
     without = write_jsonl(tmp_path / "no.jsonl", [{"question": "1?"}])
-    listed = write_jsonl(tmp_path / "listed.jsonl", [[1]])
     for source, split, named in (
         (few, "test", f"{few} .*3 .*1319"),
         (without, "test", f"{without}, row 1: .*`answer`"),
-        (listed, "test", f"{listed}, line 1: "),
         (folder / "test.jsonl", "train", f"{folder / 'test.jsonl'} .*train"),
     ):
         with pytest.raises(UserError, match=named):
             gsm8k.read_split(str(source), split)
-    for source, named in (
-        (tmp_path / "nowhere", f"{tmp_path / 'nowhere'} "),
-        (tmp_path, rf"{tmp_path} .*test\.jsonl"),
-        ("nobody/no-such-data-set", "nobody/no-such-data-set "),
-    ):
-        with pytest.raises(MissingFileError, match=named):
-            gsm8k.read_split(str(source), "test")
-    with pytest.raises(UserError, match=r"'gsm8k_coat'.*'gsm8k_cot'"):
-        gsm8k.Settings(tasks=("gsm8k_coat",))
+    with pytest.raises(MissingFileError, match=rf"{tmp_path} .*test\.jsonl"):
+        gsm8k.read_split(str(tmp_path), "test")
 
 
 def test_results_are_percentages_with_errors(folder: Path) -> None:

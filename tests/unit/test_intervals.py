@@ -15,7 +15,6 @@ from bosch.eval.report.intervals import (
     Statistic,
     estimate,
     estimate_difference,
-    interval,
     resample_examples,
 )
 
@@ -34,7 +33,6 @@ def make_curve(values: list[float], dense: float) -> Curve:
         ([20, 30, 50, 65], intervals.gain_to(2), 30),
         ([20, 30, 50, 65], intervals.tokens_to_share(0.5), 200),  # 50 is half way from 20 to 80
         ([20, 30, 40, 80], intervals.tokens_to_share(0.5), 250),  # and a quarter from 40 to 80
-        ([20, 30, 40, 60], intervals.tokens_to_share(0.5), 300),
         ([20, 80, 10, 10], intervals.tokens_to_share(0.5), 50),  # the first time counts
         ([20, 30, 50, 65], intervals.tokens_to_share(0.9), NEVER),  # 74 is never seen
         ([20, 10, 5, 1], intervals.tokens_to_share(0.5), NEVER),
@@ -52,22 +50,6 @@ def test_statistics_are_as_worked_out_by_hand(
 ) -> None:
     result = estimate(make_curve(values, 80), statistic)
     assert result == Estimate(number if number is None else pytest.approx(number))
-
-
-def test_there_is_no_share_of_a_gap_that_does_not_exist() -> None:
-    for dense in (20, 10, math.nan):
-        curve = make_curve([20, 30, 50, 65], dense)
-        for statistic in (intervals.gap_share, intervals.tokens_to_share(0.5)):
-            assert estimate(curve, statistic).value is None
-
-
-def test_interval_is_the_middle_of_the_replicates_with_those_never_reached_on_top() -> None:
-    numbers = np.arange(1.0, 201.0)
-    assert interval(numbers) == (6, 195)  # 2.5% of 200 are cut on either side
-    assert interval(np.where(numbers > 150, NEVER, numbers)) == (6, NEVER)
-    # More than 5% undefined: no interval.
-    assert interval(np.where(numbers <= 11, math.nan, numbers)) == (None, None)
-    assert interval(np.where(numbers <= 10, math.nan, numbers))[0] is not None
 
 
 # ----------------------------------------------------------------------------------- differences
@@ -122,19 +104,3 @@ def test_paired_replicates_cancel_shared_difficulty() -> None:
     assert gains.mean() == pytest.approx(20, abs=0.5)
     assert gains.std() == pytest.approx(4, abs=0.3)
     assert (gains >= 0).all()
-
-
-def test_replicates_are_the_same_in_every_run_and_differ_between_cells() -> None:
-    samples = {cell: {i: 100.0 * (i % 2) for i in range(50)} for cell in (CELL, ("other", 512))}
-    one, again = (resample_examples([samples], None, {CELL: 1.0}, "niah") for _ in range(2))
-    other = resample_examples([samples], None, {("other", 512): 1.0}, "niah")
-    assert (one.values == again.values).all()
-    assert not (one.values == other.values).all()
-    assert np.isnan(one.dense).all()
-
-
-def test_points_that_answered_other_examples_are_not_paired() -> None:
-    first = {CELL: {0: 100.0, 1: 0.0}}
-    for second in ({CELL: {0: 100.0}}, {}):
-        assert resample_examples([second, second], None, {CELL: 1.0}, "niah") is None  # too few
-        assert resample_examples([first, second], None, {CELL: 1.0}, "niah") is None

@@ -50,11 +50,3 @@ def test_wonderwords_gives_upstreams_list() -> None:
         6_171_619: "zonked-zucchini",
     }
     assert {index: words[index] for index in expected} == expected
-
-
-@pytest.mark.slow
-def test_every_word_is_upstreams() -> None:
-    wonderwords = pytest.importorskip("wonderwords", reason="word keys need the extra `eval`")
-    lists = wonderwords.RandomWord(enhanced_prefixes=False)
-    kinds = [lists.filter(include_categories=[kind]) for kind in ("adjective", "noun")]
-    assert list(wonderwords_keys()) == built(*kinds)

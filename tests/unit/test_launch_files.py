@@ -8,38 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-from accelerate.commands.config.config_args import load_config_from_file
-from accelerate.commands.launch import _validate_launch_command, launch_command_parser
-from accelerate.utils.launch import prepare_multi_gpu_env
-
 LAUNCH = Path(__file__).parents[2] / "launch"
 PROGRAM = """
 import os
 names = ("RANK", "WORLD_SIZE", "ACCELERATE_MIXED_PRECISION", "FSDP_ACTIVATION_CHECKPOINTING")
 os.write(1, (" ".join(os.environ.get(name, "-") for name in names) + "\\n").encode())
 """
-
-
-def test_accelerate_reads_the_configs_and_their_comments_say_what_to_change() -> None:
-    for name, num_processes in {"cpu": 1, "one_gpu": 1, "eight_gpus": 8, "nodes": 16}.items():
-        path = LAUNCH / f"{name}.yaml"
-        assert load_config_from_file(str(path)).num_processes == num_processes
-        text = path.read_text()
-        assert text.startswith("# ")
-        assert "Change " in text
-        assert f"launch/{path.name}" in text
-
-
-def test_the_cpu_config_gives_a_process_the_cores_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = str(LAUNCH / "cpu.yaml")
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    arguments = launch_command_parser().parse_args(["--config_file", config, "script.py"])
-    arguments, _, _ = _validate_launch_command(arguments)
-    assert arguments.num_cpu_threads_per_process == 1
-    # On a machine with GPUs too, no stage takes one.
-    assert prepare_multi_gpu_env(arguments)["CUDA_VISIBLE_DEVICES"] == "-1"
-    assert "One process on one core" in Path(config).read_text()
 
 
 def test_eight_gpus_starts_eight_ranks_with_what_training_reads(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from bosch.masks.mask import num_windowed
 from bosch.method import Selection
-from bosch.methods import begin_middle_end, interleave, random_groups, random_layers
+from bosch.methods import begin_middle_end, interleave, random_layers
 from tests.convex_toy import inputs_without_model
 
 
@@ -34,16 +34,12 @@ def pattern(method: ModuleType, ratio: float, num_layers: int) -> str:
         (interleave, 0.5, "wFwFwFwF"),
         (interleave, 0.25, "wFFFwFFF"),
         (interleave, 0.875, "wwwwwwwF"),
-        (interleave, 0.75, "wwwF" * 7),
         (interleave, 0.75, "wwwwwwF"),  # ceil(5.25) = 6 windowed
         (interleave, 0.5, "wwFwFwF"),  # 4: full where 3 (i + 1) / 7 passes 1, 2, 3: i = 2, 4, 6
-        (interleave, 0, "FFF"),
-        (interleave, 1, "www"),
         (begin_middle_end, 0.75, "FwwwwwwF"),  # 2 full: begin and end
         (begin_middle_end, 0.5, "FFwwFwwF"),  # 4 full: 2, 1, 1; one centered in the 5 between
         (begin_middle_end, 0.25, "FFwFFwFF"),
         (begin_middle_end, 0.875, "Fwwwwwww"),
-        (begin_middle_end, 2 / 3, "FwwwFwwwF"),
         (begin_middle_end, 0.5, "FFwwwFFwwwFF"),
         (begin_middle_end, 0, "FFF"),
         (begin_middle_end, 1, "www"),
@@ -58,23 +54,3 @@ def test_layer_rules_meet_the_ratio_exactly(num_layers: int, ratio: float) -> No
     for method in (interleave, begin_middle_end, random_layers):
         windowed = pattern(method, ratio, num_layers).count("w")
         assert windowed == num_windowed(ratio, num_layers, 1)
-
-
-def test_random_layers_differ_from_seed_to_seed_and_reach_every_layer() -> None:
-    masks = {select(random_layers, 0.5, seed=s).mask for s in range(30)}
-    assert len(masks) > 20
-    for layer in range(8):
-        assert {mask.z[layer][0] for mask in masks} == {0, 1}
-    again = select(random_layers, 0.5, seed=7)
-    assert again == select(random_layers, 0.5, seed=7)
-    assert again.drawn
-
-
-def test_random_groups_of_one_seed_are_nested() -> None:
-    smaller = select(random_groups, 0.25, seed=3).mask
-    larger = select(random_groups, 0.75, seed=3).mask
-    for small_row, large_row in zip(smaller.z, larger.z, strict=True):
-        assert all(small >= large for small, large in zip(small_row, large_row, strict=True))
-    other = select(random_groups, 0.25, seed=4).mask
-    assert other != smaller
-    assert any(len(set(row)) > 1 for row in larger.z)

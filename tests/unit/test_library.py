@@ -24,14 +24,6 @@ def load(folder: Path = FOLDER, attention: str = "bosch") -> Any:
     return AutoModelForCausalLM.from_pretrained(folder, attn_implementation=attention)
 
 
-def quantized() -> Any:
-    """Packages of quantization keep weights as integers, or as a kind of tensor of their own."""
-    model = load()
-    norm = model.model.norm
-    norm.weight = torch.nn.Parameter(norm.weight.data.to(torch.int8), requires_grad=False)
-    return model
-
-
 @pytest.fixture(scope="module")
 def dense() -> Any:
     return load()
@@ -100,16 +92,6 @@ def test_what_a_folder_holds_of_another_search_is_not_used(
         assert search(method, window) == search(method, window, folder=None)
 
 
-def test_the_inner_of_two_masks_is_used(dense: Any) -> None:
-    ids = torch.arange(100)[None] % 200
-    none = GroupMask.from_rows(["11111111", "11111111"], 8)
-    with torch.inference_mode(), bosch.masked(dense, MASK):
-        outer = dense(ids).logits
-        with bosch.masked(dense, none):
-            assert torch.equal(dense(ids).logits, load()(ids).logits)
-        assert torch.equal(dense(ids).logits, outer)
-
-
 def test_a_model_in_memory_is_known_by_its_weights() -> None:
     model = tiny_model("qwen3")
     model.set_attn_implementation("bosch")
@@ -127,21 +109,10 @@ def test_a_model_in_memory_is_known_by_its_weights() -> None:
         (lambda: bosch.search_mask(load(attention="sdpa"), ratio=0.5, window=8), "'sdpa' bosch"),
         (lambda: bosch.search_mask(load(), ratio=0.5, window=8), "bosch.calibrate"),
         (lambda: bosch.search_mask(load(), ratio=0.5, window=8, kapa=3), "kapa kappa"),
-        (lambda: bosch.search_mask(load(), ratio=1.5, window=8), "1.5"),
-        (lambda: bosch.calibrate(None, lenght=256), "lenght length"),
         (lambda: bosch.evaluate(load(), ["niha"]), "niha niah"),
         (lambda: bosch.evaluate(load(), lengths=[128, 256], samples=1), "niah 128 missing"),
-        (lambda: bosch.evaluate(load(), precision="bf16"), "precision leave"),
-        (lambda: bosch.evaluate(load(), niah_lenghts=[256]), "niah_lenghts niah_lengths"),
         (lambda: bosch.materialize(load(), GroupMask.from_rows(["01"], 8)), "1 layers 2 groups"),
-        (lambda: bosch.masked(load(), GroupMask.from_rows(["01"], 8)).__enter__(), "1 layers"),
-        (lambda: bosch.materialize(quantized(), MASK), "model.norm.weight quantize hybrid"),
-        (
-            lambda: bosch.masked(
-                load(attention="eager"), GroupMask.from_rows(["01"], 8)
-            ).__enter__(),
-            "'eager' attn_implementation",
-        ),
+        (lambda: bosch.masked(load(attention="eager"), MASK).__enter__(), "'eager'"),
     ],
 )
 def test_mistakes_are_one_sentence(call: Any, words: str) -> None:

@@ -3,8 +3,6 @@
 import json
 from pathlib import Path
 
-import pytest
-
 from bosch.run.files import append_line, drop_torn_line, parse_lines, read_lines, sealed_lines
 
 ROWS = [{"step": step, "text": "é\n" * step, "nested": {"value": step / 3}} for step in range(3)]
@@ -25,16 +23,14 @@ def test_lines_are_read_as_they_were_appended(tmp_path: Path) -> None:
     assert read_lines(tmp_path / "none") == []
 
 
-@pytest.mark.parametrize("num_rows", [1, 3])
-def test_every_flipped_bit_is_found(num_rows: int) -> None:
-    rows = ROWS[:num_rows]
-    content = sealed_lines(rows)
+def test_every_flipped_bit_is_found() -> None:
+    content = sealed_lines(ROWS)
     for place in range(8 * len(content)):
         changed = bytearray(content)
         changed[place // 8] ^= 1 << place % 8
         found = [row for _, row in parse_lines(bytes(changed))]
-        assert found != rows
-        assert all(row is None or row in rows for row in found)
+        assert found != ROWS
+        assert all(row is None or row in ROWS for row in found)
 
 
 def test_lines_of_earlier_versions_are_read_up_to_the_first_with_a_checksum() -> None:
@@ -42,17 +38,3 @@ def test_lines_of_earlier_versions_are_read_up_to_the_first_with_a_checksum() ->
     assert [row for _, row in parse_lines(old)] == ROWS
     assert [row for _, row in parse_lines(old + sealed_lines(ROWS))] == ROWS * 2
     assert [row for _, row in parse_lines(sealed_lines(ROWS) + old)] == [*ROWS, None, None, None]
-
-
-def test_lines_of_another_place_are_damaged() -> None:
-    content = sealed_lines(ROWS, "step 1")
-    assert [row for _, row in parse_lines(content, "step 1")] == ROWS
-    for other in ("step 2", ""):
-        assert [row for _, row in parse_lines(content, other)] == [None] * 3
-    assert parse_lines(b'{"step": 1}\n', "step 1") == [(1, None)]
-
-
-@pytest.mark.parametrize("text", ["[" * 50_000, "[1]", "null", "\udcff", '{"a": 1' + "0" * 9_999])
-def test_what_is_no_object_is_damaged(text: str) -> None:
-    content = text.encode("utf-8", "surrogateescape") + b"\n"
-    assert parse_lines(content) == [(1, None)]

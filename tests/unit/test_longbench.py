@@ -102,59 +102,27 @@ def test_every_source_gives_the_same_rows(tmp_path: Path) -> None:
         assert loaded.rows == ROWS
         sources = longbench.sources(Settings(data=str(source)), Task("hotpotqa"))
         assert sources["rows_sha256"] == loaded.sha256
-        assert sources["max_prompt_tokens"] == "31500"
-        if source == archive:
-            assert loaded.sha256 == hashlib.sha256(jsonl).hexdigest()
-            assert sources["rows"] == "hotpotqa.jsonl"
-    line = longbench.describe(Settings(data=str(tmp_path / "zip"), max_prompt_tokens=1_500))
+    line = longbench.describe(Settings(data=str(tmp_path / "zip")))
     assert "not the published file" in line
-    assert "1,500 tokens" in line
-    assert hashlib.sha256(archive.read_bytes()).hexdigest() in line
 
 
-@pytest.mark.parametrize(
-    ("fields", "named"),
-    [
-        ({"answers": "7"}, "`answers` .*'7'"),
-        ({"context": None}, "`context` .*None"),
-        ({"question": "?", "input": ...}, "`question` .*`input`"),
-    ],
-)
-def test_rows_with_wrong_fields_are_refused(tmp_path: Path, fields: dict, named: str) -> None:
-    row = {name: value for name, value in (ROWS[1] | fields).items() if value is not ...}
-    (tmp_path / "hotpotqa.jsonl").write_bytes(to_jsonl([ROWS[0], row]))
-    with pytest.raises(UserError, match=rf"hotpotqa\.jsonl, row 2\b.*{named}"):
+def test_rows_with_wrong_fields_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "hotpotqa.jsonl").write_bytes(to_jsonl([ROWS[0], ROWS[1] | {"answers": "7"}]))
+    with pytest.raises(UserError, match=r"hotpotqa\.jsonl, row 2\b.*`answers` .*'7'"):
         read_dataset(str(tmp_path), "hotpotqa", 200)
 
 
 def test_wrong_counts_and_missing_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "hotpotqa.jsonl").write_bytes(to_jsonl(ROWS[:7]))
-    (tmp_path / "data.txt").write_text("no zip")
+    (tmp_path / "torn.zip").write_bytes(b"PK is not all there is to it")
     for source, name, error, named in (
         (tmp_path, "hotpotqa", UserError, r"hotpotqa\.jsonl .*7 .*200"),
         (tmp_path, "musique", MissingFileError, rf"{tmp_path} .*musique\.jsonl"),
-        (tmp_path / "nowhere", "hotpotqa", MissingFileError, f"{tmp_path / 'nowhere'} "),
         ("nobody/no-such-data-set", "hotpotqa", MissingFileError, "nobody/no-such-data-set "),
-        (tmp_path / "data.txt", "hotpotqa", UserError, r"data\.txt "),
+        (tmp_path / "torn.zip", "hotpotqa", UserError, r"torn\.zip"),
     ):
         with pytest.raises(error, match=named):
             read_dataset(str(source), name, 200)
-    (tmp_path / "hotpotqa.jsonl.gz").write_bytes(gzip.compress(to_jsonl(ROWS)))
-    with pytest.raises(UserError, match=r"hotpotqa\.jsonl, .*hotpotqa\.jsonl\.gz"):
-        read_dataset(str(tmp_path), "hotpotqa", 200)
-
-
-def test_damaged_files_are_named(tmp_path: Path) -> None:
-    for name, content in (
-        ("hotpotqa.jsonl.gz", gzip.compress(to_jsonl(ROWS))[:-9]),
-        ("hotpotqa.parquet", b"PAR1 is not all there is to it"),
-        ("data.zip", b"PK is not all there is to it"),
-    ):
-        path = tmp_path / name.partition(".")[2] / name
-        path.parent.mkdir()
-        path.write_bytes(content)
-        with pytest.raises(UserError, match=str(path)):
-            read_dataset(str(path.parent), "hotpotqa", 200)
 
 
 # --- prompts ---
@@ -192,13 +160,8 @@ def test_the_best_answer_counts_and_four_sets_take_the_first_line() -> None:
     assert score_prediction("trec", "Food\nAnimal", ["Food"], ["Food", "Animal"]) == 1.0
     assert score_prediction("hotpotqa", "x", [], None) == 0.0
     assert score_prediction("hotpotqa_e", "x", ["x"], None) == 1.0
-    for name, named in (
-        ("trec", "trec .*`all_classes`"),
-        ("hotpot_qa", "'hotpot_qa' .*'hotpotqa'"),
-        ("musique_e", "'musique_e'"),
-    ):
-        with pytest.raises(UserError, match=named):
-            score_prediction(name, "Food", ["Food"], None)
+    with pytest.raises(UserError, match=r"trec .*`all_classes`"):
+        score_prediction("trec", "Food", ["Food"], None)
 
 
 def make_scored(name: str, scores: list[float], lengths: list[int] | None = None) -> list[Scored]:
@@ -246,17 +209,6 @@ def test_longbench_e_has_three_bins_by_length() -> None:
     assert len(longbench.list_tasks(settings)) == 13
 
 
-def test_tasks_follow_the_settings() -> None:
-    assert len(longbench.list_tasks(Settings(data="x/y"))) == 22
-    assert len(longbench.list_tasks(Settings(data="x/y", gsm8k=None))) == 21
-    assert len(longbench.list_tasks(Settings(data="x/y", categories="official"))) == 21
-    assert longbench.list_tasks(Settings(datasets=("toy_code",))) == [Task("toy_code")]
-    with pytest.raises(UserError, match="LongBench-E"):
-        Settings(extended=True)
-    with pytest.raises(UserError, match=r"'toy_codes' .*'toy_code'"):
-        Settings(datasets=("toy_codes",))
-
-
 def test_the_toy_world_goes_through_the_same_code(tokenizer: PreTrainedTokenizerFast) -> None:
     settings = Settings(toy_rows=3)
     scored = []
@@ -267,6 +219,3 @@ def test_the_toy_world_goes_through_the_same_code(tokenizer: PreTrainedTokenizer
     results = {result.task: result for result in longbench.summarize(settings, scored)}
     assert results["average"].value == pytest.approx(100, abs=0.01)
     assert results["average"].n == 3 * 8
-    assert results["synthetic"].n == 6
-    again = longbench.build_examples(settings, Task("toy_labels"), tokenizer, limit=2)
-    assert again == [s.example for s in scored if s.task.name == "toy_labels"][:2]
