@@ -2,11 +2,21 @@
 to the real one until it is changed, so tests that run at the same time see nothing of it."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import bosch
+
+PAGE = Path(__file__).parents[1] / "docs" / "extending.md"
+
+
+def example_of_page(file: str) -> str:
+    """The program in docs/extending.md whose first line names this file."""
+    blocks = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text("utf-8"), re.M | re.S)
+    (example,) = [block for block in blocks if block.startswith(f"# {file}\n")]
+    return str(example)
 
 
 class PackageCopy:

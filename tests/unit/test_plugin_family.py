@@ -3,37 +3,23 @@
 What it computes is checked by tests/contracts/test_families.py.
 """
 
-import re
 from pathlib import Path
-
-import pytest
 
 from bosch.model import load_tokenizer
 from tests.model_factory import tiny_model
-from tests.package_copy import PackageCopy
+from tests.package_copy import PackageCopy, example_of_page
 
 ROOT = Path(__file__).parents[2]
 FILE = "bosch/families/olmo2.py"
 
 
-@pytest.fixture(scope="module")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Random weights, and the embedded tokenizer."""
-    folder = tmp_path_factory.mktemp("model") / "olmo"
+def test_the_example_of_the_page_makes_a_new_model_type_run(tmp_path: Path) -> None:
+    model_folder = tmp_path / "olmo"  # random weights, and the embedded tokenizer
     tokenizer = load_tokenizer("tiny-qwen3-2layer")
     model = tiny_model("olmo2", vocab_size=len(tokenizer), num_hidden_layers=2)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
-
-
-def test_the_example_of_the_page_makes_a_new_model_type_run(
-    model_folder: Path, tmp_path: Path
-) -> None:
-    page = (ROOT / "docs" / "extending.md").read_text("utf-8")
-    blocks = re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S)
-    [example] = [block for block in blocks if block.startswith(f"# {FILE}\n")]
-    text = example.partition("\n")[2]
+    model.save_pretrained(model_folder)
+    tokenizer.save_pretrained(model_folder)
+    text = example_of_page(FILE).partition("\n")[2]
     assert text == (ROOT / FILE).read_text("utf-8")
 
     copy, run = PackageCopy(tmp_path / "copy"), tmp_path / "runs" / "run"

@@ -83,33 +83,6 @@ def test_command_packs_what_was_asked_and_finds_it_done_the_second_time(
         main(command("--seed", "5", out=out))
 
 
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        (["--model", "./nope"], "--model ./nope"),
-        (["--source", "toys"], "toys.*'toy'"),
-        (["--tokens", "100"], "tokens.* 100"),
-    ],
-)
-def test_command_names_mistakes(options: list[str], named: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=named):
-        main(command(*options, out=tmp_path / "mine"))
-    assert not (tmp_path / "mine" / "manifest.json").exists()
-
-
-def test_refused_source_does_not_bar_the_corrected_one(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    corpus = tmp_path / "corpus.jsonl"
-    corpus.write_text(json.dumps({"content": "line of mine. " * 999}) + "\n")
-    all_there_is = command("--tokens", "None", out=tmp_path / "mine")
-    with pytest.raises(UserError, match="'content'"):
-        main([*all_there_is, "--source", str(corpus)])
-    main([*all_there_is, "--source", f"{corpus}?field=content"])
-    verify_folder(tmp_path / "mine")
-    assert "of 0 tokens" not in capsys.readouterr().out  # without a budget no total is known
-
-
 # --- the stage ---
 
 
@@ -122,12 +95,9 @@ def test_stage_holds_the_budget_and_is_shared(packed: Path) -> None:
     assert (packed / "tokens" / "reference.json").is_file()
 
 
-@pytest.mark.parametrize(
-    "change", [{"tokens": BUDGET * 2}, {"held_out_sequences": 3}, {"sequence_length": 128}]
-)
-def test_settings_that_decide_the_tokens_make_another_stage(change: dict[str, int]) -> None:
+def test_settings_that_decide_the_tokens_make_another_stage() -> None:
     config = smoke()
-    other = replace(config, data=replace(config.data, **change))  # type: ignore[arg-type]
+    other = replace(config, data=replace(config.data, held_out_sequences=3))
     assert build(other).fingerprint != build(config).fingerprint
     assert build(replace(config, seed=1)).fingerprint != build(config).fingerprint
     same = replace(config, ratio=0.5, data=replace(config.data, document_mask=False))
@@ -141,7 +111,6 @@ def test_options_and_files_of_sources_make_another_stage(tmp_path: Path) -> None
     same = ("hf:some/corpus", "hf:some/corpus?streaming=no&split=train")
     options = ("split=test", "field=a", "revision=v2", "config=en", "field=ids&tokenizer=llama")
     others = [f"hf:some/corpus?{option}" for option in options]
-    others += ["prolong-64k/arxiv", "prolong-64k/arxiv?tokenizer=other"]
     assert fingerprint(same[0]) == fingerprint(same[1])
     assert len({same[0], *others}) == len({*map(fingerprint, (same[0], *others))})
     rows = tmp_path / "corpus" / "train.jsonl"

@@ -43,14 +43,6 @@ def test_piped_output_is_plain_lines_and_the_log_has_the_same_with_times(tmp_pat
     assert logged == ["said by an earlier attempt", *lines]
 
 
-def test_bars_of_libraries_that_are_loaded_already_are_off_in_piped_output() -> None:
-    from transformers.utils import logging
-
-    logging.enable_progress_bar()
-    progress.set_up()
-    assert not logging.is_progress_bar_enabled()
-
-
 def read_terminal(descriptor: int) -> str:
     """All that was written: a read gives a part, and after the last there is an error."""
     parts = []
@@ -95,10 +87,9 @@ def test_plain_lines_come_once_a_minute_and_more_rarely_in_a_run_of_days(
     for second in range(6, 246, 6):
         now = float(second)
         bar.advance()
-    left = {10: "9 min 0 s", 20: "8 min 0 s", 30: "7 min 0 s", 40: "6 min 0 s"}
-    assert capsys.readouterr().out.splitlines() == [
-        f"pack: {n} of 100 files ({n} %), 0.167 files/s, {text} left" for n, text in left.items()
-    ]
+    first, *others = capsys.readouterr().out.splitlines()
+    assert first == "pack: 10 of 100 files (10 %), 0.167 files/s, 9 min 0 s left"
+    assert len(others) == 3
     now = 0.0
     bar = Bar("train", total=40_000, unit="steps", clock=lambda: now)
     for step in range(34_560):  # four days of ten seconds
@@ -108,9 +99,7 @@ def test_plain_lines_come_once_a_minute_and_more_rarely_in_a_run_of_days(
     assert 450 < len(capsys.readouterr().out.splitlines()) < 550
 
 
-def test_pace_counts_only_this_attempt_and_a_plan_grows_with_what_goes_beyond_it(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_pace_counts_only_this_attempt() -> None:
     progress.set_up()
     now = 0.0
     bar = Bar("train", total=100, unit="steps", done=80, clock=lambda: now)
@@ -119,34 +108,3 @@ def test_pace_counts_only_this_attempt_and_a_plan_grows_with_what_goes_beyond_it
     assert bar.describe_pace() == ""
     bar.advance(2)
     assert bar.describe_pace() == "0.5 steps/s, 16.0 s left"
-    bar = Bar("search", total=4, unit="masks", clock=lambda: 0.0)
-    for _ in range(5):
-        bar.advance()
-    bar.report()
-    assert capsys.readouterr().out == "search: 5 of 5 masks (100 %)\n"
-
-
-def test_the_pace_leaves_out_work_in_between_and_the_whole_run_counts_what_follows(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    progress.set_up()
-    now = 0.0
-    bar = Bar("train", total=100, unit="steps", clock=lambda: now)
-    now = 10.0
-    bar.advance(10)
-    now = 310.0  # an evaluation of five minutes
-    bar.leave_out(300.0)
-    assert bar.describe_pace() == "1 steps/s, 1 min 30 s left"
-    monkeypatch.setattr(progress, "time_after", lambda: (600.0, False))  # two more of them
-    assert bar.describe_pace() == "1 steps/s, 1 min 30 s left, the whole run 11 min 30 s"
-    monkeypatch.setattr(progress, "time_after", lambda: (600.0, True))
-    assert bar.describe_pace().endswith(", the whole run at least 11 min 30 s")
-
-
-def test_a_bar_inside_another_stops_its_clock() -> None:
-    progress.set_up()
-    with progress.track("train", total=4, unit="steps") as outer:
-        begin = outer._begin
-        with progress.track("evaluate", total=1, unit="examples") as inner:
-            inner.advance()
-        assert outer._begin > begin
