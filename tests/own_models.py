@@ -4,26 +4,17 @@ on the user's own text."""
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from tests.model_factory import tiny_model
+from tests.odd_tokenizers import train_bpe
 
 POSITIONS = 512
 
 
 def write_own_model(folder: Path, family: str, texts: list[str], **changes: Any) -> Path:
     """A model of a family whose tokenizer was trained on these texts."""
-    bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    bpe.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=400,
-        special_tokens=["<pad>", "<bos>", "<eos>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    bpe.train_from_iterator(texts, trainer)
+    bpe = train_bpe(texts, 400, ["<pad>", "<bos>", "<eos>"])
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=bpe, eos_token="<eos>", pad_token="<pad>", bos_token="<bos>"
     )

@@ -33,11 +33,6 @@ class PackageCopy:
         file.write_text(text)
         return file
 
-    def append(self, path: str, text: str) -> tuple[Path, int]:
-        """Add text at the end of a file; returns the file and the number of its first new line."""
-        before = (self.root / path).read_text()
-        return self.write(path, before + text), before.count("\n") + 1
-
     def start(self, *command: str, **environment: str) -> subprocess.Popen[str]:
         """python -m COMMAND on the copy, in its root folder."""
         return subprocess.Popen(

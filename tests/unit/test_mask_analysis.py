@@ -14,7 +14,6 @@ import pytest
 from bosch.masks.analysis import (
     compare,
     find_chains,
-    longest_blocks,
     overlap_chances,
     read_masks,
     replace_groups,
@@ -81,13 +80,6 @@ def test_normalized_turnover_agrees_with_table_3(
     assert measured.normalized_chance == pytest.approx({0.875: 0.75}.get(ratios[1], 0.5))
 
 
-def test_turnover_of_what_cannot_turn_over() -> None:
-    measured = turnover(mask_of("0011"), mask_of("0000"))
-    assert (measured.raw, measured.normalized) == (0, None)
-    with pytest.raises(UserError, match=r"not from 0\.5 to 0\.25"):
-        turnover(mask_of("0011"), mask_of("0111"))
-
-
 def test_the_chance_of_an_overlap_counts_all_draws() -> None:
     drawn = [len({0, 1, 2} & set(draw)) for draw in itertools.combinations(range(7), 4)]
     counts = np.bincount(drawn, minlength=4) / len(drawn)
@@ -96,17 +88,6 @@ def test_the_chance_of_an_overlap_counts_all_draws() -> None:
     # Qwen3 14B and more: no overflow.
     large = (random_mask(48, 8, windowed, seed=0) for windowed in (192, 336))
     assert sum(overlap_chances(*large).values()) == pytest.approx(1)
-
-
-# --- depth ---
-
-
-def test_longest_blocks_of_layers() -> None:
-    measured = mask_of("1111", "0111", "1111", "1111", "0000", "0000", "0001", "1000")
-    # The mask's ratio is 15 of 32: layers with one windowed group or none are fuller.
-    blocks = {"full": (2, 3), "fuller than the mask": (0, 1, 2, 3), "windowed": (4, 5)}
-    assert longest_blocks(measured) == blocks
-    assert longest_blocks(mask_of("01", "10"))["full"] == ()
 
 
 # --- the replacement test ---
@@ -154,14 +135,6 @@ def read(out: Path) -> Any:
 
 
 # --- names, chains and panels ---
-
-
-def test_masks_are_named_by_what_tells_them_apart(tmp_path: Path) -> None:
-    runs = [write(tmp_path, "bosch", 0.5), write(tmp_path, "fisher", 0.5, seed=None)]
-    runs += [write(tmp_path, "bosch", 0.75, seed, draw=seed) for seed in (0, 1)]
-    masks = read_masks([*runs, runs[0] / "mask" / "mask.json", runs[1] / "mask"])
-    names = [mask.full_name for mask in masks]
-    assert names == ["bosch r0.5", "fisher r0.5", "bosch s0 r0.75", "bosch s1 r0.75"]
 
 
 def test_chains_join_rising_ratios_of_one_seed(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from bosch.data.essays import Essays, SentenceEnds, read_essays
@@ -28,7 +28,6 @@ from bosch.data.needles import (
     ask_other_keys,
     build_examples,
     needle_distances,
-    pairs_in,
     write_example,
 )
 from bosch.run.errors import UserError
@@ -272,29 +271,20 @@ def test_examples_on_the_shared_essays_are_those_of_sent_tokenize(
         assert rows_of(examples) == slow_rows(*arguments, nltk.sent_tokenize)
 
 
-def test_a_length_that_no_haystack_fits_is_refused(build: Build) -> None:
+def test_a_length_that_no_haystack_fits_is_refused_with_one_that_would(build: Build) -> None:
     for name, unit in (("niah_single_2", "words: 500"), ("niah_multikey_3", "lines: 5")):
-        needed = []
-        for length in (300, 301):
-            with pytest.raises(DoesNotFitError, match=rf"{name} .* {length} ") as error:
-                build(name, length, 2)
-            assert unit in str(error.value)
-            needed.append(max(map(int, re.findall(r"\d+", str(error.value).partition(unit)[2]))))
-        # The length it names is near enough: with a few more tokens, for other draws, it is built.
-        assert len(build(name, max(needed) + 8, 2)) == 2
+        with pytest.raises(DoesNotFitError, match=rf"{name} .* 300 ") as error:
+            build(name, 300, 2)
+        needed = max(map(int, re.findall(r"\d+", str(error.value).partition(unit)[2])))
+        assert len(build(name, needed + 8, 2)) == 2  # a few more tokens, for other draws
 
 
 def test_a_tokenizer_that_cannot_spell_a_needle_is_refused(essays: Essays) -> None:
-    words = Tokenizer(models.WordLevel({"<unk>": 0, "One": 1}, unk_token="<unk>"))
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
-    # Letters alone: digits become a token that only the file names, or vanish.
-    signs = {sign: i for i, sign in enumerate(["<unk>", *" .:-", *string.ascii_letters])}
-    letters = [Tokenizer(models.BPE(signs, [], unk_token=unknown)) for unknown in ("<unk>", None)]
-    for backend, declared in ((words, "<unk>"), (letters[0], None), (letters[1], None)):
-        lacking = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token=declared)
-        assert (lacking.unk_token_id is None) == (declared is None)
-        with pytest.raises(UserError, match="0123456789-abcdef"):
-            build_examples(TASKS["niah_single_1"], 4096, 1, 42, lacking, essays, WORDS)
+    # Letters alone: digits vanish.
+    signs = {sign: i for i, sign in enumerate([*" .:-", *string.ascii_letters])}
+    lacking = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE(signs, [])))
+    with pytest.raises(UserError, match="0123456789-abcdef"):
+        build_examples(TASKS["niah_single_1"], 4096, 1, 42, lacking, essays, WORDS)
 
 
 def test_lengths_are_what_tokenize_counts_whatever_the_tokenizer_file_asks_for(
@@ -322,20 +312,6 @@ def test_toy_sizes_fill_a_short_length(
             assert length - 150 <= example.length <= length
             assert example.length == len(tokenizer.tokenize(example.prompt)) + 40
     assert random.getstate() == state  # the global generator is left alone
-
-
-def test_needles_and_pairs_are_the_hidden_ones() -> None:
-    task = replace(TASKS["niah_multikey_2"], keys="uuids", num_keys=3)
-    example = write_example(task, 10, random.Random(2), 2, WORDS, None)
-    assert len(example.needles) == len(example.pairs) == 3
-    assert example.pairs[0] == (example.queries[0], example.outputs[0])
-    assert {key for key, _ in example.pairs} == set(example.keys)
-    for needle in example.needles:
-        assert example.input[needle.start :].startswith(needle.sentence + "\n")
-        assert needle.asked == (needle.key in example.queries)
-    lines = example.input.split("\n")[1:-1]
-    assert len(lines) == len(pairs_in(example.input)) == 13
-    assert set(example.pairs) < pairs_in(example.input)
 
 
 def test_other_keys_of_a_context_can_be_asked_too(essays: Essays) -> None:

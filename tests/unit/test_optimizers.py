@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -156,14 +155,6 @@ def test_swap_leaves_a_local_optimum() -> None:
     assert solution.assignment == best
 
 
-def test_one_plus_one_skips_masks_that_their_penalty_rules_out() -> None:
-    judge = Judge(entangled(50))
-    solution = optimize("nomad", problem_of(judge, 50, 25, 60, starts=((0, 1) * 25,)))
-    assert all(abs(bits.count(0) - 25) <= 6 for bits in judge.tried)  # 100 (7/50)^2 > 1.2 / 1.2
-    assert solution.value is not None
-    assert solution.value.value > judge.score((0, 1) * 25)
-
-
 # --- NOMAD's process ---
 
 
@@ -265,20 +256,3 @@ def test_without_nomad_swap_works_and_nomad_names_the_package(
     with pytest.raises(UserError, match=r"pip install PyNomadBBO.*--optimizer swap"):
         optimize("nomad", problem_of(Judge(entangled(8))))
     assert optimize("swap", problem_of(Judge(entangled(8)))).value is not None
-
-
-# --- guided swaps ---
-
-
-def test_guided_swaps_propose_as_many_at_once_as_asked() -> None:
-    judge = Judge(entangled(16))
-    asked: list[int] = []
-
-    def evaluate(masks: Sequence[Assignment], threshold: float | None) -> list[Value]:
-        asked.append(len(masks))
-        return judge(masks, threshold)
-
-    problem = replace(problem_of(judge, 16, 8, 30), evaluate=evaluate, masks_at_once=4)
-    optimize("guided", problem)
-    assert asked[:3] == [1, 4, 4]
-    assert sum(asked) == 30

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from bosch.data import encode
 from bosch.data.encode import Chunk, Encoder, Position
-from bosch.data.pack import PackConfig, pack_documents, share_out
+from bosch.data.pack import PackConfig, pack_documents
 from bosch.data.sources.files import FileSource
 from bosch.data.sources.hub import HubSource
 from bosch.data.sources.open import open_sources
@@ -168,18 +168,6 @@ def test_mix_is_exact_in_tokens(tmp_path: Path, tokenizer: TokenizerText) -> Non
     assert 3000 in np.load(tmp_path / DOC_ENDS)  # no document continues in the next source
     for counts in summary["sources"]:
         assert counts["tokens_read"] == sum(counts[name] for name in PARTS)
-
-
-@given(
-    total=st.integers(0, 10**10), weights=st.lists(st.floats(0.01, 100), min_size=1, max_size=12)
-)
-def test_shares_are_exact_in_their_sum_and_within_one_of_their_weight(
-    total: int, weights: list[float]
-) -> None:
-    shares = share_out(total, weights)
-    assert sum(shares) == total
-    for share, weight in zip(shares, weights, strict=True):
-        assert abs(share - total * weight / sum(weights)) <= 1 + total * 1e-12
 
 
 def test_finished_folder_is_left_as_it_is_and_other_settings_are_refused(

@@ -11,7 +11,6 @@ import sysconfig
 import tomllib
 import venv
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -35,15 +34,10 @@ for name in sys.argv[3:]:
 
 def module_names() -> list[str]:
     """Of every file below bosch/, its links followed: `bosch.data.pack`."""
-    folders = walk(REPOSITORY / "bosch")
-    files = (Path(folder) / name for folder, names in folders for name in names)
-    modules = (".".join(f.relative_to(REPOSITORY).with_suffix("").parts) for f in files)
-    return sorted(name.removesuffix(".__init__") for name in modules)
-
-
-def walk(folder: Path) -> Iterator[tuple[str, list[str]]]:
-    for where, _, names in os.walk(folder, followlinks=True):
-        yield where, [name for name in names if name.endswith(".py")]
+    folders = os.walk(REPOSITORY / "bosch", followlinks=True)
+    files = [Path(folder, name) for folder, _, names in folders for name in names]
+    modules = (f.relative_to(REPOSITORY).with_suffix("") for f in files if f.suffix == ".py")
+    return sorted(".".join(module.parts).removesuffix(".__init__") for module in modules)
 
 
 def test_every_module_imports_without_the_optional_packages() -> None:

@@ -28,18 +28,6 @@ def test_every_function_and_setting_it_names_stands_in_its_file() -> None:
             assert re.search(rf"\b{part}\b", (ROOT / file).read_text()), f"{file} has no {name}"
 
 
-def test_every_equation_table_and_figure_has_a_place() -> None:
-    first_columns = " ".join(
-        row.split("|")[1].split(", algorithm")[0] for row in WHERE.splitlines() if row[:2] == "| "
-    )
-    for word, last in ((r"eq\.", 25), ("tables?", 20), ("figures?", 8)):
-        spans = " ".join(re.findall(rf"{word} ([\d, to]+)", first_columns))
-        covered = set()
-        for first, end in re.findall(r"(\d+)(?: to (\d+))?", spans):
-            covered.update(range(int(first), int(end or first) + 1))
-        assert covered >= set(range(1, last + 1)), f"{word}: {set(range(1, last + 1)) - covered}"
-
-
 def test_options_of_the_chain_it_names_exist() -> None:
     fields = {
         f"--{section.name}.{inner.name.replace('_', '-')}"

@@ -58,6 +58,18 @@ def test_a_mistake_in_the_file_is_one_sentence_that_names_it(
     assert not (tmp_path / "run").exists()
 
 
+def test_a_bug_in_the_method_keeps_its_traceback(copy: PackageCopy, tmp_path: Path) -> None:
+    """Even if it raises a ValueError, as mistakes of the user do."""
+    bug = EXAMPLE.replace("inputs.settings.step", "list(zip([1], [1, 2], strict=True))[0]")
+    file = copy.write("bosch/methods/buggy.py", bug)
+    code, _, errors = copy.run(*SEARCH, "--method", "buggy", "--run-dir", str(tmp_path / "run"))
+    assert code == 1
+    assert "Traceback (most recent call last)" in errors
+    assert str(file) in errors
+    assert "ValueError: zip()" in errors
+    assert "error: zip" not in errors.splitlines()
+
+
 WITHOUT_TORCH = """
 import sys
 from bosch.recipes import analyze_masks, search_mask

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from benchmarks.tiny_model.pretrain import LATE, PRESETS, Curriculum, Phase, Training, train
+from benchmarks.tiny_model.pretrain import LATE, Curriculum, Phase, Training, train
 from bosch.data.toy_world.lessons import Mixture
 
 SMOKE = Curriculum(  # a few steps of each kind
@@ -48,14 +48,3 @@ def test_killed_and_resumed_it_ends_in_the_same_model(
     ids = AutoTokenizer.from_pretrained(whole)("One of the special magic numbers").input_ids
     assert model.dtype == torch.bfloat16
     assert model.generate(torch.tensor([ids]), max_new_tokens=4).shape[1] > len(ids)
-
-
-def test_the_curricula_make_the_embedded_models() -> None:
-    # Steps: the models' cards in bosch/assets.
-    for name, layers, steps in (("eight-layer", 8, 10_000), ("two-layer", 2, 2_800)):
-        training = Training(PRESETS[name])
-        assert len(training.steps) == steps
-        assert training.model.config.num_hidden_layers == layers
-        assert sum(parameter.numel() for parameter in training.model.parameters()) < 3_000_000
-        rates = [phase.factor(done) for phase, done in training.steps]
-        assert max(rates[0], rates[-1]) < 0.2 * max(rates)

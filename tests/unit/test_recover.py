@@ -38,26 +38,6 @@ def recover(
     return run
 
 
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        (["--model", "nobody/nothing"], ["--model nobody/nothing"]),
-        (["--eval.niah-lengths", "4096"], ["4096", "tiny-qwen3", "2,048"]),
-        (["--calibration.length", "4096"], ["--calibration.length 4096", "tiny-qwen3"]),
-    ],
-)
-def test_mistakes_end_in_one_sentence_and_code_2(
-    arguments: list[str], named: list[str], tmp_path: Path, recover: Recover
-) -> None:
-    """More of them in test_wrong_commands.py."""
-    run = recover(*arguments)
-    assert run.returncode == 2
-    assert run.stderr.startswith("error: ")
-    assert [words for words in named if words not in run.stderr] == []
-    assert run.stderr.count("\n") == 1
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.slow
 def test_as_a_program_it_ends_the_same_way_and_debug_shows_the_traceback(tmp_path: Path) -> None:
     program = [sys.executable, str(recipe.__file__), "--method", "bosh"]
@@ -126,18 +106,6 @@ def test_a_text_with_fewer_bytes_than_tokens_are_asked_for_is_refused_before_the
     assert run.returncode == 2
     assert "3,400 bytes of text, too few for 4,096 tokens; pass --data.tokens 680," in run.stderr
     assert list(tmp_path.iterdir()) == [source]
-
-
-def test_a_dry_run_refuses_what_the_run_would_find_blocked(
-    tmp_path: Path, recover: Recover
-) -> None:
-    blocked = tmp_path / "runs" / "tiny-qwen3-2layer-fisher-r0.75" / "mask"
-    blocked.mkdir(parents=True)
-    (blocked / "notes.txt").write_text("not of a run")
-    run = recover("--preset", "smoke", "--method", "fisher", "--dry-run")
-    assert run.returncode == 2
-    assert "mask: blocked" in run.stdout
-    assert "move them away" in run.stderr
 
 
 def test_other_ranks_print_nothing(recover: Recover) -> None:

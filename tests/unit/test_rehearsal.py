@@ -15,7 +15,6 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 
 import bosch.training.loss
 import bosch.training.parallel
-from benchmarks._models import SIZES
 from bosch.config import TrainConfig
 from bosch.recipes import presets, recover, train_model
 from bosch.run.errors import UserError
@@ -232,16 +231,3 @@ def test_a_teacher_takes_its_weights_and_more_for_the_loss() -> None:
     alone, with_teacher = (rehearsal.rehearse(one).peak for one in (plan, taught))
     assert with_teacher["weights"] > 1.2 * alone["weights"]
     assert with_teacher["optimizer"] == alone["optimizer"]
-
-
-def test_the_table_in_the_docs_is_that_of_the_results() -> None:
-    rows = json.loads((ROOT / "benchmarks/results/rehearse.json").read_text())["rows"]
-    page = (ROOT / "docs/gpu.md").read_text()
-    for model in SIZES:
-        cells = [model]
-        for gpus in (1, 8, 16):
-            torchs, ligers = (row for row in rows if (row["model"], row["gpus"]) == (model, gpus))
-            cell = f"{torchs['value']:.1f} / {ligers['value']:.1f}"
-            assert torchs["fits"] == ligers["fits"]
-            cells.append(cell if torchs["fits"] == "yes" else f"({cell})")
-        assert f"| {' | '.join(cells)} |\n" in page

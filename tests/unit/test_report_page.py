@@ -1,7 +1,7 @@
-"""report.html in headless Chromium: the pointer, the legend, sorting, narrow, and
+"""report.html in headless Chromium: the pointer, the legend, sorting, and
 names that would break out of the page.
 
-The page is shown in a frame, which can be narrower than a browser's window. A script at its end
+The page is shown in a frame. A script at its end
 does what a reader would do and reports what there is to see.
 """
 
@@ -23,7 +23,7 @@ from bosch.eval.report.pictures import make_charts
 from bosch.eval.report.runs import read_run
 from bosch.eval.report.summary import warnings
 from bosch.eval.report.tables import make_tables, show_estimate, show_points
-from launch.take_screenshots import BROWSERS, FLAGS, PHONE_WIDTH
+from launch.take_screenshots import BROWSERS, FLAGS
 from tests.run_folders import FakeRun
 
 SECONDS = 300
@@ -55,7 +55,7 @@ const names = (table) => [...table.tBodies[0].rows].map((row) => row.cells[0].in
 """
 
 
-def browse(report: Path, script: str, width: int = 1000) -> Any:
+def browse(report: Path, script: str) -> Any:
     """What `script` returns on the report's page."""
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)
     if browser is None:
@@ -67,7 +67,7 @@ def browse(report: Path, script: str, width: int = 1000) -> Any:
     outer.write_text(
         "<pre></pre><script>addEventListener('message', (event) => "
         "document.querySelector('pre').append(event.data))</script>"
-        f'<iframe src="copy.html" style="width: {width}px; height: 900px; border: 0"></iframe>'
+        '<iframe src="copy.html" style="width: 1000px; height: 900px; border: 0"></iframe>'
     )
     profile = f"--user-data-dir={report.parent / 'profile'}"
     command = [browser, *FLAGS, profile, "--virtual-time-budget=5000", "--dump-dom"]
@@ -178,30 +178,6 @@ def test_tables_sort_both_ways_by_number_or_name(comparison: Comparison, seen: A
     }
     numbers = [1250, 1_250_000, 88, 120, 82, 8.1, -0.5, 8]
     assert seen["keys"] == [*numbers, "tiny-qwen3", None, None]
-
-
-def test_a_phone_scrolls_the_tables_and_not_the_page(report: Path) -> None:
-    seen = browse(
-        report,
-        """
-        const boxes = all("h1, li, select, figure, .legend button, .scroll");
-        pointAt(lastPoint(2), "pointerdown");
-        const svg = document.querySelector("figure svg");
-        const scale = svg.clientWidth / svg.viewBox.baseVal.width;
-        return {page: document.documentElement.scrollWidth, tip: tip(),
-          right: Math.max(...[...boxes, ...all(".tip, figure text")].map((one) =>
-            one.getBoundingClientRect().right)),
-          letters: Math.min(...all("td, text, button, .note").map((one) =>
-            parseFloat(getComputedStyle(one).fontSize) * (one.tagName === "text" ? scale : 1))),
-          scrolled: all(".scroll").some((one) => one.scrollWidth > one.clientWidth)};
-        """,
-        width=PHONE_WIDTH,
-    )
-    assert seen["page"] == PHONE_WIDTH
-    assert seen["right"] <= PHONE_WIDTH
-    assert seen["tip"]
-    assert seen["letters"] >= 12
-    assert seen["scrolled"]
 
 
 def test_a_name_cannot_break_out_of_the_data(comparison: Comparison, tmp_path: Path) -> None:
