@@ -1,6 +1,5 @@
 """Attention calls of awkward shapes, and the comparison of a backend with the reference on them."""
 
-import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from types import ModuleType
@@ -53,19 +52,6 @@ def thin_cases() -> Iterator[Case]:
     yield Case(40, None, num_past=100, heads_per_group=1)
     yield Case(1, None, num_past=100)
     yield Case(1, None, num_past=100, kind="left")
-
-
-def all_cases() -> Iterator[Case]:
-    """The full product."""
-    dtypes, kinds = (torch.float32, torch.bfloat16), ("plain", "left", "right", "packed")
-    for window, num_groups, dtype, kind in itertools.product(
-        (1, 16, 64, None), (1, 4, 8), dtypes, kinds
-    ):
-        for length in lengths(window or 64):
-            if kind != "packed" or length > 1:
-                yield Case(length, window, num_groups, 0, kind, dtype=dtype)
-            if kind != "packed":
-                yield Case(length, window, num_groups, 70, kind, dtype=dtype)
 
 
 def make_call(case: Case, device: str = "cpu", seed: int = 0) -> AttentionCall:

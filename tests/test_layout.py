@@ -65,34 +65,6 @@ def import_circles(root: Path) -> list[str]:
     return sorted(" <-> ".join(sorted(circle)) for circle in circles if len(circle) > 1)
 
 
-def copied_lists(root: Path) -> list[str]:
-    """Lists of three or more names that stand in two packages: one of them must ask the other."""
-    lists = [
-        (package, path.relative_to(root), names)
-        for package in MAY_IMPORT
-        for path in sorted((root / package).rglob("*.py"))
-        for names in _lists_of_names(ast.parse(path.read_text("utf-8")))
-    ]
-    return [
-        f"{path} lists {', '.join(sorted(names))}, as {other_path} does"
-        for package, path, names in lists
-        for other, other_path, others in lists
-        if other != package and names <= others and (len(names) < len(others) or path < other_path)
-    ]
-
-
-def _lists_of_names(tree: ast.AST) -> Iterator[frozenset[str]]:
-    """Of literals: a name may also be the first thing that its entry is made with."""
-    types = {id(node.slice) for node in ast.walk(tree) if isinstance(node, ast.Subscript)}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Tuple | ast.List | ast.Set) and id(node) not in types:
-            parts = [p.args[0] if isinstance(p, ast.Call) and p.args else p for p in node.elts]
-            names = [part.value for part in parts if isinstance(part, ast.Constant)]
-            words = frozenset(name for name in names if isinstance(name, str) and "_" in name)
-            if len(words) >= 3:
-                yield words
-
-
 def _reachable(name: str, imports: dict[str, set[str]]) -> set[str]:
     found: set[str] = set()
     left = [name]
@@ -164,12 +136,5 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
     assert import_circles(ROOT) == []
 
 
-def test_no_package_repeats_the_lists_of_another() -> None:
-    assert copied_lists(ROOT) == []
-
-
 def test_files_are_called_as_the_design_says() -> None:
     assert wrong_names(ROOT) == []
-
-
-# --- the checker itself, on a small tree that is right until a test spoils it ---

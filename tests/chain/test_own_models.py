@@ -64,12 +64,3 @@ def test_a_search_that_cannot_rank_masks_ends_right_after_calibration(tmp_path: 
     assert run.returncode == 2
     assert "objective=logprob" in run.stderr
     assert "eval/dense" not in run.stdout
-
-
-def test_mistral_with_a_window_of_its_own_is_refused_before_anything_runs(tmp_path: Path) -> None:
-    model = write_own_model(tmp_path / "model", "mistral", PAGES, sliding_window=64)
-    run = run_chain(tmp_path, "--model", str(model))
-    assert run.returncode == 2
-    assert "sliding_window" in run.stderr
-    assert "null" in run.stderr
-    assert [path.name for path in tmp_path.iterdir()] == ["model"]

@@ -78,20 +78,6 @@ def test_two_ranks_make_the_same_mask_and_losses(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_zero_shot_stops_before_training_and_goes_on_later(tmp_path: Path) -> None:
-    chain = ("--preset", "smoke", "--method", "interleave")
-    run = launch(tmp_path, sys.executable, str(RECOVER), *chain, "--zero-shot")
-    assert run.returncode == 0, run.stderr
-    folder = tmp_path / "runs" / "tiny-qwen3-2layer-interleave-r0.75"
-    assert (folder / "report" / "report.html").is_file()
-    assert not (folder / "train").exists()
-    plan = launch(tmp_path, sys.executable, str(RECOVER), *chain, "--dry-run")
-    assert plan.returncode == 0, plan.stderr
-    assert "train: run (starts)" in plan.stdout
-    assert "report: run (made again" in plan.stdout
-
-
-@pytest.mark.slow
 def test_a_learned_mask_takes_its_tokens_from_the_budget(tmp_path: Path) -> None:
     """And its own settings are options of the chain."""
     chain = ("--preset", "smoke", "--method", "consa", "--mask.options", "granularity=layer")

@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from bosch.hybrid.conversion import deploy, head_dimensions, hybrid_config
 from bosch.hybrid.models import family_of
-from bosch.hybrid.permute import HEAD_DIMENSIONS, permute_groups
+from bosch.hybrid.permute import HEAD_DIMENSIONS
 from bosch.plugins import load_plugin
 from bosch.run.errors import UserError
 from bosch.search.layers import Layers
@@ -31,7 +31,6 @@ from tests.model_factory import (
 )
 
 WINDOW = 16
-MODEL = "BoschQwen3ForCausalLM"
 SEARCH: dict[str, Any] = {"bosch_mask": MIXED, "bosch_window": WINDOW}
 
 
@@ -277,8 +276,7 @@ def test_a_hybrid_config_that_does_not_fit_is_refused() -> None:
     values = {k: v for k, v in config.to_dict().items() if k != "bosch"}
     for bosch, expected in [
         (config.bosch | {"window": 0}, "window is 0"),
-        (config.bosch | {"num_full": [1, 2]}, r"num_full.*\[1, 2\].*3 numbers from 0 to 4"),
-        (config.bosch | {"num_full": [1, 2, 5]}, r"num_full.*\[1, 2, 5\]"),
+        (config.bosch | {"num_full": [1, 2, 5]}, r"num_full.*\[1, 2, 5\].*3 numbers from 0 to 4"),
         (config.bosch | {"permutation": [[0, 1, 2, 2]] * 3}, "permutation.*4 groups"),
         ({"window": 3}, "'num_full'"),
     ]:
@@ -296,49 +294,26 @@ def test_a_mask_of_another_shape_and_an_unknown_family_are_refused() -> None:
         family_of(AutoConfig.for_model("gpt2"))
 
 
-def test_attention_parameters_of_unknown_layout_are_refused() -> None:
-    for name, shape, expected in (
-        ("q_norm.weight", (32,), r"q_norm\.weight.*\(32,\)"),
-        ("qkv_proj.weight", (8, 8), r"qkv_proj\.weight.*\(8, 8\)"),
-        ("q_proj.weight", (48, 8), r"q_proj\.weight has 48.*2 heads of 16"),
-    ):
-        with pytest.raises(UserError, match=expected):
-            permute_groups(f"model.layers.0.self_attn.{name}", torch.zeros(shape), [[1, 0]], 16)
-
-
 # ---------------------------------------------------------------------------------------- importing
 
 
-def printed(code: str, *arguments: object) -> str:
-    command = [sys.executable, "-c", code, *map(str, arguments)]
+def printed(code: str) -> str:
+    command = [sys.executable, "-c", code]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
-# Each order in a process of its own, forked from one that has torch, which no order is about.
-IN_TURN = """
-import os, sys, torch
-for order in sys.argv[2:]:
-    if os.fork() == 0:
-        exec(order)
-        print(type(M.from_pretrained(sys.argv[1])).__name__, flush=True)
-        os._exit(0)
-    os.wait()
-"""
-
-
 @pytest.mark.slow
-def test_import_bosch_is_enough_in_any_order(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "imports",
+    [
+        "import bosch; from transformers import AutoModelForCausalLM as M",
+        "from transformers import AutoModelForCausalLM as M; import bosch",
+    ],
+)
+def test_import_bosch_is_enough_in_any_order(imports: str, tmp_path: Path) -> None:
     deploy(tiny_model("qwen3"), MIXED, WINDOW).save_pretrained(tmp_path)
-    orders = {
-        "import bosch; from transformers import AutoModelForCausalLM as M": MODEL,
-        "from transformers import AutoModelForCausalLM as M; import bosch": MODEL,
-        "import transformers, bosch; from transformers import AutoModelForCausalLM as M": MODEL,
-        "import bosch; from transformers import Qwen3ForCausalLM, AutoModelForCausalLM as M": MODEL,
-        "import bosch.families.qwen3; from transformers import AutoModelForCausalLM as M": MODEL,
-        "import bosch; from transformers import AutoConfig as M": "BoschQwen3Config",
-        "from transformers import AutoConfig as M; import bosch": "BoschQwen3Config",
-    }
-    assert printed(IN_TURN, tmp_path, *orders).split() == list(orders.values())
+    code = f"{imports}; print(type(M.from_pretrained({str(tmp_path)!r})).__name__)"
+    assert printed(code) == "BoschQwen3ForCausalLM"
 
 
 def test_import_bosch_loads_neither_torch_nor_transformers() -> None:

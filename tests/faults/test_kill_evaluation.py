@@ -58,15 +58,6 @@ def test_killed_evaluation_ends_in_the_same_files(attempts: range, tmp_path: Pat
         assert files_of(tmp_path / f"killed-{attempt}") == expected
 
 
-@pytest.mark.faults
-def test_evaluation_killed_again_and_again_ends_in_the_same_files(tmp_path: Path) -> None:
-    shares = [random.Random(n).uniform(0.2, 0.4) for n in range(6)]
-    codes = run(tmp_path, [("killed", [share]) for share in shares] + [("killed", [None])])
-    assert codes[:2] == [[KILLED], [KILLED]]  # later attempts may have too little left to do
-    assert codes[-1] == [0]
-    assert files_of(tmp_path / "killed") == files_of(tmp_path / "whole")
-
-
 @pytest.mark.slow
 def test_two_ranks_end_in_the_files_of_one_also_when_one_was_killed(tmp_path: Path) -> None:
     codes = run(tmp_path, [("two", [None, 0.25]), ("two", [None, None])])

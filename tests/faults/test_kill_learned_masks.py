@@ -1,14 +1,12 @@
 """A learned mask is the same after kills at random moments, and two processes learn the same gates
 up to the order of sums."""
 
-import itertools
 import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bosch.masks.mask import read_mask
 from bosch.methods._gates import LEARNED
 from bosch.run.tensorboard import METRICS, read_metrics
 from tests.faults.learned_mask_program import launch
@@ -48,17 +46,13 @@ def gates_of(row: dict[str, Any]) -> dict[str, float]:
 @pytest.mark.faults
 def test_two_processes_learn_the_same_gates(tmp_path: Path) -> None:
     """The first 10 steps agree within 1e-5: fp32 sums in another order."""
-    histories, masks = [], []
+    histories = []
     for world in (1, 2):
         run = tmp_path / f"ranks-{world}"
         attempt = launch(run, world, batch_sequences=2)
         assert attempt.wait() == [0] * world, attempt.output()
         histories.append([gates_of(row) for row in read_metrics(run / "mask" / METRICS)])
-        masks.append(read_mask(run / "mask" / "mask.json").mask)
     alone, together = histories
     assert max(alone[9].values()) - min(alone[9].values()) > 0.01  # they moved
     for gates, others in zip(alone[:10], together[:10], strict=True):
         assert gates == pytest.approx(others, abs=1e-5)
-    assignment = [itertools.chain(*mask.z) for mask in masks]
-    alike = sum(bit == other for bit, other in zip(*assignment, strict=True))
-    print(f"{alike} of {masks[0].num_total} groups are alike in the masks of 1 and 2 processes")

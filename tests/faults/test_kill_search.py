@@ -53,14 +53,3 @@ def test_a_search_killed_on_two_ranks_resumes_with_one(
     assert killed[0] == -signal.SIGKILL
     run(tmp_path, world=1)
     assert (result(tmp_path), evaluations(tmp_path)) == undisturbed
-
-
-@pytest.mark.faults
-def test_a_search_ended_by_a_limit_resumes_with_a_higher_one(
-    tmp_path: Path, undisturbed: tuple[dict[str, Any], list[Any]]
-) -> None:
-    assert wait(launch(tmp_path, max_evaluations=12)) != [0]
-    assert "SearchEnded: --max-evaluations 12" in (tmp_path / "log-0").read_text()
-    assert evaluations(tmp_path) == undisturbed[1][:12]
-    run(tmp_path)
-    assert evaluations(tmp_path) == undisturbed[1]

@@ -79,19 +79,6 @@ def test_a_config_file_trains_as_ranks_without_a_launcher(
     check_results(tmp_path / "train", expected[world])
 
 
-def test_a_dead_rank_ends_a_node_and_the_same_start_goes_on(tmp_path: Path, expected: Any) -> None:
-    model_folder(tmp_path / "model")
-    eight = by_config("eight_gpus.yaml", "--num_processes", "2")
-    code, output = launch_by_accelerate(
-        tmp_path / "train", eight, at=expected[2]["kill at"], victim=1
-    )
-    assert code != 0
-    check_end(output, tmp_path / "train")
-    code, output = launch_by_accelerate(tmp_path / "train", eight)
-    assert code == 0, output
-    check_results(tmp_path / "train", expected[2])
-
-
 def test_slurms_script_trains_on_two_nodes_and_goes_on_after_a_dead_rank(
     tmp_path: Path, expected: Any
 ) -> None:
@@ -102,21 +89,6 @@ def test_slurms_script_trains_on_two_nodes_and_goes_on_after_a_dead_rank(
     code, output = run_slurm(tmp_path)
     assert code == 0, output
     check_results(tmp_path / "train", expected[2])
-
-
-def test_launches_on_one_machine_take_ports_of_their_own(tmp_path: Path) -> None:
-    arguments = by_config("eight_gpus.yaml", "--num_processes", "2")
-    programs = []
-    for name in ("first", "second"):
-        model_folder(tmp_path / name / "model")
-        words = [*arguments, "--module", "tests.faults.training_program"]
-        accelerate = str(Path(sys.executable).with_name("accelerate"))
-        programs.append(
-            subprocess.Popen(
-                [accelerate, "launch", *words, str(tmp_path / name / "train"), "{}"], cwd=ROOT
-            )
-        )
-    assert [program.wait() for program in programs] == [0, 0]
 
 
 def check_end(output: str, folder: Path) -> None:

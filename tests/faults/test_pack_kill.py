@@ -71,18 +71,3 @@ def test_killed_packing_goes_on_to_the_same_bytes(
     expected, num_points = undisturbed
     packing.kill(tmp_path, random.Random(attempt).randint(1, num_points))
     assert packing.finish(tmp_path, workers=1 + attempt % 3) == expected
-
-
-@pytest.mark.faults
-def test_packing_killed_at_its_last_points_or_again_and_again_ends_in_the_same_bytes(
-    tmp_path: Path, packing: Packing, undisturbed: tuple[Files, int]
-) -> None:
-    """The last steps rename files and remove the progress file."""
-    expected, num_points = undisturbed
-    for point in range(num_points - 14, num_points + 1):
-        packing.kill(tmp_path / str(point), point)
-        assert packing.finish(tmp_path / str(point)) == expected
-    moments = random.Random(5)
-    for _ in range(10):
-        packing.run(tmp_path / "again", kill_at=moments.randint(20, num_points // 2))
-    assert packing.finish(tmp_path / "again") == expected

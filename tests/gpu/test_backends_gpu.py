@@ -22,7 +22,6 @@ from tests.model_factory import (
     MIXED,
     generate_anew,
     logits,
-    packed_positions,
     random_tokens,
     same_mask,
     tiny_model,
@@ -123,7 +122,6 @@ def test_search_and_deploy_agree_on_every_backend(name: str) -> None:
         {},
         {"prefill_chunk_size": 64},
         {"cache_implementation": "offloaded"},
-        {"cache_implementation": "static", "disable_compile": True},
         {"cache_implementation": "static"},
     ],
 )
@@ -132,15 +130,3 @@ def test_generating_gives_the_tokens_of_recomputation(kwargs: dict[str, Any]) ->
     ids = random_tokens(1, 90).cuda()
     out = model.generate(ids, max_new_tokens=8, do_sample=False, **kwargs)
     assert torch.equal(out, generate_anew(model, ids, 8))
-
-
-def test_a_training_step_on_packed_documents_keeps_them_apart() -> None:
-    model = deploy(model_on_gpu(), MIXED, 64).train()
-    ids = random_tokens(1, 400).cuda()
-    positions = packed_positions(150, 250).cuda()
-    model(ids, labels=ids, position_ids=positions).loss.backward()
-    assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
-    changed = ids.clone()
-    changed[:, :150] = random_tokens(1, 150, seed=3).cuda()
-    before, after = (logits(model, x, position_ids=positions) for x in (ids, changed))
-    assert torch.equal(before[:, 150:], after[:, 150:])
