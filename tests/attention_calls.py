@@ -10,8 +10,6 @@ from torch import Tensor
 from bosch.backends import reference
 from bosch.backends._interface import AttentionCall, Documents
 
-HEAD_SIZE = 16
-
 
 @dataclass(frozen=True)
 class Case:
@@ -23,7 +21,7 @@ class Case:
     batch: int = 2
     heads_per_group: int = 2
     dtype: torch.dtype = torch.float32
-    head_size: int = HEAD_SIZE
+    head_size: int = 16
 
 
 def lengths(window_tokens: int) -> list[int]:

@@ -42,9 +42,6 @@ def inputs_without_model(
     )
 
 
-TOTAL_COST = 4.0  # loss when every group is on the window, as in a language model
-
-
 @dataclass
 class ConvexToy:
     """`train` is a TrainLearner."""
@@ -57,7 +54,7 @@ class ConvexToy:
     def draw(cls, num_layers: int, num_groups: int, seed: int) -> "ConvexToy":
         generator = torch.Generator().manual_seed(seed)
         cost_LG = -torch.rand(num_layers, num_groups, generator=generator).log()
-        return cls(cost_LG / cost_LG.sum() * TOTAL_COST)
+        return cls(cost_LG / cost_LG.sum() * 4.0)  # all on the window, as in a language model
 
     def learning(self, num_steps: int = 1_000) -> Learning:
         """Two tokens a step: the smallest batch is one for two processes."""

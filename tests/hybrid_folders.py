@@ -1,8 +1,6 @@
 """Model folders and masks on disk, for the tests of what is made from them."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -92,12 +90,3 @@ def files_of(folder: Path) -> dict[str, bytes]:
                 manifest.pop(key, None)
             found[name] = json.dumps(manifest).encode()
     return found
-
-
-def run_recipe(name: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-    path = Path(__file__).parents[1] / "recipes" / name
-    return subprocess.run(
-        [sys.executable, str(path), *map(str, arguments)],
-        capture_output=True,
-        text=True,
-    )

@@ -28,9 +28,6 @@ PARTS = MAY_IMPORT.keys() - {"bosch", "benchmarks"}  # imported as bosch.data an
 LOADERS = {"import_module", "__import__", "find_spec", "load_plugin", "list_plugins"}
 
 
-# --- the checker ---
-
-
 def wrong_imports(root: Path) -> list[str]:
     """`file:line: a package imports another that it may not`, for all packages below root."""
     # "": a relative import, which does not say of what. `bare`: hides a module of the user's, and

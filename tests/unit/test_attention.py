@@ -23,7 +23,6 @@ from tests.model_factory import (
     assert_close,
     packed_positions,
     random_tokens,
-    same_mask,
     tiny_model,
 )
 
@@ -59,27 +58,6 @@ def logits(model: PreTrainedModel, ids: Tensor, z: Any = None, **kwargs: Any) ->
 
 
 # ----------------------------------------------------------------------------------------- the mask
-
-
-def test_a_mask_may_be_a_tensor_or_nested_lists(model: PreTrainedModel) -> None:
-    ids = random_tokens(2, 40)
-    expected = logits(model, ids, [list(row) for row in MIXED], use_cache=False)
-    for z in (torch.tensor(MIXED), tuple(MIXED)):
-        assert torch.equal(logits(model, ids, z, use_cache=False), expected)
-
-
-def test_each_group_changes_the_logits_and_nothing_is_stored(model: PreTrainedModel) -> None:
-    ids = random_tokens(1, 40)
-    dense = logits(model, ids, use_cache=False)
-    seen = []
-    for group in range(4):
-        z = same_mask(1, model)
-        z[1][group] = 0
-        seen.append(logits(model, ids, z, use_cache=False))
-    assert all(not torch.equal(a, b) for i, a in enumerate(seen) for b in [dense, *seen[:i]])
-    for x in seen:  # no text is cut there yet
-        assert_close(x[:, :WINDOW], dense[:, :WINDOW], 1e-5)
-    assert torch.equal(logits(model, ids, use_cache=False), dense)
 
 
 # ------------------------------------------------------------------------------------------ padding
@@ -183,16 +161,13 @@ def test_packed_and_padded_documents_are_kept_apart(model: PreTrainedModel) -> N
     assert_close(padded[:, :50], packed)
 
 
-@pytest.mark.parametrize("use_cache", [False, True])
 @pytest.mark.parametrize("mode", ["dense", "search", "deploy"])
-def test_a_mask_of_the_callers_own_is_followed_whatever_the_positions(
-    mode: str, use_cache: bool
-) -> None:
+def test_a_mask_of_the_callers_own_is_followed_whatever_the_positions(mode: str) -> None:
     """Two answers to one beginning, side by side: positions start again, and nothing is packed."""
     model, ids = model_in(mode), random_tokens(1, 20)
     mask = torch.ones(1, 1, 20, 20, dtype=torch.bool).tril()
     mask[..., 15:, 10:15] = False
-    arguments = {"attention_mask": mask, "use_cache": use_cache, **ARGUMENTS[mode]}
+    arguments = {"attention_mask": mask, **ARGUMENTS[mode]}
     arguments["position_ids"] = torch.tensor([[*range(15), *range(10, 15)]])
     both = logits(model, ids, **arguments)
     first = logits(model, ids[:, :15], use_cache=False, **ARGUMENTS[mode])

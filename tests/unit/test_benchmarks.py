@@ -12,7 +12,6 @@ import torch
 
 from benchmarks import _models, gpu, latency
 from benchmarks.__main__ import run_benchmark
-from bosch.masks.mask import GroupMask
 from bosch.recipes.presets import SMOKE_MODEL
 from bosch.run.errors import UserError
 
@@ -53,24 +52,6 @@ def test_attention_compares_backends_with_full_attention(
     output = capsys.readouterr().out
     assert "varlen at 40 tokens" in output  # why it was skipped
     assert "forward and backward │    sdpa │" in output
-
-
-@pytest.mark.slow
-def test_latency_measures_every_point(
-    run: RunBenchmark, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments = "--lengths 20 40 --ratios 0 0.75 --windows 4 8".split()
-    rows = run("latency", *TINY_LATENCY, *arguments)
-    points = [(20, 0, 8), (20, 0.75, 8), (20, 0.75, 4), (40, 0, 8), (40, 0.75, 8), (40, 0.75, 4)]
-    assert [(row["tokens"], row["ratio"], row["window"]) for row in rows] == points
-    for row in rows:
-        assert row["missing"] is None
-        assert row["prefill_tokens_per_second"] > 0
-        assert row["decode_tokens_per_second"] > 0
-        z = _models.spread_mask(row["ratio"], 4, 8)
-        mask = GroupMask.from_rows(z, row["window"])
-        assert row["kv_bytes"] == mask.kv_bytes(row["tokens"], head_dim=64, bytes_per_value=4)
-    assert "decode tokens/s" in capsys.readouterr().out
 
 
 def test_out_of_memory_is_a_missing_point_and_so_are_longer_ones(

@@ -53,18 +53,6 @@ def test_after_a_prompt_exactly_the_needed_entries_are_alive() -> None:
             assert kv_bytes(cache) == sum(expected) * 2 * 16 * 4  # keys, values; heads; float32
 
 
-def test_entries_stay_exact_token_by_token_and_in_batches() -> None:
-    model = hybrid(16)
-    cache = read(model, random_tokens(2, 10))[CACHE]
-    for length in range(11, 40):
-        read(model, random_tokens(2, 1), cache)
-        assert kv_entries(cache) == [n * length + (4 - n) * min(length, 15) for n in NUM_FULL]
-    assert kv_bytes(cache) == sum(kv_entries(cache)) * 2 * 16 * 4 * 2
-    static = StaticCache(model.config, max_cache_len=50)  # holds all slots of a window
-    read(model, random_tokens(1, 30), static)
-    assert kv_entries(static) == [n * 50 + (4 - n) * 16 for n in NUM_FULL]
-
-
 def test_a_long_prompt_leaves_no_hidden_copy() -> None:
     """Memory, not only views: the rolling part may keep some spare room, never the prompt."""
     model, length = hybrid(16), 3000

@@ -41,8 +41,6 @@ def test_command_writes_a_sealed_set_that_reads_back(written: Path) -> None:
     calibration = read_calibration(written)
     assert calibration.num_questions == 6
     assert calibration.longest <= 384
-    settings = read_sealed_json(written / "calibration.json")["settings"]
-    assert (settings["examples"], settings["length"], settings["seed"]) == (6, 384, 0)
 
 
 def test_same_command_finds_it_done_and_other_settings_are_refused(

@@ -19,7 +19,6 @@ from bosch.eval.report.runs import append_run, read_archive, read_run
 from bosch.eval.report.summary import warnings
 from bosch.eval.report.tables import MISSING, make_tables, mean_of_seeds
 from bosch.eval.rows import read_rows
-from bosch.eval.suites import niah
 from bosch.recipes import compare_runs
 from bosch.run.errors import MissingFileError, UserError
 from bosch.run.folder import RunFolder
@@ -44,20 +43,6 @@ def averages(comparison: Comparison, run: str) -> dict[str, float]:
 
 
 # ------------------------------------------------------------------------------------- numbers
-
-
-def test_niah_has_a_table_by_group_and_length_as_in_the_paper(tmp_path: Path) -> None:
-    runs = [FakeRun("fisher", steps=(None, 0, 200)), FakeRun("bosch", steps=(0,))]
-    folders = [run.write(tmp_path) for run in runs]
-    table = make_tables(compare(folders))["niah_lengths"]
-    lengths = [f"{group} {length}" for group in niah.GROUPS for length in ("512", "1,024")]
-    assert [*table.header] == ["run", "step", *lengths]
-    wanted = [("fisher", "dense"), ("fisher", "0"), ("fisher", "200"), ("bosch", "0")]
-    names = {run.method: run.name for run in runs}
-    assert [(row[0], row[1]) for row in table.rows] == [(names[m], step) for m, step in wanted]
-    rows = json.loads((folders[0] / "eval/step-000200/niah/scores.json").read_text())["rows"]
-    (multikey,) = [r for r in rows if (r["task"], r["length"]) == ("multikey", 512)]
-    assert table.rows[2][4] == f"{multikey['value']:.1f} ± {multikey['stderr']:.1f}"
 
 
 def test_averages_and_shares_are_those_of_the_suites(tmp_path: Path) -> None:
@@ -90,22 +75,6 @@ def test_there_are_intervals_where_single_examples_are_known(tmp_path: Path) -> 
     path.write_text(path.read_text().replace(": 1.0", ": 0.0"))
     gaps = [row.gap_share for row in recoveries(compare([paired]))]
     assert [gap.low is None for gap in gaps] == [True, False]
-
-
-def test_a_run_as_baseline_gives_paired_differences(tmp_path: Path) -> None:
-    better = FakeRun("bosch", skill=recovering(0.3, 0.9)).write(tmp_path)
-    worse = FakeRun("fisher", skill=recovering(0.1, 0.5)).write(tmp_path)
-    comparison = compare([better, worse], baseline=str(worse))
-    (beside,) = [row for row in baseline_differences(comparison) if row.score.suite == "niah"]
-    assert beside.setup == better.name
-    scores = [averages(comparison, folder.name)["niah"] for folder in (better, worse)]
-    assert beside.end.value == pytest.approx(scores[0] - scores[1])
-    assert beside.end.excludes_zero
-    starts = [comparison.curves[run.name, "niah", "average"].values[0] for run in (better, worse)]
-    row = make_tables(comparison)["baseline"].rows[0]
-    assert row[:2] == [better.name, "NIAH average"]
-    assert row[2].startswith(f"{starts[0] - starts[1]:+.1f} [")
-    assert row[2].endswith("]* (1 seed)")
 
 
 def test_a_method_as_baseline_gives_differences_over_seeds_for_each_ratio(tmp_path: Path) -> None:
@@ -213,8 +182,6 @@ def test_means_over_seeds_have_the_standard_error_of_their_values(tmp_path: Path
     assert mean.value == pytest.approx(sum(values) / 3)
     deviations = sum((value - mean.value) ** 2 for value in values) / 2
     assert mean.stderr == pytest.approx(math.sqrt(deviations / 3))
-    cell = f"{mean.value:.1f} ± {mean.stderr:.1f} (3)"
-    assert make_tables(comparison)["seeds_before"].rows[0][1] == cell
 
 
 def test_shorter_runs_are_named_and_not_averaged_at_the_end(tmp_path: Path) -> None:
@@ -250,10 +217,6 @@ def test_only_runs_that_differ_in_the_seed_alone_are_averaged(tmp_path: Path) ->
     assert [len(members) for members in setups.values()] == [2, 1, 1]
     assert "train.peak_learning_rate 0.5" in [*setups][1]
     assert f"again/{again.name}" in [*setups][2]
-    change(seeds[1] / "mask" / "mask.json", "model", "weight_hash", value="another")
-    comparison = compare(seeds)
-    setups = seeds_of_setups(comparison, comparison.averages[0], at_end=True)
-    assert [*setups][1].split("weights ")[1] == "another"
 
 
 # ------------------------------------------------------------------------------------ the report
@@ -292,7 +255,6 @@ def test_curves_of_a_run_that_is_going_on_are_left_to_it(
 
 def test_missing_and_damaged_parts_of_runs_are_named(tmp_path: Path) -> None:
     zero_shot = FakeRun("bosch", ratio=0.5, steps=(None, 0)).write(tmp_path)
-    unfinished = FakeRun("fisher", steps=()).write(tmp_path)
     no_dense = FakeRun("razor", steps=(0, 100)).write(tmp_path)
     empty = tmp_path / "empty"
     empty.mkdir()
@@ -301,19 +263,14 @@ def test_missing_and_damaged_parts_of_runs_are_named(tmp_path: Path) -> None:
     with (torn / "train" / "metrics.jsonl").open("a") as file:
         file.write('{"step": 210, "tok')  # it is still training
     (torn / "eval" / "step-000200" / "niah" / "scores.json").write_text('{"rows": [')
-    (torn / "eval" / "step-000100" / "niah" / "scores.json").write_text('{"rows": 5}')
-    (torn / "eval" / "dense" / "reference.json").write_text("{}")
     (torn / "mask" / "mask.json").write_text("{}")
-    comparison = compare([zero_shot, unfinished, no_dense, empty, torn])
+    comparison = compare([zero_shot, no_dense, empty, torn])
     lines = warnings(comparison)
     for start in (
         f"{zero_shot.name}: evaluated only before training",
-        f"{unfinished.name}: not evaluated",
         f"{no_dense.name}: the dense model was not evaluated",
         f"empty, {torn.name}: no mask",
         f"{torn.name}: {torn / 'eval/step-000200/niah/scores.json'} is not a valid",
-        f"{torn.name}: {torn / 'eval/dense/reference.json'} is damaged",
-        f"{torn.name}: {torn / 'mask/mask.json'}, field",
     ):
         assert any(line.startswith(start) for line in lines), start
     shares = {row[0]: row[2] for row in make_tables(comparison)["recovery"].rows}
@@ -341,7 +298,6 @@ def test_runs_that_are_not_comparable_are_named(tmp_path: Path) -> None:
     same = f"96 of 512, 1024 tokens in {more.name}, {above.name}; 60 of 512, 1024 tokens in"
     assert any("NIAH average" in line and f"{same} {fewer.name}" in line for line in lines)
     assert any(line.startswith(f"{above.name}: NIAH average: no gap") for line in lines)
-    assert not any("96 of" in line for line in warnings(compare([more, above])))
 
 
 def test_costs_are_those_that_method_and_stages_recorded(tmp_path: Path) -> None:
@@ -370,5 +326,3 @@ def test_command_skips_what_is_not_a_run(
         compare_runs.main(["runs/shared"])
     with pytest.raises(MissingFileError, match="runs/nothing"):
         compare_runs.main(["runs/nothing"])
-    with pytest.raises(UserError, match=r"runs/nohup\.out"):
-        compare_runs.main(["--out", "runs/nohup.out"])

@@ -78,16 +78,11 @@ def test_dials_and_sections_override_the_preset() -> None:
     assert command.config == expected
 
 
-def help_shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    with pytest.raises(SystemExit, match="0"):
-        parse(*arguments)
-    return capsys.readouterr().out
-
-
 def options_shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> set[str]:
     # An option begins a line of its box, what is said of it stands behind two blanks or below.
-    shown = help_shown(capsys, *arguments)
-    lines = re.findall(r"^\W ((?:-h, )?--.*?)(?:  |$)", shown, re.MULTILINE)
+    with pytest.raises(SystemExit, match="0"):
+        parse(*arguments)
+    lines = re.findall(r"^\W ((?:-h, )?--.*?)(?:  |$)", capsys.readouterr().out, re.MULTILINE)
     return {name for line in lines for name in re.findall(r"--[a-z][\w.-]*", line)}
 
 
@@ -101,10 +96,6 @@ def test_help_shows_at_most_50_options_and_help_all_every_one(
     assert {"--from", "--mask.alpha", "--eval.niah-lengths", "--help-all"} <= everything
     assert parse("--mask.alpha", "7").config.mask.alpha == 7  # not in --help, and works
     assert "--mask.alpha" not in short
-    assert options_shown(capsys, "--help-all") == everything  # --help left no trace
-    shown = help_shown(capsys, "--preset", "paper", "--help")  # with its own defaults
-    for text in ("--model", "--from STAGE", "calibration options", "train options", "32768"):
-        assert text in shown
 
 
 @pytest.mark.parametrize(

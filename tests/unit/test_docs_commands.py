@@ -55,21 +55,11 @@ ALL = {
 
 @cache
 def help_of(*program: str) -> str:
-    told = [
-        subprocess.run(
-            [*program, "--help"], capture_output=True, text=True, cwd=ROOT, env=ENVIRONMENT
-        )
-    ]
-    name = Path(program[-1]).stem
-    if name in ("recover", "sweep"):  # a sweep passes recover's options on
-        all_of = [*program[:-1], program[-1].replace("sweep", "recover"), "--help-all"]
-        told.append(
-            subprocess.run(all_of, capture_output=True, text=True, cwd=ROOT, env=ENVIRONMENT)
-        )
-    assert all(one.returncode == 0 for one in told), (
-        f"{shlex.join(program)} --help failed: {told[0].stderr}"
-    )
-    return "".join(one.stdout for one in told)
+    asked = [[*program, "--help"]]
+    if Path(program[-1]).stem in ("recover", "sweep"):  # a sweep passes recover's options on
+        asked.append([*program[:-1], program[-1].replace("sweep", "recover"), "--help-all"])
+    told = [subprocess.check_output(one, text=True, cwd=ROOT, env=ENVIRONMENT) for one in asked]
+    return "".join(told)
 
 
 def check_options(program: list[str], words: list[str]) -> None:

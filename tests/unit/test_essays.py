@@ -76,30 +76,6 @@ def test_sentences_of_any_prefix_are_those_of_a_fresh_cut(
         assert essays.sentences(num_words) == cut_prefix(essays.words, num_words, untrained_cut)
 
 
-def test_sentences_also_end_where_no_blank_follows(untrained_punkt: Path) -> None:
-    # By hand: "good.[2] Technology" is split after the full stop, inside the word.
-    essays = make_essays("It was good.[2] Technology changes. The end", "notes", untrained_punkt)
-    assert essays.sentences(3) == ["It was good.", "[2]"]
-    assert essays.sentences(5) == ["It was good.", "[2] Technology changes."]
-    assert essays.sentences(0) == []
-    # The text goes on with its first word: no sentence ends at the seam.
-    assert essays.sentences(8) == ["It was good.", "[2] Technology changes.", "The end It"]
-
-
-def test_another_region_is_the_same_loop_entered_elsewhere(untrained_punkt: Path) -> None:
-    essays = make_essays("One two. Three. Four five.[2] Six. Seven?!", "loop", untrained_punkt)
-    # By hand: the first sentence that ends after 0.4 of the text ends inside "five.[2]".
-    region = essays.starting_at(0.4)
-    assert region.words == ["Seven?!", "One", "two.", "Three.", "Four", "five.[2]", "Six."]
-    assert region.name == "loop from word 6"
-    for share in (0.0, 0.1, 0.4, 0.99):
-        region = essays.starting_at(share)
-        for num_words in range(1, 20):
-            assert region.sentences(num_words) == cut_prefix(region.words, num_words, untrained_cut)
-    with pytest.raises(UserError, match=r"1\.5"):
-        essays.starting_at(1.5)
-
-
 def test_a_folder_is_read_in_the_order_of_its_file_names(
     tmp_path: Path, untrained_punkt: Path
 ) -> None:

@@ -4,7 +4,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 from transformers import AutoConfig
 
 from bosch.assets import asset_folder
@@ -36,13 +35,6 @@ def test_yarn_stretches_the_positions_and_keeps_their_base(tmp_path: Path) -> No
     model.config.save_pretrained(tmp_path)
     with pytest.raises(UserError, match=r"--yarn 3: .*yarn"):
         load_judged(tmp_path, Judging((), yarn=3))
-
-
-def test_a_model_is_judged_in_the_precision_asked_for() -> None:
-    for precision, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
-        model = load_judged(MODEL, Judging((), precision=precision))
-        assert model.dtype == dtype
-        assert model.config._attn_implementation == "bosch"  # no mask of all pairs of positions
 
 
 def test_longbench_prompts_are_cut_where_longbench_cuts_them() -> None:

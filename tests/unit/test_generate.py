@@ -19,7 +19,7 @@ from transformers import (
 from bosch.assets import asset_folder
 from bosch.hybrid.cache import CACHE, HybridLayer
 from bosch.hybrid.conversion import deploy
-from tests.model_factory import FAMILIES, MIXED, kv_entries, random_tokens, tiny_model
+from tests.model_factory import FAMILIES, MIXED, random_tokens, tiny_model
 
 WINDOW = 16
 NEW_TOKENS = 12
@@ -154,18 +154,6 @@ def test_beams_and_samples_are_those_without_a_cache(kwargs: dict[str, Any]) -> 
 # ------------------------------------------- what transformers works out from forward's signature
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_returned_cache_is_full_and_continued_without_an_attention_mask(family: str) -> None:
-    model, ids = hybrid(family), random_tokens(1, 30)
-    first = generate(model, ids, return_dict_in_generate=True)
-    text, cache = first.sequences, first[CACHE]
-    length = 30 + NEW_TOKENS - 1  # the last token was never fed in
-    num_full = [sum(row) for row in MIXED]
-    assert kv_entries(cache) == [n * length + (4 - n) * (WINDOW - 1) for n in num_full]
-    found = generate(model, text, attention_mask=None, **{CACHE: cache})
-    assert torch.equal(found, recomputed(model, text))
-
-
 def test_logits_of_a_prompt_are_those_of_its_last_token() -> None:
     model = hybrid()
     rows: list[int] = []
@@ -210,13 +198,7 @@ def test_stop_strings_of_generate_and_pipelines_end_the_text() -> None:
 # -------------------------------------------------------------------------------------- compiled
 
 
-def compiled(backend: Any, **kwargs: Any) -> CompileConfig:
-    torch.compiler.reset()
-    config = CompileConfig(backend=backend, mode=None, **kwargs)
-    config._compile_all_devices = True  # else generate compiles on GPUs only
-    return config
-
-
+@pytest.mark.ecosystem("generate: `torch.compile`", "works", "With a static cache.")
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_compiled_static_cache_gives_the_recomputed_tokens_in_two_graphs(family: str) -> None:
@@ -228,21 +210,9 @@ def test_a_compiled_static_cache_gives_the_recomputed_tokens_in_two_graphs(famil
 
     model, ids = hybrid(family), random_tokens(1, 30)
     model.config._experts_implementation = "batched_mm"  # the plain loop over experts breaks graphs
-    settings = compiled(count, fullgraph=True)
+    torch.compiler.reset()
+    settings = CompileConfig(backend=count, mode=None, fullgraph=True)
+    settings._compile_all_devices = True  # else generate compiles on GPUs only
     out = generate(model, ids, cache_implementation="static", compile_config=settings)
     assert torch.equal(out, recomputed(model, ids))
     assert 1 <= len(graphs) <= 2
-
-
-@pytest.mark.ecosystem(
-    "generate: `torch.compile`",
-    "works",
-    "With a static cache.",
-)
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # inductor's own
-def test_compilers_give_the_recomputed_tokens() -> None:
-    model, ids = hybrid(), random_tokens(1, 30)
-    options = {"compile_config": compiled("inductor", fullgraph=True)}
-    out = generate(model, ids, cache_implementation="static", **options)
-    assert torch.equal(out, recomputed(model, ids))

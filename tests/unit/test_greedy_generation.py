@@ -190,9 +190,6 @@ def test_a_family_with_native_windows_uses_no_speed_up_that_copies_caches() -> N
     found = run(model, tokenizer, examples, FAST)
     for key, example in examples:
         assert list(found[key].tokens) == by_hugging_face(model, tokenizer, example)
-    in_pieces = Generator(model, tokenizer, replace(FAST, prefill_chunk=9))
-    assert in_pieces.settings == replace(PLAIN, stop_when_answered=True, prefill_chunk=9)
-    assert {g.key: g for g in in_pieces.generate(examples)} == found
 
 
 # -------------------------------------------------------------------------------- where texts end
