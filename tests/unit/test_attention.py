@@ -18,13 +18,7 @@ from transformers import (
 from bosch.hybrid.cache import CACHE
 from bosch.hybrid.conversion import deploy
 from bosch.run.errors import UserError
-from tests.model_factory import (
-    MIXED,
-    assert_close,
-    packed_positions,
-    random_tokens,
-    tiny_model,
-)
+from tests.model_factory import MIXED, assert_close, packed_positions, random_tokens, tiny_model
 
 WINDOW = 8
 ARGUMENTS: dict[str, dict[str, Any]] = {
@@ -98,11 +92,7 @@ def test_a_mask_without_padding_builds_no_matrix(model: PreTrainedModel) -> None
 # --------------------------------------------------------------------------------- packed documents
 
 
-@pytest.mark.ecosystem(
-    "training: documents packed by `position_ids`",
-    "works",
-    "",
-)
+@pytest.mark.ecosystem("training: documents packed by `position_ids`", "works", "")
 @pytest.mark.parametrize("use_cache", [None, False, True])
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("mode", ["search", "deploy", "gates"])
@@ -206,11 +196,7 @@ def loss_gradients(model: PreTrainedModel, ids: Tensor, **kwargs: Any) -> dict[s
     return {name: p.grad.clone() for name, p in model.named_parameters()}
 
 
-@pytest.mark.ecosystem(
-    "training: gradient checkpointing",
-    "works",
-    "",
-)
+@pytest.mark.ecosystem("training: gradient checkpointing", "works", "")
 @pytest.mark.parametrize("mode", ["search", "deploy", "gates"])
 def test_gradient_checkpointing_changes_no_gradient(mode: str) -> None:
     model, arguments = model_in(mode).train(), dict(ARGUMENTS[mode])
@@ -303,9 +289,7 @@ def test_a_family_that_is_not_known_is_refused() -> None:
 
 
 @pytest.mark.ecosystem(
-    "bosch_mask: a static cache",
-    "refused",
-    "Use a dynamic one, or materialize.",
+    "bosch_mask: a static cache", "refused", "Use a dynamic one, or materialize."
 )
 def test_a_static_cache_is_refused_in_search_mode_and_right_without_a_mask(
     model: PreTrainedModel,
@@ -334,11 +318,7 @@ def test_a_hybrid_takes_no_mask_and_no_other_attention(caplog: pytest.LogCapture
             model.set_attn_implementation(other)
 
 
-@pytest.mark.ecosystem(
-    "tensor parallelism (`tp_plan`)",
-    "refused",
-    "",
-)
+@pytest.mark.ecosystem("tensor parallelism (`tp_plan`)", "refused", "")
 def test_a_rank_that_holds_some_of_the_groups_is_refused() -> None:
     """What tensor parallelism over two ranks leaves of a model."""
     for z in (MIXED, [[1] * 4] * 3, [[0] * 4] * 3, [[1, 1, 1, 0]] * 3):

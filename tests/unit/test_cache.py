@@ -5,12 +5,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel, StaticCache
 
-from bosch.hybrid.cache import (
-    CACHE,
-    HybridLayer,
-    hybridize_cache,
-    kv_bytes,
-)
+from bosch.hybrid.cache import CACHE, HybridLayer, hybridize_cache, kv_bytes
 from bosch.hybrid.conversion import deploy
 from bosch.run.errors import UserError
 from tests.model_factory import (
@@ -91,9 +86,7 @@ def test_a_plain_dynamic_cache_with_content_is_right_too() -> None:
 
 
 @pytest.mark.ecosystem(
-    "model.model: a static cache for the base model alone",
-    "refused",
-    "Call the whole model.",
+    "model.model: a static cache for the base model alone", "refused", "Call the whole model."
 )
 @pytest.mark.parametrize("first", [1, 10, 30])
 @torch.no_grad()
@@ -162,9 +155,7 @@ def test_what_was_made_in_inference_mode_serves_outside() -> None:
 
 
 @pytest.mark.ecosystem(
-    "generate: a quantized KV cache (optimum-quanto)",
-    "works",
-    "The full groups are quantized.",
+    "generate: a quantized KV cache (optimum-quanto)", "works", "The full groups are quantized."
 )
 def test_a_quantized_cache_quantizes_the_full_part_and_costs_what_it_costs_the_dense_model() -> (
     None

@@ -131,10 +131,7 @@ def test_own_questions_make_the_set_and_their_content_decides_it(tmp_path: Path)
     tokenizer = load_tokenizer(smoke().model)
     haystacks = read_calibration(out).haystacks
     texts = [tokenizer.decode(haystack.ids_T) for haystack in haystacks]
-    assert texts == [
-        f"{TEXT.strip()}\nWhere is the key? under the mat",
-        "Two and two are four",
-    ]
+    assert texts == [f"{TEXT.strip()}\nWhere is the key? under the mat", "Two and two are four"]
     answers = [tokenizer.decode(h.ids_T[list(h.questions[0].answer)]) for h in haystacks]
     assert answers == [" under the mat", " four"]
 

@@ -62,18 +62,16 @@ def test_a_damaged_prediction_of_an_unfinished_evaluation_is_made_again(
     assert (folder / "niah" / "predictions.jsonl").read_bytes() == wanted
 
 
-@pytest.mark.parametrize("damage", ["changed", "a line less", "no row"])
-def test_damaged_predictions_of_an_unfinished_evaluation_are_named(damage: str, begun: Any) -> None:
+def test_damaged_predictions_of_an_unfinished_evaluation_are_named(begun: Any) -> None:
     folder, evaluate = begun("write_rows")
     evaluate()  # all is scored, but no manifest protects it yet
     path = folder / "niah" / "predictions.jsonl"
     content = path.read_text()
     first, _ = content.splitlines(keepends=True)
-    changed = {"changed": content.replace('"prediction": "', '"prediction": "4', 1)}
-    changed |= {"a line less": first, "no row": first + '{"task": []}\n'}
-    path.write_text(changed[damage])
-    with pytest.raises(DamagedArtifactError, match=str(path)):
-        evaluate()
+    for damaged in (content.replace('"prediction": "', '"prediction": "4', 1), first):
+        path.write_text(damaged)
+        with pytest.raises(DamagedArtifactError, match=str(path)):
+            evaluate()
     path.unlink()
     evaluate()
     assert path.read_text() == content

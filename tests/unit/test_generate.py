@@ -114,9 +114,7 @@ def test_every_way_gives_the_recomputed_tokens(way: str, length: int) -> None:
 
 
 @pytest.mark.ecosystem(
-    "generate: left-padded batches",
-    "works",
-    "Also in chunks and with a static cache.",
+    "generate: left-padded batches", "works", "Also in chunks and with a static cache."
 )
 @pytest.mark.parametrize(
     "kwargs", [{}, {"prefill_chunk_size": 7}, {"cache_implementation": "static"}]
@@ -133,11 +131,7 @@ def test_left_padded_batches_give_the_tokens_of_each_row_alone(kwargs: dict[str,
         assert torch.equal(out[row, num_padding:], alone[0])
 
 
-@pytest.mark.ecosystem(
-    "generate: beams, samples",
-    "works",
-    "",
-)
+@pytest.mark.ecosystem("generate: beams, samples", "works", "")
 @pytest.mark.parametrize(
     "kwargs",
     [{"num_beams": 3}, {"do_sample": True, "top_k": 20}, {"num_beams": 2, "do_sample": True}],
@@ -172,11 +166,7 @@ def test_arguments_may_come_by_position() -> None:
     assert torch.equal(out.logits, model(ids, use_cache=False).logits)
 
 
-@pytest.mark.ecosystem(
-    "generate, pipeline: stop strings",
-    "works",
-    "",
-)
+@pytest.mark.ecosystem("generate, pipeline: stop strings", "works", "")
 def test_stop_strings_of_generate_and_pipelines_end_the_text() -> None:
     folder = asset_folder("tiny-qwen3-2layer")
     tokenizer = AutoTokenizer.from_pretrained(folder)

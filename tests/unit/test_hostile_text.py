@@ -138,8 +138,7 @@ def test_a_report_shows_names_and_obeys_none_of_them(tmp_path: Path, hostile_run
 
 
 @pytest.mark.parametrize(
-    "text",
-    [HOSTILE, "_a_ b", "a\\|b", "# x", "- x", "&amp;", "[a]: http://b"],
+    "text", [HOSTILE, "_a_ b", "a\\|b", "# x", "- x", "&amp;", "[a]: http://b"]
 )
 def test_markdown_shows_a_text_as_it_is(text: str) -> None:
     page = rendered(f"- {markdown(text)}")

@@ -51,6 +51,8 @@ def test_all_six_calls(dense: Any, tokenizer: Any, tmp_path: Path) -> None:
     dense_bytes = mask.mask.dense_kv_bytes(1024, mask.model.head_dim)
     assert 0.5 < mask.kv_bytes(1024) / dense_bytes < 0.52
 
+    assert mask.plot()._repr_png_().startswith(b"\x89PNG")  # notebooks show it
+
     hybrid = bosch.materialize(dense, mask)
     ids = torch.arange(100)[None] % 200
     plain = dense(ids).logits

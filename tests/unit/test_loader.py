@@ -132,7 +132,6 @@ def test_reuse_is_checked_for_tokenizer_length_and_amount(
     other = describe_tokenizer(train_tokenizer(vocabulary_size=601, num_texts=20, seed=0)).hash
     check_reuse(folder, tokenizer.hash, SEQ_LEN, 100)
     for arguments, named in (
-        ((other, SEQ_LEN, 1), "tokenizer"),
         ((tokenizer.hash, 256, 1), "128 .*256"),
         ((tokenizer.hash, SEQ_LEN, 101), "100 sequences"),
     ):
@@ -158,9 +157,7 @@ def test_damaged_tokens_are_named(folder: Path, tokenizer: TokenizerText, tmp_pa
         path.write_bytes(content)
 
 
-def test_prefetch_yields_the_same_batches_and_ends_its_thread(
-    loader: Loader,
-) -> None:
+def test_prefetch_yields_the_same_batches_and_ends_its_thread(loader: Loader) -> None:
     batches = prefetch(loader.batch, range(3, 10))
     for step in range(3, 8):
         number, batch = next(batches)
