@@ -1,21 +1,19 @@
-"""Tokens and a learned mask, made as by the recipe, in processes that tests kill."""
+"""Tokens and a learned mask, made as by the recipe, on one rank or several."""
 
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tests.faults.training_program import Attempt, enter, start_ranks
-from tests.kill_points import watch_operations
 
 
-def launch(run: Path, world: int = 1, at: int | None = None, **settings: Any) -> Attempt:
-    """Start all ranks. at: SIGKILL of rank 0 before its n-th operation on a file of the stage
-    `mask`. settings: of the method."""
+def launch(run: Path, world: int) -> Attempt:
+    """Start all ranks."""
     run.parent.mkdir(parents=True, exist_ok=True)
-    return start_ranks(main, run, world, {"at": at, "settings": settings})
+    return start_ranks(main, run, world, {})
 
 
-def main(run_path: Path, log: Path, environment: dict[str, str], options: dict[str, Any]) -> None:
+def main(run_path: Path, log: Path, environment: dict[str, str], _: dict[str, Any]) -> None:
     enter(log, environment)
 
     import torch
@@ -34,13 +32,10 @@ def main(run_path: Path, log: Path, environment: dict[str, str], options: dict[s
     data = replace(config.data, tokens=8_192)
     config = replace(config, method="consa", ratio=0.5, train=train, data=data)
     method_settings = consa.Settings(
-        **{"token_share": 1.0, "gate_learning_rate": 1.0, "steps": 12, "batch_sequences": 1}
-        | options["settings"]
+        token_share=1.0, gate_learning_rate=1.0, steps=12, batch_sequences=2
     )
     tokens = packed.build(config)
     mask = search_mask.build(config, None, tokens, method_settings)
     with RunFolder(run_path, rank, world, progress.say) as run:
         run.complete(tokens)
-        operations = watch_operations(run_path / "mask", at=None if rank else options["at"])
         run.complete(mask)
-    print(f"operations: {operations[0]}", flush=True)

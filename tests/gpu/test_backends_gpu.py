@@ -13,7 +13,6 @@ from bosch.hybrid.conversion import deploy
 from tests.attention_calls import (
     Case,
     check_against_reference,
-    check_documents_apart,
     make_call,
     thin_cases,
     visible_counts,
@@ -68,13 +67,6 @@ def test_outputs_and_gradients_are_the_references(name: str) -> None:
 def test_a_window_of_w_shows_w_keys(name: str, window_tokens: int) -> None:
     counts = visible_counts(runnable(name), 64, window_tokens, "cuda", torch.bfloat16)
     assert counts.tolist() == [min(i + 1, window_tokens) for i in range(64)]
-
-
-@every_backend
-def test_packed_documents_do_not_touch_each_other(name: str) -> None:
-    backend = runnable(name)
-    case = Case(200, 16, kind="packed", batch=1, dtype=torch.bfloat16, head_size=64)
-    check_documents_apart(backend, make_call(case, device="cuda"))
 
 
 def test_a_window_goes_to_a_flash_kernel_and_full_attention_to_sdpa() -> None:

@@ -15,11 +15,10 @@ pytest.importorskip("vllm", reason="vLLM is not installed here; make serving run
 
 import torch
 from bosch_vllm.packing import share_of_dense
-from transformers import AutoModelForCausalLM
 
 from bosch.hybrid.conversion import deploy
 from tests.model_factory import MIXED, tiny_model
-from tests.serving.hybrids import TINY, WINDOW, tiny_hybrid
+from tests.serving.hybrids import WINDOW, tiny_hybrid
 
 PROGRAM = Path(__file__).with_name("engine_program.py")
 NEW = 16
@@ -104,13 +103,6 @@ def test_tokens_are_ours(ratio: float, window: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("ratio", [0.25, 0.5, 0.75])
 def test_packed_tokens_are_ours(ratio: float, tmp_path: Path) -> None:
     assert_agrees(tiny_hybrid(ratio), tmp_path, **PACKED)
-
-
-@both_layouts
-def test_whole_layers_agree(layout: dict[str, Any], tmp_path: Path) -> None:
-    dense = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32).eval()
-    z = [[layer % 2] * 8 for layer in range(8)]
-    assert_agrees(deploy(dense, z, WINDOW), tmp_path, **layout)
 
 
 @both_layouts

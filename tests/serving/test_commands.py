@@ -67,18 +67,6 @@ def test_a_text_is_the_same(folder: Path) -> None:
     assert text in theirs
 
 
-def test_the_benchmark_compares_both_layouts_with_dense(tmp_path: Path) -> None:
-    small = "--lengths 40 --tokens 3 --requests 3 --rounds 1 --window 8".split()
-    command = [sys.executable, "-m", "benchmarks", "serving", *small, "--out", tmp_path / "out"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=RECIPES.parent)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    rows = json.loads((tmp_path / "out").read_text())["rows"]
-    sides = [f"{new} new, {side}" for new in (1, 3) for side in ("dense", "units", "packed")]
-    assert [row["name"] for row in rows] == [f"40 tokens, {side}" for side in sides]
-    assert all(row["value"] > 0 for row in rows)
-    assert len({row["cache_bytes"] for row in rows}) == 1
-
-
 # --- the API server ---
 
 
@@ -123,13 +111,6 @@ def expected(folder: Path) -> str:
     text = tokenizer.decode(made[0, ids.input_ids.shape[1] :], skip_special_tokens=True)
     assert len(text) > NEW
     return str(text)
-
-
-def test_curl_gets_our_text(address: str, expected: str) -> None:
-    asked = {"model": "hybrid", "prompt": PROMPT, "max_tokens": NEW, "temperature": 0}
-    header = ("-H", "Content-Type: application/json")
-    answer = json.loads(curl(f"{address}/v1/completions", *header, "-d", json.dumps(asked)))
-    assert answer["choices"][0]["text"] == expected
 
 
 def test_the_openai_client_gets_our_text(address: str, expected: str) -> None:

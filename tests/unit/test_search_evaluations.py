@@ -57,26 +57,6 @@ def lines_of(inputs: Inputs) -> list[dict[str, Any]]:
 # ------------------------------------------------------------------------------------ its own file
 
 
-def test_a_line_has_everything_about_an_evaluation(inputs: Inputs) -> None:
-    with open_objective(inputs, ACCURACY) as objective:
-        objective(FULL, stage="anchors")
-        objective(LOCAL, 0.9, "swaps")
-        objective(FULL, 0.9, "swaps")  # known: no evaluation
-    dense, local = lines_of(inputs)
-    assert (dense["z"], dense["stage"], dense["threshold"]) == (["1111"] * 3, "anchors", None)
-    assert (dense["value"], dense["exact"], dense["run"]) == (1, True, 4)
-    for accuracy, probability, log_probability in dense["haystacks"].values():
-        assert accuracy == 1
-        assert 0 < probability < 1
-        assert log_probability < 0
-    assert dense["layer_forwards"] > 6
-    assert dense["seconds"] > 0
-    right = [means[0] for means in local["haystacks"].values()]
-    assert len(right) == local["run"] < 4
-    assert not local["exact"]
-    assert local["value"] == (sum(right) + 4 - len(right)) / 4 <= 0.9
-
-
 def test_a_finished_search_runs_again_without_the_model(
     inputs: Inputs, monkeypatch: pytest.MonkeyPatch
 ) -> None:

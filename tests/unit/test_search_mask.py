@@ -120,36 +120,6 @@ def test_ranks_share_the_examples_and_find_what_one_finds(
     assert found[2] == found[1]
 
 
-def test_the_same_command_again_reuses_the_mask(
-    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    main([*command, "--method", "interleave"])
-    assert "2 of 2 layers" in capsys.readouterr().out
-    path = tmp_path / "run" / "mask" / "mask.json"
-    written = path.stat().st_mtime_ns
-    main([*command, "--method", "interleave"])
-    assert path.stat().st_mtime_ns == written
-    with pytest.raises(UserError, match=r"ratio: 0\.75 -> 0\.5"):
-        main([*command, "--method", "interleave", "--ratio", "0.5"])
-    main([*command, "--method", "interleave", "--ratio", "0.5", "--fresh"])
-    assert "1 of 2 layers" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        (("--method", "fischer"), "'fisher'"),
-        (("--method", "proxy", "--proxy-heads", "99"), "head 99"),
-        (("--method", "dcam", "--loss-tokens", "all"), "--loss-tokens"),
-    ],
-)
-def test_a_mistake_is_a_user_error_that_names_it(
-    command: list[str], arguments: tuple[str, ...], named: str
-) -> None:
-    with pytest.raises(UserError, match=named):
-        main([*command, *arguments])
-
-
 @pytest.mark.parametrize("kept", [[1, 2], [0, 0, 1]])
 def test_missing_repeated_and_damaged_results_are_measured_again(
     kept: list[int], inputs: Inputs

@@ -62,23 +62,6 @@ def test_blocks_hold_every_head_once_in_order(num_full: list[int], kept: int, to
         assert blocks == [at // capacity for at in range(len(blocks))]
 
 
-@given(
-    num_full=st.integers(1, 60),
-    num_window=st.integers(1, 60),
-    kept=st.integers(1, 300),
-    tokens=st.integers(300, 5000),
-)
-def test_a_text_holds_little_more_than_with_the_best_blocks(
-    num_full: int, num_window: int, kept: int, tokens: int
-) -> None:
-    def held(capacity: int) -> int:
-        full, window = -(-num_full // capacity), -(-num_window // capacity)
-        return (full * tokens + window * kept) * capacity
-
-    capacity = heads_in_a_block(num_full, num_window, kept, tokens)
-    assert held(capacity) <= 1.05 * (num_full * tokens + num_window * kept)
-
-
 def test_share_of_dense_counts_window_entries() -> None:
     # By hand: of 8 groups 2 keep 100 entries and 6 keep 9: (200 + 54) / 800.
     assert share_of_dense([1, 1], 4, window=10, tokens=100) == pytest.approx(0.3175)

@@ -4,14 +4,12 @@ Each checkout here is small and set up by real processes. The packages it requir
 few bytes in a folder, so that nothing is downloaded.
 """
 
-import io
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -34,43 +32,8 @@ version = "1"
 dependencies = ["torch>=2", "transformers", "accelerate"]
 [project.optional-dependencies]
 dev = []
-kernels = ["toy-kernels"]
-kernels-build = ["toy-tools"]
 [tool.setuptools]
 """
-
-
-# The build of this package needs torch and a tool, as that of flash-attn does.
-KERNELS = {
-    "pyproject.toml": """
-[build-system]
-requires = []
-build-backend = "backend"
-backend-path = ["."]
-[project]
-name = "toy-kernels"
-version = "1"
-""",
-    "backend.py": """
-import torch, toy_tools
-from tiny_wheel import write_wheel
-from pathlib import Path
-
-def build_wheel(folder, *_):
-    return write_wheel(Path(folder), "toy-kernels", "1")
-""",
-}
-
-
-def write_kernels(folder: Path, **changed: str) -> None:
-    """Its source, as an index has it."""
-    files = KERNELS | changed | {"tiny_wheel.py": (folder.parent / "tiny_wheel.py").read_text()}
-    files["PKG-INFO"] = "Metadata-Version: 2.1\nName: toy-kernels\nVersion: 1\n"
-    with tarfile.open(folder / "toy_kernels-1.tar.gz", "w:gz") as archive:
-        for name, text in files.items():
-            entry = tarfile.TarInfo(f"toy_kernels-1/{name}")
-            entry.size = len(text)
-            archive.addfile(entry, io.BytesIO(text.encode()))
 
 
 def new_checkout(folder: Path) -> Path:
@@ -144,22 +107,6 @@ def test_a_second_setup_reuses_the_first_until_extras_or_requirements_change(mad
     assert "reuse" in run(made, "dev"), "an update keeps the extras that were there"
     project.write_text(project.read_text() + "\n[tool.ruff]\n")
     assert "reuse" in run(made), "settings of a linter install nothing"
-
-
-def test_an_extra_whose_build_needs_torch_comes_last_and_may_fail(tmp_path: Path) -> None:
-    checkout = new_checkout(tmp_path / "checkout")
-    write_wheel(checkout / "wheels", "toy-tools", "1")
-    write_kernels(checkout / "wheels", **{"backend.py": "raise OSError('no compiler')"})
-    failed = start(checkout, "dev", "kernels")
-    output, _ = failed.communicate()
-    assert failed.returncode == 1
-    assert "no compiler" in output
-    assert ".venv is complete but for the extra kernels" in output
-    assert "reuse" in run(checkout, "dev"), "the rest is there, and is not built again"
-    write_kernels(checkout / "wheels")
-    assert "update .venv (it lacks the extras kernels)" in run(checkout, "kernels")
-    assert "reuse" in run(checkout, "dev", "kernels")
-    assert list(checkout.glob(".venv/lib/python*/site-packages/toy_kernels.py"))
 
 
 @pytest.mark.parametrize(

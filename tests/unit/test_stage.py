@@ -1,8 +1,5 @@
 """Stages in one process: reuse, conflicts, damage, plans. Kills are tested in tests/faults."""
 
-import gc
-import json
-import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +16,7 @@ from bosch.run.files import (
     write_atomically,
 )
 from bosch.run.fingerprint import fingerprint, speed_only
-from bosch.run.folder import RunFolder, WallTime, home_of
+from bosch.run.folder import RunFolder, home_of
 from bosch.run.lock import FolderInUseError
 from bosch.run.stage import (
     Artifact,
@@ -37,12 +34,6 @@ class Settings:
     ratio: float = 0.75
     kappa: int = 30
     num_workers: int = speed_only(4)
-
-
-class Cycle:
-    """Holds itself, as a search once held its model."""
-
-    held_by: "Cycle"
 
 
 def write_result(folder: Path, **inputs: Artifact) -> None:
@@ -71,29 +62,6 @@ def complete(path: Path, stages: Sequence[Stage], fresh: str | None = None) -> l
 
 def actions(path: Path, stages: Sequence[Stage], fresh: str | None = None) -> dict[str, str]:
     return {step.stage.name: step.action for step in plan_run(path, stages, fresh)}
-
-
-def test_what_a_stage_leaves_in_a_cycle_is_freed_before_the_next_on_all_ranks(
-    tmp_path: Path,
-) -> None:
-    left: list[weakref.ref[Cycle]] = []
-
-    def leave(folder: Path) -> None:
-        model = Cycle()
-        model.held_by = model
-        left.append(weakref.ref(model))
-        write_result(folder)
-
-    def expect_none(folder: Path) -> None:
-        assert left[0]() is None
-        write_result(folder)
-
-    gc.disable()
-    try:
-        stages = [Stage("mask", run=leave), Stage("train", run=expect_none, ranks="all")]
-        complete(tmp_path / "run", stages)
-    finally:
-        gc.enable()
 
 
 def test_complete_stages_are_reused_and_record_what_made_them(tmp_path: Path) -> None:
@@ -263,16 +231,6 @@ def test_from_makes_later_stages_again_but_not_shared_ones_that_do_not_depend_on
         assert [stage.name for stage in stages_to_redo([*first, last], None, start)] == redone
 
 
-def test_damaged_shared_artifact_is_refused_and_made_again_by_fresh(tmp_path: Path) -> None:
-    complete(tmp_path / "run", chain())
-    [shared] = (tmp_path / "shared").iterdir()
-    (shared / "result.txt").write_text("nothing befort")
-    with pytest.raises(StageBlockedError, match=r"result\.txt .*--fresh calibration"):
-        complete(tmp_path / "run", chain())
-    complete(tmp_path / "run", chain(), fresh="calibration")
-    assert set(actions(tmp_path / "run", chain()).values()) == {"reuse"}
-
-
 def test_runs_can_be_moved_and_added_to_and_run_with_other_settings_of_speed(
     tmp_path: Path,
 ) -> None:
@@ -315,18 +273,6 @@ def test_inner_folder_is_checked_by_its_own_manifest(tmp_path: Path) -> None:
         verify_folder(tmp_path / "train")
 
 
-def test_config_is_kept_in_run_json_and_makes_the_run_the_home_of_its_stages(
-    tmp_path: Path,
-) -> None:
-    assert home_of(tmp_path / "run" / "mask") == tmp_path / "run" / "mask"
-    with RunFolder(tmp_path / "run") as run:
-        run.save_config(Settings(), ["--ratio", "0.75"])
-    assert home_of(tmp_path / "run" / "mask") == tmp_path / "run"
-    saved = json.loads((tmp_path / "run" / "run.json").read_text())
-    assert saved["config"] == {"ratio": 0.75, "kappa": 30, "num_workers": 4}
-    assert saved["command"] == ["--ratio", "0.75"]
-
-
 def test_fingerprints_depend_on_meaning_not_on_form() -> None:
     assert fingerprint({"a": 1, "b": (2.0, 3)}) == fingerprint({"b": [2, 3], "a": 1})
     assert fingerprint({"a": True}) != fingerprint({"a": 1})
@@ -335,13 +281,6 @@ def test_fingerprints_depend_on_meaning_not_on_form() -> None:
         fingerprint({"a": float("nan")})
     with pytest.raises(TypeError, match="object"):
         fingerprint({"a": object()})
-
-
-@pytest.mark.parametrize("text", ["", '["x"]'])
-def test_damaged_wall_times_of_earlier_attempts_are_left_out(text: str, tmp_path: Path) -> None:
-    (tmp_path / ".wall_seconds.json").write_text(text, "latin-1")
-    (seconds,) = WallTime(tmp_path).finish()
-    assert 0 <= seconds < 60
 
 
 def test_a_damaged_view_is_made_again(tmp_path: Path) -> None:

@@ -53,20 +53,6 @@ def test_resumed_log_has_every_step_once(tmp_path: Path) -> None:
     assert points(tmp_path / "tb")["train/loss"] == expected
 
 
-def test_points_are_readable_at_once_and_only_numbers_are_written(
-    tmp_path: Path,
-) -> None:
-    for rank, folder in ((0, tmp_path / "run"), (1, tmp_path / "other")):
-        log = open_log(folder, 0, rank)
-        log.write({"step": 1, "tokens": 10, "loss": 0.5})
-        log.write({"step": 2, "tokens": 20, "loss": float("nan"), "note": "x", "list": [1]})
-    assert points(tmp_path / "run" / "tb") == {  # the log is open
-        "train/loss": [(1, 0.5)],
-        "tokens/train/loss": [(10, 0.5)],
-    }
-    assert not (tmp_path / "other").exists()  # rank 1 writes nothing
-
-
 def test_a_cut_off_last_line_is_dropped_and_a_damaged_one_is_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -145,18 +131,6 @@ def test_the_dense_model_is_a_horizontal_line_even_if_its_scores_are_shared(
 def _made(folder: Path) -> Path:
     folder.mkdir(parents=True)
     return folder
-
-
-def test_scores_that_cannot_be_drawn_do_no_harm_and_damaged_ones_are_named(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    write_scores(tmp_path, 0, None)
-    write_scores(tmp_path, 5, 5.0, length=None)
-    (write_scores(tmp_path, 7, 7.0) / "scores.json").write_text('{"rows"')
-    with caplog.at_level("INFO", "bosch"):
-        rebuild_tensorboard(tmp_path)
-    assert "step-000007/niah/scores.json" in caplog.text
-    assert points(tmp_path / "tb")["niah/average/score"] == [(5, 5.0)]
 
 
 # --- mask and settings ---
@@ -247,23 +221,6 @@ def test_a_full_disk_ends_the_log_with_a_clear_error_and_loses_no_row(full_soon:
     shutil.rmtree(full_soon / "tb")  # makes room
     open_log(full_soon, 1).write({"step": 1, "tokens": 1})
     assert len(read_metrics(full_soon / "train" / "metrics.jsonl")) == 2
-
-
-def test_a_full_disk_costs_the_curves_and_not_the_run(
-    full_soon: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    run = _made(tmp_path / "run")
-    (run / "tb").symlink_to(full_soon)
-    log = open_log(run, 0)
-    written: list[int] = []
-    with caplog.at_level("INFO", "bosch"):
-        fill(log, written)
-    assert caplog.text.count("TensorBoard: no more curves") == 1
-    assert len(read_metrics(run / "train" / "metrics.jsonl")) == len(written) == 500
-    rebuild_tensorboard(run)  # still no room: a message, no error
-    (run / "tb").unlink()
-    rebuild_tensorboard(run)
-    assert len(points(run / "tb")["train/loss"]) == 500
 
 
 def fill(log: MetricsLog, written: list[int]) -> None:

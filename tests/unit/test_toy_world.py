@@ -7,14 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from bosch.data.needles import PAPER_TASKS
-from bosch.data.toy_world.lessons import LessonWriter, Mixture, needle_lesson
 from bosch.data.toy_world.tasks import DATASETS, longbench_rows
 from bosch.data.toy_world.tokenizer import train_tokenizer
 from bosch.data.toy_world.world import SPLITS, World, split_of
 from bosch.run.errors import UserError
-
-MIXTURE = Mixture(recall=0.3, needles=0.3, tasks=0.3, essays=0.1)
 
 
 @pytest.fixture(scope="module")
@@ -71,27 +67,3 @@ def test_numbers_and_uuids_cost_the_same_tokens_wherever_they_stand(
         number, uuid = world.number(), world.uuid()
         assert len(tokenizer(f" {number}.")["input_ids"]) == 1 + 7 + 1
         assert len(tokenizer(f" is: {uuid}. The")["input_ids"]) == 2 + 1 + 36 + 2
-
-
-@pytest.mark.parametrize("name", PAPER_TASKS)
-def test_every_answer_of_a_needle_lesson_stands_in_its_haystack(name: str) -> None:
-    for seed in range(10):
-        (haystack, _), *rest = needle_lesson(World("train", seed), size=40, task_name=name)
-        answers = [text.strip() for text, is_answer in rest if is_answer]
-        assert answers
-        assert all(f"is: {answer}." in haystack for answer in answers)
-        keys = re.findall(r"for (\S+-[a-z]+) is: \d", haystack)
-        assert keys or name != "niah_multikey_2"
-        assert {split_of(key) for key in keys} <= {"train"}
-
-
-def test_a_batch_is_a_pure_function_of_the_step(tokenizer: PreTrainedTokenizerFast) -> None:
-    writer = LessonWriter(tokenizer, seed=7)
-    first = writer.batch(3, 4, 256, MIXTURE, 0.05)
-    again = LessonWriter(tokenizer, seed=7)
-    again.batch(0, 4, 512, MIXTURE, 0.05)  # what was asked before must not matter
-    for ours, theirs in zip(first, again.batch(3, 4, 256, MIXTURE, 0.05), strict=True):
-        assert ours.equal(theirs)
-    ids, weights = first
-    assert ids.shape == weights.shape == (4, 257)
-    assert 0.02 < float((weights == 1).float().mean()) < 0.5

@@ -12,7 +12,6 @@ from transformers import AutoModelForCausalLM
 
 from bosch.data.loader import Loader
 from bosch.gates import ConstrainedGates, GateLearner, RateCurve, ScalarGates
-from bosch.run.errors import UserError
 from bosch.run.tensorboard import read_metrics
 from bosch.training.learner import LearnerTraining, cut_sequences
 from bosch.training.loop import TrainJob, train
@@ -188,16 +187,3 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(dense: Path, tmp_path: Path)
         assert_same_bits(gates.state_dict(), whole.state_dict())
         assert_same_bits(weights_in(folder / "weights"), weights_in(tmp_path / "whole/weights"))
         assert not list(folder.glob("step-*"))  # the second export is removed
-
-
-def test_resuming_with_another_batch_size_or_length_is_refused(dense: Path, tmp_path: Path) -> None:
-    """Both may depend on the number of processes, while the number of steps does not."""
-    learner = learner_of(constrained(), 0.3, 0.2)
-    training = LearnerTraining(replace(SETTINGS, checkpoint_steps=1), dense, tokens_in_memory())
-    assert training(learner, tmp_path, 2, BATCH, SEQ_LEN) is None
-    for batch, length, change in (
-        (BATCH // 2, SEQ_LEN, f"batch_sequences: {BATCH} -> {BATCH // 2}"),
-        (BATCH, SEQ_LEN // 2, f"sequence_tokens: {SEQ_LEN} -> {SEQ_LEN // 2}"),
-    ):
-        with pytest.raises(UserError, match=rf"{change}\).*{tmp_path}"):
-            training(learner, tmp_path, 2, batch, length)

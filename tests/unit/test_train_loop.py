@@ -104,17 +104,6 @@ def test_tokens_are_trained_on_without_the_document_mask_too(tmp_path: Path) -> 
     assert plain.losses != train_plainly(model).losses
 
 
-def test_named_attention_backend_is_used(tmp_path: Path) -> None:
-    model = model_folder(tmp_path / "model")
-    settings = replace(SETTINGS, max_steps=2)
-    fast = run(tmp_path / "fast", model, settings)
-    reference = run(tmp_path / "reference", model, replace(settings, attention="reference"))
-    losses = [[row["loss"] for row in rows[1:]] for rows in (fast, reference)]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
-    with pytest.raises(UserError, match="none_such"):
-        run(tmp_path / "none", model, replace(settings, attention="none_such"))
-
-
 def test_resumed_run_ends_in_the_same_bits(tmp_path: Path) -> None:
     """A STOP file ends the first attempt after one step."""
     model = model_folder(tmp_path / "model")
