@@ -1,5 +1,5 @@
 """The layout of the repository: which package may import which, that no modules import each other
-in a circle, and what files may be called.
+in a circle.
 
 `recipes -> {training, eval} -> data -> bosch`; training and eval do not know each other. All are
 imported as parts of the one package that is installed: `bosch/data` is a link to `data`, and a file
@@ -8,7 +8,6 @@ in it is `bosch.data.pack`.
 
 import ast
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -102,26 +101,6 @@ def _loaded_name(call: ast.Call) -> str | None:
     return None
 
 
-def wrong_names(root: Path) -> list[str]:
-    """What is called as it must not be: a package beside ours, a recipe that hides one, utils."""
-    known = MAY_IMPORT.keys() | SCRIPTS
-    problems = [f"{path.name}: Python files live in packages" for path in root.glob("*.py")]
-    for path in root.glob("*/__init__.py"):
-        if path.parent.name not in known:
-            problems.append(f"{path.parent.name}: a top-level package that DESIGN does not name")
-    for package in MAY_IMPORT:
-        if not (root / package / "__init__.py").is_file():
-            problems.append(f"{package}: the package is missing")
-    # A script's own folder comes first on the import path: recipes/eval.py would hide the package.
-    for path in (root / "recipes").glob("*.py"):
-        if path.stem in known | sys.stdlib_module_names:
-            problems.append(f"recipes/{path.name}: hides the module {path.stem}")
-    for path in (path for package in known for path in (root / package).rglob("*.py")):
-        if path.stem in ("util", "utils"):
-            problems.append(f"{path.relative_to(root)}: say in its name what it is for")
-    return problems
-
-
 # --- this repository ---
 
 
@@ -131,7 +110,3 @@ def test_imports_point_one_way() -> None:
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
     assert import_circles(ROOT) == []
-
-
-def test_files_are_called_as_the_design_says() -> None:
-    assert wrong_names(ROOT) == []

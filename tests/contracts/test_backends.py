@@ -1,6 +1,5 @@
 """What every backend must do: give the reference's outputs and gradients, for odd shapes too."""
 
-import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -93,11 +92,8 @@ def test_a_named_backend_that_cannot_is_an_error_with_its_reason() -> None:
 def test_a_backend_named_in_a_setting_is_checked_before_work_begins(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-
     def supports(call: AttentionCall) -> str | None:
-        if call.needs_grad:
-            return "it has no gradients"
-        return None if call.mask_BNTS is None else "it takes no mask"
+        return "it has no gradients" if call.needs_grad else None
 
     narrow = SimpleNamespace(unavailable=lambda: None, supports=supports)
     cpu = torch.device("cpu")
@@ -112,8 +108,6 @@ def test_a_backend_named_in_a_setting_is_checked_before_work_begins(
     check("narrow")
     with pytest.raises(UserError, match=r"train.attention narrow.*gradients"):
         check("narrow", trains=True)
-    with pytest.raises(UserError, match=r"train.attention narrow.*mask"):
-        check("narrow", padded=True)
 
 
 @pytest.mark.parametrize("window_tokens", [None, 3])
@@ -128,25 +122,6 @@ def test_on_a_gpu_all_but_plain_full_attention_goes_to_the_kernels(
     is_plain_full = window_tokens is None and kind == "plain"
     expected = ["sdpa"] if is_plain_full else ["flash", "varlen", "sdpa"]
     assert dispatch.by_priority(on_gpu) == expected
-
-
-KERNEL = """
-def flash_attn_varlen_func(q, k, v, *, deterministic=False, **others):
-    return q * 0 + deterministic
-"""
-
-
-def test_flash_sums_in_a_fixed_order_where_torch_is_asked_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The kernel is a stand-in that only tells how it was called."""
-    (tmp_path / "flash_attn.py").write_text(KERNEL)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setitem(sys.modules, "flash_attn", None)
-    del sys.modules["flash_attn"]
-    for asked in (False, True):
-        torch.use_deterministic_algorithms(asked)
-        assert bool(dispatch.BACKENDS["flash"].attend(make_call(Case(7, 3))).all()) == asked
 
 
 def test_a_file_that_does_not_load_breaks_no_other(

@@ -105,18 +105,6 @@ def test_an_empty_mask_is_transformers_own_sliding_window(family: str, window_to
         assert_close(ours, logits(stock, ids, use_cache=False))
 
 
-@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
-def test_masks_of_whole_layers_are_transformers_own_layer_types(family: str) -> None:
-    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
-    native = {**native_window(family, WINDOW), "layer_types": kinds}
-    stock = tiny_model(family, attention="sdpa", **native)
-    model, ids = tiny_model(family), random_tokens(2, 130)
-    z = [[int(kind == "full_attention")] * 4 for kind in kinds]
-    ours = logits(model, ids, bosch_mask=z, bosch_window=WINDOW, use_cache=False)
-    for found in (ours, logits(deploy(model, z, WINDOW), ids)):
-        assert_close(found, logits(stock, ids, use_cache=False))
-
-
 @every_windowed_family
 def test_a_window_of_its_own_is_refused_everywhere(family: str) -> None:
     model = tiny_model(family, **native_window(family, 24))

@@ -29,7 +29,6 @@ from bosch.methods._examples import FILE
 from bosch.methods._settings import load_method, traits_of, unit_of
 from bosch.plugins import list_plugins
 from bosch.recipes.presets import smoke
-from bosch.run.errors import UserError
 from tests.attention_matrices import inputs_of, toy_calibration
 
 METHODS = list_plugins("bosch.methods")
@@ -152,15 +151,6 @@ def test_only_a_method_that_reads_the_calibration_set_loads_it(name: str, inputs
     loads = pytest.raises(LookupError) if traits_of(name).reads_calibration else nullcontext()
     with loads:
         _choose.make_mask(name, without)
-
-
-@pytest.mark.parametrize("name", LEARNED)
-def test_a_method_that_learns_says_that_it_needs_tokens(
-    name: str, model: PreTrainedModel, calibration: Calibration, tmp_path: Path
-) -> None:
-    inputs = inputs_of(load_method(name), model, calibration, tmp_path)
-    with pytest.raises(UserError, match=f"--method {name}.*recover.py"):
-        _choose.make_mask(name, inputs)
 
 
 # --- what it does ---

@@ -165,20 +165,6 @@ def test_blocks_held_are_those_of_the_formula(
     assert running >= int(0.8 * 2 / share)
 
 
-@pytest.mark.filterwarnings("default")  # of what vLLM imports
-def test_packed_needs_whole_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU, where the user chooses the layout of the cache; on CPUs the plug-in does."""
-    from bosch_vllm.settings import why_not_packed
-    from vllm.config import VllmConfig
-
-    config = VllmConfig(additional_config={"bosch_layout": "packed"})
-    for layout, told in (("BLNHC", None), ("LBNHC", "packed needs VLLM_KV_CACHE_LAYOUT=BLHNC or")):
-        monkeypatch.setenv("VLLM_KV_CACHE_LAYOUT", layout)
-        reason = why_not_packed(config)
-        assert reason is None if told is None else told in str(reason)
-    assert why_not_packed(VllmConfig()) == "the default"
-
-
 @pytest.mark.parametrize(
     ("engine", "words"),
     [

@@ -21,9 +21,8 @@ from bosch.method import Inputs, Scores, Selection
 from bosch.methods import from_file, random_groups
 from bosch.methods._choose import choose_most_local, make_mask
 from bosch.methods._examples import FILE, measure_each
-from bosch.methods._settings import learning_tokens
 from bosch.model import load_for_search, read_model_info
-from bosch.recipes import presets, search_mask
+from bosch.recipes import search_mask
 from bosch.recipes.search_mask import build, main
 from bosch.run.errors import UserError
 from bosch.run.files import verify_folder
@@ -259,9 +258,3 @@ def test_a_mask_comes_back_from_its_file_and_from_a_table(
     write_mask(tmp_path / "other.json", other)
     with pytest.raises(UserError, match="random/model"):
         take(inputs, tmp_path / "other.json")
-
-
-def test_no_tokens_are_reserved_when_there_is_nothing_to_choose() -> None:
-    config = replace(presets.tiny(), method="consa")
-    assert learning_tokens(config) > 0
-    assert learning_tokens(replace(config, ratio=0.99)) == 0  # all 64 groups

@@ -78,27 +78,6 @@ def test_a_search_finds_the_same_mask_with_every_switch(name: str, search: objec
         assert objective.score_unaccelerated(expected[0]).value == expected[1]
 
 
-def test_work_of_a_part_of_a_layer_by_hand() -> None:
-    """One layer of 2 groups, 40 tokens, 8 of them in the window; only the rows are counted that an
-    answer needs.
-    """
-    model = small_model(
-        num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2, hidden_size=32
-    )
-    calibration = answered_calibration(model, (40,))
-    kv, q, rest = 2 * 32 * 32, 64 * 32, 64 * 32 + 3 * 96 * 32  # matrices, the MLP's three too
-    pair = 2 * 2 * 16  # 2 heads of 16: scores and values
-    tokens = 38  # up to the one that predicts the last answer token
-    rows = [7, 8, 36, 37]  # each of them sees 8 keys or more
-    full, windowed = tokens * (tokens + 1) // 2, 36 + 30 * 8
-
-    objective = objective_of(model, calibration, "accuracy")
-    objective(((1, 0),))
-    first = tokens * kv + 4 * (q + rest) + (sum(row + 1 for row in rows) + 4 * 8) * pair
-    whole = tokens * (kv + q + rest) + (full + windowed) * pair
-    assert objective.cost.layer_forwards == pytest.approx(first / whole, abs=1e-3)
-
-
 @pytest.mark.parametrize("switch", ["prefixes", "answer_rows", "early_end"])
 def test_each_acceleration_saves_work(switch: str) -> None:
     model = small_model(seed=1)

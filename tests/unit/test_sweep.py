@@ -107,18 +107,6 @@ def test_a_chain_that_was_stopped_or_has_other_settings_is_not_finished(place: P
 
 
 @pytest.mark.slow
-def test_archived_runs_are_not_run_again_and_are_in_the_report(place: Path) -> None:
-    words = ("--methods", "fisher,bosch", "--zero-shot", "--rows", "kept/rows.jsonl")
-    words = (*words, "--baseline", "fisher")
-    assert run_sweep(place, *words).returncode == 0
-    shutil.rmtree(place / "runs")
-    run = run_sweep(place, *words)
-    assert len(calls(place)) == 2
-    assert "[2/2] runs/tiny-qwen3-bosch-r0.75: in kept/rows.jsonl\n" in run.stdout
-    assert "Difference from fisher" in (place / "runs" / "comparison" / "table.md").read_text()
-
-
-@pytest.mark.slow
 def test_finished_runs_are_evaluated_under_further_windows_and_at_further_lengths(
     tmp_path: Path,
 ) -> None:

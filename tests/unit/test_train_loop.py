@@ -212,13 +212,6 @@ def test_weights_that_are_not_finite_end_training_without_a_step(tmp_path: Path)
         run(tmp_path / "train", model)
 
 
-def test_schedule_longer_than_the_tokens_is_refused(tmp_path: Path) -> None:
-    settings = replace(SETTINGS, max_steps=None)
-    model = model_folder(tmp_path / "model")
-    with pytest.raises(UserError, match="step 5207"):
-        train(TrainJob(settings, model, tokens_in_memory(), tmp_path / "train", 10**6))
-
-
 def test_a_full_disk_during_an_export_is_one_sentence(tmp_path: Path) -> None:
     folder = model_folder(tmp_path / "model")
     with small_disk(tmp_path / "small", kilobytes=20) as disk:

@@ -89,14 +89,6 @@ def test_a_frozen_head_gets_no_gradient_and_costs_none() -> None:
     assert 3 * frozen == 2 * learned
 
 
-def test_there_is_no_gradient_without_targets() -> None:
-    hidden, weight, labels = make_inputs()
-    none = torch.full_like(labels, IGNORED)
-    loss, *grads = gradients(head_loss(hidden, weight, none, 1.0, "torch"), hidden, weight)
-    assert loss == 0
-    assert not any(grad.any() for grad in grads)
-
-
 # ------------------------------------------------------------------------------------------- Liger
 
 

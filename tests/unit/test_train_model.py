@@ -1,7 +1,6 @@
 """The stage `train` as a recipe: its command line, what it leaves, and what it refuses."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ from bosch.recipes import prepare_tokens, presets, train_model
 from bosch.run import progress
 from bosch.run.errors import UserError
 from bosch.run.files import verify_folder
-from bosch.run.stage import Artifact
 from tests.odd_tokenizers import with_another_tokenizer
 
 SMALL = "--batch-sequences 2 --precision fp32 --kernels torch --max-steps 2".split()
@@ -64,16 +62,3 @@ def test_tokens_of_another_tokenizer_are_refused(tokens: Path, tmp_path: Path) -
     model = with_another_tokenizer(asset_folder(presets.SMOKE_MODEL), tmp_path / "model")
     with pytest.raises(UserError, match="another tokenizer"):
         train(tokens, tmp_path / "train", model=str(model))
-
-
-def test_chain_builds_the_stage_from_its_config(tokens: Path) -> None:
-    config = presets.smoke()
-    model = Artifact.load(asset_folder(presets.SMOKE_MODEL))
-    stage = train_model.build(config, model, Artifact.load(tokens))
-    assert (stage.name, stage.ranks) == ("train", "all")
-    faster = replace(config, train=replace(config.train, micro_batch_sequences=1, compile=True))
-    same = train_model.build(faster, model, Artifact.load(tokens))
-    assert same.fingerprint == stage.fingerprint
-    longer = replace(config, data=replace(config.data, tokens=8_192))
-    other = train_model.build(longer, model, Artifact.load(tokens))
-    assert other.fingerprint != stage.fingerprint

@@ -1,7 +1,9 @@
 """Wrong command lines and inputs of every program: exit code 2, one sentence that names the value,
 no traceback, no new file or folder, and every file as before."""
 
+import os
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 
@@ -12,7 +14,7 @@ from bosch.__main__ import PROGRAMS, start
 from bosch.run.errors import run_main
 from tests.sampled import sampled
 from tests.wrong_inputs import check, make_inputs
-from tests.wrong_lines import WRONG_LINES
+from tests.wrong_lines import SMALL, WRONG_LINES
 
 
 @pytest.fixture(scope="module")
@@ -62,3 +64,52 @@ def test_a_wrong_benchmark_ends_in_one_sentence(
         run_main(benchmarks.__main__.main)
     printed = capsys.readouterr()
     check(stop.value.code, printed.out, printed.err, "latency --windw 3", "--windw --window")
+
+
+# --- as programs of their own ---
+
+
+# Mistakes that the command line alone shows: torch is not imported for them.
+WITHOUT_TORCH = [
+    "recovr",
+    "recover --ratoi .5",
+    "recover --model notes.txt",
+    "calibrate --examples 0",
+    f"train --model {SMALL} --out out --tokens-from nowhere",
+    "evaluate --suite niha",
+    "compare nowhere",
+    f"generate --model {SMALL}",
+    "mask show broken.json",
+]
+PROGRAM = """
+import sys
+from bosch.__main__ import main
+try:
+    main()
+finally:
+    assert "torch" not in sys.modules
+"""
+
+
+def run_program(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", PROGRAM, *words],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+        text=True,
+        capture_output=True,
+    )
+
+
+@pytest.mark.parametrize("line", sampled(WITHOUT_TORCH, slice(None, None, 4)))
+def test_a_mistake_in_the_command_line_loads_no_torch(line: str, inputs: Path) -> None:
+    done = run_program(inputs, *shlex.split(line))
+    check(done.returncode, done.stdout, done.stderr, line, WRONG_LINES[line])
+
+
+@pytest.mark.parametrize("program", sampled(["", *PROGRAMS, "mask show"], slice(0, 3)))
+def test_help_loads_no_torch(program: str, inputs: Path) -> None:
+    done = run_program(inputs, *program.split(), "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "--help" in done.stdout
+    assert "python recipes/" not in done.stdout
