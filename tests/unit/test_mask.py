@@ -20,8 +20,8 @@ from bosch.masks.mask import (
     write_mask,
 )
 from bosch.masks.picture import draw_mask, mask_lines
-from bosch.run.errors import MissingFileError, UserError
-from tests.masks import MODEL, make_model, masks, record_of, small_record
+from bosch.run.errors import UserError
+from tests.masks import MODEL, masks, record_of, small_record
 
 MADE_FOR = asdict(MODEL)
 TINY = Path(__file__).parents[2] / "bosch" / "assets" / "tiny-qwen3"
@@ -190,15 +190,6 @@ def test_each_damage_is_one_sentence_with_file_and_field(
     assert value in message
 
 
-def test_what_is_not_a_json_object_is_named(tmp_path: Path) -> None:
-    for text in ("[1, 2]", "{"):
-        (tmp_path / "mask.json").write_text(text)
-        with pytest.raises(UserError, match=str(tmp_path / "mask.json")):
-            read_mask(tmp_path / "mask.json")
-    with pytest.raises(MissingFileError, match=str(tmp_path / "other.json")):
-        read_mask(tmp_path / "other.json")
-
-
 def test_a_mask_for_another_model_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "mask.json"
     write_mask(path, small_record())
@@ -238,23 +229,3 @@ def test_show_prints_the_map_and_the_numbers(
     # 3 full groups x 1024 + 5 windowed x 15 = 3147 entries of 64 bytes; dense: 8 x 1024 of them
     assert "1024 tokens: 201 kB of 524 kB (38.4%)" in shown
     assert (tmp_path / "mask.png").stat().st_size > 1000
-
-
-def test_a_mistake_is_one_sentence_and_exit_code_2(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file, model = tmp_path / "heads.tsv", str(make_model(tmp_path / "small"))
-    file.write_text("1 1 0 0\n0 0 0 1\n")
-    command = ["import", str(file), "--format", "duo", "--out", str(tmp_path / "mask.json")]
-    for options, value in [
-        ({"--ratio": "1.2"}, "ratio is 1.2"),
-        ({"--ratio": "0.5", "--out": str(tmp_path)}, f"--out {tmp_path}"),
-        ({}, "--ratio: missing"),
-    ]:
-        given = {"--model": model, "--window": "16"} | options
-        with pytest.raises(SystemExit) as stop:
-            main([*command, *(word for pair in given.items() for word in pair)])
-        assert stop.value.code == 2
-        [line] = capsys.readouterr().err.splitlines()
-        assert line.startswith(f"error: {value}")
-        assert not (tmp_path / "mask.json").exists()

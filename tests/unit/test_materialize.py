@@ -1,8 +1,6 @@
 """From a model and a mask to a hybrid's folder and back: families, resuming, check, refusals."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +28,7 @@ from bosch.run.errors import UserError
 from tests import odd_tokenizers
 from tests.hybrid_folders import WINDOW, files_of, mask_file, plain_folder, record_for
 from tests.model_factory import FAMILIES, MIXED, logits, random_tokens, tiny_model, undeploy
+from tests.process_memory import PeakMemory, resident_bytes
 
 every_family = pytest.mark.parametrize("family", FAMILIES)
 
@@ -250,39 +249,20 @@ def test_full_layers_beside_an_idle_native_window_stay_full(family: str, tmp_pat
 
 # ------------------------------------------------------------------------------------------ memory
 
-PEAK_PROGRAM = """
-import sys
-from pathlib import Path
-from bosch.hybrid.conversion import hybrid_config
-from bosch.hybrid.materialize import read_config
-from bosch.hybrid.shards import rewrite_weights
-
-def megabytes(field):
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return int(next(line.split()[1] for line in lines if line.startswith(field))) / 1024
-
-dense, out = map(Path, sys.argv[1:])
-config = hybrid_config(read_config(dense), [[1, 0, 1, 0]] * 14, 16)
-before = megabytes("VmRSS")
-Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
-out.mkdir()
-rewrite_weights(dense, out, config.bosch["permutation"], config.head_dim)
-print(megabytes("VmHWM") - before)
-"""
-
 
 @pytest.mark.slow
 def test_one_file_of_weights_is_in_memory_at_a_time(tmp_path: Path) -> None:
-    if not Path("/proc/self/clear_refs").exists():
-        pytest.skip("peak memory is read from /proc, which this system does not have")
     sizes: dict[str, Any] = {"hidden_size": 512, "intermediate_size": 2048, "vocab_size": 4096}
     sizes |= {"num_hidden_layers": 14, "head_dim": 64}
-    dense = plain_folder(tmp_path / "dense", shard_size="60MB", **sizes)
+    dense, out = plain_folder(tmp_path / "dense", shard_size="60MB", **sizes), tmp_path / "out"
     assert sum(path.stat().st_size for path in dense.glob("*.safetensors")) > 230e6
-    command = [sys.executable, "-c", PEAK_PROGRAM, dense, tmp_path / "out"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    config = hybrid_config(read_config(dense), [[1, 0, 1, 0]] * 14, WINDOW)
+    out.mkdir()
+    before = resident_bytes()
+    with PeakMemory() as peak:
+        rewrite_weights(dense, out, config.bosch["permutation"], config.head_dim)
     # One file as it is mapped, and its attention once more.
-    assert float(done.stdout) < 100
+    assert peak.bytes - before < 100e6
 
 
 # --------------------------------------------------------------------------------------- the recipe

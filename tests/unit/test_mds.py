@@ -148,32 +148,26 @@ def test_every_way_to_store_an_array_is_read_and_without_indices_is_one_document
     assert documents_in(folder) == [ids]
 
 
-def test_every_truncation_is_refused_by_name(tmp_path: Path) -> None:
-    write_domain(tmp_path, DOCUMENTS)
-    shard = tmp_path / "shard.00002.mds"
-    whole = shard.read_bytes()
-    for size in (0, 10, len(whole) - 1):
-        shard.write_bytes(whole[:size])
-        with pytest.raises(UserError, match=rf"shard\.00002\.mds .*{size:,} bytes"):
-            documents_in(tmp_path)
-    shard.unlink()
-    with pytest.raises(MissingFileError, match=r"shard\.00002\.mds"):
-        documents_in(tmp_path)
-
-
-def test_flipped_byte_in_the_table_or_in_a_sample_is_refused_by_name(tmp_path: Path) -> None:
+def test_damage_in_a_shard_is_refused_by_name(tmp_path: Path) -> None:
     write_domain(tmp_path, DOCUMENTS)
     shard = tmp_path / "shard.00000.mds"
-    content = shard.read_bytes()
-    first = struct.unpack_from("<I", content, 4)[0]
+    whole = shard.read_bytes()
+    first = struct.unpack_from("<I", whole, 4)[0]
     # The table of samples; then the sizes of two columns and the array's own head.
     for position in (0, 4, 9, first, first + 4, first + 12):
-        damaged = bytearray(content)
+        damaged = bytearray(whole)
         damaged[position] ^= 0xFF if position < first else 0x0F
         shard.write_bytes(damaged)
         where = "sample 0" if position >= first else ""
         with pytest.raises(UserError, match=rf"shard\.00000\.mds .*{where}"):
             documents_in(tmp_path)
+    for size in (0, 10, len(whole) - 1):
+        shard.write_bytes(whole[:size])
+        with pytest.raises(UserError, match=rf"shard\.00000\.mds .*{size:,} bytes"):
+            documents_in(tmp_path)
+    shard.unlink()
+    with pytest.raises(MissingFileError, match=r"shard\.00000\.mds"):
+        documents_in(tmp_path)
 
 
 @pytest.mark.parametrize(

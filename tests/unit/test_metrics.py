@@ -13,7 +13,6 @@ from bosch.eval.metrics import (
     count,
     cut_pieces,
     first_line_of_code,
-    normalize,
     qa_f1,
     qa_f1_zh,
     retrieval,
@@ -41,11 +40,6 @@ def test_string_match_counts_plain_substrings_of_any_case() -> None:
 
 
 # --- F1 of words ---
-
-
-def test_normalize_drops_articles_and_ascii_punctuation_only() -> None:
-    assert normalize("The “Cat”, an A.B. (a)") == ["“cat”", "ab"]
-    assert normalize("there's another: a-the") == ["theres", "another", "athe"]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Model folders: what they say of a model, and damage in each of their files."""
 
 import json
-import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,7 +20,6 @@ from bosch.model import (
     read_model_info,
 )
 from bosch.run.errors import MissingFileError, UserError
-from tests.kill_points import watch_operations
 from tests.masks import MODEL, make_model
 
 TINY = asset_folder()
@@ -61,20 +59,6 @@ def test_models_are_told_apart_by_weights_and_described_by_their_config_too(
     path.write_text(json.dumps(config | {"sliding_window": 16}))
     assert describe_model(folder) != before
     assert read_model_info(folder) == ModelInfo(**{k: before[k] for k in before if k != "config"})
-
-
-def test_weights_are_hashed_once_in_a_process_until_they_change(tmp_path: Path) -> None:
-    folder = make_model(tmp_path / "model")
-    path = folder / "model.safetensors"
-    path.write_bytes(b"one")
-    opened = watch_operations(path, operations=("open",))
-    first = read_model_info(folder).weight_hash
-    assert [describe_model(folder)["weight_hash"] for _ in range(3)] == [first] * 3
-    assert opened == [1]
-    times = path.stat().st_atime_ns, path.stat().st_mtime_ns
-    path.write_bytes(b"two")
-    os.utime(path, ns=times)
-    assert read_model_info(folder).weight_hash != first
 
 
 def test_a_damaged_generation_config_is_named(tmp_path: Path) -> None:

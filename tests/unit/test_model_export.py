@@ -9,7 +9,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from bosch.hybrid.materialize import materialize
 from bosch.hybrid.shards import weight_files
-from bosch.run.errors import UserError
 from bosch.run.files import verify_folder
 from bosch.run.group import Group
 from bosch.run.stage import Artifact
@@ -102,11 +101,3 @@ def test_an_export_damaged_before_its_evaluation_is_made_again(name: str, tmp_pa
     export_model(model, source, folder, Group.current())
     verify_folder(folder)
     assert contents(folder) == contents(source)
-
-
-def test_a_model_with_more_than_the_folder_is_refused(tmp_path: Path) -> None:
-    source = hybrid_folder(tmp_path)
-    model = started(source)
-    model.model.register_parameter("gates", torch.nn.Parameter(torch.zeros(2)))
-    with pytest.raises(UserError, match=rf"{source}.*model\.gates"):
-        export_model(model, source, tmp_path / "step-000001", Group.current())

@@ -106,17 +106,6 @@ def test_a_task_that_does_not_fit_is_left_out_by_name(tokenizer: PreTrainedToken
         niah.build_examples(niah.Settings(), Task("niah_multikey_3", 300), tokenizer)
 
 
-def test_sources_name_texts_and_words(shared_data: Path) -> None:
-    pytest.importorskip("wonderwords")
-    sources = niah.sources(niah.Settings(), Task("niah_single_2", 512))
-    assert sources["essays"] == "toy"
-    essays = niah.Settings(essays=str(shared_data / "pg_essays.json"))
-    sources = niah.sources(essays, Task("niah_single_2", 4096))
-    assert sources["essays_sha256"].startswith("b3a70ebc054f2eab")
-    assert sources["words"].startswith("wonderwords ")
-    assert niah.sources(essays, Task("niah_single_1", 4096))["essays"] == "noise"
-
-
 # --- scoring ---
 
 

@@ -80,18 +80,6 @@ def test_training_search_and_evaluation_run_on_the_example(
     assert "attention" not in settings  # so fingerprints stay as they were
 
 
-def test_a_backend_that_is_not_there_ends_the_command_before_work_begins(
-    copy: PackageCopy, tmp_path: Path
-) -> None:
-    command = ("bosch.recipes.evaluate_model", "--model", MODEL, "--attention", "mien")
-    code, _, errors = copy.run(*command, "--out", str(tmp_path / "out"))
-    assert code == 2
-    [line] = errors.splitlines()
-    assert "attention mien" in line
-    assert "'mine'" in line
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_search_runs_on_the_backend_that_the_config_names(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -84,19 +84,6 @@ def test_paper_preset_has_the_values_of_the_paper(model: str) -> None:
     assert config.eval.longbench_rows is None
 
 
-def test_tiny_preset_fits_the_embedded_model() -> None:
-    config = tiny()
-    calibration = config.calibration
-    assert (calibration.examples, calibration.length) == (48, 1_024)
-    assert calibration.questions_per_context == 4
-    assert config.mask.kappa == 30
-    assert config.eval.niah_lengths == (512, 1_024)
-    assert (config.eval.niah_samples, config.eval.longbench_rows) == (16, 12)
-    assert config.train.batch_sequences % 2 == 0  # two processes may share a step
-    assert config.data.tokens >= 100 * config.train.batch_sequences * config.data.sequence_length
-    assert read_shape(config.model) == ModelShape(8, 8, 2_048)
-
-
 def model_folder(folder: Path, positions: int) -> str:
     config = read_model_config(asset_folder("tiny-qwen3"))
     folder.mkdir()

@@ -1,8 +1,5 @@
 """Lines, bars, and recover.log."""
 
-import contextlib
-import os
-import pty
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +8,7 @@ import pytest
 
 from bosch.run import progress
 from bosch.run.progress import Bar
+from tests.terminal import on_a_terminal
 
 PROGRAM = """
 from pathlib import Path
@@ -43,23 +41,9 @@ def test_piped_output_is_plain_lines_and_the_log_has_the_same_with_times(tmp_pat
     assert logged == ["said by an earlier attempt", *lines]
 
 
-def read_terminal(descriptor: int) -> str:
-    """All that was written: a read gives a part, and after the last there is an error."""
-    parts = []
-    with open(descriptor, "rb", buffering=0) as terminal, contextlib.suppress(OSError):
-        while part := terminal.read(1 << 16):
-            parts.append(part)
-    return b"".join(parts).decode()
-
-
 def test_terminal_gets_a_bar_and_the_log_stays_plain(tmp_path: Path) -> None:
     log = tmp_path / "recover.log"
-    ours, theirs = pty.openpty()
-    program = PROGRAM.format(log=str(log))
-    environment = os.environ | {"TERM": "xterm"}
-    subprocess.run([sys.executable, "-c", program], stdout=theirs, env=environment, check=True)
-    os.close(theirs)
-    shown = read_terminal(ours)
+    _, shown = on_a_terminal("-c", PROGRAM.format(log=str(log)))
     assert "\u2501" in shown  # the line that rich draws a bar with
     assert "3/3" in shown
     assert "\x1b" not in log.read_text()
@@ -76,27 +60,6 @@ def test_other_ranks_are_silent_and_write_no_log(
         bar.advance(2)
     assert capsys.readouterr() == ("", "")
     assert not (tmp_path / "recover.log").exists()
-
-
-def test_plain_lines_come_once_a_minute_and_more_rarely_in_a_run_of_days(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    progress.set_up()
-    now = 0.0
-    bar = Bar("pack", total=100, unit="files", clock=lambda: now)
-    for second in range(6, 246, 6):
-        now = float(second)
-        bar.advance()
-    first, *others = capsys.readouterr().out.splitlines()
-    assert first == "pack: 10 of 100 files (10 %), 0.167 files/s, 9 min 0 s left"
-    assert len(others) == 3
-    now = 0.0
-    bar = Bar("train", total=40_000, unit="steps", clock=lambda: now)
-    for step in range(34_560):  # four days of ten seconds
-        now = 10.0 * step
-        bar.advance()
-    # Worked by hand: 100 lines in the first 6,000 s, then about 100 * ln(345,600 / 6,000) = 405.
-    assert 450 < len(capsys.readouterr().out.splitlines()) < 550
 
 
 def test_pace_counts_only_this_attempt() -> None:

@@ -118,20 +118,6 @@ def test_uneven_buckets_terminate_too(eighths: list[int], scores: list[int], rho
             allocate_ratios(scores, 65, rho, 8, buckets)
 
 
-@pytest.mark.parametrize(
-    ("rho", "groups", "buckets", "message"),
-    [
-        (0.9, 8, (0.0, 0.5), "ratio of 0.9"),
-        (0.5, 3, (0.5,), "3 groups"),
-    ],
-)
-def test_buckets_that_do_not_fit_are_refused(
-    rho: float, groups: int, buckets: tuple[float, ...], message: str
-) -> None:
-    with pytest.raises(UserError, match=message):
-        allocate_ratios((0.5, 0.6), 1.0, rho, groups, buckets)
-
-
 # --- the plan of stage 3 ---
 
 

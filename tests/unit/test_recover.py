@@ -69,18 +69,6 @@ def test_dry_run_says_what_the_run_will_take(tmp_path: Path, recover: Recover) -
     assert "disk:" not in recover(*words, "--dry-run").stdout  # nothing is left to do
 
 
-def test_dry_run_prints_every_setting_of_the_paper_and_leaves_nothing(
-    tmp_path: Path, recover: Recover
-) -> None:
-    arguments = ("--preset", "paper", "--model", "Qwen/Qwen3-30B-A3B-Base", "--dry-run")
-    run = recover(*arguments)
-    assert run.returncode == 2  # as the run itself: the model and the data are not here
-    assert "--ratio 0.75 means 144 of 192 groups\n" in run.stdout
-    for setting in ("tokens 2500000000", "batch_sequences 64", "alpha 100"):
-        assert setting in run.stdout
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize("dry_run", [[], ["--dry-run"]])
 def test_all_that_is_missing_is_said_at_once_and_by_a_dry_run_too(
     dry_run: list[str], tmp_path: Path, recover: Recover

@@ -142,25 +142,6 @@ def test_liger_takes_less_and_the_step_leaves_nothing_behind(
     assert not torch.distributed.is_initialized()
 
 
-def gathered_bound(plan: Plan) -> float:
-    """fp32 shards, and in bf16 three blocks, embeddings and head."""
-    vocabulary = 2 * MIDDLE.vocab_size * MIDDLE.hidden_size
-    block = (weights_of(plan) - vocabulary) / MIDDLE.num_hidden_layers
-    return 4 * weights_of(plan) / plan.num_gpus + 2 * (3 * block + vocabulary)
-
-
-def test_gathered_weights_that_are_never_freed_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = middle()
-    assert as_it_is().peak["weights"] <= gathered_bound(plan)
-    shard = bosch.training.parallel.fully_shard
-
-    def keep_gathered(module: Any, **options: Any) -> Any:
-        return shard(module, **options | {"reshard_after_forward": False})
-
-    monkeypatch.setattr(bosch.training.parallel, "fully_shard", keep_gathered)
-    assert rehearse_here(plan).peak["weights"] > gathered_bound(plan)
-
-
 def test_whole_logits_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = middle()
     logits = plan.seq_len * MIDDLE.vocab_size * 4  # fp32

@@ -2,9 +2,6 @@
 
 import ast
 import json
-import os
-import pty
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,9 +11,9 @@ from bosch.hybrid.materialize import materialize
 from bosch.model import load_model, load_tokenizer
 from bosch.run.errors import UserError
 from tests.hybrid_folders import plain_folder, record_for
+from tests.terminal import on_a_terminal
 
 ROOT = Path(__file__).parents[2]
-SECONDS = 120
 CODE = """
 from pathlib import Path
 from transformers import PretrainedConfig, PreTrainedTokenizerFast, Qwen3ForCausalLM
@@ -50,26 +47,6 @@ def folder_with_code(folder: Path, model_type: str | None, tokenizer: bool = Fal
 
 def change(path: Path, **changes: object) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
-
-def on_a_terminal(*arguments: object) -> tuple[int, str]:
-    """Exit code and output of a command in a terminal where somebody answers "y" to everything."""
-    ours, theirs = pty.openpty()
-    os.write(ours, b"y\ny\ny\n")
-    process = subprocess.Popen(
-        [sys.executable, *map(str, arguments)], stdin=theirs, stdout=theirs, stderr=theirs, cwd=ROOT
-    )
-    os.close(theirs)
-    output = b""
-    while True:
-        try:
-            output += (piece := os.read(ours, 65536))
-        except OSError:  # the command has ended
-            break
-        if not piece:
-            break
-    os.close(ours)
-    return process.wait(SECONDS), output.decode(errors="replace")
 
 
 def test_nothing_is_asked_on_a_terminal_and_no_code_runs(tmp_path: Path) -> None:

@@ -1,8 +1,6 @@
-"""report.html in headless Chromium: the pointer, the legend, sorting, and
-names that would break out of the page.
+"""report.html in headless Chromium: the legend, sorting, and names that would break out of the page.
 
-The page is shown in a frame. A script at its end
-does what a reader would do and reports what there is to see.
+A script at the end of the page does what a reader would do and reports what there is to see.
 """
 
 import json
@@ -17,34 +15,23 @@ from typing import Any
 import pytest
 
 from bosch.eval.report.compare import Comparison, compare
-from bosch.eval.report.intervals import estimate, value_at
 from bosch.eval.report.page import page
 from bosch.eval.report.pictures import make_charts
 from bosch.eval.report.runs import read_run
 from bosch.eval.report.summary import warnings
-from bosch.eval.report.tables import make_tables, show_estimate, show_points
+from bosch.eval.report.tables import make_tables
 from launch.take_screenshots import BROWSERS, FLAGS
 from tests.run_folders import FakeRun
 
 SECONDS = 300
 BREAKS_OUT = "</script><script>document.title = 'broken out'</script><b>x</b>&amp;\u2028"
 HELPERS = """
-const pointAt = (element, type) => {
-  const box = element.getBoundingClientRect();
-  const [clientX, clientY] = [box.x + box.width / 2, box.y + box.height / 2];
-  element.closest("svg").dispatchEvent(new PointerEvent(type, {clientX, clientY}));
-};
-const tip = () => all(".tip").filter((tip) => !tip.hidden).map((tip) => tip.innerText).join();
 const charts = () => all(".chart").filter((chart) => !chart.hidden);
 const buttons = () => all(".legend [data-line]", charts()[0]);
 const drawn = () => buttons().filter((one) => {
   const lines = all(`.line-${one.dataset.line}`, charts()[0].querySelector(".panels"));
   return lines.some((line) => getComputedStyle(line).display !== "none");
 }).map((one) => one.innerText);
-const lastPoint = (number) => {
-  const line = all("figure", charts()[0])[0].querySelectorAll(`.line-${number}`);
-  return [...[...line].at(-1).querySelectorAll("use")].at(-1);
-};
 const choose = (select, title) => {
   select.value = [...select.options].find((option) => option.text === title).value;
   select.dispatchEvent(new Event("change"));
@@ -60,19 +47,16 @@ def browse(report: Path, script: str) -> Any:
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)
     if browser is None:
         pytest.skip(f"none of {', '.join(BROWSERS)} is installed (Debian: apt install chromium)")
-    run = f"(() => {{ {HELPERS} try {{ {script} }} catch (error) {{ return error.stack }} }})()"
-    end = f"<script>parent.postMessage(JSON.stringify({run}), '*')</script>"
-    (report.parent / "copy.html").write_text(report.read_text() + end)
-    outer = report.parent / "outer.html"
-    outer.write_text(
-        "<pre></pre><script>addEventListener('message', (event) => "
-        "document.querySelector('pre').append(event.data))</script>"
-        '<iframe src="copy.html" style="width: 1000px; height: 900px; border: 0"></iframe>'
+    run = f"JSON.stringify((() => {{ {HELPERS} try {{ {script} }} catch (error) {{ return error.stack }} }})())"
+    write = (
+        f"document.body.append(Object.assign(document.createElement('pre'), {{innerText: {run}}}))"
     )
+    shown = report.parent / "copy.html"
+    shown.write_text(report.read_text() + f"<script>{write}</script>")
     profile = f"--user-data-dir={report.parent / 'profile'}"
     command = [browser, *FLAGS, profile, "--virtual-time-budget=5000", "--dump-dom"]
     done = subprocess.run(
-        [*command, outer.as_uri()], capture_output=True, text=True, timeout=SECONDS
+        [*command, shown.as_uri()], capture_output=True, text=True, timeout=SECONDS
     )
     found = re.search("<pre>(.+?)</pre>", done.stdout, re.DOTALL)
     assert found, done.stdout + done.stderr
@@ -93,11 +77,6 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
     )
 
 
-@pytest.fixture(scope="module")
-def report(comparison: Comparison, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_page(comparison, tmp_path_factory.mktemp("report"))
-
-
 def write_page(comparison: Comparison, folder: Path) -> Path:
     """Without the pictures, which take longest."""
     path = folder / "report.html"
@@ -113,19 +92,11 @@ def write_page(comparison: Comparison, folder: Path) -> Path:
     return path
 
 
-@pytest.fixture(scope="module")
-def seen(report: Path) -> Any:
-    """What one reader of the page in a wide and light window sees."""
+def test_a_click_hides_a_run_in_every_chart_and_sorts_a_table(
+    comparison: Comparison, tmp_path: Path
+) -> None:
     script = """
-        const seen = {tips: {}, sorted: {}};
-        for (const button of buttons()) {
-          pointAt(lastPoint(button.dataset.line), "pointermove");
-          seen.tips[button.innerText] = tip();
-        }
-        all("figure svg")[0].dispatchEvent(new PointerEvent("pointerleave"));
-        seen.tips.left = tip();
-
-        seen.drawn = drawn();
+        const seen = {sorted: {}, drawn: drawn()};
         click(seen.drawn[1]);
         seen.withoutSecond = drawn();
         choose(all("select")[0], "averages over hours of training, without evaluations");
@@ -143,33 +114,10 @@ def seen(report: Path) -> Any:
           "+8.1 [3, 4]* (3)", "-0.5", "8.0 ± 1.0", "tiny-qwen3", "–", "– (95.8)"].map(sortKey);
         return seen;
     """
-    return browse(report, script)
-
-
-def test_the_chart_answers_to_the_pointer(comparison: Comparison, seen: Any) -> None:
-    niah = comparison.averages[0]
-    for run in comparison.runs:
-        curve = comparison.curve(run.name, niah)
-        assert curve is not None
-        value = show_estimate(estimate(curve, value_at(-1)), show_points)
-        assert "[" in value
-        *lines, gap = seen["tips"][run.name].split("\n")
-        assert lines == [run.name, f"NIAH average: {value}", "training tokens: 200k"]
-        points, text = gap.removeprefix("−").split(" ", 1)  # a minus sign
-        assert float(points) == pytest.approx(curve.dense - curve.values[-1], abs=0.051)
-        assert text == "from dense model"
-    assert seen["tips"]["left"] == ""
-
-
-def test_a_click_on_a_name_hides_the_run_in_every_chart(comparison: Comparison, seen: Any) -> None:
-    first, second, third = (run.name for run in comparison.runs)
+    seen = browse(write_page(comparison, tmp_path), script)
+    first, second, third = names = [run.name for run in comparison.runs]
     assert seen["drawn"] == [first, second, third]
-    assert seen["withoutSecond"] == [first, third]
-    assert seen["stillHidden"] == seen["withoutSecond"]
-
-
-def test_tables_sort_both_ways_by_number_or_name(comparison: Comparison, seen: Any) -> None:
-    names = [run.name for run in comparison.runs]
+    assert seen["withoutSecond"] == seen["stillHidden"] == [first, third]
     assert seen["sorted"] == {
         "number rising": names[::-1],
         "number falling": names,
