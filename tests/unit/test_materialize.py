@@ -208,31 +208,6 @@ def test_complete_files_are_kept_and_damaged_ones_written_again(tmp_path: Path) 
     assert (out / index).read_bytes() == (dense / index).read_bytes()
 
 
-# ---------------------------------------------------------------------------------------- refusals
-
-
-def test_what_cannot_be_materialized_is_refused_by_name(tmp_path: Path) -> None:
-    dense, out = plain_folder(tmp_path / "dense"), tmp_path / "out"
-    record = record_for(dense)
-    with pytest.raises(UserError, match=str(dense)):
-        materialize(dense, record, dense)
-    with pytest.raises(UserError, match=f"{dense} is a qwen3"):
-        unmaterialize(dense, out)
-    materialize(dense, record, tmp_path / "hybrid")
-    with pytest.raises(UserError, match=rf"{tmp_path / 'hybrid'}.*--reverse"):
-        materialize(tmp_path / "hybrid", record, out)
-
-    weights = (dense / "model.safetensors").read_bytes()
-    (dense / "model.safetensors").write_bytes(weights[:-7])
-    with pytest.raises(UserError, match=str(dense / "model.safetensors")):
-        materialize(dense, record, out)
-
-    native = plain_folder(tmp_path / "native", "mistral", sliding_window=8, attention="sdpa")
-    with pytest.raises(UserError, match=r"mistral.*sliding_window=8"):
-        materialize(native, record_for(native), tmp_path / "none")
-    assert not (tmp_path / "none").exists()
-
-
 @pytest.mark.parametrize("family", ["qwen2", "qwen3"])
 def test_full_layers_beside_an_idle_native_window_stay_full(family: str, tmp_path: Path) -> None:
     """From a config without layer types these families would derive sliding layers."""

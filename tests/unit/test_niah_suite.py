@@ -3,7 +3,6 @@
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import pytest
 from transformers import PreTrainedTokenizerFast
@@ -65,25 +64,6 @@ def test_real_essays_give_upstreams_sizes_and_words(
     assert rows == [example.to_row(i) for i, example in enumerate(expected)]
     assert rows[0]["length"] == len((rows[0]["input"] + rows[0]["answer_prefix"]).encode()) + 128
     assert rows[0]["input"].startswith("A special magic number is hidden within the following")
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"task": "niah_single_4"}, "'niah_single_4'"),
-        ({"essays": "nowhere.json"}, "nowhere.json"),
-    ],
-)
-def test_bad_input_is_one_sentence_and_writes_nothing(
-    tokenizer_folder: Path, tmp_path: Path, capsys: Any, options: dict, message: str
-) -> None:
-    pytest.importorskip("wonderwords")
-    with pytest.raises(SystemExit) as stop:
-        niah.main(build_command(tokenizer_folder, tmp_path / "rows.jsonl", **options))
-    [line] = capsys.readouterr().err.splitlines()
-    assert stop.value.code == 2
-    assert message in line
-    assert not (tmp_path / "rows.jsonl").exists()
 
 
 def test_examples_say_what_generation_and_scoring_need(tokenizer: PreTrainedTokenizerFast) -> None:

@@ -4,7 +4,7 @@ Numbers by hand. `reading` has two lengths, `counting` has none; four examples e
 """
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -56,25 +56,6 @@ def charts(rows):
 '''
 
 
-@pytest.fixture
-def add_suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
-    """Writes a file into a copy of the folder of suites."""
-    folder = tmp_path / "suites"
-    folder.mkdir()
-    for path in Path(bosch.eval.suites.__path__[0]).glob("*.py"):
-        (folder / path.name).symlink_to(path.resolve())
-    monkeypatch.setattr(bosch.eval.suites, "__path__", [str(folder)])
-
-    def add(name: str, content: str) -> None:
-        functions = [name for name in bosch.eval.suites.NEEDS if name != "Settings"]
-        rest = [f"def {name}(*_): ..." for name in functions]  # reports call none of them
-        lines = [content, "class Settings: ...", *rest]
-        (folder / f"{name}.py").write_text("\n".join(lines))
-        monkeypatch.delitem(sys.modules, f"bosch.eval.suites.{name}", raising=False)
-
-    return add
-
-
 def add_results(run: Path, suite: str) -> None:
     """The suite's evaluations beside those of the run."""
     for step, right in RIGHT.items():
@@ -113,10 +94,7 @@ def charts_of(run: Path) -> dict[str, dict[str, list[str]]]:
     }
 
 
-def test_a_suite_that_says_nothing_is_reported_by_the_mean_of_its_tasks(
-    tmp_path: Path, add_suite: Callable[[str, str], None]
-) -> None:
-    add_suite("mine", '"""A suite without a word on reports."""\n')
+def test_a_suite_that_says_nothing_is_reported_by_the_mean_of_its_tasks(tmp_path: Path) -> None:
     run = FakeRun(steps=(None, 0, 100)).write(tmp_path / "runs")
     add_results(run, "mine")
     comparison = compare([run])
@@ -142,9 +120,14 @@ def test_a_suite_that_says_nothing_is_reported_by_the_mean_of_its_tasks(
 
 
 def test_a_suite_is_reported_as_its_file_says(
-    tmp_path: Path, add_suite: Callable[[str, str], None]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    add_suite("weighted", OWN_REPORT)
+    suites = bosch.eval.suites
+    functions = [name for name in suites.NEEDS if name != "Settings"]
+    rest = [f"def {name}(*_): ..." for name in functions]  # reports call none of them
+    (tmp_path / "weighted.py").write_text("\n".join([OWN_REPORT, "class Settings: ...", *rest]))
+    monkeypatch.setattr(suites, "__path__", [*suites.__path__, str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "bosch.eval.suites.weighted", raising=False)
     run = FakeRun(steps=(None, 0, 100)).write(tmp_path / "runs")
     add_results(run, "weighted")
     append_run(tmp_path / "rows.jsonl", read_run(run))

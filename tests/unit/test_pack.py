@@ -16,7 +16,6 @@ from bosch.data.encode import Chunk, Encoder, Position
 from bosch.data.pack import PackConfig, pack_documents
 from bosch.data.sources.files import FileSource
 from bosch.data.sources.hub import HubSource
-from bosch.data.sources.open import open_sources
 from bosch.data.sources.source import WeightedSource
 from bosch.data.token_files import (
     DOC_ENDS,
@@ -31,7 +30,6 @@ from bosch.data.toy_world.documents import ToyDocuments, write_document
 from bosch.data.toy_world.tokenizer import train_tokenizer
 from bosch.run.errors import UserError
 from bosch.run.files import DamagedArtifactError, read_sealed_json
-from tests.odd_tokenizers import train_bpe
 from tests.packing import pack, toy_tokenizer, write_rows, write_texts
 
 DROPPED = ("dropped_behind_held_out", "dropped_at_budget", "dropped_in_tail", "dropped_too_short")
@@ -188,24 +186,6 @@ def test_finished_folder_is_left_as_it_is_and_other_settings_are_refused(
         pack(out, tokenizer, config, ToyDocuments(0))
 
 
-@pytest.mark.parametrize(
-    ("sources", "settings", "value"),
-    [
-        (["toy"], {}, "toy .*--tokens"),
-        (["toy"], {"tokens": 10}, "tokens is 10"),
-    ],
-)
-def test_setting_that_cannot_be_met_is_refused(
-    sources: list[str],
-    settings: dict[str, int],
-    value: str,
-    tmp_path: Path,
-    tokenizer: TokenizerText,
-) -> None:
-    with pytest.raises(UserError, match=value):
-        pack_documents(open_sources(sources, 0, None), tokenizer, PackConfig(**settings), tmp_path)
-
-
 def test_too_small_a_source_and_bad_text_leave_nothing_that_counts_as_done(
     tmp_path: Path, tokenizer: TokenizerText
 ) -> None:
@@ -235,24 +215,6 @@ def test_documents_without_text_are_counted(
     assert found[0] == found[1]
     (counts,) = read_sealed_json(tmp_path / "hub" / "tokens.json")["sources"]
     assert (counts["documents"], counts["documents_empty"]) == (40, 10)
-
-
-def test_files_beyond_the_budget_are_reported(
-    tmp_path: Path, tokenizer: TokenizerText, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder, lines = tmp_path / "in", list[str]()
-    monkeypatch.setattr("bosch.data.pack.say", lines.append)
-    for number, name in enumerate(("a", "b", "c")):
-        texts = [write_document(number, n) for n in range(9)]
-        write_texts(folder, texts).path.rename(folder / f"{name}.jsonl")
-    in_first = sum(map(len, encode_texts(tokenizer, [write_document(0, n) for n in range(9)])))
-    for tokens, number, last in ((in_first, 1, "a.jsonl"), (in_first + 1, 2, "b.jsonl")):
-        out = tmp_path / str(tokens)
-        pack(out, tokenizer, PackConfig(tokens, tokens, 0, chunk_chars=700), FileSource(folder))
-        (counts,) = read_sealed_json(out / "tokens.json")["sources"]
-        assert (counts["files"], counts["files_used"], counts["last_file"]) == (3, number, last)
-        warning = f"{folder}: {number} of 3 files read; the budget was met in {last},"
-        assert any(line.startswith(warning) for line in lines)
 
 
 def test_stored_ids_are_refused_unless_their_tokenizer_is_named_and_the_right_one(
@@ -292,25 +254,3 @@ def test_every_file_is_on_the_disk_before_the_summary_vouches_for_it(
     config = PackConfig(sequence_length=32, tokens=640, held_out_sequences=2)
     files = pack(tmp_path, tokenizer, config, ToyDocuments(0)).keys() - {SUMMARY}
     assert files <= set(synced[: synced.index(SUMMARY)])
-
-
-@pytest.mark.slow
-def test_two_gigabytes_in_one_document_are_packed_in_bounded_memory(tmp_path: Path) -> None:
-    from tests.process_memory import PeakMemory, resident_bytes
-
-    block = "\n".join(write_document(1, n) for n in range(3000))
-    path = tmp_path / "giant.txt"
-    with path.open("w") as file:
-        while file.tell() < 2_000_000_000:
-            file.write(block)
-    # A tokenizer that needs as much memory as any, and a third of the time: most of it goes into
-    # finding words.
-    bpe = train_bpe(block.splitlines()[:2000], 4000, ["<end>"], (" ", "merged_with_next"))
-    tokenizer = TokenizerText(bpe.to_str(), end_id=0)
-    before = resident_bytes()
-    source = WeightedSource(FileSource(path), 1.0)
-    (tmp_path / "out").mkdir()
-    with PeakMemory() as peak:  # not `pack`, which reads what was written
-        pack_documents([source], tokenizer, PackConfig(workers=2), tmp_path / "out")
-    print(f"peak {(peak.bytes - before) / 1e6:,.0f} MB")
-    assert peak.bytes - before < 1_500_000_000

@@ -19,15 +19,6 @@ def test_every_file_it_names_exists() -> None:
     assert [path for path in sorted(named) if not (ROOT / path).exists()] == []
 
 
-def test_every_function_and_setting_it_names_stands_in_its_file() -> None:
-    pairs = re.findall(r"`([\w/]+\.py)`: ((?:`[\w.]+`(?:, )?)+)", PAGE)
-    names = [(file, name) for file, names in pairs for name in re.findall(r"`([\w.]+)`", names)]
-    assert len(names) >= 6
-    for file, name in names:
-        for part in name.split("."):
-            assert re.search(rf"\b{part}\b", (ROOT / file).read_text()), f"{file} has no {name}"
-
-
 def test_options_of_the_chain_it_names_exist() -> None:
     fields = {
         f"--{section.name}.{inner.name.replace('_', '-')}"

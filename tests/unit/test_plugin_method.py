@@ -68,31 +68,3 @@ def test_a_bug_in_the_method_keeps_its_traceback(copy: PackageCopy, tmp_path: Pa
     assert str(file) in errors
     assert "ValueError: zip()" in errors
     assert "error: zip" not in errors.splitlines()
-
-
-WITHOUT_TORCH = """
-import sys
-from bosch.recipes import analyze_masks, search_mask
-
-for main, arguments in [
-    (search_mask.main, ["--list"]),
-    (search_mask.main, ["--help"]),
-    (search_mask.main, ["--method", "global_swap", "--help"]),
-    (search_mask.main, ["--method", "mine", "--help"]),
-    (analyze_masks.main, ["--help"]),
-]:
-    try:
-        main(arguments)
-    except SystemExit as stop:
-        assert stop.code == 0, arguments
-    loaded = {"torch", "transformers", "matplotlib"} & set(sys.modules)
-    assert not loaded, (arguments, loaded)
-"""
-
-
-def test_help_and_list_do_not_import_torch(copy: PackageCopy) -> None:
-    copy.write("bosch/methods/mine.py", EXAMPLE)
-    copy.write("without_torch.py", WITHOUT_TORCH)
-    code, out, errors = copy.run("without_torch")
-    assert code == 0, errors
-    assert "score difference between neighboring layers" in " ".join(out.split())

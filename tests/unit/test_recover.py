@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from bosch.assets import asset_folder
 from bosch.recipes import recover as recipe
 from bosch.run.errors import exit_on_user_error
 
+SMALLEST = asset_folder("tiny-qwen3-2layer")
 Recover = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -116,54 +116,24 @@ def test_run_leaves_its_settings_and_its_log(tmp_path: Path, recover: Recover) -
     ("arguments", "named"),
     [
         (["--train.attention", "flash"], ["train.attention flash", "CUDA"]),
-        (["--preset", "smoke"], ["2 sequences", "3"]),
+        (["--preset", "smoke"], ["2 sequences", "3"]),  # on three ranks
+        (
+            ["--preset", "smoke", "--data.source", f"prolong-64k?tokenizer={SMALLEST}"],
+            ["prolong-data-64K is not in the cache", "?folder="],
+        ),
+        (
+            ["--preset", "smoke", "--data.source", "hf:nobody/texts"],
+            ["hf:nobody/texts", "download"],
+        ),
     ],
 )
-def test_what_these_processes_cannot_run_is_refused_before_the_search(
+def test_what_cannot_run_or_be_fetched_here_is_refused_before_the_search(
     arguments: list[str], named: list[str], tmp_path: Path, recover: Recover
 ) -> None:
-    world = {"RANK": "0", "WORLD_SIZE": "3"} if "smoke" in arguments else {}
+    """Tests are offline."""
+    world = {"RANK": "0", "WORLD_SIZE": "3"} if arguments == ["--preset", "smoke"] else {}
     run = recover(*arguments, CUDA_VISIBLE_DEVICES="", **world)
     assert run.returncode == 2
     assert run.stderr.startswith("error: ")
     assert [words for words in named if words not in run.stderr] == []
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("source", "named"),
-    [
-        ("prolong-64k?tokenizer=TINY", ["prolong-data-64K is not in the cache", "?folder="]),
-        ("hf:nobody/texts", ["hf:nobody/texts is not in the cache", "hf download"]),
-    ],
-)
-def test_text_that_cannot_be_fetched_is_refused_before_the_search(
-    source: str, named: list[str], tmp_path: Path, recover: Recover
-) -> None:
-    """Tests are offline."""
-    source = source.replace("TINY", str(asset_folder("tiny-qwen3-2layer")))
-    run = recover("--preset", "smoke", "--data.source", source)
-    assert run.returncode == 2
-    assert [words for words in named if words not in run.stderr] == []
-    assert run.stderr.count("\n") == 1
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [
-        ({"model_type": "phi3"}, "'phi3'"),
-        ({"layer_types": ["sliding_attention"] * 2, "sliding_window": 64}, "sliding"),
-    ],
-)
-def test_a_model_that_becomes_no_hybrid_is_refused_before_anything_is_made(
-    changes: dict[str, object], named: str, tmp_path: Path, recover: Recover
-) -> None:
-    model = tmp_path / "model"
-    shutil.copytree(asset_folder("tiny-qwen3-2layer"), model)
-    config = json.loads((model / "config.json").read_text())
-    (model / "config.json").write_text(json.dumps(config | changes))
-    run = recover("--preset", "smoke", "--model", str(model))
-    assert run.returncode == 2
-    assert named in run.stderr
-    assert [path.name for path in tmp_path.iterdir()] == ["model"]

@@ -1,4 +1,4 @@
-"""report.html in headless Chromium: the legend, sorting, and names that would break out of the page.
+"""report.html in headless Chromium: the legend, sorting, and names that would break out of it.
 
 A script at the end of the page does what a reader would do and reports what there is to see.
 """
@@ -47,12 +47,10 @@ def browse(report: Path, script: str) -> Any:
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)
     if browser is None:
         pytest.skip(f"none of {', '.join(BROWSERS)} is installed (Debian: apt install chromium)")
-    run = f"JSON.stringify((() => {{ {HELPERS} try {{ {script} }} catch (error) {{ return error.stack }} }})())"
-    write = (
-        f"document.body.append(Object.assign(document.createElement('pre'), {{innerText: {run}}}))"
-    )
+    run = f"(() => {{ {HELPERS} try {{ {script} }} catch (error) {{ return error.stack }} }})()"
+    element = f"Object.assign(document.createElement('pre'), {{innerText: JSON.stringify({run})}})"
     shown = report.parent / "copy.html"
-    shown.write_text(report.read_text() + f"<script>{write}</script>")
+    shown.write_text(report.read_text() + f"<script>document.body.append({element})</script>")
     profile = f"--user-data-dir={report.parent / 'profile'}"
     command = [browser, *FLAGS, profile, "--virtual-time-budget=5000", "--dump-dom"]
     done = subprocess.run(
