@@ -125,8 +125,12 @@ def test_a_suite_is_reported_as_its_file_says(
     suites = bosch.eval.suites
     functions = [name for name in suites.NEEDS if name != "Settings"]
     rest = [f"def {name}(*_): ..." for name in functions]  # reports call none of them
-    (tmp_path / "weighted.py").write_text("\n".join([OWN_REPORT, "class Settings: ...", *rest]))
-    monkeypatch.setattr(suites, "__path__", [*suites.__path__, str(tmp_path)])
+    folder = tmp_path / "suites"  # a copy of the folder of suites
+    folder.mkdir()
+    for path in Path(suites.__path__[0]).glob("*.py"):
+        (folder / path.name).symlink_to(path.resolve())
+    (folder / "weighted.py").write_text("\n".join([OWN_REPORT, "class Settings: ...", *rest]))
+    monkeypatch.setattr(suites, "__path__", [str(folder)])
     monkeypatch.delitem(sys.modules, "bosch.eval.suites.weighted", raising=False)
     run = FakeRun(steps=(None, 0, 100)).write(tmp_path / "runs")
     add_results(run, "weighted")
