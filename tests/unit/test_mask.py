@@ -30,15 +30,6 @@ TINY = Path(__file__).parents[2] / "bosch" / "assets" / "tiny-qwen3"
 # --- GroupMask ---
 
 
-def test_counts_and_ratios() -> None:
-    mask = GroupMask(((1, 1, 0), (0, 0, 0)), window_tokens=4)
-    assert (mask.num_layers, mask.num_groups, mask.num_total) == (2, 3, 6)
-    assert (mask.num_full, mask.num_windowed) == (2, 4)
-    assert mask.ratio == 4 / 6
-    assert mask.layer_ratios == (1 / 3, 1.0)
-    assert mask.row_texts() == ["110", "000"]
-
-
 def test_kv_bytes_worked_by_hand() -> None:
     mask = GroupMask(((1, 0, 0),), window_tokens=4)
     # 1 full group x 10 entries + 2 windowed x 3 (W-1) = 16; keys and values, 8 values of 2 bytes

@@ -134,7 +134,7 @@ def read(out: Path) -> Any:
     return json.loads((out / "analysis.json").read_text())
 
 
-# --- names, chains and panels ---
+# --- chains ---
 
 
 def test_chains_join_rising_ratios_of_one_seed(tmp_path: Path) -> None:
@@ -187,6 +187,3 @@ def test_the_masks_of_table_5_are_written(tmp_path: Path) -> None:
         made = read_mask(Path(row["file"]), larger.model)
         assert (made.method, made.ratio_asked) == ("replacement", 0.75)
         assert made.mask != larger.mask
-    nested = [write(tmp_path, "fisher", ratio) for ratio in (0.25, 0.5)]  # of one draw
-    with pytest.raises(UserError, match="--replacement needs"):
-        main([*map(str, nested), "--replacement", "3", "--out", str(tmp_path / "nested")])

@@ -187,15 +187,6 @@ def test_shards_of_another_kind_are_refused(
         documents_in(tmp_path)
 
 
-def test_damaged_index_is_refused_by_name(tmp_path: Path) -> None:
-    path = tmp_path / INDEX
-    entry = write_shard(tmp_path, [sample_of([[1]])], COLUMNS)
-    for content in ("{}", json.dumps({"shards": [entry | {"column_sizes": []}]}), ""):
-        path.write_text(content)
-        with pytest.raises(UserError, match=r"index\.json"):
-            documents_in(tmp_path)
-
-
 def test_no_more_shards_are_chosen_than_the_budget_needs_and_all_are_read(tmp_path: Path) -> None:
     documents = [[number] * 1000 for number in range(120)]
     for proc in range(4):

@@ -21,15 +21,6 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return one_token_a_byte()
 
 
-@pytest.fixture(scope="module")
-def tokenizer_folder(
-    tokenizer: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
-    folder = tmp_path_factory.mktemp("tokenizer")
-    tokenizer.save_pretrained(folder)
-    return folder
-
-
 def make_scored(task: Task, scores: list[float]) -> list[Scored]:
     return [
         Scored(task, Example(i, "", (), 1), {"string_match_all": s, "string_match_part": s})
@@ -37,30 +28,23 @@ def make_scored(task: Task, scores: list[float]) -> list[Scored]:
     ]
 
 
-def build_command(tokenizer_folder: Path, out: Path, **changes: object) -> list[str]:
-    options = {"task": "niah_single_2", "length": 600, "samples": 2, "seed": 7, "essays": "toy"}
-    options |= {"tokenizer": tokenizer_folder, "out": out} | changes
-    return ["build", *(f"--{name}={value}" for name, value in options.items())]
-
-
-def read_lines(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n")[:-1]]
-
-
 # --- building ---
 
 
 def test_real_essays_give_upstreams_sizes_and_words(
-    tokenizer: PreTrainedTokenizerFast, tokenizer_folder: Path, tmp_path: Path, shared_data: Path
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path, shared_data: Path
 ) -> None:
     pytest.importorskip("wonderwords")
     essays = shared_data / "pg_essays.json"
     out = tmp_path / "rows.jsonl"
-    niah.main(build_command(tokenizer_folder, out, length=4200, essays=essays, seed=42))
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    options = {"task": "niah_single_2", "length": 4200, "samples": 2, "seed": 42}
+    options |= {"essays": essays, "tokenizer": tmp_path / "tokenizer", "out": out}
+    niah.main(["build", *(f"--{name}={value}" for name, value in options.items())])
     expected = build_needles(
         TASKS["niah_single_2"], 4200, 2, 42, tokenizer, read_essays(essays), wonderwords_keys()
     )
-    rows = read_lines(out)
+    rows = [json.loads(line) for line in out.read_text("utf-8").splitlines()]
     assert rows == [example.to_row(i) for i, example in enumerate(expected)]
     assert rows[0]["length"] == len((rows[0]["input"] + rows[0]["answer_prefix"]).encode()) + 128
     assert rows[0]["input"].startswith("A special magic number is hidden within the following")

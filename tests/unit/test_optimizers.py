@@ -142,7 +142,7 @@ def test_a_search_that_is_ended_keeps_its_best_mask(name: str) -> None:
     assert (solution.value.value if solution.value else None) == max(tried, default=None)
 
 
-# --- single optimizers ---
+# --- one optimizer ---
 
 
 def test_swap_leaves_a_local_optimum() -> None:

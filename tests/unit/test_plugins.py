@@ -39,11 +39,6 @@ def test_a_new_file_is_a_new_plugin(fruits: str, tmp_path: Path) -> None:
     assert load_plugin(fruits, "apple").COLOR == "red"
 
 
-def test_describe_imports_nothing(fruits: str) -> None:
-    assert describe_plugin(fruits, "apple") == "A fruit that keeps."
-    assert describe_plugin(fruits, "pear") == ""
-
-
 def test_an_unknown_name_offers_the_nearest(fruits: str) -> None:
     with pytest.raises(UserError, match=r"'aple'.* did you mean 'apple'.* pear"):
         load_plugin(fruits, "aple")
@@ -74,12 +69,6 @@ def test_a_broken_file_is_one_sentence_that_names_it_and_breaks_no_other(
     assert described in describe_plugin(fruits, "plum")
     assert list_plugins(fruits) == ("apple", "pear", "plum")
     assert load_plugin(fruits, "apple").COLOR == "red"
-
-
-def test_the_cause_of_a_broken_file_is_kept_for_debug(fruits: str) -> None:
-    with pytest.raises(BrokenPluginError) as error:
-        load_plugin(fruits, "pear")
-    assert isinstance(error.value.__cause__, RuntimeError)
 
 
 def test_a_broken_family_is_named_and_the_others_are_registered(tmp_path: Path) -> None:

@@ -46,11 +46,6 @@ def reusing(folder: Path, config: Config | None = None, **data: object) -> Confi
     return replace(config, data=changed)
 
 
-def write_lines(corpus: Path, count: int, words: int) -> None:
-    rows = [json.dumps({"text": f"line {n} of mine. " * words}) + "\n" for n in range(count)]
-    corpus.write_text("".join(rows))
-
-
 def from_sources(*source: str) -> Config:
     return replace(smoke(), data=replace(smoke().data, source=source))
 
@@ -140,7 +135,7 @@ def test_a_corpus_that_is_too_small_is_trained_on_more_than_once_as_the_refusal_
     tmp_path: Path,
 ) -> None:
     corpus = tmp_path / "corpus.jsonl"
-    write_lines(corpus, 30, words=20)
+    corpus.write_text((json.dumps({"text": "a line of mine. " * 20}) + "\n") * 30)
     config = from_sources(str(corpus))
     with (
         pytest.raises(UserError, match=r"--epochs N .*--data\.tokens-from"),

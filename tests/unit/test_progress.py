@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from bosch.run import progress
-from bosch.run.progress import Bar
 from tests.terminal import on_a_terminal
 
 PROGRAM = """
@@ -60,14 +59,3 @@ def test_other_ranks_are_silent_and_write_no_log(
         bar.advance(2)
     assert capsys.readouterr() == ("", "")
     assert not (tmp_path / "recover.log").exists()
-
-
-def test_pace_counts_only_this_attempt() -> None:
-    progress.set_up()
-    now = 0.0
-    bar = Bar("train", total=100, unit="steps", done=80, clock=lambda: now)
-    now = 4.0
-    bar.skip(10)
-    assert bar.describe_pace() == ""
-    bar.advance(2)
-    assert bar.describe_pace() == "0.5 steps/s, 16.0 s left"
