@@ -40,8 +40,7 @@ NOTING = [
     for name in TRAINING_FREE
     if traits_of(name).reads_calibration and not traits_of(name).searches
 ]
-SLOW_RATIOS = (0.25, 0.875, "one windowed", "one left")
-RATIOS = [0.5, 0.75, *(pytest.param(ratio, marks=pytest.mark.slow) for ratio in SLOW_RATIOS)]
+RATIOS = [0.5, 0.75, *(pytest.param(ratio, marks=pytest.mark.slow) for ratio in (0.25, 0.875))]
 
 
 @pytest.fixture(scope="module")
@@ -158,13 +157,10 @@ def test_only_a_method_that_reads_the_calibration_set_loads_it(name: str, inputs
 
 @pytest.mark.parametrize("ratio", RATIOS)
 def test_the_ratio_is_met_exactly_in_the_methods_own_unit(
-    name: str, inputs: Inputs, ratio: float | str
+    name: str, inputs: Inputs, ratio: float
 ) -> None:
     layers, groups = inputs.num_layers, inputs.num_groups
     unit = unit_of(name)
-    count = layers if unit == "layer" else layers * groups
-    if isinstance(ratio, str):
-        ratio = {"one windowed": 1, "one left": count - 1}[ratio] / count
     inputs = dataclasses.replace(inputs, ratio=ratio)
     if traits_of(name).searches:  # whose costs are of one ratio
         inputs = in_folder(inputs, f"{ratio:g}")

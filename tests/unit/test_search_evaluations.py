@@ -106,18 +106,6 @@ def test_scoring_a_mask_again_costs_nothing() -> None:
     assert (len(without.values), without.cost.computed) == (2, 4)
 
 
-def test_a_mask_that_stopped_early_is_read_on_when_the_threshold_rises() -> None:
-    model = small_model()
-    objective = objective_of(model, answered_calibration(model), "accuracy")
-    bound = objective(LOCAL, 0.9)
-    assert not bound.exact
-    assert objective(LOCAL, 0.95) == bound  # below 0.9 is below 0.95
-    assert objective.cost.computed == 1
-    assert objective(LOCAL).exact
-    assert len(objective.values) == 1
-    assert objective.cost.haystacks == 4  # each once
-
-
 def another_stage(inputs: Inputs, name: str, **changes: Any) -> Inputs:
     """The same inputs for the stage of another run."""
     folder = inputs.folder.parents[1] / name / "mask"

@@ -20,7 +20,7 @@ from bosch.masks.mask import MaskFile, read_mask, write_mask
 from bosch.method import Inputs, Scores, Selection
 from bosch.methods import from_file, random_groups
 from bosch.methods._choose import choose_most_local, make_mask
-from bosch.methods._examples import FILE, measure_each
+from bosch.methods._examples import FILE
 from bosch.model import load_for_search, read_model_info
 from bosch.recipes import search_mask
 from bosch.recipes.search_mask import build, main
@@ -117,27 +117,6 @@ def test_ranks_share_the_examples_and_find_what_one_finds(
         assert results
         found[world] = results, read_mask(folder / "mask" / "mask.json").mask
     assert found[2] == found[1]
-
-
-@pytest.mark.parametrize("kept", [[1, 2], [0, 0, 1]])
-def test_missing_repeated_and_damaged_results_are_measured_again(
-    kept: list[int], inputs: Inputs
-) -> None:
-    def measure(method: str = "a test") -> list[int]:
-        measured: list[int] = []
-        results = measure_each(
-            inputs, method, 3, "examples", lambda n: measured.append(n) or {"index": n}
-        )
-        assert results == [{"index": number} for number in range(3)]
-        return measured
-
-    assert measure() == [0, 1, 2]
-    lines = (inputs.folder / FILE).read_bytes().splitlines(keepends=True)
-    damaged = lines[2].replace(b"2", b"3", 1)
-    (inputs.folder / FILE).write_bytes(b"".join(lines[n] for n in kept) + damaged + lines[0][:9])
-    assert measure() == [number for number in range(3) if number not in kept]
-    assert measure() == []
-    assert measure("another method") == [0, 1, 2]
 
 
 # --- the stage in a chain ---

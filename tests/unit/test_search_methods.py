@@ -4,7 +4,6 @@ record, limits, and that nothing but the settings and the seed decides the mask.
 
 import json
 import math
-import random
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
@@ -175,31 +174,6 @@ def test_accelerations_change_neither_the_mask_nor_its_record(
     run(name, "slow", accelerations=Accelerations.none())
     fast, slow = ((tmp_path / folder / "mask.json").read_bytes() for folder in ("fast", "slow"))
     assert fast == slow
-
-
-@pytest.mark.parametrize("name", ["bosch_paper", "bosch"])
-@pytest.mark.parametrize("attempt", range(2))
-def test_a_search_killed_at_any_evaluation_resumes_to_the_same_result(
-    run: Any, tmp_path: Path, name: str, attempt: int
-) -> None:
-    """Killed while writing a line: the file ends with an incomplete one."""
-    run(name, "whole")
-    lines = (tmp_path / "whole" / FILE).read_bytes().splitlines(keepends=True)
-    place = random.Random(f"{name} {attempt}").randrange(len(lines))
-    killed = tmp_path / "killed"
-    killed.mkdir()
-    (killed / FILE).write_bytes(b"".join(lines[:place]) + lines[place][: len(lines[place]) // 2])
-    run(name, "killed")
-    assert (killed / "mask.json").read_bytes() == (tmp_path / "whole" / "mask.json").read_bytes()
-    again = (killed / FILE).read_bytes().splitlines(keepends=True)
-    assert again[:place] == lines[:place]
-    again.pop(place)  # the incomplete one
-    assert [record_of(line) for line in again] == [record_of(line) for line in lines]
-
-
-def record_of(line: bytes) -> Any:
-    content = json.loads(line)
-    return [content[key] for key in ("stage", "z", "threshold", "value", "exact", "haystacks")]
 
 
 # --- limits ---

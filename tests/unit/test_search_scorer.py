@@ -28,7 +28,6 @@ from tests.search_cases import (
 
 KERNELS = 1e-6  # scores of different kernels may differ by this before rounding
 ALL = Accelerations()
-CACHE_ONLY = replace(ALL, answer_rows=False)
 ONE_OFF = [replace(ALL, **{name: False}) for name, value in vars(ALL).items() if value is True]
 FULL, LOCAL = ((1,) * 4,) * 3, ((0,) * 4,) * 3
 
@@ -52,16 +51,6 @@ def test_scores_are_those_of_a_plain_loop_over_the_model(
         seen.add(accuracy)
     assert 1.0 in seen
     assert len(seen) > 2  # masks differ, so equality means something
-
-
-def test_cached_states_change_no_bit() -> None:
-    model = small_model()
-    calibration = answered_calibration(model)
-    plain = Scorer(model, calibration, WINDOW, Accelerations.none())
-    for memory_gb in (0.0, 5e-5, 2e-4, 1.0):  # none, a few states of each text, more, everything
-        cached = Scorer(model, calibration, WINDOW, replace(CACHE_ONLY, memory_gb=memory_gb))
-        for z in random_masks(15):
-            assert cached.score(z, range(4))[0] == plain.score(z, range(4))[0]
 
 
 @pytest.mark.parametrize("search", [swap_search, stage_one])

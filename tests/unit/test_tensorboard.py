@@ -41,18 +41,6 @@ def write_steps(run: Path, first: int, last: int, attempt: float = 0.0) -> None:
         log.write({"step": step, "tokens": 100 * step, "loss": step + attempt, "skipped": "spike"})
 
 
-def test_resumed_log_has_every_step_once(tmp_path: Path) -> None:
-    write_steps(tmp_path, 1, 8)
-    write_steps(tmp_path, 6, 11, attempt=0.5)
-    expected = [(n, float(n)) for n in range(1, 6)] + [(n, n + 0.5) for n in range(6, 12)]
-    rows = read_metrics(tmp_path / "train" / "metrics.jsonl")
-    assert [(row["step"], row["loss"]) for row in rows[1:]] == expected
-    assert points(tmp_path / "tb")["train/loss"] == expected
-    assert len(list((tmp_path / "tb").iterdir())) == 1
-    rebuild_tensorboard(tmp_path)
-    assert points(tmp_path / "tb")["train/loss"] == expected
-
-
 def test_a_cut_off_last_line_is_dropped_and_a_damaged_one_is_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

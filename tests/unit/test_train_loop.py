@@ -104,23 +104,6 @@ def test_tokens_are_trained_on_without_the_document_mask_too(tmp_path: Path) -> 
     assert plain.losses != train_plainly(model).losses
 
 
-def test_resumed_run_ends_in_the_same_bits(tmp_path: Path) -> None:
-    """A STOP file ends the first attempt after one step."""
-    model = model_folder(tmp_path / "model")
-    settings = replace(SETTINGS, checkpoint_steps=2)
-    whole = run(tmp_path / "whole", model, settings)
-
-    folder = tmp_path / "stopped" / "train"
-    folder.mkdir(parents=True)
-    (folder / "STOP").touch()
-    stop_early(job_of(folder, model, settings))
-    rows = run(folder, model, settings)
-    exact = ("step", "tokens", "loss", "learning_rate", "grad_norm", "validation_loss")
-    for row, other in zip(rows, whole, strict=True):
-        assert [row.get(name) for name in exact] == [other.get(name) for name in exact]
-    assert_same(Trace.of_run(folder, settings.max_steps or 0), Trace.of_run(tmp_path / "whole", 5))
-
-
 def test_every_evaluated_step_is_validated_exported_and_passed_on(tmp_path: Path) -> None:
     model = model_folder(tmp_path / "model")
     calls: list[tuple[int, int, str]] = []
