@@ -9,7 +9,6 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ def watch_operations(
     at: int | None = None,
     sends: str = "SIGKILL",
     to: str = "itself",
-    operations: Sequence[str] = OPERATIONS,
 ) -> list[int]:
     """The number of operations so far below any of the places. Before operation number `at`, the
     process sends a signal to itself or to its parent."""
@@ -30,7 +28,7 @@ def watch_operations(
     prefixes = tuple(map(str, places))
 
     def count(event: str, arguments: tuple[Any, ...]) -> None:
-        if event not in operations or not str(arguments[0]).startswith(prefixes):
+        if event not in OPERATIONS or not str(arguments[0]).startswith(prefixes):
             return
         if threading.current_thread().name == "wall time":
             return

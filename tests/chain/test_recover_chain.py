@@ -60,7 +60,7 @@ def test_chain_started_again_reuses_everything(
     assert "starts" not in again.stdout
 
 
-def test_two_ranks_make_the_same_mask_and_losses(tmp_path: Path) -> None:
+def test_two_ranks_make_the_same_mask_scores_and_losses(tmp_path: Path) -> None:
     """Over a search, ten steps of training and a report."""
     chain = (str(RECOVER), *CHAIN, "--data.tokens", str(10 * 2 * 256))
     # The divergence from a teacher is a small rest of large numbers: rounding shows in more digits.
@@ -74,6 +74,9 @@ def test_two_ranks_make_the_same_mask_and_losses(tmp_path: Path) -> None:
     assert read_mask(one / "mask/mask.json").mask == read_mask(two / "mask/mask.json").mask
     assert len(losses(two)) == 10
     assert losses(two) == pytest.approx(losses(one), rel=1e-6)
+    for suite in ("niah", "longbench"):
+        scores = f"eval/step-000000/{suite}/scores.json"
+        assert (one / scores).read_bytes() == (two / scores).read_bytes()
     assert (two / "report" / "manifest.json").is_file()
 
 

@@ -37,14 +37,6 @@ def runnable(name: str) -> ModuleType:
 
 
 @pytest.mark.parametrize("name", BACKENDS)
-def test_a_backend_answers_for_itself(name: str) -> None:
-    backend = dispatch.BACKENDS[name]
-    assert backend.__doc__
-    for reason in (backend.unavailable(), backend.supports(make_call(Case(7, 3)))):
-        assert reason is None or (reason and not reason.endswith("."))
-
-
-@pytest.mark.parametrize("name", BACKENDS)
 def test_outputs_and_gradients_are_the_references(name: str) -> None:
     backend = runnable(name)
     for case in thin_cases():
@@ -141,20 +133,6 @@ def test_a_file_that_does_not_load_breaks_no_other(
     monkeypatch.setattr(dispatch, "BROKEN", broken)
     with pytest.raises(UserError, match=r"eval.attention needy.*a_missing_package"):
         dispatch.check_backend("eval.attention", "needy", torch.device("cpu"), torch.float32)
-
-
-def test_an_idle_window_is_dropped_with_the_keys_no_query_reaches() -> None:
-    def reduced(num_queries: int, num_past: int, window: int) -> AttentionCall:
-        return make_call(Case(num_queries, window, num_past=num_past)).without_idle_window()
-
-    assert reduced(10, 0, 10).window_tokens is None
-    assert reduced(10, 0, 9).window_tokens == 9
-    step = reduced(1, 100, 16)
-    assert step.window_tokens is None
-    assert step.k_BGSD.shape[2] == 16
-    chunk = reduced(10, 100, 16)
-    assert chunk.window_tokens == 16
-    assert chunk.k_BGSD.shape[2] == 10 + 15
 
 
 def test_the_kernel_for_cpus_runs_on_the_cpu_only(monkeypatch: pytest.MonkeyPatch) -> None:

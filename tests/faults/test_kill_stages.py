@@ -132,13 +132,3 @@ def test_dead_rank_ends_the_other(dead: int, stage: str, tmp_path: Path) -> None
     assert code == 1
     assert f"Rank {dead} ended" in output
     assert not (tmp_path / "run" / "shards" / "manifest.json").exists()
-
-
-def test_rank_that_starts_late_is_waited_for(tmp_path: Path) -> None:
-    leader = start(tmp_path / "run", rank=0, world=2)
-    assert leader.stdout
-    while not leader.stdout.readline().startswith("journal: done"):
-        assert leader.poll() is None
-    follower = start(tmp_path / "run", rank=1, world=2)
-    assert finish(follower) == (0, "finished\n")
-    assert finish(leader)[0] == 0

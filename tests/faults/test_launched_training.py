@@ -91,6 +91,21 @@ def test_slurms_script_trains_on_two_nodes_and_goes_on_after_a_dead_rank(
     check_results(tmp_path / "train", expected[2])
 
 
+def test_launches_on_one_machine_take_ports_of_their_own(tmp_path: Path) -> None:
+    arguments = by_config("eight_gpus.yaml", "--num_processes", "2")
+    programs = []
+    for name in ("first", "second"):
+        model_folder(tmp_path / name / "model")
+        words = [*arguments, "--module", "tests.faults.training_program"]
+        accelerate = str(Path(sys.executable).with_name("accelerate"))
+        programs.append(
+            subprocess.Popen(
+                [accelerate, "launch", *words, str(tmp_path / name / "train"), "{}"], cwd=ROOT
+            )
+        )
+    assert [program.wait() for program in programs] == [0, 0]
+
+
 def check_end(output: str, folder: Path) -> None:
     """Rank 1 was killed: the launcher names it, nobody finished, and what was saved is there."""
     assert re.search(r"Root Cause.*rank +: 1 .*SIGKILL", output, re.DOTALL), output

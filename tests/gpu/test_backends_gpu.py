@@ -13,7 +13,6 @@ from bosch.hybrid.conversion import deploy
 from tests.attention_calls import (
     Case,
     check_against_reference,
-    make_call,
     thin_cases,
     visible_counts,
 )
@@ -67,18 +66,6 @@ def test_outputs_and_gradients_are_the_references(name: str) -> None:
 def test_a_window_of_w_shows_w_keys(name: str, window_tokens: int) -> None:
     counts = visible_counts(runnable(name), 64, window_tokens, "cuda", torch.bfloat16)
     assert counts.tolist() == [min(i + 1, window_tokens) for i in range(64)]
-
-
-def test_a_window_goes_to_a_flash_kernel_and_full_attention_to_sdpa() -> None:
-    order = dispatch.by_priority(make_call(Case(300, 64), device="cuda"))
-    runs = [name for name in order if dispatch.BACKENDS[name].unavailable() is None]
-    for window, kind, chosen in (
-        (64, "plain", runs[0]),
-        (None, "plain", "sdpa"),
-        (64, "left", "sdpa"),
-    ):
-        case = Case(300, window, kind=kind, dtype=torch.bfloat16, head_size=64)
-        assert dispatch.choose(make_call(case, device="cuda")) == chosen
 
 
 def model_on_gpu() -> PreTrainedModel:

@@ -59,11 +59,13 @@ def main() -> None:
     vocabulary, hidden_size, recipe, *arguments = sys.argv[1:]
     memory, logits = OwnMemory(), LargestLogits(int(vocabulary), int(hidden_size))
     memory.start()
+    began = time.monotonic()
     loss.CHUNK_ROWS = 64
     with logits:
         importlib.import_module(f"bosch.recipes.{recipe}").main(arguments)
     peak = memory.pages * os.sysconf("SC_PAGE_SIZE") / 1e9
-    print(json.dumps({"rows": logits.rows, "peak_gb": peak}), flush=True)
+    figures = {"rows": logits.rows, "peak_gb": peak, "seconds": time.monotonic() - began}
+    print(json.dumps(figures), flush=True)
 
 
 if __name__ == "__main__":

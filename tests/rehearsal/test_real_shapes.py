@@ -11,8 +11,8 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +21,7 @@ from safetensors import safe_open
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
+    LlamaConfig,
     Qwen3Config,
     Qwen3MoeConfig,
 )
@@ -58,14 +59,32 @@ QWEN3_30B_A3B = Qwen3MoeConfig(
     max_position_embeddings=40_960,
     tie_word_embeddings=False,
 )
+LLAMA = LlamaConfig(
+    vocab_size=128_256,
+    hidden_size=2_048,
+    intermediate_size=8_192,
+    num_hidden_layers=2,
+    num_attention_heads=32,
+    num_key_value_heads=8,
+    max_position_embeddings=131_072,
+    tie_word_embeddings=False,
+)
 RATIO, WINDOW, CONTEXT = 0.75, 48, 256
 SEQUENCE = 80  # longer than a chunk of the loss; a backward in bf16 takes minutes on many CPUs
 PROMPT, ANSWER = 4_096, 8
 LIBRARIES_GB = 1.0  # an idle process, and activations
 
 
-def run(folder: Path, config: Any, recipe: str, *arguments: object) -> Any:
-    """Has the attributes `rows` and `peak_gb`: what the stage took."""
+@dataclass(frozen=True)
+class Done:
+    """What a stage took."""
+
+    rows: int
+    peak_gb: float
+    seconds: float
+
+
+def run(folder: Path, config: Any, recipe: str, *arguments: object) -> Done:
     program = Path(__file__).with_name("stage.py")
     words = [sys.executable, program, config.vocab_size, config.hidden_size, recipe, *arguments]
     environment = os.environ | {"OMP_NUM_THREADS": str(os.cpu_count())}
@@ -77,7 +96,9 @@ def run(folder: Path, config: Any, recipe: str, *arguments: object) -> Any:
         text=True,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    return SimpleNamespace(**json.loads(done.stdout.splitlines()[-1]))
+    figures = Done(**json.loads(done.stdout.splitlines()[-1]))
+    print(f"{config.model_type} {recipe}: {figures}", flush=True)
+    return figures
 
 
 def random_model(folder: Path, config: Any) -> float:
@@ -107,9 +128,12 @@ def write_prompt(path: Path, model: Path) -> None:
     path.write_text(tokenizer.decode(ids[:PROMPT]))
 
 
-@pytest.mark.parametrize("config", [QWEN3_06B, QWEN3_30B_A3B], ids=["Qwen3-0.6B", "Qwen3-30B-A3B"])
+@pytest.mark.parametrize(
+    "config", [QWEN3_06B, QWEN3_30B_A3B, LLAMA], ids=["Qwen3-0.6B", "Qwen3-30B-A3B", "Llama"]
+)
 def test_the_chain_at_a_real_shape_within_its_memory(config: Any, tmp_path: Path) -> None:
     weights_gb = random_model(tmp_path, config)
+    print(f"{config.model_type}: {weights_gb:.1f} GB of weights", flush=True)
     search = ("--method", "bosch", "--ratio", RATIO, "--window", WINDOW, "--model", "model")
     told = run(tmp_path, config, "search_mask", *search, "--calibration", "calibration",
                "--objective", "logprob", "--max-evaluations", 20, "--run-dir", "run")  # fmt: skip

@@ -15,13 +15,15 @@ pytest.importorskip("vllm", reason="vLLM is not installed here; make serving run
 
 import torch
 from bosch_vllm.packing import share_of_dense
+from transformers import AutoModelForCausalLM
 
 from bosch.hybrid.conversion import deploy
 from tests.model_factory import MIXED, tiny_model
-from tests.serving.hybrids import WINDOW, tiny_hybrid
+from tests.serving.hybrids import TINY, WINDOW, tiny_hybrid
 
 PROGRAM = Path(__file__).with_name("engine_program.py")
 NEW = 16
+DRAFTS = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}
 LENGTHS = (3, 63, 64, 65, 129, 500)
 PACKED = {"additional_config": {"bosch_layout": "packed"}}
 both_layouts = pytest.mark.parametrize("layout", [{}, PACKED], ids=["units", "packed"])
@@ -106,6 +108,13 @@ def test_packed_tokens_are_ours(ratio: float, tmp_path: Path) -> None:
 
 
 @both_layouts
+def test_whole_layers_agree(layout: dict[str, Any], tmp_path: Path) -> None:
+    dense = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32).eval()
+    z = [[layer % 2] * 8 for layer in range(8)]
+    assert_agrees(deploy(dense, z, WINDOW), tmp_path, **layout)
+
+
+@both_layouts
 def test_compiled_it_agrees(layout: dict[str, Any], tmp_path: Path) -> None:
     small = deploy(tiny_model("qwen3", num_hidden_layers=3), MIXED, 5)
     assert_agrees(small, tmp_path, enforce_eager=False, **layout)
@@ -170,10 +179,17 @@ def test_blocks_held_are_those_of_the_formula(
     [
         ({"tensor_parallel_size": 2}, "--tensor-parallel-size above 1: ranks"),
         ({"disable_hybrid_kv_cache_manager": True}, "nothing would be saved"),
+        ({"kv_cache_dtype": "fp8"}, "fp8"),
+        ({"pipeline_parallel_size": 2}, "--pipeline-parallel-size above 1: this has not been run"),
         ({"enable_lora": True}, "LoRA: this has not been run"),
+        ({"speculative_config": DRAFTS}, "speculative decoding: this has not been run"),
         ({"additional_config": {"bosch_layout": "kinds"}}, "layouts are units and packed"),
         ({"hf_overrides": {"architectures": ["Qwen3ForCausalLM"]}}, "fluent, but wrong"),
     ],
 )
 def test_what_does_not_work_is_refused(engine: dict[str, Any], words: str, tmp_path: Path) -> None:
     assert words in refusal(tiny_hybrid(0.75), tmp_path, **engine)
+
+
+def test_a_mask_without_windows_is_refused(tmp_path: Path) -> None:
+    assert "no group of this hybrid is on the window" in refusal(tiny_hybrid(0.0), tmp_path)

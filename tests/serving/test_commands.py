@@ -113,6 +113,13 @@ def expected(folder: Path) -> str:
     return str(text)
 
 
+def test_curl_gets_our_text(address: str, expected: str) -> None:
+    asked = {"model": "hybrid", "prompt": PROMPT, "max_tokens": NEW, "temperature": 0}
+    header = ("-H", "Content-Type: application/json")
+    answer = json.loads(curl(f"{address}/v1/completions", *header, "-d", json.dumps(asked)))
+    assert answer["choices"][0]["text"] == expected
+
+
 def test_the_openai_client_gets_our_text(address: str, expected: str) -> None:
     client = openai.OpenAI(base_url=f"{address}/v1", api_key="none")
     assert [model.id for model in client.models.list()] == ["hybrid"]

@@ -154,17 +154,6 @@ def add_all(folder: Path, masks: list[Any]) -> None:
 # -------------------------------------------------------------------------- limits, progress, loss
 
 
-def test_the_number_of_evaluations_is_limited(inputs: Inputs) -> None:
-    with open_objective(inputs, SearchSettings(max_evaluations=2)) as objective:
-        objective(FULL)
-        objective(MIXED)
-        objective(FULL)
-        with pytest.raises(SearchEnded, match="--max-evaluations 2"):
-            objective(LOCAL)
-        assert objective(MIXED).exact
-        assert objective.score_unaccelerated(LOCAL).exact  # the final check is not limited
-
-
 def test_hours_count_over_all_attempts(inputs: Inputs, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each scoring takes 2,000 s."""
     now = [0.0]

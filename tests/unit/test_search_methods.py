@@ -144,15 +144,6 @@ def test_stage_2_uses_the_drops_of_a_negative_score_too(run: Any) -> None:
     assert [trace["ratios"][layer] for layer in by_harm] == sorted(trace["ratios"])
 
 
-def test_several_masks_at_once_share_a_threshold(run: Any, tmp_path: Path) -> None:
-    run("bosch", "fast", kappa=24, masks_at_once=3)
-    run("bosch", "slow", kappa=24, masks_at_once=3, accelerations=Accelerations.none())
-    fast, slow = ((tmp_path / folder / "mask.json").read_bytes() for folder in ("fast", "slow"))
-    assert fast == slow
-    thresholds = [line["threshold"] for line in lines_of(tmp_path / "fast")]
-    assert len({*thresholds[-3:]}) == 1  # proposed together
-
-
 def test_multi_takes_several_layers_at_once_and_layer_whole_ones(run: Any) -> None:
     steps = steps_of(run("bosch_multi", max_layers=2), "stage 1")
     assert [step["layers"] for step in steps] == [[2], [0, 1]]

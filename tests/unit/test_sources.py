@@ -102,16 +102,6 @@ def test_bad_file_is_refused_by_name(name: str, content: bytes, value: str, tmp_
         texts_of(FileSource(tmp_path / name))
 
 
-def test_parquet_text_that_is_not_utf8_is_named_with_its_place(tmp_path: Path) -> None:
-    offsets = pyarrow.py_buffer(np.array([0, 4, 6], "<i4"))
-    text = pyarrow.Array.from_buffers(
-        pyarrow.string(), 2, [None, offsets, pyarrow.py_buffer(b"good\xff\xfe")]
-    )
-    pyarrow.parquet.write_table(pyarrow.table({"text": text}), tmp_path / "bad.parquet")
-    with pytest.raises(UserError, match=r"bad\.parquet: row 1 .*UTF-8"):
-        texts_of(FileSource(tmp_path / "bad.parquet"))
-
-
 def test_ids_come_with_the_tokenizer_they_belong_to(tmp_path: Path) -> None:
     def source(numbers: list[int]) -> FileSource:
         (tmp_path / "ids.jsonl").write_text(json.dumps({"ids": numbers}) + "\n")

@@ -15,9 +15,8 @@ from bosch.run.files import (
     verify_folder,
     write_atomically,
 )
-from bosch.run.fingerprint import fingerprint, speed_only
-from bosch.run.folder import RunFolder, home_of
-from bosch.run.lock import FolderInUseError
+from bosch.run.fingerprint import speed_only
+from bosch.run.folder import RunFolder
 from bosch.run.stage import (
     Artifact,
     Stage,
@@ -115,25 +114,6 @@ def test_other_settings_are_refused_after_a_stage_has_started(
         complete(tmp_path / "run", [Stage("mask", run=fail, settings={"ratio": 0.75})])
     other = Stage("mask", run=write_result, settings={"ratio": 0.5})
     assert actions(tmp_path / "run", [other]) == {"mask": then}
-
-
-def test_stages_without_a_run_are_made_side_by_side_and_leave_nothing_around_them(
-    tmp_path: Path,
-) -> None:
-    def complete_alone(out: Path, stage: Stage) -> None:
-        with RunFolder(out.parent, say=lambda line: None, home=home_of(out)) as run:
-            run.complete(stage)
-
-    def write_beside(folder: Path) -> None:
-        complete_alone(tmp_path / "tokens", Stage("tokens", run=write_result))
-        with pytest.raises(FolderInUseError, match="--out"):
-            complete_alone(folder, Stage("mask", run=write_result))
-        write_result(folder)
-
-    complete_alone(tmp_path / "mask", Stage("mask", run=write_beside))
-    assert {path.name for path in tmp_path.iterdir()} == {"mask", "tokens"}
-    hidden = {path.name for path in (tmp_path / "mask").glob(".*")}
-    assert hidden == {".lock"}  # deleting it could let two owners in
 
 
 def test_failed_stage_continues_with_its_whole_files_and_keeps_the_time_of_all_attempts(
@@ -271,16 +251,6 @@ def test_inner_folder_is_checked_by_its_own_manifest(tmp_path: Path) -> None:
     (inner / "weights.bin").write_bytes(b"0124")
     with pytest.raises(DamagedArtifactError, match=r"step-10/weights\.bin"):
         verify_folder(tmp_path / "train")
-
-
-def test_fingerprints_depend_on_meaning_not_on_form() -> None:
-    assert fingerprint({"a": 1, "b": (2.0, 3)}) == fingerprint({"b": [2, 3], "a": 1})
-    assert fingerprint({"a": True}) != fingerprint({"a": 1})
-    assert fingerprint(Settings()) == fingerprint({"ratio": 0.75, "kappa": 30})
-    with pytest.raises(UserError, match="nan"):
-        fingerprint({"a": float("nan")})
-    with pytest.raises(TypeError, match="object"):
-        fingerprint({"a": object()})
 
 
 def test_a_damaged_view_is_made_again(tmp_path: Path) -> None:

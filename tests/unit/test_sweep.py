@@ -33,8 +33,6 @@ if options["--method"] == "fisher" and Path("broken").exists():
     raise SystemExit(2)
 method, ratio, seed = options["--method"], float(options["--ratio"]), int(options["--seed"])
 run = FakeRun(method, ratio, seed, (None, 0))
-if Path("stopped").exists():
-    raise SystemExit(0)  # on request, which is no failure
 run.write_as(words, Path("runs"))
 """
 
@@ -85,25 +83,6 @@ def test_failed_runs_do_not_stop_others_and_are_retried(place: Path) -> None:
     rows = (place / "runs" / "comparison" / "results.jsonl").read_text().splitlines()
     names = {f"tiny-qwen3-{method}-r0.5" for method in ("bosch", "fisher")}
     assert {json.loads(row)["run"] for row in rows} == names
-
-
-@pytest.mark.slow
-def test_a_chain_that_was_stopped_or_has_other_settings_is_not_finished(place: Path) -> None:
-    words = ("--methods", "fisher", "--zero-shot")
-    (place / "stopped").touch()
-    run = run_sweep(place, *words)
-    assert run.returncode == 1
-    assert "runs/tiny-qwen3-fisher-r0.75: stopped before the end" in run.stdout
-    (place / "stopped").unlink()
-    run_sweep(place, *words)
-    run_sweep(place, *words, "--ratios", ".750")  # the same run, written otherwise
-    assert len(calls(place)) == 2
-    record = place / "runs" / "tiny-qwen3-fisher-r0.75" / "run.json"
-    content = json.loads(record.read_text())
-    content["config"]["calibration"]["length"] //= 2  # as if the preset had changed since
-    record.write_text(json.dumps(content))
-    run_sweep(place, *words)
-    assert len(calls(place)) == 3
 
 
 @pytest.mark.slow

@@ -105,15 +105,23 @@ def test_kernels_are_chosen_by_device_and_the_choice_is_explained(
     assert choose_kernels("torch", torch.device("cuda")) == ("torch", "as set")
 
 
-def test_liger_kernels_compute_what_torch_computes() -> None:
+def run_with_the_interpreter(*parts: str) -> None:
     """In its own process, since Triton chooses its interpreter when it is imported."""
     pytest.importorskip("triton")
     pytest.importorskip("liger_kernel")
     program = Path(__file__).parents[1] / "liger_program.py"
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
     done = subprocess.run(
-        [sys.executable, str(program)],
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
+        [sys.executable, str(program), *parts], env=environment, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.split() == [*parts]
+
+
+def test_liger_kernels_compute_what_torch_computes() -> None:
+    run_with_the_interpreter("models")
+
+
+@pytest.mark.slow
+def test_liger_kernels_take_real_sizes_and_weights_as_fully_shard_hands_them_over() -> None:
+    run_with_the_interpreter("loss", "divergence", "sharded")

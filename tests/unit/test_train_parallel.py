@@ -16,7 +16,7 @@ from bosch.training.parallel import (
     describe_environment,
     refuse_silent_traps,
 )
-from tests.model_factory import packed_positions, tiny_model
+from tests.model_factory import tiny_model
 
 CPU = torch.device("cpu")
 
@@ -99,18 +99,6 @@ def compiled_model(num_layers: int) -> Any:
     for block in model.model.layers:
         block.compile(backend="eager")
     return model
-
-
-@torch.no_grad()
-def test_documents_of_any_number_share_the_compiled_blocks() -> None:
-    model, ids = compiled_model(2), torch.arange(40)[None]
-    search = {"bosch_mask": [[1, 0], [0, 1]], "bosch_window": 16}
-    graphs = []
-    for num_documents in range(2, 13):
-        lengths = [3] * (num_documents - 1) + [40 - 3 * (num_documents - 1)]
-        model(ids, position_ids=packed_positions(*lengths), use_cache=False, **search)
-        graphs.append(counters["stats"]["unique_graphs"])
-    assert graphs[-1] == graphs[1]
 
 
 def test_every_block_of_a_deep_hybrid_is_compiled() -> None:
