@@ -12,7 +12,6 @@ import torch
 
 from benchmarks import _models, gpu, latency
 from benchmarks.__main__ import run_benchmark
-from bosch.recipes.presets import SMOKE_MODEL
 from bosch.run.errors import UserError
 
 CPU = torch.device("cpu")
@@ -69,16 +68,6 @@ def test_out_of_memory_is_a_missing_point_and_so_are_longer_ones(
     assert missing == {16: None, 40: "out of memory", 80: "out of memory"}
     assert all(row["prefill_tokens_per_second"] is None for row in rows if row["missing"])
     assert capsys.readouterr().out.count("40 tokens, ratio 0.75, window 8: out of memory") == 1
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("default")  # of the Trainer's
-def test_train_compares_our_loop_with_the_trainer(run: RunBenchmark) -> None:
-    arguments = f"--model {SMOKE_MODEL} --length 64 --window 8 --batch 1 --steps 1 --rounds 1"
-    rows = run("train", *arguments.split(), *ON_CPU)
-    assert [row["side"] for row in rows] == ["Trainer, dense", "ours, dense", "ours, ratio 0.75"]
-    assert rows[0]["value"] == 1
-    assert all(row["tokens_per_second"] > 0 for row in rows)
 
 
 @pytest.mark.parametrize(

@@ -72,22 +72,6 @@ def test_set_that_shares_a_needle_with_test_examples_or_cannot_tell_is_refused(
     assert read_sealed_json(tmp_path / "other" / "calibration.json")["test_examples_compared"] == 1
 
 
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        (["--against", "nowhere.jsonl"], r"--against nowhere\.jsonl"),
-        (["--model", "./nope"], "--model ./nope"),
-        (["--tasks", "niah_single"], "'niah_single'.*niah_single_1"),
-        (["--length", "4096"], "--length 4096.*tiny-qwen3-2layer.*2,048"),
-        (["--examples", "7", "--questions-per-context", "2"], "examples.* 7.* 2"),
-    ],
-)
-def test_command_names_mistakes(options: list[str], named: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=named):
-        main(command(*options, out=tmp_path / "calibration"))
-    assert not (tmp_path / "calibration" / "manifest.json").exists()
-
-
 def test_set_is_compared_with_the_examples_of_the_runs_evaluation(tmp_path: Path) -> None:
     config = smoke()
     config = replace(

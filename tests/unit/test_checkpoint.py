@@ -84,6 +84,10 @@ def saved(folder: Path) -> None:
         checkpoints.save(state, step)
 
 
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.glob("step-*"))
+
+
 def test_resumed_run_ends_like_the_uninterrupted_one(tmp_path: Path) -> None:
     whole = make_state()
     train(whole, 0, 9)
@@ -135,10 +139,6 @@ def test_leftovers_of_killed_saves_and_removals_go_and_a_users_copy_stays(tmp_pa
     assert Checkpoints(tmp_path, FACTS, 2).load_newest(make_state()) == 5
     left = sorted(path.name for path in tmp_path.iterdir())
     assert left == [".no_result", "step-000003", "step-000005", "step-000005-copy"]
-
-
-def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.glob("step-*"))
 
 
 # ------------------------------------------------------------------------------------ damaged ones

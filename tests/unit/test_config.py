@@ -114,19 +114,6 @@ def test_unknown_option_suggests_the_nearest(option: str, meant: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "value"),
-    [("--ratio", "most"), ("--preset", "papr"), ("--train.precision", "fp8"), ("--seed", "1.5")],
-)
-def test_other_values_are_refused_by_option_and_value(
-    option: str, value: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(UserError, match=option) as refused:
-        parse(option, value)
-    assert value in str(refused.value)
-    assert capsys.readouterr().err == ""
-
-
-@pytest.mark.parametrize(
     ("arguments", "folder"),
     [
         (("--ratio", "0.5", "--method", "fisher"), "runs/tiny-qwen3-fisher-r0.5"),

@@ -2,6 +2,7 @@
 decoded."""
 
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from bosch.data.encode import (
     Encoder,
     Position,
     cut_document,
+    decode_documents,
     encode_in_order,
     read_chunks,
     share_reproduced,
@@ -107,19 +109,13 @@ def test_documents_get_their_end_token_and_empty_ones_nothing(model: TokenizerTe
     assert with_begin.hash != model.hash
 
 
-@pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> FileSource:
-    folder = tmp_path_factory.mktemp("texts")
-    for number, text in enumerate(TEXTS):
-        (folder / f"{number:03}.txt").write_text(text)
-    return FileSource(folder)
-
-
 def test_any_number_of_threads_gives_what_one_encoder_gives(
-    model: TokenizerText, source: FileSource, monkeypatch: pytest.MonkeyPatch
+    model: TokenizerText, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(encode, "PIECE_CHARS", 900)
-    chunks = list(read_chunks(source, Position(), chunk_chars=5000))
+    for number, text in enumerate(TEXTS):
+        (tmp_path / f"{number:03}.txt").write_text(text)
+    chunks = list(read_chunks(FileSource(tmp_path), Position(), chunk_chars=5000))
     expected = [Encoder(model, None).encode(chunk) for chunk in chunks]
     assert len(expected) > 10
     for workers in (1, 3):
@@ -138,6 +134,20 @@ def test_foreign_ids_are_decoded_and_encoded_again(
     encoded = Encoder(model, llama).encode(chunk_of(ids))
     expected = Encoder(model, None).encode(chunk_of(TEXTS[:8]))
     np.testing.assert_array_equal(encoded.ids, expected.ids)
+
+
+def test_document_cut_within_a_character_loses_only_what_is_left_of_it(
+    llama: TokenizerText,
+) -> None:
+    tokenizer = llama.load()
+    ids = ids_of(tokenizer, "naïve 😀 end")
+    texts = {
+        decode_documents(tokenizer, [ids[a:b]])[0]
+        for a in range(len(ids))
+        for b in range(a + 1, len(ids))
+    }
+    assert all("\ufffd" not in (text[:1], text[-1:]) for text in texts)
+    assert decode_documents(tokenizer, [ids]) == ["naïve 😀 end"]
 
 
 def test_ids_of_another_tokenizer_are_recognized_by_encoding_them_again(

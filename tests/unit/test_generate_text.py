@@ -9,7 +9,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from bosch.hybrid.materialize import materialize
 from bosch.recipes import generate_text
-from bosch.run.errors import MissingFileError, UserError
 from tests.hybrid_folders import plain_folder, record_for
 
 PROMPT = "The sky is blue, the grass is green, and the window has sixteen tokens."
@@ -82,17 +81,3 @@ def test_prompt_may_come_from_a_file_and_a_warning_tells_of_too_long_a_text(
     assert f"prompt: {len(PROMPT)} tokens in" in captured.out
     assert "73" in captured.err
     assert "64" in captured.err
-
-
-def test_mistakes_are_refused_by_name(folders: dict[str, Path], tmp_path: Path) -> None:
-    with pytest.raises(MissingFileError, match=str(tmp_path / "none")):
-        generate_text.main(["--model", str(tmp_path / "none"), "--prompt", "a"])
-    (tmp_path / "torn.txt").write_bytes(b"\xff\xfe\xff")
-    torn = ("--prompt-file", str(tmp_path / "torn.txt"))
-    for arguments, named in ((("--prompt", ""), "prompt is empty"), (torn, " ".join(torn))):
-        with pytest.raises(UserError, match=named):
-            generate_text.main(["--model", str(folders["dense"]), *arguments])
-    both: dict[str, Any] = {"prompt": "a", "prompt_file": Path("b")}
-    for mistake in ({}, both, {"prompt": "a", "top_p": 0.0}):
-        with pytest.raises(UserError, match=r"--prompt-file|top_p is 0"):
-            generate_text.Options("model", **mistake)

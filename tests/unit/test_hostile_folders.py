@@ -6,7 +6,6 @@ import shutil
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from safetensors import safe_open
@@ -34,7 +33,6 @@ from tests.hybrid_folders import plain_folder, record_for
 from tests.unit.test_longbench import ROWS, to_jsonl
 
 SECRET = b"a private key, without a line break"
-NAMES = ["{outside}/x", "a/../../x", "x\0y", None]
 
 
 @pytest.fixture
@@ -46,11 +44,6 @@ def secret(tmp_path: Path) -> Path:
     return path
 
 
-def fill_in(name: Any, outside: Path) -> Any:
-    """The hostile name; an absolute one leads to a file that exists."""
-    return name.format(outside=outside) if isinstance(name, str) else name
-
-
 def files_below(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if not path.is_dir())
 
@@ -58,9 +51,9 @@ def files_below(folder: Path) -> list[Path]:
 # ------------------------------------------------------------------------------- names in files
 
 
-@pytest.mark.parametrize("name", [*NAMES, "inner/x.safetensors", ["x"]])
+@pytest.mark.parametrize("name", ["{outside}/x", "a/../../x", "x\0y", None, "inner/x.safetensors"])
 def test_an_index_cannot_make_weights_be_written_or_read_elsewhere(
-    name: Any, tmp_path: Path
+    name: str | None, tmp_path: Path
 ) -> None:
     dense = plain_folder(tmp_path / "models" / "dense")
     record = record_for(dense)
@@ -69,7 +62,9 @@ def test_an_index_cannot_make_weights_be_written_or_read_elsewhere(
     shutil.copy(dense / SINGLE, tmp_path / "models" / "x")
     (tmp_path / "home").mkdir()
     shutil.copy(dense / SINGLE, tmp_path / "home" / "x")
-    index = {"metadata": {}, "weight_map": dict.fromkeys(tensors, fill_in(name, tmp_path / "home"))}
+    if name is not None:
+        name = name.format(outside=tmp_path / "home")  # where there is such a file
+    index = {"metadata": {}, "weight_map": dict.fromkeys(tensors, name)}
     (dense / INDEX).write_text(json.dumps(index))
     before = files_below(tmp_path)
     for use in (
