@@ -47,8 +47,6 @@ class ConvexToy:
     """`train` is a TrainLearner."""
 
     cost_LG: Tensor
-    stop_after: int | None = None  # interrupt after this step
-    save_every: int = 50
 
     @classmethod
     def draw(cls, num_layers: int, num_groups: int, seed: int) -> "ConvexToy":
@@ -74,12 +72,7 @@ class ConvexToy:
         optimizer = torch.optim.AdamW(
             [dict(group) for group in peaks], betas=(0.9, 0.95), weight_decay=0.1
         )
-        path, first = folder / "toy.pt", 0
-        if path.is_file():
-            first, module, moments = torch.load(path)
-            learner.module.load_state_dict(module)
-            optimizer.load_state_dict(moments)
-        for done in range(first, num_steps):
+        for done in range(num_steps):
             for group, peak in zip(optimizer.param_groups, peaks, strict=True):
                 group["lr"] = peak["lr"] * learner.rate(done)
             z_LG = learner.model_arguments(done)["bosch_gates"]
@@ -88,10 +81,6 @@ class ConvexToy:
             loss.backward()
             optimizer.step()
             learner.after_step(done + 1)
-            if (done + 1) % self.save_every == 0:
-                torch.save((done + 1, learner.module.state_dict(), optimizer.state_dict()), path)
-            if done + 1 == self.stop_after:
-                raise KeyboardInterrupt
 
     def cost_of(self, z_LG: Tensor) -> float:
         """The cost of the windowed groups."""

@@ -300,14 +300,6 @@ def test_runs_that_are_not_comparable_are_named(tmp_path: Path) -> None:
     assert any(line.startswith(f"{above.name}: NIAH average: no gap") for line in lines)
 
 
-def test_costs_are_those_that_method_and_stages_recorded(tmp_path: Path) -> None:
-    run = FakeRun(steps=(None, 0, 100)).write(tmp_path)
-    (run / "train" / "manifest.json").write_text('{"wall_seconds": [100, 20]}')
-    (row,) = make_tables(compare([run]))["cost"].rows
-    costs = ["0.50 (0.98)", "123", "4,568", "–", "1.0 min", "2.0 min", "100,000"]
-    assert row == [run.name, *costs]
-
-
 # ------------------------------------------------------------------------------------ the command
 
 

@@ -73,7 +73,6 @@ def test_the_five_shots_are_drawn_anew_for_each_row_from_one_generator(folder: P
         ("gsm8k_cot", " 70 + 2 = 72. The answer is 72.", 1, 1),
         # The strict pattern ends in any character of the line: without one it finds 7.
         ("gsm8k_cot", " The answer is 72", 0, 1),
-        ("gsm8k_cot", " The answer is 72\n", 0, 1),
         ("gsm8k_cot", " The answer is 72 \n", 1, 1),
         ("gsm8k_cot", " The answer is 72.\n\nQ: And 5?\nA: The answer is 5.", 1, 1),  # cut at Q:
         ("gsm8k_cot", " The answer is 7. No, 72", 0, 1),  # strict: first, flexible: last
@@ -84,7 +83,6 @@ def test_the_five_shots_are_drawn_anew_for_each_row_from_one_generator(folder: P
         ("gsm8k", " #### 72\n\nQuestion: x #### 5", 1, 1),
         ("gsm8k", " The answer is 72.", 0, 1),
         ("gsm8k", " #### 7,2", 1, 1),
-        ("gsm8k", " #### 72. So 5", 1, 0),
         ("gsm8k", " #### 72 ...", 1, 0),  # three full stops look like a number to the last filter
         ("gsm8k", "<|im_end|>#### 72", 0, 0),
     ],

@@ -5,12 +5,9 @@ by hand.
 from types import ModuleType
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from bosch.masks.mask import num_windowed
 from bosch.method import Selection
-from bosch.methods import begin_middle_end, interleave, random_layers
+from bosch.methods import begin_middle_end, interleave
 from tests.convex_toy import inputs_without_model
 
 
@@ -47,10 +44,3 @@ def pattern(method: ModuleType, ratio: float, num_layers: int) -> str:
 )
 def test_layers_follow_the_rule(method: ModuleType, ratio: float, expected: str) -> None:
     assert pattern(method, ratio, len(expected)) == expected
-
-
-@given(st.integers(1, 60), st.floats(0, 1))
-def test_layer_rules_meet_the_ratio_exactly(num_layers: int, ratio: float) -> None:
-    for method in (interleave, begin_middle_end, random_layers):
-        windowed = pattern(method, ratio, num_layers).count("w")
-        assert windowed == num_windowed(ratio, num_layers, 1)

@@ -1,16 +1,14 @@
-"""`consa` and `l1_gates`, from the gates to mask.json, on a toy whose best mask is known."""
+"""`consa`, from the gates to mask.json, on a toy whose best mask is known."""
 
 import itertools
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 
-from bosch.masks.mask import num_windowed, read_mask
 from bosch.method import Selection
-from bosch.methods import _choose, consa, l1_gates
+from bosch.methods import _choose, consa
 from bosch.methods._gates import LEARNED, Length, choose_length
 from bosch.run.errors import UserError
 from tests.convex_toy import ConvexToy, inputs_without_model
@@ -18,16 +16,12 @@ from tests.convex_toy import ConvexToy, inputs_without_model
 GRANULARITIES = ("head-all-layers", "head-per-layer", "layer")
 
 
-def select(
-    method: ModuleType, toy: ConvexToy, folder: Path, ratio: float, **settings: Any
-) -> Selection:
-    folder.mkdir(parents=True, exist_ok=True)
+def select(toy: ConvexToy, folder: Path, ratio: float, **settings: Any) -> Selection:
     shape: Any = tuple(toy.cost_LG.shape)
     settings = {"token_share": 1.0} | settings
-    inputs = inputs_without_model(method, shape, ratio, folder, learning=toy.learning(), **settings)
-    name = method.__name__.rsplit(".", 1)[-1]
-    selection = _choose.make_mask(name, inputs)
-    _choose.write_selection(name, inputs, selection, 0.0)
+    inputs = inputs_without_model(consa, shape, ratio, folder, learning=toy.learning(), **settings)
+    selection = _choose.make_mask("consa", inputs)
+    _choose.write_selection("consa", inputs, selection, 0.0)
     return selection
 
 
@@ -43,7 +37,7 @@ def check_convex_toy(folder: Path, ratio: float, granularity: str, seed: int) ->
     """Before the mask is made exact, the expected share is within .02 of the ratio. The windowed
     groups cost at most 1.15 times the best choice."""
     toy = ConvexToy.draw(28, 8, seed)
-    selection = select(consa, toy, folder, ratio, granularity=granularity)
+    selection = select(toy, folder, ratio, granularity=granularity)
     num_units = 28 if granularity == "layer" else 224
     assert abs(selection.details["window_share"] - ratio) <= 0.02
     assert abs(selection.details["closed_by_threshold"] / num_units - ratio) <= 0.04
@@ -83,47 +77,6 @@ def test_the_same_holds_for_other_costs_and_granularities(
     check_convex_toy(tmp_path, ratio, granularity, seed)
 
 
-@pytest.mark.parametrize("method", [consa, l1_gates])
-@pytest.mark.parametrize("granularity", GRANULARITIES)
-@pytest.mark.parametrize("ratio", [0.3, 0.875])
-def test_the_budget_is_met_however_little_was_learned(
-    method: ModuleType, granularity: str, ratio: float, tmp_path: Path
-) -> None:
-    toy = ConvexToy.draw(6, 4, seed=1)
-    selection = select(method, toy, tmp_path, ratio, granularity=granularity, steps=5)
-    mask = selection.mask
-    if granularity == "layer":
-        assert mask.unit == "layer"
-        assert mask.num_windowed == 4 * num_windowed(ratio, 6, 1)
-    else:
-        assert mask.num_windowed == num_windowed(ratio, 6, 4)
-    if granularity == "head-per-layer":
-        counts = [row.count(0) for row in mask.z]
-        assert max(counts) - min(counts) <= 1
-    record = read_mask(tmp_path / "mask.json")
-    assert record.mask == mask
-    assert record.settings["learning_tokens"] == 5 * (2_000 // 5)
-    assert record.settings["weights"] == "original"
-
-
-# --- after a kill ---
-
-
-@pytest.mark.parametrize("method", [consa, l1_gates])
-def test_a_killed_mask_is_the_same_mask(method: ModuleType, tmp_path: Path) -> None:
-    toy = ConvexToy.draw(6, 4, seed=1)
-    select(method, toy, tmp_path / "whole", 0.5, steps=200)
-    killed = tmp_path / "killed"
-    for step in (30, 50, 51, 149, 200):
-        toy.stop_after = step
-        with pytest.raises(KeyboardInterrupt):
-            select(method, toy, killed, 0.5, steps=200)
-    toy.stop_after = None
-    select(method, toy, killed, 0.5, steps=200)
-    for name in ("mask.json", "scores.json", LEARNED):
-        assert (killed / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
-
-
 # --- how long ---
 
 
@@ -150,7 +103,7 @@ def test_length_comes_from_the_tokens(
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"length": {"steps": 1}}'])
 def test_a_damaged_file_of_final_gates_is_named(content: str, tmp_path: Path) -> None:
     toy = ConvexToy.draw(3, 2, seed=1)
-    select(consa, toy, tmp_path, 0.5, steps=7)
+    select(toy, tmp_path, 0.5, steps=7)
     (tmp_path / LEARNED).write_text(content)
     with pytest.raises(UserError, match=LEARNED):
-        select(consa, toy, tmp_path, 0.5, steps=7)
+        select(toy, tmp_path, 0.5, steps=7)
