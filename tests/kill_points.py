@@ -17,10 +17,7 @@ OPERATIONS = ("open", "os.rename", "os.mkdir", "os.remove", "os.truncate", "shut
 
 
 def watch_operations(
-    *places: Path | str,
-    at: int | None = None,
-    sends: str = "SIGKILL",
-    to: str = "itself",
+    *places: Path | str, at: int | None = None, sends: str = "SIGKILL", to: str = "itself"
 ) -> list[int]:
     """The number of operations so far below any of the places. Before operation number `at`, the
     process sends a signal to itself or to its parent."""
