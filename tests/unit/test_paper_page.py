@@ -9,7 +9,6 @@ from bosch.config import Config
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "paper.md").read_text("utf-8")
 FOLDERS = "bosch|data|training|eval|recipes|launch|tests|docs|benchmarks"
-WHERE = PAGE.split("## ")[1]
 CODE = re.findall(r"`([^`]+)`", PAGE)
 
 

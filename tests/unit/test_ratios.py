@@ -68,7 +68,6 @@ def test_equal_drops_are_ordered_by_the_second_score_and_then_by_depth() -> None
 
 # --- stage 2: what holds for every input ---
 
-LAYERS = st.integers(1, 48)
 GROUPS = st.integers(1, 16)
 RHO = st.one_of(st.sampled_from((0.0, 0.25, 0.3, 0.5, 0.75, 0.875, 1.0)), st.floats(0, 1))
 

@@ -96,11 +96,6 @@ def test_a_text_with_fewer_bytes_than_tokens_are_asked_for_is_refused_before_the
     assert list(tmp_path.iterdir()) == [source]
 
 
-def test_other_ranks_print_nothing(recover: Recover) -> None:
-    run = recover("--dry-run", RANK="1", WORLD_SIZE="2")
-    assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
-
-
 def test_run_leaves_its_settings_and_its_log(tmp_path: Path, recover: Recover) -> None:
     run = recover("--preset", "smoke", "--seed", "3")
     assert run.returncode == 0, run.stderr
