@@ -23,7 +23,6 @@ PRELOADED = [
     "bosch.search.finish",
     "tests.plain_training",
     "tests.search_cases",
-    "tests.faults.learned_mask_program",
     "tests.faults.search_program",
 ]
 PATIENCE = 600.0  # seconds to wait for a process before the test fails

@@ -18,14 +18,13 @@ from bosch.search.objective import Means, SearchEnded, Value, find_anchors
 from bosch.search.optimizers._interface import Problem
 from bosch.search.outcomes import FILE, Outcomes
 from bosch.search.scorer import Scorer
-from bosch.search.settings import Accelerations, SearchSettings
+from bosch.search.settings import SearchSettings
 from tests.attention_matrices import inputs_of
 from tests.model_factory import MIXED
 from tests.search_cases import (
     FULL,
     WINDOW,
     answered_calibration,
-    objective_of,
     random_masks,
     small_model,
     swap_search,
@@ -92,18 +91,6 @@ def test_damaged_changed_and_missing_lines_are_scored_again(inputs: Inputs) -> N
 
 
 # ------------------------------------------------------------------------------------- known masks
-
-
-def test_scoring_a_mask_again_costs_nothing() -> None:
-    model = small_model()
-    calibration = answered_calibration(model)
-    objective = objective_of(model, calibration)
-    values = [objective(z) for z in (FULL, MIXED, FULL, MIXED)]
-    assert values[:2] == values[2:]
-    assert (len(objective.values), objective.cost.computed) == (2, 2)
-    without = objective_of(model, calibration, accelerations=Accelerations(memo=False))
-    assert [without(z) for z in (FULL, MIXED, FULL, MIXED)] == values
-    assert (len(without.values), without.cost.computed) == (2, 4)
 
 
 def another_stage(inputs: Inputs, name: str, **changes: Any) -> Inputs:

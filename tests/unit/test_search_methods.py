@@ -157,16 +157,6 @@ def test_multi_takes_several_layers_at_once_and_layer_whole_ones(run: Any) -> No
 # --- what does not change the result ---
 
 
-@pytest.mark.parametrize("name", ["bosch_paper", "bosch", "global_swap", "bosch_multi"])
-def test_accelerations_change_neither_the_mask_nor_its_record(
-    run: Any, tmp_path: Path, name: str
-) -> None:
-    run(name, "fast")
-    run(name, "slow", accelerations=Accelerations.none())
-    fast, slow = ((tmp_path / folder / "mask.json").read_bytes() for folder in ("fast", "slow"))
-    assert fast == slow
-
-
 # --- limits ---
 
 

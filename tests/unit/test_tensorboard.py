@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -189,29 +188,23 @@ def test_every_chart_has_curves(tmp_path: Path) -> None:
 # --- a full disk ---
 
 
-@pytest.fixture
-def full_soon(tmp_path: Path) -> Iterator[Path]:
-    with small_disk(tmp_path / "small", kilobytes=32) as folder:
-        yield folder
+def test_a_full_disk_ends_the_log_with_a_clear_error_and_loses_no_row(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "small", kilobytes=32) as full_soon:
+        log = open_log(full_soon, 0)
+        written: list[int] = []
 
+        def fill() -> None:
+            for step in range(500):
+                log.write({"step": step, "tokens": step, "loss": 1.0, "note": "x" * 200})
+                written.append(step)
 
-def test_a_full_disk_ends_the_log_with_a_clear_error_and_loses_no_row(full_soon: Path) -> None:
-    log = open_log(full_soon, 0)
-    written: list[int] = []
-    with pytest.raises(UserError, match=r"metrics\.jsonl"):
-        fill(log, written)
-    rows = read_metrics(full_soon / "train" / "metrics.jsonl")
-    assert [row["step"] for row in rows] == written
-    shutil.rmtree(full_soon / "tb")  # makes room
-    open_log(full_soon, 1).write({"step": 1, "tokens": 1})
-    assert len(read_metrics(full_soon / "train" / "metrics.jsonl")) == 2
-
-
-def fill(log: MetricsLog, written: list[int]) -> None:
-    """Write rows of 250 bytes and more until there is no room."""
-    for step in range(500):
-        log.write({"step": step, "tokens": step, "loss": 1.0, "note": "x" * 200})
-        written.append(step)
+        with pytest.raises(UserError, match=r"metrics\.jsonl"):
+            fill()
+        rows = read_metrics(full_soon / "train" / "metrics.jsonl")
+        assert [row["step"] for row in rows] == written
+        shutil.rmtree(full_soon / "tb")  # makes room
+        open_log(full_soon, 1).write({"step": 1, "tokens": 1})
+        assert len(read_metrics(full_soon / "train" / "metrics.jsonl")) == 2
 
 
 def test_training_and_evaluations_share_a_file_and_resume_in_it(tmp_path: Path) -> None:

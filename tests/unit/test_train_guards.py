@@ -18,15 +18,6 @@ def full_history(spike: str = "log") -> Guards:
     return guards
 
 
-def test_a_step_that_is_not_finite_is_skipped(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "bosch")
-    for loss, norm in ((math.nan, 1.0), (2.0, math.inf), (math.inf, 1.0)):
-        guards = Guards()
-        assert guards.judge(5, loss, norm, BATCH) == "non-finite"
-        assert guards.skipped == 1
-    assert caplog.text.count("step 5: skipped") == caplog.text.count("sequences 7 3") == 3
-
-
 def test_three_in_a_row_end_training_and_a_good_step_in_between_does_not() -> None:
     guards = Guards()
     for step, loss in enumerate([math.nan, math.nan, 2.0, math.nan, math.nan], 1):

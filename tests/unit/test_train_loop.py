@@ -15,9 +15,6 @@ from transformers import AutoModelForCausalLM
 import bosch.training.loop
 from bosch.config import TrainConfig
 from bosch.data.loader import Loader
-from bosch.run.errors import UserError
-from bosch.run.group import Group
-from bosch.training.export import export_model
 from bosch.training.guards import TrainingFailedError
 from bosch.training.loop import TrainJob, train
 from bosch.training.model_start import start_model
@@ -34,7 +31,6 @@ from tests.plain_training import (
     tokens_in_memory,
     train_plainly,
 )
-from tests.small_disk import small_disk
 
 
 def run(
@@ -195,14 +191,6 @@ def test_weights_that_are_not_finite_end_training_without_a_step(tmp_path: Path)
         run(tmp_path / "train", model)
 
 
-def test_a_full_disk_during_an_export_is_one_sentence(tmp_path: Path) -> None:
-    folder = model_folder(tmp_path / "model")
-    with small_disk(tmp_path / "small", kilobytes=20) as disk:
-        with pytest.raises(UserError, match=rf"{disk}.*model\.safetensors"):
-            export_model(started(folder), folder, disk / "step-000001", Group.current())
-        assert not (disk / "step-000001").exists()
-
-
 # ------------------------------------------------------------------------------ the model's start
 
 
@@ -238,21 +226,3 @@ def change_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], Any
     weights = load_file(folder / "model.safetensors")
     change(weights)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-
-
-CHANGES: dict[str, tuple[Callable[[dict[str, torch.Tensor]], Any], str]] = {
-    "missing": (lambda weights: weights.pop(WEIGHT), WEIGHT),
-    "quantized": (lambda weights: weights.update({WEIGHT: weights[WEIGHT].char()}), "int8"),
-}
-
-
-@pytest.mark.parametrize("change", CHANGES)
-def test_weights_that_cannot_be_trained_are_refused_before_training(
-    change: str, tmp_path: Path
-) -> None:
-    folder = model_folder(tmp_path / "model")
-    function, named = CHANGES[change]
-    change_weights(folder, function)
-    with pytest.raises(UserError, match=f"{folder}.*{named}"):
-        run(tmp_path / "train", folder)
-    assert not (tmp_path / "train").exists()

@@ -50,14 +50,6 @@ def test_command_trains_says_what_it_does_and_is_reused(
         train(tokens, out, "--weight-decay", "0.2")
 
 
-def test_a_training_without_evaluations_cannot_end_when_recovered(
-    tokens: Path, tmp_path: Path
-) -> None:
-    with pytest.raises(UserError, match=r"--until recovered .* recover\.py"):
-        train(tokens, tmp_path / "train", "--until", "recovered")
-    assert not list(tmp_path.iterdir())
-
-
 def test_tokens_of_another_tokenizer_are_refused(tokens: Path, tmp_path: Path) -> None:
     model = with_another_tokenizer(asset_folder(presets.SMOKE_MODEL), tmp_path / "model")
     with pytest.raises(UserError, match="another tokenizer"):
