@@ -213,7 +213,7 @@ def test_the_model_is_freed_without_a_garbage_collection(
 @pytest.mark.parametrize("name", NOTING, indirect=True)
 def test_after_a_kill_the_files_are_the_same(name: str, inputs: Inputs) -> None:
     """Killed after every example, in the middle of writing the next one. (For searches see
-    test_search_methods.py; the other methods take no time.)"""
+    tests/faults; the other methods take no time.)"""
     write(name, inputs)
     lines = (inputs.folder / FILE).read_bytes().splitlines(keepends=True)
     for done in range(len(lines) + 1):

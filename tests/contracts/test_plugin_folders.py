@@ -1,13 +1,15 @@
 """Each file of each plug-in folder can be imported, says what it is, and has its interface.
 
-What a folder's plug-ins must compute is asked by that folder's own contract tests.
+What methods, backends and families must compute is asked by the other contract tests.
 """
 
+import dataclasses
 import inspect
 from types import ModuleType
 
 import pytest
 
+from bosch.eval.suites._interface import Task
 from bosch.plugins import describe_plugin, list_plugins, load_plugin
 
 # What each file of a folder defines: a function's parameters, or the kind of another value.
@@ -57,3 +59,17 @@ def _fits(module: ModuleType, what: str, expected: tuple[str, ...] | type) -> bo
     if isinstance(expected, type):
         return isinstance(value, expected)
     return callable(value) and tuple(inspect.signature(value).parameters) == expected
+
+
+@pytest.mark.parametrize("name", list_plugins("bosch.eval.suites"))
+def test_a_suites_settings_are_frozen_and_its_tasks_named_once_each(name: str) -> None:
+    suite = load_plugin("bosch.eval.suites", name)
+    settings = suite.Settings()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        settings.tasks = ()
+    assert hash(settings) == hash(suite.Settings())
+    tasks = suite.list_tasks(settings)
+    assert tasks
+    assert all(isinstance(task, Task) for task in tasks)
+    assert len(set(tasks)) == len(tasks)
+    assert suite.summarize(settings, []) == []
