@@ -14,7 +14,6 @@ from bosch.search.scorer import Scorer
 from bosch.search.settings import Accelerations, SearchSettings
 from tests.model_factory import FAMILIES, MIXED, tiny_model
 from tests.search_cases import (
-    LENGTHS,
     WINDOW,
     ModelObjective,
     answered_calibration,
@@ -65,19 +64,6 @@ def test_a_search_finds_the_same_mask_with_every_switch(name: str, search: objec
         objective = objective_of(model, calibration, name, accelerations)
         assert search(objective) == expected, accelerations
         assert objective.score_unaccelerated(expected[0]).value == expected[1]
-
-
-@pytest.mark.parametrize("switch", ["prefixes", "answer_rows", "early_end"])
-def test_each_acceleration_saves_work(switch: str) -> None:
-    model = small_model(seed=1)
-    calibration = answered_calibration(model, LENGTHS * 2)
-    spent = []
-    for accelerations in (ALL, replace(ALL, **{switch: False})):
-        # Masks of a random model answer little; by log-probability one haystack can rule one out.
-        objective = objective_of(model, calibration, "logprob", accelerations)
-        swap_search(objective)
-        spent.append(objective.cost.layer_forwards)
-    assert spent[0] < 0.95 * spent[1]
 
 
 def test_a_mask_that_stops_early_has_a_valid_bound() -> None:
