@@ -255,6 +255,9 @@ class Config:
     method: str = "bosch"  # what chooses these groups: a file of bosch/methods
     window: TokenCount = 1_024  # window size in tokens, including the current token
     seed: int = 0  # seed of everything random
+    # What a group sees of the text before its window: none, or static, a constant key and value in
+    # the place of the first token. Pretrained models need it; the embedded ones do not.
+    sink: Literal["none", "static"] = "none"
     calibration: CalibrationConfig = field(default_factory=CalibrationConfig)
     mask: MaskConfig = field(default_factory=MaskConfig)
     data: DataConfig = field(default_factory=DataConfig)
@@ -278,7 +281,8 @@ class Config:
         options = [re.sub(r"[^\w=.,-]", "_", option) for option in self.mask.options]
         method = "-".join([self.method, *options])
         seed = f"-s{self.seed}" if self.seed != Config.seed else ""
-        return Path("runs") / f"{Path(self.model).name}-{method}-r{self.ratio:g}{seed}"
+        sink = "" if self.sink == Config.sink else f"-{self.sink}"
+        return Path("runs") / f"{Path(self.model).name}-{method}-r{self.ratio:g}{sink}{seed}"
 
 
 def shared_fields(part: type[Any], whole: object) -> dict[str, Any]:

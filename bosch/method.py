@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from bosch.calibration import Calibration
+    from bosch.hybrid.sinks import Sinks
 
 ParameterGroup = dict[str, Any]  # of a torch optimizer
 Table = tuple[tuple[float, ...], ...]  # [layer][group] or [layer][query head]
@@ -165,11 +166,23 @@ class Inputs:
     folder: Path  # of the stage; a method may keep notes here to resume from
     load_tokenizer: "Callable[[], PreTrainedTokenizerBase | None]" = lambda: None  # None: has none
     learning: Learning | None = None  # for methods that learn from tokens
+    sink: str = "none"  # of the windows; "static": the model has them attached
     chunk_elements: int = 1 << 24  # q.k scores held at once; affects memory and speed only
 
     @cached_property
     def model(self) -> "PreTrainedModel":
-        return self.load_model()
+        model = self.load_model()
+        if self.sink == "static":
+            from bosch.hybrid.sinks import attach_sinks  # imports torch
+
+            attach_sinks(model, self.sinks_of(model))
+        return model
+
+    def sinks_of(self, model: "PreTrainedModel") -> "Sinks":
+        """Measured on the first tokens of the calibration set."""
+        from bosch.hybrid.sink_files import measure_sinks
+
+        return measure_sinks(model, [haystack.ids_T for haystack in self.calibration.haystacks])
 
     @cached_property
     def calibration(self) -> "Calibration":

@@ -109,9 +109,13 @@ def build(config: Config, mask: Stage) -> Stage:
 
 
 def write_hybrid(source: Path, mask: Path, out: Path) -> None:
-    from bosch.hybrid.materialize import materialize  # imports torch, which takes seconds
+    from bosch.hybrid.materialize import materialize, read_config  # imports torch: seconds
+    from bosch.hybrid.sink_files import read_sinks
 
-    materialize(source, read_mask(mask, read_model_info(source)), out)
+    record = read_mask(mask, read_model_info(source))
+    has_sinks = record.mask.sink == "static"
+    sinks = read_sinks(mask.parent, read_config(source)) if has_sinks else None
+    materialize(source, record, out, sinks)
 
 
 if __name__ == "__main__":

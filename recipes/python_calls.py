@@ -185,7 +185,7 @@ def materialize(model: "PreTrainedModel", mask: MaskFile | GroupMask) -> "PreTra
     check_native_window(model.config)
     chosen = _mask_for(model, mask)
     origin = {MASK_KEY: mask.origin()} if isinstance(mask, MaskFile) else {}
-    hybrid = deploy(model, chosen.z, chosen.window_tokens, **origin)
+    hybrid = deploy(model, chosen.z, chosen.window_tokens, None, **origin)
     hybrid.config.name_or_path = model.config.name_or_path
     return hybrid
 
@@ -306,6 +306,11 @@ def _need_our_attention(model: "PreTrainedModel") -> None:
 
 def _mask_for(model: "PreTrainedModel", mask: MaskFile | GroupMask) -> GroupMask:
     chosen = mask.mask if isinstance(mask, MaskFile) else mask
+    if chosen.sink != "none":
+        raise UserError(
+            "this mask has static sinks, which lie beside its file: `bosch materialize` takes them "
+            "along."
+        )
     shape = (model.config.num_hidden_layers, model.config.num_key_value_heads)
     if (chosen.num_layers, chosen.num_groups) != shape:
         raise UserError(

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from bosch.command_line import parse, peek
 from bosch.config import FLAT, Config, TokenCount, TrainConfig
@@ -61,11 +61,18 @@ def build(
     settings = default_settings(config.method, config.mask) if settings is None else settings
     check_settings(config.method, settings)
     inputs: dict[str, Stage | Artifact] = {}
-    if traits.reads_calibration:
+    has_sinks = config.sink != "none"
+    if has_sinks and traits.learns_from_tokens:
+        raise UserError(
+            f"--sink {config.sink}: {config.method} trains its mask without sinks; use another "
+            "method, or --sink none."
+        )
+    if traits.reads_calibration or has_sinks:
         if calibration is None:
+            needs = f"--sink {config.sink}" if has_sinks else f"--method {config.method}"
             raise UserError(
-                f"--method {config.method} needs calibration examples: pass --calibration DIR, a "
-                "folder made by recipes/calibrate.py."
+                f"{needs} needs calibration examples: pass --calibration DIR, a folder made by "
+                "recipes/calibrate.py."
             )
         inputs["calibration"] = calibration
     if traits.learns_from_tokens:
@@ -86,6 +93,7 @@ def build(
         "settings": {n: _by_content(value) for n, value in deciding(settings).items()},
         **({"attention": config.mask.attention} if config.mask.attention != "auto" else {}),
         **({"learning": learning} if traits.learns_from_tokens else {}),
+        **({"sink": config.sink} if has_sinks else {}),
     }
     return Stage(
         "mask",
@@ -133,6 +141,7 @@ def run_method(
         folder=folder,
         load_tokenizer=partial(find_tokenizer, model_folder),
         learning=make_learning(config, model_folder, tokens) if tokens else None,
+        sink=config.sink,
     )
     began = time.monotonic()
     selection = make_mask(config.method, inputs)
@@ -203,6 +212,7 @@ class Options:
     ratio: float  # share of KV groups that get the sliding window
     window: TokenCount  # window size in tokens, including the current token
     seed: int  # for all random choices
+    sink: Literal["none", "static"]  # before the window: none, or a constant key and value
     settings: Annotated[Any, FLAT]  # the method's
     kv_budget: str | None = None  # in place of --ratio: 4GiB@128k, the smallest ratio that fits
     attention: str = "auto"  # attention backend: auto, or a file of bosch/backends
@@ -253,7 +263,7 @@ def read_options(arguments: Sequence[str]) -> tuple[Options, Any, Config, list[s
     preset, model, method = peek(arguments, "preset", "model", "method").values()
     config, origin = presets.choose(preset, model)
     settings = default_settings(method or config.method, config.mask)
-    dials = ("model", "ratio", "window", "seed")
+    dials = ("model", "ratio", "window", "seed", "sink")
     defaults: dict[str, Any] = {"method": method or config.method, "preset": preset}
     defaults |= {name: getattr(config, name) for name in dials}
     attention = config.mask.attention

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from bosch.backends import reference
-from bosch.backends._interface import AttentionCall, Documents
+from bosch.backends._interface import AttentionCall, Documents, Sink
+from bosch.hybrid.sinks import past_window
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,7 @@ class Case:
     heads_per_group: int = 2
     dtype: torch.dtype = torch.float32
     head_size: int = 16
+    has_sink: bool = False
 
 
 def lengths(window_tokens: int) -> list[int]:
@@ -52,6 +54,12 @@ def thin_cases() -> Iterator[Case]:
     yield Case(1, None, num_past=100, kind="left")
 
 
+def sink_cases() -> Iterator[Case]:
+    for case in thin_cases():
+        if case.window_tokens is not None:
+            yield replace(case, has_sink=True)
+
+
 def make_call(case: Case, device: str = "cpu", seed: int = 0) -> AttentionCall:
     generator = torch.Generator().manual_seed(seed)
 
@@ -72,10 +80,27 @@ def make_call(case: Case, device: str = "cpu", seed: int = 0) -> AttentionCall:
             sorted({0, 1, case.num_queries // (b + 2), case.num_queries}) for b in range(case.batch)
         ]
         documents = Documents(tuple(map(tuple, rows)), torch.device(device))
-        return replace(call, documents=documents)
-    if case.kind != "plain":
-        return replace(call, mask_BNTS=padding_mask(case, num_keys).to(device))
+        call = replace(call, documents=documents)
+    elif case.kind != "plain":
+        call = replace(call, mask_BNTS=padding_mask(case, num_keys).to(device))
+    if case.has_sink:
+        call = replace(call, sink=make_sink(case, call, generator))
     return call
+
+
+def make_sink(case: Case, call: AttentionCall, generator: torch.Generator) -> Sink | None:
+    assert case.window_tokens is not None
+    seen_BT = past_window(
+        *(case.window_tokens, case.num_queries, case.num_past),
+        *(call.mask_BNTS, call.documents, call.q_BHTD.device),
+    )
+    key_GD, value_GD = (
+        torch.randn(case.num_groups, case.head_size, generator=generator)
+        .to(call.q_BHTD)
+        .requires_grad_()
+        for _ in range(2)
+    )
+    return None if seen_BT is None else Sink(key_GD, value_GD, seen_BT)
 
 
 def padding_mask(case: Case, num_keys: int) -> Tensor:
@@ -95,13 +120,18 @@ def check_against_reference(
     if not gradients:
         q, k, v = (x.detach() for x in (call.q_BHTD, call.k_BGSD, call.v_BGSD))
         call = replace(call, q_BHTD=q, k_BGSD=k, v_BGSD=v)
+        if call.sink is not None:
+            sink = Sink(call.sink.k_GD.detach(), call.sink.v_GD.detach(), call.sink.seen_BT)
+            call = replace(call, sink=sink)
     reason: str | None = backend.supports(call)
     if reason is not None:
         return reason
-    tensors = (call.q_BHTD, call.k_BGSD, call.v_BGSD)
+    tensors = [call.q_BHTD, call.k_BGSD, call.v_BGSD]
+    tensors += [] if call.sink is None else [call.sink.k_GD, call.sink.v_GD]
     # The output of a query that sees nothing (padding) is not defined.
     sees_something = reference.visible(call, call.window_tokens).any(-1, keepdim=True)
-    tolerance = {torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 5e-3}[case.dtype]
+    tolerances = {torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 5e-3}
+    tolerance = (tolerances | {torch.float64: 1e-10})[case.dtype]
     results = []
     for attend in (backend.attend, reference.attend):
         out = attend(call).masked_fill(~sees_something, 0)
@@ -109,7 +139,8 @@ def check_against_reference(
         weights = torch.linspace(-1, 1, out.numel(), device=device).view_as(out).to(out.dtype)
         grads = torch.autograd.grad(out, tensors, weights) if gradients else ()
         results.append((out, *grads))
-    for name, ours, expected in zip(("output", "dq", "dk", "dv"), *results, strict=False):
+    names = ("output", "dq", "dk", "dv", "dk of the sink", "dv of the sink")
+    for name, ours, expected in zip(names, *results, strict=False):
         torch.testing.assert_close(
             ours, expected, rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{case} {n}: {m}"
         )

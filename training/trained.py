@@ -15,6 +15,7 @@ from torch.nn.utils import get_total_norm
 from transformers import PretrainedConfig, PreTrainedModel
 
 from bosch.config import TrainConfig
+from bosch.hybrid.sinks import is_sink
 from bosch.run.fingerprint import fingerprint
 from bosch.training.parallel import whole
 
@@ -56,7 +57,7 @@ def windowed_layers(config: PretrainedConfig) -> list[bool]:
 
 
 def make_optimizer(model: nn.Module, settings: TrainConfig) -> torch.optim.AdamW:
-    """AdamW with weight decay on matrices, but not on norms and biases.
+    """AdamW with weight decay on matrices, but not on norms, biases and sinks.
 
     Call it before any forward: after one, the root module holds other parameters than the sharded
     ones, which the optimizer needs.
@@ -65,9 +66,12 @@ def make_optimizer(model: nn.Module, settings: TrainConfig) -> torch.optim.AdamW
     # With bf16 weights and a learning rate of 1e-5 most updates are rounded away: AdamW changes
     # only 14 % of the weights in 50 steps (measured).
     assert {parameter.dtype for parameter in parameters} == {torch.float32}
+    constants = {p for name, p in model.named_parameters() if p.ndim < 2 or is_sink(name)}
+    decayed = [p for p in parameters if p not in constants]
+    others = [p for p in parameters if p in constants]
     groups = [
-        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": settings.weight_decay},
-        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+        {"params": decayed, "weight_decay": settings.weight_decay},
+        {"params": others, "weight_decay": 0.0},
     ]
     return torch.optim.AdamW(
         [group for group in groups if group["params"]],

@@ -44,11 +44,28 @@ class Documents:
         """Length of the longest document."""
         return max(b - a for ends in self.ends for a, b in pairwise(ends))
 
+    @cached_property
+    def position_BT(self) -> Tensor:
+        """The position of each token in its document."""
+        rows = [torch.cat([torch.arange(b - a) for a, b in pairwise(ends)]) for ends in self.ends]
+        return torch.stack(rows).to(self.device)
+
     def index_BT(self) -> Tensor:
         """The number of the document each token belongs to."""
         lengths = [[b - a for a, b in pairwise(ends)] for ends in self.ends]
         rows = [torch.arange(len(row)).repeat_interleave(torch.tensor(row)) for row in lengths]
         return torch.stack(rows).to(self.device)
+
+
+@dataclass(frozen=True)
+class Sink:
+    """A constant key and value for each group of a windowed call, beside its keys."""
+
+    k_GD: Tensor
+    v_GD: Tensor
+    # bool, of B rows or one: the queries whose window has left the first token of their text. The
+    # others see that token itself, so a text that fits into the window is as without a sink.
+    seen_BT: Tensor
 
 
 @dataclass(frozen=True)
@@ -68,10 +85,13 @@ class AttentionCall:
     mask_BNTS: Tensor | None = None  # bool
     documents: Documents | None = None  # packed documents do not see each other; only where S == T
     dropout: float = 0.0
+    sink: Sink | None = None
 
     @property
     def needs_grad(self) -> bool:
-        tensors = (self.q_BHTD, self.k_BGSD, self.v_BGSD)
+        tensors = [self.q_BHTD, self.k_BGSD, self.v_BGSD]
+        if self.sink is not None:
+            tensors += [self.sink.k_GD, self.sink.v_GD]
         return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
 
     @property
@@ -82,7 +102,7 @@ class AttentionCall:
     def is_plain_full(self) -> bool:
         """Full attention without packed documents: torch's own function picks the best kernel for
         it, and the result equals the stock model's bit for bit."""
-        return self.window_tokens is None and self.documents is None
+        return self.window_tokens is None and self.documents is None and self.sink is None
 
     def without_idle_window(self) -> AttentionCall:
         """The same call without keys that no query sees, and without a window that hides nothing:
@@ -150,6 +170,8 @@ def flash_refusal(call: AttentionCall) -> str | None:
         return "it computes in float16 and bfloat16 only"
     if call.mask_BNTS is not None:
         return NO_MASK
+    if call.sink is not None:
+        return "it has no sinks"
     if call.q_BHTD.shape[-1] > 256 or call.q_BHTD.shape[-1] % 8:
         return "its head size is a multiple of 8 up to 256"
     return None

@@ -10,7 +10,7 @@ benchmarks/results/attention-cpu.json.
 # block, M blocks
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 
@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn.attention.bias import CausalBias, causal_lower_right
 
 from bosch.backends._interface import AttentionCall, repeat_groups
+from bosch.backends._sink import attend_with_sink
 
 # Size of the mask of a block of queries that follows cached keys.
 MASK_ELEMENTS = 2**24
@@ -89,7 +90,7 @@ def _full(call: AttentionCall) -> Tensor:
     if call.q_BHTD.device.type == "cuda":
         return _sdpa(call, causal_lower_right(num_queries, num_keys))
     is_exact = call.q_BHTD.dtype in (torch.float32, torch.float64)
-    if is_cpu and is_exact and not (call.needs_grad or call.dropout):
+    if is_cpu and is_exact and not (call.needs_grad or call.dropout or call.sink):
         return _behind_past(call, num_keys - num_queries)
     # Elsewhere that bias is a T x S mask (8 GB for a chunk of 8k tokens after 1M keys), so blocks
     # of rows get small masks.
@@ -167,7 +168,11 @@ def _blocks(call: AttentionCall, window: int, head: int, num_blocks: int, block:
         shape = (num_blocks, mask_NTS.shape[0], block, reach)
         strides = (block * (by_row + by_column), by_head, by_row, by_column)
         mask = mask & mask_NTS.as_strided(shape, strides, offset)
-    blocks = replace(call, q_BHTD=q_MHCD, k_BGSD=k_MGLD, v_BGSD=v_MGLD)
+    sink = call.sink
+    if sink is not None:
+        seen_T = sink.seen_BT[0, head : head + num_blocks * block]
+        sink = replace(sink, seen_BT=seen_T.unflatten(0, (num_blocks, block)))
+    blocks = replace(call, q_BHTD=q_MHCD, k_BGSD=k_MGLD, v_BGSD=v_MGLD, sink=sink)
     return _sdpa(blocks, mask)
 
 
@@ -210,20 +215,34 @@ def _row(call: AttentionCall, b: int) -> AttentionCall:
     mask = call.mask_BNTS
     if mask is not None and mask.shape[0] > 1:
         mask = mask[b : b + 1]
+    sink = call.sink
+    if sink is not None and sink.seen_BT.shape[0] > 1:
+        sink = replace(sink, seen_BT=sink.seen_BT[b : b + 1])
     q_BHTD, k_BGSD, v_BGSD = (x[b : b + 1] for x in (call.q_BHTD, call.k_BGSD, call.v_BGSD))
-    return replace(call, q_BHTD=q_BHTD, k_BGSD=k_BGSD, v_BGSD=v_BGSD, mask_BNTS=mask)
+    return replace(call, q_BHTD=q_BHTD, k_BGSD=k_BGSD, v_BGSD=v_BGSD, mask_BNTS=mask, sink=sink)
 
 
 def _cut(call: AttentionCall, queries: slice, keys: slice) -> AttentionCall:
     mask = None if call.mask_BNTS is None else call.mask_BNTS[:, :, queries, keys]
+    sink = call.sink
+    if sink is not None:
+        sink = replace(sink, seen_BT=sink.seen_BT[:, queries])
+    q_BHTD = call.q_BHTD[:, :, queries]
     k_BGSD, v_BGSD = call.k_BGSD[:, :, keys], call.v_BGSD[:, :, keys]
-    return replace(
-        call, q_BHTD=call.q_BHTD[:, :, queries], k_BGSD=k_BGSD, v_BGSD=v_BGSD, mask_BNTS=mask
-    )
+    return replace(call, q_BHTD=q_BHTD, k_BGSD=k_BGSD, v_BGSD=v_BGSD, mask_BNTS=mask, sink=sink)
 
 
 def _sdpa(call: AttentionCall, mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
     q, k, v = call.q_BHTD, call.k_BGSD, call.v_BGSD
+    if call.sink is not None:
+        if q.device.type == "cpu" and not call.dropout:
+            bias = None
+            if mask is not None:
+                bias = torch.zeros_like(mask, dtype=q.dtype).masked_fill(~mask, -torch.inf)
+            kernel = CpuKernel(bias, is_causal, call.scaling)
+            return attend_with_sink(kernel, q, k, v, call.sink, call.scaling)
+        call, mask, is_causal = _sink_as_key(call, mask, is_causal), None, False
+        q, k, v, mask = call.q_BHTD, call.k_BGSD, call.v_BGSD, call.mask_BNTS
     grouped = call.is_grouped
     by_flash = isinstance(mask, CausalBias) and q.dtype in (torch.float16, torch.bfloat16)
     if grouped and mask is not None and not by_flash and q.device.type != "cpu":
@@ -232,3 +251,45 @@ def _sdpa(call: AttentionCall, mask: Tensor | None = None, is_causal: bool = Fal
     return F.scaled_dot_product_attention(
         q, k, v, mask, call.dropout, is_causal, scale=call.scaling, enable_gqa=grouped
     )
+
+
+@dataclass(frozen=True)
+class CpuKernel:
+    """What `scaled_dot_product_attention` runs on a CPU, with its log-sum-exp."""
+
+    bias: Tensor | None
+    is_causal: bool
+    scaling: float
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            q, k, v, 0.0, self.is_causal, attn_mask=self.bias, scale=self.scaling
+        )
+        return out, lse
+
+    def backward(
+        self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            grad, q, k, v, out, lse, 0.0, self.is_causal, attn_mask=self.bias, scale=self.scaling
+        )
+        return dq, dk, dv
+
+
+def _sink_as_key(call: AttentionCall, mask: Tensor | None, is_causal: bool) -> AttentionCall:
+    """The same attention with the sink as one more key, for devices whose kernels say no
+    log-sum-exp here: the keys are copied."""
+    assert call.sink is not None
+    (batch, _, num_queries, _), num_keys = call.q_BHTD.shape, call.k_BGSD.shape[2]
+    if isinstance(mask, CausalBias) or is_causal or mask is None:
+        ones = torch.ones(num_queries, num_keys, dtype=torch.bool, device=call.q_BHTD.device)
+        is_lower = is_causal or mask is not None
+        mask = ones.tril(num_keys - num_queries) if is_lower else ones
+    keys, values = (
+        torch.cat([sink_GD[None, :, None].expand(batch, -1, -1, -1).to(x_BGSD.dtype), x_BGSD], 2)
+        for sink_GD, x_BGSD in ((call.sink.k_GD, call.k_BGSD), (call.sink.v_GD, call.v_BGSD))
+    )
+    mask = mask.expand(batch, mask.shape[1] if mask.dim() == 4 else 1, num_queries, num_keys)
+    seen = call.sink.seen_BT[:, None, :, None].expand(*mask.shape[:3], 1)
+    visible = torch.cat([seen, mask], -1)
+    return replace(call, k_BGSD=keys, v_BGSD=values, mask_BNTS=visible, sink=None)

@@ -1,14 +1,16 @@
 """From a plain model in memory to its hybrid and back: config and weights."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
 from bosch.hybrid.models import family_of
 from bosch.hybrid.permute import HeadDimensions, Permutation, groups_in_order, permute_groups
+from bosch.hybrid.sinks import Sinks, is_sink
 from bosch.run.errors import UserError
 
 
@@ -56,11 +58,32 @@ def head_size(config: PretrainedConfig) -> int:
 
 
 def deploy(
-    model: PreTrainedModel, z: Sequence[Sequence[int]], window_tokens: int, **provenance: object
+    model: PreTrainedModel,
+    z: Sequence[Sequence[int]],
+    window_tokens: int,
+    sinks: Sinks | None = None,
+    **provenance: object,
 ) -> PreTrainedModel:
     """A new hybrid from a plain model in memory, with weights of its own."""
+    if sinks is not None:
+        provenance["sink"] = {"kind": "static"}
     config = hybrid_config(model.config, z, window_tokens, **provenance)
-    return convert(model, family_of(config).model_class, config, config.bosch["permutation"])
+    new = sink_parameters(sinks, config)
+    return convert(model, family_of(config).model_class, config, config.bosch["permutation"], new)
+
+
+def sink_parameters(sinks: Sinks | None, config: PretrainedConfig) -> dict[str, Tensor]:
+    """Those of a hybrid, by name."""
+    if sinks is None:
+        return {}
+    return {
+        f"model.layers.{layer}.self_attn.{name}": tensor
+        for layer, (row, num_full) in enumerate(
+            zip(config.bosch["permutation"], config.bosch["num_full"], strict=True)
+        )
+        if num_full < len(row)
+        for name, tensor in sinks.of_groups(layer, row[num_full:]).items()
+    }
 
 
 @torch.no_grad()
@@ -69,6 +92,7 @@ def convert(
     model_class: type[PreTrainedModel],
     config: PretrainedConfig,
     permutation: Permutation,
+    sinks: Mapping[str, Tensor] | None = None,
 ) -> PreTrainedModel:
     """A model with the permuted weights of `source`, and its buffers, tied weights and settings."""
     # How experts are computed is a setting of the running model that is not saved.
@@ -79,7 +103,8 @@ def convert(
     state = {
         name: permute_groups(name, tensor, permutation, size, further).detach().clone()
         for name, tensor in source.state_dict().items()
-    }
+        if not is_sink(name)  # a plain model has none
+    } | dict(sinks or {})
     made.load_state_dict(state, assign=True)
     buffers = dict(source.named_buffers())
     for name, buffer in list(made.named_buffers()):

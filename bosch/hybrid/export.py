@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from transformers import PretrainedConfig
 
 from bosch.hybrid.conversion import head_size
 from bosch.hybrid.remote_code import ENTRY, write_remote_code
+from bosch.hybrid.sinks import kind_of
 from bosch.masks.mask import ORIGIN, GroupMask, MaskFile, describe_bytes
 from bosch.masks.picture import draw_mask
 from bosch.model import ModelInfo
@@ -93,6 +95,7 @@ def mask_record(config: PretrainedConfig) -> MaskFile:
     origin: Mapping[str, Any] = config.bosch.get(MASK_KEY) or {}
     unit = origin.get("unit", "group")
     mask = GroupMask.from_rows(full_groups(config), config.bosch["window"], unit)
+    mask = replace(mask, sink=kind_of(config))
     shape = ModelInfo(
         id=config.model_type,
         revision=None,

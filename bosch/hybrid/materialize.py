@@ -16,7 +16,7 @@ Tensors keep the plain family's names, so that LoRA and quantizers work.
 
 import copy
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -32,10 +32,18 @@ from transformers import (
 )
 
 from bosch.hybrid import export
-from bosch.hybrid.conversion import head_dimensions, head_size, hybrid_config, plain_config
+from bosch.hybrid.conversion import (
+    head_dimensions,
+    head_size,
+    hybrid_config,
+    plain_config,
+    sink_parameters,
+)
 from bosch.hybrid.models import PREFIX, check_native_window, family_of
 from bosch.hybrid.permute import Permutation, inverse
 from bosch.hybrid.shards import PROGRESS, rewrite_weights, weight_files
+from bosch.hybrid.sink_files import sinks_of
+from bosch.hybrid.sinks import Sinks, attach_sinks
 from bosch.masks.mask import MaskFile
 from bosch.model import (
     LOCAL,
@@ -64,14 +72,19 @@ CHECK_TOLERANCE = 1e-5
 HEAD_ROWS = 16_384  # of the head's weight, converted at once
 
 
-def materialize(source: Path, record: MaskFile, out: Path) -> None:
+def materialize(source: Path, record: MaskFile, out: Path, sinks: Sinks | None = None) -> None:
     """Write the hybrid. Can be restarted at any point: complete weight files are kept."""
     plain = read_config(source)
     refuse_unless_plain(source, plain)
-    origin = {export.MASK_KEY: record.origin()}
-    config = hybrid_config(plain, record.mask.z, record.mask.window_tokens, **origin)
+    facts: dict[str, object] = {export.MASK_KEY: record.origin()}
+    if record.mask.sink != "none":
+        if sinks is None:
+            raise UserError("this mask has static sinks: pass those of its folder (read_sinks).")
+        facts["sink"] = {"kind": record.mask.sink}
+    config = hybrid_config(plain, record.mask.z, record.mask.window_tokens, **facts)
     config.architectures = [family_of(config).model_class.__name__]
-    _write(source, out, config.bosch["permutation"], config)
+    added = sink_parameters(sinks, config) if record.mask.sink != "none" else {}
+    _write(source, out, config.bosch["permutation"], config, added)
     keep_tokenizer(source, plain, out, config)
     _judge(out, source, compare_logits(source, plain, out, config))
     export.write_exports(out, config, source)
@@ -133,14 +146,18 @@ def read_hybrid(folder: Path) -> PretrainedConfig:
 
 
 def _write(
-    source: Path, out: Path, permutation: Permutation | None, config: PretrainedConfig
+    source: Path,
+    out: Path,
+    permutation: Permutation | None,
+    config: PretrainedConfig,
+    sinks: Mapping[str, Tensor] | None = None,
 ) -> None:
     """Write all but the config, without which the folder cannot be loaded."""
     if out.resolve() == source.resolve():
         raise UserError(f"{out} is the folder of the model itself; write to another one.")
     out.mkdir(parents=True, exist_ok=True)
     (out / "config.json").unlink(missing_ok=True)
-    rewrite_weights(source, out, permutation, head_size(config), head_dimensions(config))
+    rewrite_weights(source, out, permutation, head_size(config), head_dimensions(config), sinks)
     copy_companions(source, out)
 
 
@@ -216,10 +233,9 @@ def compare_logits(
 
     shortened = copy.deepcopy(hybrid)
     shortened.bosch["window"] = window
-    deployed = logits(family.model_class, hybrid_folder, shortened, ids)
-    searched = logits(
-        family.plain_model_class, plain_folder, plain, ids, bosch_mask=z, bosch_window=window
-    )
+    deployed, sinks = logits(family.model_class, hybrid_folder, shortened, ids)
+    mask = {"bosch_mask": z, "bosch_window": window}
+    searched, _ = logits(family.plain_model_class, plain_folder, plain, ids, sinks, **mask)
     return float((deployed - searched).abs().max() / searched.abs().max())
 
 
@@ -237,9 +253,15 @@ def _judge(out: Path, source: Path, difference: float) -> None:
 
 @torch.no_grad()
 def logits(
-    model_class: Any, folder: Path, config: PretrainedConfig, ids: Tensor, **kwargs: Any
-) -> Tensor:
-    """The last logits of a text in float64, from weights that stay in their own type."""
+    model_class: Any,
+    folder: Path,
+    config: PretrainedConfig,
+    ids: Tensor,
+    sinks: Sinks | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, Sinks | None]:
+    """The last logits of a text in float64, from weights that stay in their own type, and a
+    hybrid's sinks. `sinks`: those that a dense model gets."""
     with explain_library_errors(f"transformers cannot load {folder}"):
         model, loading = model_class.from_pretrained(
             folder,
@@ -258,11 +280,15 @@ def logits(
         raise UserError(f"{folder} has no weights {missing}; fetch or copy it once more.")
     device = _device_with_room(folder)
     model.to(device).eval()
+    is_hybrid = config.model_type.startswith(PREFIX)
+    own_sinks = sinks_of(model) if is_hybrid else None
+    if sinks is not None:
+        attach_sinks(model, Sinks(*(x_LGD.to(device) for x_LGD in sinks)))
     with _computing_in_float64(model):
         out = model(ids.to(device), use_cache=False, logits_to_keep=CHECK_ROWS, **kwargs)
     result: Tensor = out.logits.double().cpu()
     model.to("meta")  # frees the memory at once, for the next model
-    return result
+    return result, own_sinks
 
 
 @contextmanager

@@ -31,6 +31,7 @@ from transformers.conversion_mapping import (
 
 from bosch.hybrid.attention import NAME
 from bosch.hybrid.cache import CACHE, hybridize_cache
+from bosch.hybrid.sinks import add_sinks, kind_of
 from bosch.masks.window import check_window
 from bosch.plugins import list_plugins, load_plugin
 from bosch.run.errors import UserError
@@ -113,6 +114,7 @@ class HybridCausalLM:
                 "make one with bosch.hybrid.conversion.deploy or recipes/materialize_model.py."
             )
         super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
+        add_sinks(self, config)
 
     def forward(
         self,
@@ -273,6 +275,7 @@ def check_hybrid(config: PretrainedConfig) -> None:
         if key not in hybrid:
             raise UserError(f"config.bosch has no {key!r}; materialize the model again.")
     check_window(hybrid["window"])
+    kind_of(config)
     num_full, permutation = hybrid["num_full"], hybrid["permutation"]
     is_list = isinstance(num_full, list) and all(type(number) is int for number in num_full)
     if (

@@ -23,6 +23,8 @@ HEAD_DIMENSIONS: HeadDimensions = {
     **{f"{p}_proj.{kind}": 0 for p in "qkv" for kind in ("weight", "bias")},
     "o_proj.weight": 1,
     "o_proj.bias": None,
+    "window_sink_key": None,  # in the hybrid's own order (bosch/hybrid/sinks.py)
+    "window_sink_value": None,
 }
 ATTENTION_NAME = re.compile(r"\blayers\.(\d+)\.self_attn\.(.+)$")
 PER_HEAD_NORMS = {"q_norm.weight", "k_norm.weight"}  # shared by all heads if as long as one head

@@ -8,6 +8,7 @@ mapped pages that the system can reclaim. Measured with safetensors 0.8: 51 and 
 import json
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -15,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from bosch.hybrid.permute import HeadDimensions, Permutation, permute_groups
+from bosch.hybrid.sinks import is_sink
 from bosch.model_files import INDEX, read_json_object, weight_names
 from bosch.run.errors import MissingFileError, UserError
 from bosch.run.files import path_inside, sync_directory, temporary_file, write_atomically
@@ -33,15 +35,21 @@ def rewrite_weights(
     permutation: Permutation | None,
     head_size: int,
     further: HeadDimensions | None = None,
+    sinks: Mapping[str, Tensor] | None = None,
 ) -> None:
     """Write the weights of the folder `source` to `out`, permuted; None: unchanged. `further`: as
-    for permute_groups.
+    for permute_groups. `sinks`: parameters of the hybrid that the source lacks; those of the source
+    do not go into a permuted copy.
 
     Can be restarted at any point: files whose checksum shows that they are complete are kept.
     """
     names = weight_files(source)
     sizes = {name: (source / name).stat().st_size for name in names}
-    job = fingerprint({"permutation": permutation, "head_size": head_size, "files": sizes})
+    added = {name: tensor.float().tolist() for name, tensor in (sinks or {}).items()}
+    job = fingerprint(
+        {"permutation": permutation, "head_size": head_size, "files": sizes}
+        | ({"sinks": added} if added else {})
+    )
     done: dict[str, str] = {}
     progress = read_json_object(out / PROGRESS) if (out / PROGRESS).is_file() else {}
     if progress.get("job") == job:
@@ -69,7 +77,12 @@ def rewrite_weights(
                 tensors = {
                     key: permute_groups(key, tensor, permutation, head_size, further)
                     for key, tensor in load_file(source / name).items()
+                    if not is_sink(key)
                 }
+                for key, tensor in (sinks or {}).items():  # beside the layer's other weights
+                    neighbor = tensors.get(key.rpartition(".")[0] + ".k_proj.weight")
+                    if neighbor is not None:
+                        tensors[key] = tensor.to(neighbor.dtype)
                 save_weights(tensors, temporary, metadata)
             done[name] = hash_file(temporary, sync=True)
             os.replace(temporary, out / name)
@@ -77,7 +90,15 @@ def rewrite_weights(
             write_atomically(out / PROGRESS, json.dumps({"job": job, "files": done}))
             bar.advance()
     if (source / INDEX).is_file():
-        write_atomically(out / INDEX, (source / INDEX).read_bytes())
+        content = (source / INDEX).read_bytes()
+        places = json.loads(content)["weight_map"]
+        if sinks or (permutation is not None and any(map(is_sink, places))):
+            kept = {key: name for key, name in places.items() if not is_sink(key)}
+            for key in sinks or {}:
+                kept[key] = places[key.rpartition(".")[0] + ".k_proj.weight"]
+            index = {"metadata": {}, "weight_map": dict(sorted(kept.items()))}
+            content = (json.dumps(index, indent=2) + "\n").encode()
+        write_atomically(out / INDEX, content)
 
 
 def weight_files(folder: Path) -> list[str]:

@@ -96,7 +96,8 @@ def run_show(command: Show) -> None:
     requested = "" if record.ratio_asked is None else f" (requested {record.ratio_asked:g})"
     console.print(
         f"## full {mask.num_full}, :: window {mask.num_windowed} of {mask.num_total} groups; "
-        f"ratio {mask.ratio:.6g}{requested}; window {mask.window_tokens} tokens; unit {mask.unit}"
+        f"ratio {mask.ratio:.6g}{requested}; window {mask.window_tokens} tokens; "
+        f"sink {mask.sink}; unit {mask.unit}"
     )
     for tokens in command.context:
         hybrid = mask.kv_bytes(tokens, head_dim, command.bytes_per_value)

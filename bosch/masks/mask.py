@@ -9,7 +9,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_type_hints
 
-from bosch.masks.window import WINDOW_CONVENTION, check_window
+from bosch.masks.window import SINK_KINDS, WINDOW_CONVENTION, check_window
 from bosch.model import ModelInfo
 from bosch.model_files import read_json_object
 from bosch.run.errors import UserError
@@ -29,11 +29,14 @@ class GroupMask:
     z: tuple[tuple[int, ...], ...]  # [layer][group]
     window_tokens: int  # window size in tokens, including the current token
     unit: Unit = "group"  # what was chosen; "layer": all groups of a layer are equal
+    sink: str = "none"  # of its windows: one of SINK_KINDS
 
     def __post_init__(self) -> None:
         check_window(self.window_tokens)
         if self.unit not in UNITS:
             raise UserError(f"unit is {self.unit!r}; it must be one of {', '.join(UNITS)}.")
+        if self.sink not in SINK_KINDS:
+            raise UserError(f"sink is {self.sink!r}; it must be one of {', '.join(SINK_KINDS)}.")
         if not self.z or not self.z[0]:
             raise UserError("A mask needs at least one layer with one group.")
         for layer, row in enumerate(self.z):
@@ -204,6 +207,7 @@ class MaskFile:
 
 
 ORIGIN = ("method", "ratio_asked", "settings", "seed", "score_trace", "provenance")
+SINK = "sink"
 # The fields of mask.json in their order, with their types in JSON.
 FIELDS: dict[str, tuple[type, ...]] = {
     "schema_version": (int,),
@@ -220,6 +224,7 @@ FIELDS: dict[str, tuple[type, ...]] = {
     "seed": (int, NoneType),
     "score_trace": (dict, NoneType),
     "provenance": (dict,),
+    SINK: (dict,),  # left out where there is none
 }
 MODEL_FIELDS = {name: get_args(kind) or (kind,) for name, kind in get_type_hints(ModelInfo).items()}
 CONVENTIONS = {
@@ -233,7 +238,9 @@ def write_mask(path: Path, record: MaskFile) -> None:
     """Write mask.json: the whole file or none of it."""
     content = CONVENTIONS | record.origin()
     content |= {"window_tokens": record.mask.window_tokens, "z": record.mask.row_texts()}
-    in_order = {name: content[name] for name in FIELDS}
+    in_order = {name: content[name] for name in FIELDS if name != SINK}
+    if record.mask.sink != "none":  # so that masks without are as before there were any
+        in_order[SINK] = {"kind": record.mask.sink}
     write_atomically(path, json.dumps(in_order, indent=1, allow_nan=False) + "\n")
 
 
@@ -256,6 +263,7 @@ def read_mask(path: Path, model: ModelInfo | None = None) -> MaskFile:
         with reading(name):
             if (value := content.get(name, known)) != known:
                 raise UserError(f"it is {value!r}, but this code reads {known!r}.")
+    content.setdefault(SINK, {"kind": "none"})
     for name in [*FIELDS, *content]:
         with reading(name):
             _check_field(content, name, FIELDS)
@@ -274,6 +282,10 @@ def read_mask(path: Path, model: ModelInfo | None = None) -> MaskFile:
         MaskFile(mask, made_for, content["method"])  # compares the shapes
     with reading("unit"):
         mask = replace(mask, unit=content["unit"])
+    with reading(SINK):
+        if content[SINK].keys() != {"kind"}:
+            raise UserError(f"it is {content[SINK]!r}; it must hold a kind.")
+        mask = replace(mask, sink=content[SINK]["kind"])
     with reading("ratio"):
         ratio = content["ratio"]
         if not 0 <= ratio <= 1 or not math.isclose(ratio, mask.ratio, abs_tol=1e-9):

@@ -2,6 +2,9 @@
 
 from bosch.run.errors import UserError
 
+# What a group with a window sees of the text before it: nothing, or a constant key and value in the
+# place of the first token (bosch/hybrid/sinks.py).
+SINK_KINDS = ("none", "static")
 WINDOW_CONVENTION = "query i sees key j if 0 <= i - j < window_tokens: the token itself counts"
 
 

@@ -5,6 +5,7 @@ mask.json, scores.json and time.json.
 import dataclasses
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -58,8 +59,13 @@ def choose_most_local(scores: Scores, inputs: Inputs) -> Selection:
 def write_selection(name: str, inputs: Inputs, selection: Selection, began: float) -> MaskFile:
     """Write what a method chose into the stage's folder. `began`: time.monotonic() at the start."""
     settings, folder, scores = deciding(inputs.settings), inputs.folder, selection.scores
+    mask = replace(selection.mask, sink=inputs.sink)
+    if inputs.sink == "static":
+        from bosch.hybrid.sink_files import write_sinks  # imports torch
+
+        write_sinks(folder, inputs.sinks_of(inputs.model))
     record = MaskFile(
-        mask=selection.mask,
+        mask=mask,
         model=selection.model or inputs.model_info,
         method=name,
         ratio_asked=inputs.ratio,

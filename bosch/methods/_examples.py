@@ -78,6 +78,8 @@ def identify(inputs: Inputs, method: str) -> str:
         for haystack in inputs.calibration.haystacks
     ]
     facts = {name: getattr(inputs, name) for name in ("model_info", "window_tokens", "seed")}
+    if inputs.sink != "none":
+        facts["sink"] = inputs.sink
     return fingerprint(
         facts | {"method": method, "settings": inputs.settings, "haystacks": haystacks}
     )

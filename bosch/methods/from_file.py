@@ -48,6 +48,8 @@ def select(inputs: Inputs) -> Selection:
             notes = (f"{path} was made for a window of {made_for} tokens; using it with {window}",)
         details, drawn = {"made_by": record.method}, False
     mask = record.mask
+    if mask.sink != inputs.sink:
+        raise UserError(f"{path} has --sink {mask.sink}, not {inputs.sink}; name that one.")
     # A mask.json leaves nothing to choose, and there is always a requested ratio.
     advice = f"pass --ratio {json.dumps(record.ratio_asked or mask.ratio)}"
     mask.refuse_another_ratio(inputs.ratio, str(path), advice)

@@ -37,6 +37,8 @@ def open_objective(inputs: Inputs, settings: SearchSettings) -> "Iterator[MaskOb
     with joined():
         model, calibration, window = inputs.model, inputs.calibration, inputs.window_tokens
         facts = scoring_facts(model, inputs.model_info, calibration, window)
+        if inputs.sink != "none":
+            facts["sink"] = inputs.sink
         use = settings.accelerations
         yield MaskObjective(
             Scorer(model, calibration, window, use, settings.masks_at_once),

@@ -13,6 +13,7 @@ the visible keys, MLP with the active experts).
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, cast
 
@@ -21,10 +22,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from bosch.backends._interface import AttentionCall
+from bosch.backends._interface import AttentionCall, Sink
 from bosch.hybrid.attention import NAME
 from bosch.hybrid.dispatch import attend, refusal
 from bosch.hybrid.models import apply_norm, block_norms
+from bosch.hybrid.sinks import attached_sink
 from bosch.masks.window import check_window
 from bosch.run.errors import UserError
 
@@ -143,6 +145,12 @@ class Layers:
                 window_tokens=None if bit or rows_N is not None else self.window_tokens,
                 mask_BNTS=None if rows_N is None else visible_NT[bit][None, None],
             )
+            if not bit:
+                place_N = torch.arange(x_BTC.shape[1]) if rows_N is None else rows_N
+                seen_BN = (place_N.to(x_BTC.device) >= self.window_tokens)[None]
+                if (sink := attached_sink(attention, seen_BN)) is not None:
+                    k_GD, v_GD = sink.k_GD[groups], sink.v_GD[groups]
+                    call = replace(call, sink=Sink(k_GD, v_GD, seen_BN))
             out_BNGRD = attend(call, self.backend).transpose(1, 2).unflatten(2, (len(groups), -1))
             for group, out_BNRD in zip(groups, out_BNGRD.unbind(2), strict=True):
                 parts_BNRD[group] = out_BNRD

@@ -18,6 +18,7 @@ from tests.attention_calls import (
     check_against_reference,
     check_documents_apart,
     make_call,
+    sink_cases,
     thin_cases,
     visible_counts,
 )
@@ -42,6 +43,26 @@ def test_outputs_and_gradients_are_the_references(name: str) -> None:
     for case in thin_cases():
         for gradients in (True, False):
             assert check_against_reference(backend, case, gradients=gradients) is None
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_sinks_are_the_references_or_refused(name: str) -> None:
+    """In float64, where the gradients of the sinks can be told from rounding."""
+    backend = runnable(name)
+    for case in sink_cases():
+        exact = replace(case, dtype=torch.float64) if case.dtype == torch.float32 else case
+        assert check_against_reference(backend, exact) is None
+        assert check_against_reference(backend, exact, gradients=False) is None
+
+
+def test_a_sink_as_one_more_key_is_the_same() -> None:
+    """As on devices other than CPUs; here a dropout that drops nothing leads there."""
+    for case in sink_cases():
+        call = make_call(replace(case, dtype=torch.float64)).without_idle_window()
+        expected, sees = reference.attend(call), reference.visible(call, call.window_tokens)
+        found = dispatch.BACKENDS["sdpa"].attend(replace(call, dropout=1e-30))
+        hidden = ~sees.any(-1, keepdim=True)
+        torch.testing.assert_close(found.masked_fill(hidden, 0), expected.masked_fill(hidden, 0))
 
 
 @pytest.mark.parametrize("name", BACKENDS)

@@ -79,6 +79,11 @@ def split_attention(model: Any, config: Any) -> None:
     hf_config = config.model_config.hf_config
     hybrid, num_groups = hf_config.bosch, hf_config.num_key_value_heads
     num_full, window = hybrid["num_full"], hybrid["window"]
+    if hybrid.get("sink", {"kind": "none"}) != {"kind": "none"}:
+        raise ValueError(
+            f"this hybrid has sinks ({hybrid['sink']}), which this plug-in cannot serve: use "
+            "transformers' generate, or a mask searched with --sink none."
+        )
     block, tokens = config.cache_config.block_size, config.model_config.max_model_len
     reason = why_not_packed(config)
     if reason:

@@ -1,0 +1,77 @@
+"""Static sinks (bosch/hybrid/sinks.py) on their way: measured of a dense model, written beside a
+mask, read for its hybrid."""
+# L layers, G kv heads, N texts, D head size
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+from transformers import PretrainedConfig
+
+from bosch.hybrid.cache import CACHE
+from bosch.hybrid.conversion import head_size
+from bosch.hybrid.sinks import KEY, VALUE, Sinks, kind_of
+from bosch.run.errors import MissingFileError, UserError
+from bosch.run.files import write_atomically
+
+FILE = "sinks.safetensors"  # beside mask.json
+
+
+@torch.inference_mode()
+def measure_sinks(model: Any, texts: Sequence[Tensor]) -> Sinks:
+    """The mean key and value of the first tokens of some texts (token ids), as the dense model
+    computes them. A first token sees only itself, so nothing else of the texts is read."""
+    ids_N1 = torch.stack([ids_T[:1] for ids_T in texts]).to(model.device)
+    layers = model(ids_N1, use_cache=True)[CACHE].layers
+    keys, values = (
+        torch.stack([getattr(layer, name)[:, :, 0].float().mean(0) for layer in layers])
+        for name in ("keys", "values")
+    )
+    return Sinks(keys.to(model.dtype).clone(), values.to(model.dtype).clone())
+
+
+def sinks_of(model: Any) -> Sinks | None:
+    """Those of a hybrid, by its groups' old places; zeros for full groups. None if it has none."""
+    config, blocks = model.config, model.base_model.layers
+    if kind_of(config) != "static":
+        return None
+    sinks = Sinks(*(torch.zeros(_shape(config), dtype=model.dtype) for _ in range(2)))
+    for layer, block in enumerate(blocks):
+        row, num_full = config.bosch["permutation"][layer], config.bosch["num_full"][layer]
+        if num_full < len(row):
+            for tensor_LGD, name in zip(sinks, (KEY, VALUE), strict=True):
+                tensor_LGD[layer, row[num_full:]] = getattr(block.self_attn, name).detach().cpu()
+    return sinks
+
+
+def write_sinks(folder: Path, sinks: Sinks) -> None:
+    write_atomically(folder / FILE, save({name: x.cpu() for name, x in sinks._asdict().items()}))
+
+
+def read_sinks(folder: Path, config: PretrainedConfig) -> Sinks:
+    """Of a mask's folder, for the dense model of this config."""
+    path, shape = folder / FILE, _shape(config)
+    if not path.is_file():
+        raise MissingFileError(
+            f"{path} does not exist, but the mask beside it has static sinks; copy it from where "
+            "the mask was searched."
+        )
+    try:
+        found = load(path.read_bytes())
+        sinks = Sinks(**found)
+    except (SafetensorError, TypeError) as error:
+        raise UserError(f"{path} is not a file of sinks: {error}.") from error
+    for name, x_LGD in sinks._asdict().items():
+        if tuple(x_LGD.shape) != shape:
+            raise UserError(f"{path}: {name} is {tuple(x_LGD.shape)}; this model needs {shape}.")
+        if not x_LGD.isfinite().all():
+            raise UserError(f"{path}: {name} has values that are no finite numbers.")
+    return sinks
+
+
+def _shape(config: PretrainedConfig) -> tuple[int, int, int]:
+    return config.num_hidden_layers, config.num_key_value_heads, head_size(config)

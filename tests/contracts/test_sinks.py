@@ -1,0 +1,255 @@
+"""A static sink is one rule: in search and hybrid, in pieces and as a whole, in any family."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel, StaticCache
+
+from bosch.config import TrainConfig
+from bosch.hybrid.cache import CACHE
+from bosch.hybrid.conversion import deploy
+from bosch.hybrid.export import mask_record
+from bosch.hybrid.materialize import materialize, unmaterialize
+from bosch.hybrid.sink_files import measure_sinks, read_sinks, sinks_of, write_sinks
+from bosch.hybrid.sinks import Sinks, attach_sinks
+from bosch.masks.mask import MaskFile, read_mask, write_mask
+from bosch.model import load_model
+from bosch.recipes.materialize_model import write_hybrid
+from bosch.run.errors import UserError
+from bosch.training.trained import make_optimizer
+from tests.hybrid_folders import plain_folder, record_for
+from tests.model_factory import (
+    FAMILIES,
+    MIXED,
+    assert_close,
+    generate_anew,
+    logits,
+    packed_positions,
+    random_tokens,
+    same_mask,
+    tiny_model,
+)
+
+WINDOW = 16
+every_family = pytest.mark.parametrize("family", FAMILIES)
+
+
+def model_and_sinks(family: str) -> tuple[PreTrainedModel, Sinks]:
+    """Large sinks, so that they show."""
+    model = tiny_model(family).double()
+    sinks = measure_sinks(model, list(random_tokens(3, 5, seed=3)))
+    return model, Sinks(sinks.keys_LGD * 1.5, sinks.values_LGD * 3)
+
+
+def searched(
+    model: PreTrainedModel, sinks: Sinks, ids: Tensor, z: Any = MIXED, **more: Any
+) -> Tensor:
+    """The logits of search mode with sinks. The model is left without."""
+    attach_sinks(model, sinks)
+    found = logits(model, ids, bosch_mask=z, bosch_window=WINDOW, use_cache=False, **more)
+    attach_sinks(model, None)
+    return found
+
+
+def by_hand(model: PreTrainedModel, ids: Tensor, sinks: Sinks) -> Tensor:
+    """All groups windowed: the sink as a key of its own, at a position before all others, put into
+    the model's own cache; the window as a mask."""
+    num_tokens = ids.shape[1]
+    cache = DynamicCache(config=model.config)
+    for layer, (key_GD, value_GD) in enumerate(zip(*sinks, strict=True)):
+        cache.update(key_GD[None, :, None], value_GD[None, :, None], layer)
+    distance = torch.arange(num_tokens)[:, None] - torch.arange(num_tokens)
+    window = (distance >= 0) & (distance < WINDOW)
+    sees_sink = torch.arange(num_tokens)[:, None] >= WINDOW
+    mask = torch.cat([sees_sink, window], 1)[None, None]
+    positions = torch.arange(num_tokens)[None]
+    arguments = {"attention_mask": mask, "position_ids": positions, CACHE: cache}
+    return logits(model, ids, **arguments)
+
+
+@every_family
+def test_the_search_sees_the_sink_as_one_more_key(family: str) -> None:
+    model, sinks = model_and_sinks(family)
+    ids = random_tokens(1, 50)
+    found = searched(model, sinks, ids, same_mask(0, model))
+    stock = tiny_model(family, attention="sdpa").double()
+    assert_close(found, by_hand(stock, ids, sinks), 1e-9)
+    without = logits(model, ids, bosch_mask=same_mask(0, model), bosch_window=WINDOW)
+    assert_close(found[:, :WINDOW], without[:, :WINDOW], 1e-9)
+    assert (found - without)[:, WINDOW:].abs().amax() > 0.01
+
+
+@every_family
+def test_a_full_mask_and_a_text_within_the_window_are_as_without(family: str) -> None:
+    model, sinks = model_and_sinks(family)
+    ids = random_tokens(1, 50)
+    assert torch.equal(searched(model, sinks, ids, same_mask(1, model)), logits(model, ids))
+    short = ids[:, :WINDOW]
+    expected = logits(model, short, bosch_mask=MIXED, bosch_window=WINDOW)
+    assert torch.equal(searched(model, sinks, short), expected)
+    hybrids = deploy(model, MIXED, WINDOW, sinks), deploy(model, MIXED, WINDOW)
+    assert torch.equal(*(logits(hybrid, short) for hybrid in hybrids))
+
+
+@every_family
+def test_the_hybrid_is_the_searched_model(family: str) -> None:
+    model, sinks = model_and_sinks(family)
+    hybrid, ids = deploy(model, MIXED, WINDOW, sinks), random_tokens(2, 90)
+    padded = torch.ones(2, 90, dtype=torch.long)
+    padded[0, :31] = 0
+    # The sink is a key at position 0, so positions count from the first token that is no padding.
+    with_padding = {"attention_mask": padded, "position_ids": (padded.cumsum(1) - 1).clamp_min(0)}
+    for arguments, first in (({}, 0), (with_padding, 31)):
+        expected = searched(model, sinks, ids, **arguments)[:, first:]
+        assert_close(logits(hybrid, ids, **arguments)[:, first:], expected, 1e-4)
+    # Padding changes nothing for a row, and packed documents are as by themselves.
+    alone = logits(hybrid, ids[:1, 31:])
+    assert_close(logits(hybrid, ids, **with_padding)[:1, 31:], alone, 1e-4)
+    packed = torch.cat([ids[:1, :40], ids[1:, :50]], 1)
+    found = logits(hybrid, packed, position_ids=packed_positions(40, 50), use_cache=False)
+    assert_close(found[:, :40], logits(hybrid, ids[:1, :40]), 1e-4)
+    assert_close(found[:, 40:], logits(hybrid, ids[1:, :50]), 1e-4)
+
+
+@every_family
+@pytest.mark.parametrize(
+    "make_cache", [DynamicCache, lambda config: StaticCache(config, max_cache_len=64)]
+)
+def test_any_pieces_give_the_logits_of_the_whole(family: str, make_cache: Any) -> None:
+    model, sinks = model_and_sinks(family)
+    hybrid, ids = deploy(model, MIXED, WINDOW, sinks), random_tokens(2, 60)
+    whole = logits(hybrid, ids, use_cache=False)
+    for pieces in ([1] * 60, [15, 16, 17, 12], [7, 1, 1, 30, 2, 19]):
+        cache = make_cache(config=hybrid.config)
+        parts = [logits(hybrid, piece, **{CACHE: cache}) for piece in ids.split(pieces, dim=1)]
+        assert_close(torch.cat(parts, dim=1), whole, 1e-9)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"prefill_chunk_size": 7},
+        {"cache_implementation": "static"},
+        {"prompt_lookup_num_tokens": 3},
+    ],
+)
+def test_generating_gives_the_tokens_of_recomputation(options: dict[str, Any]) -> None:
+    model, sinks = model_and_sinks("qwen3")
+    hybrid, ids = deploy(model, MIXED, WINDOW, sinks), random_tokens(1, 40)
+    out = hybrid.generate(ids, max_new_tokens=8, do_sample=False, disable_compile=True, **options)
+    assert torch.equal(out, generate_anew(hybrid, ids, 8))
+
+
+@every_family
+def test_gradients_of_the_sinks_are_those_of_the_search(family: str) -> None:
+    model, measured = model_and_sinks(family)
+    sinks = Sinks(*(x.clone().requires_grad_() for x in measured))
+    hybrid, ids = deploy(model, MIXED, WINDOW, measured), random_tokens(2, 50)
+    attach_sinks(model, sinks)
+    model(ids, labels=ids, bosch_mask=MIXED, bosch_window=WINDOW).loss.backward()
+    hybrid.train()(ids, labels=ids).loss.backward()
+    for layer, (row, num_full) in enumerate(
+        zip(hybrid.config.bosch["permutation"], hybrid.config.bosch["num_full"], strict=True)
+    ):
+        attention = hybrid.model.layers[layer].self_attn
+        ours = (attention.window_sink_key.grad, attention.window_sink_value.grad)
+        for found, of_search in zip(ours, sinks, strict=True):
+            assert found.abs().max() > 0
+            assert_close(found, of_search.grad[layer, row[num_full:]], 1e-4)
+
+
+def test_a_saved_hybrid_keeps_its_sinks(tmp_path: Path) -> None:
+    model, sinks = model_and_sinks("llama")
+    hybrid, ids = deploy(model, MIXED, WINDOW, sinks).float(), random_tokens(1, 50)
+    hybrid.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert torch.equal(logits(loaded, ids), logits(hybrid, ids))
+
+
+# ------------------------------------------------------------------------------------------- files
+
+
+def mask_with_sinks(folder: Path, dense: Path) -> MaskFile:
+    """The mask of a search with --sink static, as its stage leaves it."""
+    record = record_for(dense)
+    record = replace(record, mask=replace(record.mask, sink="static"))
+    folder.mkdir()
+    write_mask(folder / "mask.json", record)
+    model = load_model(dense, torch.float32, "cpu", attn_implementation="bosch")
+    write_sinks(folder, measure_sinks(model, list(random_tokens(2, 3))))
+    return record
+
+
+@pytest.mark.parametrize("shard_size", ["1GB", "40kB"])
+def test_a_materialized_hybrid_has_the_masks_sinks_and_goes_back(
+    shard_size: str, tmp_path: Path
+) -> None:
+    dense = plain_folder(tmp_path / "dense", shard_size=shard_size)
+    record = mask_with_sinks(tmp_path / "mask", dense)
+    assert read_mask(tmp_path / "mask" / "mask.json") == record
+    with pytest.raises(UserError, match="static sinks"):
+        materialize(dense, record, tmp_path / "hybrid")
+    write_hybrid(dense, tmp_path / "mask" / "mask.json", tmp_path / "hybrid")
+    hybrid = load_model(tmp_path / "hybrid", "auto", "cpu")
+    sinks = read_sinks(tmp_path / "mask", hybrid.config)
+    for layer, row in enumerate(MIXED):
+        windowed = [group for group, bit in enumerate(row) if not bit]
+        found = sinks_of(hybrid)
+        assert found is not None
+        for ours, theirs in zip(found, sinks, strict=True):
+            assert torch.equal(ours[layer, windowed], theirs[layer, windowed])
+    assert mask_record(hybrid.config).mask == record.mask
+    unmaterialize(tmp_path / "hybrid", tmp_path / "again")
+    first, again = (load_model(tmp_path / name, "auto", "cpu") for name in ("dense", "again"))
+    weights = again.state_dict()
+    assert first.state_dict().keys() == weights.keys()
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in first.state_dict().items())
+
+
+def test_sinks_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    dense = plain_folder(tmp_path / "dense")
+    mask_with_sinks(tmp_path / "mask", dense)
+    config = load_model(dense, "auto", "cpu").config
+    good, path = read_sinks(tmp_path / "mask", config), tmp_path / "mask" / "sinks.safetensors"
+    for keys_LGD, words in (
+        (good.keys_LGD[:1], "keys_LGD is"),
+        (good.keys_LGD * float("nan"), "no finite numbers"),
+    ):
+        write_sinks(tmp_path / "mask", Sinks(keys_LGD, good.values_LGD))
+        with pytest.raises(UserError, match=words):
+            read_sinks(tmp_path / "mask", config)
+    path.write_bytes(b"no sinks")
+    with pytest.raises(UserError, match="not a file of sinks"):
+        read_sinks(tmp_path / "mask", config)
+    path.unlink()
+    with pytest.raises(UserError, match=r"sinks\.safetensors does not exist"):
+        write_hybrid(dense, tmp_path / "mask" / "mask.json", tmp_path / "hybrid")
+
+
+def test_a_hybrid_without_its_sinks_or_of_an_unknown_kind_is_refused(tmp_path: Path) -> None:
+    model, sinks = model_and_sinks("qwen3")
+    hybrid = deploy(model, MIXED, WINDOW, sinks).float()
+    hybrid.save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    save_file({n: t for n, t in weights.items() if "sink" not in n}, tmp_path / "model.safetensors")
+    with pytest.raises(UserError, match="window_sink_key"):
+        load_model(tmp_path, "auto", "cpu")
+    values = {k: v for k, v in hybrid.config.to_dict().items() if k != "bosch"}
+    with pytest.raises(UserError, match="'logit'"):
+        type(hybrid.config)(**values, bosch=hybrid.config.bosch | {"sink": {"kind": "logit"}})
+
+
+def test_weight_decay_leaves_sinks_alone() -> None:
+    model, sinks = model_and_sinks("qwen3")
+    hybrid = deploy(model, MIXED, WINDOW, sinks).float()
+    decayed, others = make_optimizer(hybrid, TrainConfig()).param_groups
+    names = {parameter: name for name, parameter in hybrid.named_parameters()}
+    assert others["weight_decay"] == 0
+    assert {names[p] for p in others["params"] if "sink" in names[p]}
+    assert not [names[p] for p in decayed["params"] if "sink" in names[p]]
