@@ -1,0 +1,93 @@
+"""What windows cost a model without any training, with and without a static sink.
+
+    python -m benchmarks sinks --model DIR --texts texts.jsonl      (lines of {"text": ...})
+
+Next-token loss on the second half of each text, dense, with all groups on the window, and with the
+layers of `interleave` full. The sinks are the first tokens of other texts.
+"""
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from benchmarks._measure import DeviceOptions, Row
+from bosch.hybrid.sink_files import measure_sinks
+from bosch.hybrid.sinks import attach_sinks
+from bosch.model import load_model, load_tokenizer
+from bosch.run.errors import UserError
+from bosch.run.progress import say
+
+
+@dataclass(frozen=True)
+class Options(DeviceOptions):
+    model: Path = Path("model")  # folder of a model
+    texts: Path = Path("texts.jsonl")  # lines of {"text": ...}
+    windows: tuple[int, ...] = (128, 256)  # in tokens, including the current one
+    tokens: int = 1_024  # of each text
+    count: int = 6  # texts that are judged
+    every: int = 50  # take every nth text that is long enough
+    dtype: str = field(default="float32")  # number format
+
+
+def measure(options: Options) -> Iterator[Row]:
+    device = options.start()
+    model = load_model(
+        options.model, getattr(torch, options.dtype), str(device), attn_implementation="bosch"
+    )
+    texts = read_texts(options)
+    config = model.config
+    layers = range(config.num_hidden_layers)
+    masks = {
+        "dense": [[1] * config.num_key_value_heads for _ in layers],
+        "all windowed": [[0] * config.num_key_value_heads for _ in layers],
+        "interleave .75": [[int(layer % 4 == 3)] * config.num_key_value_heads for layer in layers],
+    }
+    sinks = measure_sinks(model, texts[options.count :])
+    for name, z in masks.items():
+        for window in options.windows if name != "dense" else options.windows[:1]:
+            for kind in ("none", "static") if name != "dense" else ("none",):
+                attach_sinks(model, sinks if kind == "static" else None)
+                began = time.monotonic()
+                loss = mean_loss(model, texts[: options.count], z, window)
+                label = name if name == "dense" else f"{name}, window {window}, sink {kind}"
+                seconds = time.monotonic() - began
+                say(f"{label:40} loss {loss:.3f}   {seconds:.0f} s")
+                row = {"mask": name, "window": window, "sink": kind, "seconds": seconds}
+                yield {"name": label, "value": loss, "unit": "nats a token", **row}
+
+
+def read_texts(options: Options) -> list[Tensor]:
+    """The texts that are judged, and three more, whose first tokens are measured."""
+    tokenizer, found = load_tokenizer(options.model), []
+    for line in options.texts.read_text("utf-8").splitlines():
+        ids = tokenizer(json.loads(line)["text"], add_special_tokens=False)["input_ids"]
+        if len(ids) >= options.tokens:
+            found.append(torch.tensor(ids[: options.tokens]))
+    chosen = found[:: options.every][: options.count + 3]
+    if len(chosen) < options.count + 1:
+        raise UserError(
+            f"{options.texts} has {len(found)} texts of {options.tokens} tokens, too few for "
+            f"--count {options.count} with --every {options.every}."
+        )
+    return chosen
+
+
+@torch.inference_mode()
+def mean_loss(
+    model: torch.nn.Module, texts: list[Tensor], z: list[list[int]], window: int
+) -> float:
+    total = num_tokens = 0.0
+    for ids_T in texts:
+        ids_T = ids_T.to(next(model.parameters()).device)
+        mask = {"bosch_mask": z, "bosch_window": window}
+        logits = model(ids_T[None], use_cache=False, **mask).logits[0]
+        half = len(ids_T) // 2
+        total += float(cross_entropy(logits[half - 1 : -1].float(), ids_T[half:], reduction="sum"))
+        num_tokens += len(ids_T) - half
+    return total / num_tokens
