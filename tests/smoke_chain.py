@@ -53,6 +53,7 @@ def start(
     sends: str = "SIGKILL",
     arguments: Sequence[str] = CHAIN,
     copies: Mapping[int, str] | None = None,
+    variables: Mapping[str, str] | None = None,
 ) -> tuple[int, str]:
     """Exit code and output of a run in `folder`; a negative code is a signal. The run sends itself
     a signal just before operation number `kill_at` on a file below the folder (0: never).
@@ -61,7 +62,7 @@ def start(
     kill would have left it. Its pictures then have no pixels, which would take most of the time.
     """
     log = folder.with_suffix(".log")
-    how = kill_at, sends, tuple(arguments), copies
+    how = kill_at, sends, tuple(arguments), copies, variables or {}
     process = fork_server.start(_run, str(folder), str(log), *how)
     if not connection.wait([process.sentinel], fork_server.PATIENCE):  # it hangs, and prints where
         os.kill(process.pid or 0, signal.SIGABRT)
@@ -76,14 +77,16 @@ def _run(
     sends: str,
     arguments: Sequence[str],
     copies: Mapping[int, str] | None,
+    variables: Mapping[str, str],
 ) -> None:
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(output, 1)
     os.dup2(output, 2)
     faulthandler.enable(2)
     os.chdir(folder)
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(encoding="utf-8", errors="strict")
+    os.environ.update(variables)
+    for stream in (sys.stdout, sys.stderr):  # Python has read the variable already
+        stream.reconfigure(encoding=variables.get("PYTHONIOENCODING", "utf-8"), errors="strict")
     sys.argv = ["recover.py", *arguments]
     seen = watch_operations(folder, "runs", at=kill_at, sends=sends)
     if copies is not None:

@@ -166,6 +166,16 @@ OTHER_KINDS: dict[str, Callable[[Path], object]] = {
 }
 
 
+# Of the process that runs again; the sentence on a wrong launch names RANK.
+ENVIRONMENTS = (
+    {"WORLD_SIZE": "abc"},
+    {"RANK": "5", "WORLD_SIZE": "2"},
+    {"RANK": "-1"},
+    {"PYTHONIOENCODING": "ascii"},
+    {"PYTHONIOENCODING": "latin-1"},
+)
+
+
 def damage_one(folder: Path, draw: random.Random, others: list[Path]) -> tuple[Path, str]:
     """Damage one file of a state. Its path in the folder, and what was done."""
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path.stat().st_size)
@@ -211,8 +221,13 @@ def attack(number: int, base: Path, states: list[str], wanted: dict[str, Any]) -
         folder = Path(place) / "work"
         shutil.copytree(base / state, folder, symlinks=True)
         others = [base / name for name in (FINISHED, *states) if name != state]
-        path, damage = damage_one(folder, draw, others)
-        code, output = start(folder, arguments=ARGUMENTS, copies={})
+        variables: Mapping[str, str] = {}
+        if draw.random() < 0.05:
+            variables = draw.choice(ENVIRONMENTS)
+            path, damage = Path("RANK"), f"started with {dict(variables)}"
+        else:
+            path, damage = damage_one(folder, draw, others)
+        code, output = start(folder, arguments=ARGUMENTS, copies={}, variables=variables)
         outcome, differing = judge(folder, path, code, output, wanted)
     lines = [line for line in output.splitlines() if not line.startswith("operations ")]
     tail = "\n".join([*differing, *lines[-15:]]) if outcome in FAILURES else ""
