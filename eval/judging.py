@@ -175,6 +175,7 @@ def judge(
                 judging.limit,
                 judging.generation.batch or 1,
             )
+        load.cache_clear()  # or the model stays while the next files are written
 
     return finish
 
