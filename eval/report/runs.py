@@ -364,8 +364,9 @@ def _identity(run: RunResults) -> Hashable:
 def _parse_run(archive: Path, record: Mapping[str, Any]) -> RunResults:
     mask = record["mask"]
     if mask is not None:
-        groups, model = GroupMask.from_rows(*mask["mask"].values()), ModelInfo(**mask["model"])
-        mask = MaskFile(**mask | {"mask": groups, "model": model})
+        rows = [tuple(row) for row in mask["mask"]["z"]]
+        groups = GroupMask(**mask["mask"] | {"z": tuple(rows)})
+        mask = MaskFile(**mask | {"mask": groups, "model": ModelInfo(**mask["model"])})
     samples: dict[EvaluationKey, dict[tuple[str, int], dict[int, float]]] = {}
     for step, suite, under, task, length, scores in record["samples"]:
         known = {index: score for index, score in enumerate(scores) if score is not None}
