@@ -147,6 +147,31 @@ def test_killed_setup_is_repaired_by_the_one_that_waited_for_it(tmp_path: Path) 
     assert "reuse" in run(checkout)
 
 
+def test_the_tested_versions_are_installed_or_named(made: Path, tmp_path: Path) -> None:
+    assert "update .venv (the requirements have changed)" in change_versions(made, "torch>=2.13\n")
+    checkout = new_checkout(tmp_path / "checkout")
+    (checkout / "launch" / "constraints.txt").write_text("torch==99.0\n")
+    process = start(checkout)
+    output, _ = process.communicate()
+    assert process.returncode == 1
+    last = output.splitlines()[-1]
+    assert last.startswith("set-up: ")
+    assert "launch/constraints.txt" in last
+
+
+def change_versions(checkout: Path, text: str) -> str:
+    (checkout / "launch" / "constraints.txt").write_text(text)
+    return run(checkout)
+
+
+def test_both_ends_of_the_ranges_have_their_own_environments(made: Path) -> None:
+    lowest = setup_environment.versions(REPOSITORY / ".venv-oldest").split()
+    assert {"torch==2.11", "transformers==5.17"} <= set(lowest)
+    assert setup_environment.versions(REPOSITORY / ".venv-newest") == ""
+    assert "build .venv-newest (there is none)" in run(made, "newest")
+    assert "update .venv-newest (there may be newer packages)" in run(made, "newest")
+
+
 def test_unsuitable_python_is_one_sentence() -> None:
     with pytest.raises(SystemExit, match=r"3\.11 or newer is needed.*is 3\.9.*PYTHON="):
         check_python((3, 9), has_ensurepip=True)
