@@ -13,7 +13,7 @@ from textwrap import wrap
 from typing import Annotated, Any, Literal
 
 from bosch.masks.mask import check_ratio
-from bosch.masks.window import check_window
+from bosch.masks.window import check_window, sink_tokens
 from bosch.run.errors import UserError
 from bosch.run.fingerprint import speed_only
 
@@ -255,9 +255,10 @@ class Config:
     method: str = "bosch"  # what chooses these groups: a file of bosch/methods
     window: TokenCount = 1_024  # window size in tokens, including the current token
     seed: int = 0  # seed of everything random
-    # What a group sees of the text before its window: none, or static, a constant key and value in
-    # the place of the first token. Pretrained models need it; the embedded ones do not.
-    sink: Literal["none", "static"] = "none"
+    # What a group sees of the text before its window: none; static, a constant key and value in
+    # the place of the first token; or tokens=4, the first four tokens of the text. Pretrained
+    # models need it; the embedded ones do not.
+    sink: str = "none"
     calibration: CalibrationConfig = field(default_factory=CalibrationConfig)
     mask: MaskConfig = field(default_factory=MaskConfig)
     data: DataConfig = field(default_factory=DataConfig)
@@ -267,6 +268,7 @@ class Config:
     def __post_init__(self) -> None:
         check_ratio(self.ratio)
         check_window(self.window)
+        sink_tokens(self.sink, self.window)
         at_least(0, self, "", "seed")
         judged = (self.eval.niah_samples, self.eval.longbench_rows or FEWEST_TO_DECIDE)
         if self.train.until == "recovered" and min(judged) < FEWEST_TO_DECIDE:

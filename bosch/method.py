@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from bosch.masks.mask import GroupMask, Unit, num_windowed
+from bosch.masks.window import sink_tokens
 from bosch.model import ModelInfo
 from bosch.run.errors import UserError
 
@@ -166,16 +167,16 @@ class Inputs:
     folder: Path  # of the stage; a method may keep notes here to resume from
     load_tokenizer: "Callable[[], PreTrainedTokenizerBase | None]" = lambda: None  # None: has none
     learning: Learning | None = None  # for methods that learn from tokens
-    sink: str = "none"  # of the windows; "static": the model has them attached
+    sink: str = "none"  # of the windows; `model` has it attached
     chunk_elements: int = 1 << 24  # q.k scores held at once; affects memory and speed only
 
     @cached_property
     def model(self) -> "PreTrainedModel":
         model = self.load_model()
-        if self.sink == "static":
+        if self.sink != "none":
             from bosch.hybrid.sinks import attach_sinks  # imports torch
 
-            attach_sinks(model, self.sinks_of(model))
+            attach_sinks(model, sink_tokens(self.sink) or self.sinks_of(model))
         return model
 
     def sinks_of(self, model: "PreTrainedModel") -> "Sinks":

@@ -308,8 +308,8 @@ def _mask_for(model: "PreTrainedModel", mask: MaskFile | GroupMask) -> GroupMask
     chosen = mask.mask if isinstance(mask, MaskFile) else mask
     if chosen.sink != "none":
         raise UserError(
-            "this mask has static sinks, which lie beside its file: `bosch materialize` takes them "
-            "along."
+            f"this mask has the sink {chosen.sink}, which a model in memory cannot be given here: "
+            "use `bosch materialize`."
         )
     shape = (model.config.num_hidden_layers, model.config.num_key_value_heads)
     if (chosen.num_layers, chosen.num_groups) != shape:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from bosch.command_line import parse, peek
 from bosch.config import FLAT, Config, TokenCount, TrainConfig
@@ -67,9 +67,9 @@ def build(
             f"--sink {config.sink}: {config.method} trains its mask without sinks; use another "
             "method, or --sink none."
         )
-    if traits.reads_calibration or has_sinks:
+    if traits.reads_calibration or config.sink == "static":
         if calibration is None:
-            needs = f"--sink {config.sink}" if has_sinks else f"--method {config.method}"
+            needs = f"--method {config.method}" if traits.reads_calibration else "--sink static"
             raise UserError(
                 f"{needs} needs calibration examples: pass --calibration DIR, a folder made by "
                 "recipes/calibrate.py."
@@ -212,7 +212,8 @@ class Options:
     ratio: float  # share of KV groups that get the sliding window
     window: TokenCount  # window size in tokens, including the current token
     seed: int  # for all random choices
-    sink: Literal["none", "static"]  # before the window: none, or a constant key and value
+    # What a group sees before its window: none, static (a constant key and value), or tokens=4
+    sink: str
     settings: Annotated[Any, FLAT]  # the method's
     kv_budget: str | None = None  # in place of --ratio: 4GiB@128k, the smallest ratio that fits
     attention: str = "auto"  # attention backend: auto, or a file of bosch/backends

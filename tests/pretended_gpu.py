@@ -19,8 +19,9 @@ import torch
 from torch.nn.attention import varlen
 from torch.overrides import TorchFunctionMode
 
+from bosch.backends import varlen as varlen_backend
 from bosch.hybrid import dispatch
-from tests.varlen_kernel import varlen_attn
+from tests.varlen_kernel import flash_backward, varlen_attn
 
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
 STAND_INS = Path(__file__).parent / "stand_ins"
@@ -81,6 +82,7 @@ def pretended_gpu(
     for name in ("set_device", "synchronize", "empty_cache"):
         monkeypatch.setattr(torch.cuda, name, lambda *device, name=name: gpu.calls.append(name))
     monkeypatch.setattr(varlen, "varlen_attn", varlen_attn)
+    monkeypatch.setattr(varlen_backend, "backward_kernel", flash_backward)
     monkeypatch.setattr(dispatch, "_availability", {})
     try:
         with CallItCuda():

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from bosch.backends import reference
-from bosch.backends._interface import AttentionCall
+from bosch.backends._interface import AttentionCall, repeat_groups
 
 
 class KernelError(RuntimeError):
@@ -30,9 +30,10 @@ def compute(
     softmax_scale: float | None,
     causal: bool,
     window_size: tuple[int, int],
-) -> Tensor:
-    """Query i of a sequence with T queries and S keys sees the keys from i + S - T - left to
-    i + S - T + right; a side of -1 is open. As flash_attn_varlen_func's docstring has it."""
+) -> tuple[Tensor, Tensor]:
+    """Output and log-sum-exp, (H, N). Query i of a sequence with T queries and S keys sees the keys
+    from i + S - T - left to i + S - T + right; a side of -1 is open. As flash_attn_varlen_func's
+    docstring has it."""
     check(q_NHD, k_MGD, v_MGD)
     check_lengths("q", q_NHD, cu_seqlens_q, max_seqlen_q)
     check_lengths("k", k_MGD, cu_seqlens_k, max_seqlen_k)
@@ -41,7 +42,7 @@ def compute(
     demand(all(type(side) is int and side >= -1 for side in window_size), "window_size is of ints")
     left, right = window_size[0], 0 if causal else window_size[1]
     scale = q_NHD.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
-    outs = []
+    outs, lses = [], []
     for queries, keys in zip(spans(cu_seqlens_q), spans(cu_seqlens_k), strict=True):
         q_HTD, k_GSD, v_GSD = (
             x[span].transpose(0, 1) for x, span in ((q_NHD, queries), (k_MGD, keys), (v_MGD, keys))
@@ -57,7 +58,45 @@ def compute(
             q_HTD[None], k_GSD[None], v_GSD[None], scale, mask_BNTS=visible_TS[None, None]
         )
         outs.append(reference.attend(call)[0].transpose(0, 1))
-    return torch.cat(outs)
+        scores_HTS = call.q_BHTD[0].float() @ repeat_groups(call.k_BGSD, len(q_HTD))[0].float().mT
+        lses.append((scores_HTS * scale).masked_fill(~visible_TS, -torch.inf).logsumexp(-1))
+    return torch.cat(outs), torch.cat(lses, 1)
+
+
+def flash_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse_HN: Tensor,
+    cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_q: int, max_k: int, dropout: float,
+    is_causal: bool, rng_state: Tensor, unused: Tensor, *, scale: float,
+    window_size_left: int, window_size_right: int,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """As the kernel does it: probabilities from the log-sum-exp that it is given, and the sum that
+    is subtracted from the output that it is given."""
+    demand(not dropout and not is_causal and lse_HN.dtype == torch.float32, "what we ask for")
+    demand(lse_HN.is_contiguous() and lse_HN.shape == (q.shape[1], len(q)), "lse is (H, N)")
+    check(q, k, v)
+    grads: list[list[Tensor]] = [[], [], []]
+    num_heads, num_groups = q.shape[1], k.shape[1]
+    for queries, keys in zip(spans(cu_seqlens_q), spans(cu_seqlens_k), strict=True):
+        q_HTD, grad_HTD, out_HTD = (x[queries].transpose(0, 1).float() for x in (q, grad, out))
+        k_HSD, v_HSD = (
+            repeat_groups(x[keys].transpose(0, 1)[None].float(), num_heads)[0] for x in (k, v)
+        )
+        lag_TS = torch.arange(k_HSD.shape[1]) - torch.arange(q_HTD.shape[1])[:, None]
+        lag_TS = lag_TS - (k_HSD.shape[1] - q_HTD.shape[1])
+        hidden_TS = lag_TS > window_size_right
+        if window_size_left >= 0:
+            hidden_TS |= lag_TS < -window_size_left
+        scores_HTS = (q_HTD @ k_HSD.mT * scale).masked_fill(hidden_TS, -torch.inf)
+        p_HTS = (scores_HTS - lse_HN[:, queries, None]).exp()
+        ds_HTS = p_HTS * (grad_HTD @ v_HSD.mT - (grad_HTD * out_HTD).sum(-1, keepdim=True)) * scale
+        dk_GSD, dv_GSD = (
+            x_HSD.unflatten(0, (num_groups, -1)).sum(1)
+            for x_HSD in (ds_HTS.mT @ q_HTD, p_HTS.mT @ grad_HTD)
+        )
+        for each, x in zip(grads, (ds_HTS @ k_HSD, dk_GSD, dv_GSD), strict=True):
+            each.append(x.transpose(0, 1).to(q.dtype))
+    dq, dk, dv = map(torch.cat, grads)
+    return dq, dk, dv
 
 
 def check(q_NHD: Tensor, k_MGD: Tensor, v_MGD: Tensor) -> None:
@@ -113,11 +152,12 @@ def varlen_attn(
     seqused_k: Tensor | None = None,
     block_table: Tensor | None = None,
     num_splits: int | None = None,
-) -> Tensor:
+) -> Tensor | tuple[Tensor, Tensor]:
     """torch's, of version 2.13."""
     demand(enable_gqa or query.size(1) == key.size(1), "enable_gqa, as heads are grouped")
     lengths = (cu_seq_q, cu_seq_k, max_q, max_k)
-    return compute(query, key, value, *lengths, scale, False, window_size)
+    out, lse = compute(query, key, value, *lengths, scale, False, window_size)
+    return (out, lse) if return_aux is not None and return_aux.lse else out
 
 
 def varlen_attn_2_11(
@@ -132,7 +172,8 @@ def varlen_attn_2_11(
     return_aux: Any = None,
     scale: float | None = None,
     window_size: tuple[int, int] = (-1, -1),
-) -> Tensor:
+) -> Tensor | tuple[Tensor, Tensor]:
     """torch's, of version 2.11, which shares KV heads by itself."""
     lengths = (cu_seq_q, cu_seq_k, max_q, max_k)
-    return compute(query, key, value, *lengths, scale, False, window_size)
+    out, lse = compute(query, key, value, *lengths, scale, False, window_size)
+    return (out, lse) if return_aux is not None and return_aux.lse else out

@@ -59,13 +59,31 @@ class Documents:
 
 @dataclass(frozen=True)
 class Sink:
-    """A constant key and value for each group of a windowed call, beside its keys."""
+    """Keys and values of a windowed call beside those of its window: a constant for each group, or
+    the first tokens of each text. All of B rows, or of one for all rows."""
 
-    k_GD: Tensor
-    v_GD: Tensor
-    # bool, of B rows or one: the queries whose window has left the first token of their text. The
-    # others see that token itself, so a text that fits into the window is as without a sink.
-    seen_BT: Tensor
+    k_BGND: Tensor
+    v_BGND: Tensor
+    # bool: what each query sees of them. Only what has left its window, so that a text that fits
+    # into the window is as without a sink.
+    seen_BTN: Tensor
+    # Of packed documents, each with first tokens of its own: how many, document after document.
+    of_document: int | None = None
+    # (B, H, T, N): the scores of its keys, where a backend has them before it cuts a call up.
+    scores_BHTN: Tensor | None = None
+
+    def of_queries(self, queries: slice) -> Sink:
+        scores = None if self.scores_BHTN is None else self.scores_BHTN[:, :, queries]
+        return replace(self, seen_BTN=self.seen_BTN[:, queries], scores_BHTN=scores)
+
+    def of_row(self, b: int) -> Sink:
+        k, v, seen = (
+            x[b : b + 1] if len(x) > 1 else x for x in (self.k_BGND, self.v_BGND, self.seen_BTN)
+        )
+        return replace(self, k_BGND=k, v_BGND=v, seen_BTN=seen)
+
+    def of_groups(self, groups: slice | list[int]) -> Sink:
+        return replace(self, k_BGND=self.k_BGND[:, groups], v_BGND=self.v_BGND[:, groups])
 
 
 @dataclass(frozen=True)
@@ -91,7 +109,7 @@ class AttentionCall:
     def needs_grad(self) -> bool:
         tensors = [self.q_BHTD, self.k_BGSD, self.v_BGSD]
         if self.sink is not None:
-            tensors += [self.sink.k_GD, self.sink.v_GD]
+            tensors += [self.sink.k_BGND, self.sink.v_BGND]
         return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
 
     @property
@@ -153,6 +171,13 @@ def flat_tokens(x_BHTD: Tensor) -> Tensor:
     return x_BHTD.transpose(1, 2).flatten(0, 1)
 
 
+def in_rows(out_NHD: Tensor, lse: Tensor, batch: int) -> tuple[Tensor, Tensor]:
+    """Output and log-sum-exp of a variable-length kernel, as (B, H, T, D) and (B, H, T)."""
+    lse_HN = lse if lse.shape[-1] == len(out_NHD) else lse.T  # some give (N, H)
+    out_BHTD = out_NHD.unflatten(0, (batch, -1)).transpose(1, 2)
+    return out_BHTD, lse_HN.unflatten(1, (batch, -1)).transpose(0, 1)
+
+
 def no_flash_device() -> str | None:
     """Why no flash-attention kernel can run on this machine."""
     if not torch.cuda.is_available():
@@ -170,8 +195,8 @@ def flash_refusal(call: AttentionCall) -> str | None:
         return "it computes in float16 and bfloat16 only"
     if call.mask_BNTS is not None:
         return NO_MASK
-    if call.sink is not None:
-        return "it has no sinks"
+    if call.sink is not None and call.sink.of_document is not None:
+        return "it has no first tokens of packed documents"
     if call.q_BHTD.shape[-1] > 256 or call.q_BHTD.shape[-1] % 8:
         return "its head size is a multiple of 8 up to 256"
     return None

@@ -1,20 +1,22 @@
-"""Attention with a sink: a constant key and value of each group, beside the keys of the window.
+"""Attention with a sink: keys and values of each group beside those of its window, a constant one
+or the first tokens of the text.
 
 Pretrained models put much of their attention on the first token of a text. A group that loses it to
 its window has to put that weight elsewhere, and is wrong everywhere; a constant in its place, the
 mean of other texts' first tokens, repairs most of it. (Measured: docs/results.md.)
 
-A kernel that returns the log-sum-exp of its scores needs no column for it. With s = scaling * q . k
-of the sink, the outputs merge by their shares of the softmax:
+A kernel that returns the log-sum-exp of its scores needs no columns for them. With the scores
+s = scaling * q . k of the sink, the outputs merge by their shares of the softmax:
 
-    total = log(exp(lse) + exp(s))        out = out * exp(lse - total) + v * exp(s - total)
+    total = log(exp(lse) + sum(exp(s)))     out = out * exp(lse - total) + exp(s - total) @ v
 
 The gradient needs none of lse's, which most kernels do not give: a flash kernel's backward computes
 each probability anew as exp(score - lse), and the sum it subtracts from the output. Handed the
 merged output and total, it gives the gradients of the merged attention with respect to q, k and v;
 the sink's own share is added in closed form.
 """
-# B batch, H query heads, G kv heads, R query heads a group, T queries, S keys, D head size
+# B batch, H query heads, G kv heads, R query heads a group, T queries, S keys, N keys of the sink,
+# D head size, M rows of a group: R * T
 
 from __future__ import annotations
 
@@ -38,60 +40,82 @@ class Kernel(Protocol):
         """Gradients of q, k and v."""
 
 
+def scores_of(q_BHTD: Tensor, sink: Sink, scaling: float) -> Tensor:
+    """(B, H, T, N): the scores of the sink's keys, -inf where a query does not see them."""
+    repeats = q_BHTD.shape[1] // sink.k_BGND.shape[1]
+    exact = torch.promote_types(q_BHTD.dtype, torch.float32)
+    keys_BHDN = (sink.k_BGND.to(exact) * scaling).repeat_interleave(repeats, 1).mT
+    return (q_BHTD.to(exact) @ keys_BHDN).masked_fill(~sink.seen_BTN[:, None], -torch.inf)
+
+
+def merge(out_BHTD: Tensor, lse_BHT: Tensor, q_BHTD: Tensor, sink: Sink, scaling: float) -> Tensor:
+    """Attention without the sink, in whose place comes that with it. Has no gradient."""
+    return _merge(out_BHTD, lse_BHT, *_scores_and_values(q_BHTD, sink, scaling))[0]
+
+
 def attend_with_sink(
     kernel: Kernel, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, sink: Sink, scaling: float
 ) -> Tensor:
     """The output of a kernel, merged with the sink: (B, H, T, D)."""
-    tensors = q_BHTD, k_BGSD, v_BGSD, sink.k_GD, sink.v_GD
+    added = _scores_and_values(q_BHTD, sink, scaling)
+    tensors = q_BHTD, k_BGSD, v_BGSD, *added
     if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
-        merged: Tensor = _WithSink.apply(kernel, scaling, sink.seen_BT, *tensors)
+        merged: Tensor = _WithSink.apply(kernel, *tensors)
         return merged
-    out_BHTD, lse_BHT = kernel.forward(q_BHTD, k_BGSD, v_BGSD)
-    return _merge(out_BHTD, lse_BHT, q_BHTD, sink, scaling)[0]
+    return _merge(*kernel.forward(q_BHTD, k_BGSD, v_BGSD), *added)[0]
+
+
+def _scores_and_values(q_BHTD: Tensor, sink: Sink, scaling: float) -> tuple[Tensor, Tensor]:
+    s_BHTN = sink.scores_BHTN
+    if s_BHTN is None:
+        s_BHTN = scores_of(q_BHTD, sink, scaling)
+    repeats = q_BHTD.shape[1] // sink.v_BGND.shape[1]
+    return s_BHTN, sink.v_BGND.to(q_BHTD.dtype).repeat_interleave(repeats, 1)
 
 
 def _merge(
-    out_BHTD: Tensor, lse_BHT: Tensor, q_BHTD: Tensor, sink: Sink, scaling: float
+    out_BHTD: Tensor, lse_BHT: Tensor, s_BHTN: Tensor, values_BHND: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The merged output, the merged log-sum-exp and the sink's share of each query."""
-    repeats = q_BHTD.shape[1] // sink.k_GD.shape[0]
-    keys_HD1 = (sink.k_GD * scaling).repeat_interleave(repeats, 0).to(q_BHTD.dtype)[..., None]
-    s_BHT = (q_BHTD @ keys_HD1).squeeze(-1).to(lse_BHT.dtype)
-    s_BHT = s_BHT.masked_fill(~sink.seen_BT[:, None], -torch.inf)
-    # Not from the total: a query that sees nothing at all has -inf for both.
-    share_BHT = torch.sigmoid(s_BHT - lse_BHT).masked_fill(~sink.seen_BT[:, None], 0)
-    values_H1D = sink.v_GD.repeat_interleave(repeats, 0).to(out_BHTD.dtype)[:, None]
-    merged_BHTD = torch.lerp(out_BHTD, values_H1D, share_BHT[..., None].to(out_BHTD.dtype))
-    return merged_BHTD, torch.logaddexp(lse_BHT, s_BHT), share_BHT
+    """The merged output, in the place of the kernel's; the merged log-sum-exp, and the shares of
+    the sink's keys, (B, H, T, N)."""
+    s_BHTN = s_BHTN.to(lse_BHT.dtype)
+    if s_BHTN.shape[-1] == 1:
+        s_BHT = s_BHTN[..., 0]
+        # Not from the total: a query that sees nothing at all has -inf for both.
+        share_BHT = torch.sigmoid(s_BHT - lse_BHT).nan_to_num_(0)
+        out_BHTD.lerp_(values_BHND, share_BHT[..., None].to(out_BHTD.dtype))
+        return out_BHTD, torch.logaddexp(lse_BHT, s_BHT), share_BHT[..., None]
+    total_BHT1 = torch.cat([lse_BHT[..., None], s_BHTN], -1).logsumexp(-1, keepdim=True)
+    share_BHTN = (s_BHTN - total_BHT1).exp_().nan_to_num_(0)
+    kept_BHT1 = 1 - share_BHTN.sum(-1, keepdim=True)
+    out_BHTD.mul_(kept_BHT1.to(out_BHTD.dtype)).add_(share_BHTN.to(out_BHTD.dtype) @ values_BHND)
+    return out_BHTD, total_BHT1[..., 0], share_BHTN
 
 
 class _WithSink(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, kernel: Kernel, scaling: float, seen_BT: Tensor, q: Tensor, k: Tensor, v: Tensor,
-        k_GD: Tensor, v_GD: Tensor,
+        ctx: Any, kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, s_BHTN: Tensor,
+        values_BHND: Tensor,
     ) -> Tensor:  # fmt: skip
-        out_BHTD, lse_BHT = kernel.forward(q, k, v)
-        merged, total, share = _merge(out_BHTD, lse_BHT, q, Sink(k_GD, v_GD, seen_BT), scaling)
-        ctx.kernel, ctx.scaling = kernel, scaling
-        ctx.save_for_backward(q, k, v, k_GD, v_GD, merged, total, share)
+        merged, total, share = _merge(*kernel.forward(q, k, v), s_BHTN, values_BHND)
+        ctx.kernel = kernel
+        ctx.save_for_backward(q, k, v, values_BHND, merged, total, share)
         return merged
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (grad_BHTD,) = grads
-        q, k, v, k_GD, v_GD, merged, total, share_BHT = ctx.saved_tensors
+        q, k, v, values_BHND, merged, total, share_BHTN = ctx.saved_tensors
         dq, dk, dv = ctx.kernel.backward(grad_BHTD, q, k, v, merged, total)
-        groups, exact = k_GD.shape[0], torch.promote_types(k_GD.dtype, torch.float32)
-        q_BGND, grad_BGND, merged_BGND = (
-            x.to(exact).unflatten(1, (groups, -1)).flatten(2, 3) for x in (q, grad_BHTD, merged)
-        )
-        share_BGN = share_BHT.to(exact).unflatten(1, (groups, -1)).flatten(2, 3)
+        grad_BHTD, values = grad_BHTD.to(share_BHTN.dtype), values_BHND.to(share_BHTN.dtype)
         # The derivative of a softmax: share * (grad . value - grad . output).
-        value_GD1, key_G1D = v_GD.to(exact)[..., None], k_GD.to(exact)[:, None]
-        of_value_BGN = (grad_BGND @ value_GD1).squeeze(-1) - (grad_BGND * merged_BGND).sum(-1)
-        ds_BGN1 = (share_BGN * of_value_BGN * ctx.scaling)[..., None]
-        dq = dq + (ds_BGN1 * key_G1D).unflatten(2, (-1, q.shape[2])).flatten(1, 2).to(dq.dtype)
-        dk_GD = (ds_BGN1 * q_BGND).sum((0, 2)).to(k_GD.dtype)
-        dv_GD = (share_BGN[..., None] * grad_BGND).sum((0, 2)).to(v_GD.dtype)
-        return None, None, None, dq, dk, dv, dk_GD, dv_GD
+        if share_BHTN.shape[-1] == 1:
+            of_value_BHTN = (grad_BHTD * (values - merged)).sum(-1, keepdim=True)
+            dvalues_BHND = (grad_BHTD * share_BHTN).sum(2, keepdim=True)
+        else:
+            of_value_BHTN = grad_BHTD @ values.mT
+            of_value_BHTN -= (grad_BHTD * merged).sum(-1, keepdim=True)
+            dvalues_BHND = share_BHTN.mT @ grad_BHTD
+        dvalues_BHND = dvalues_BHND.sum_to_size(values_BHND.shape).to(values_BHND.dtype)
+        return None, dq, dk, dv, share_BHTN * of_value_BHTN, dvalues_BHND

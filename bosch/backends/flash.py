@@ -14,9 +14,11 @@ from bosch.backends._interface import (
     cumulative_lengths,
     flash_refusal,
     flat_tokens,
+    in_rows,
     no_flash_device,
     window_size,
 )
+from bosch.backends._sink import merge
 
 
 def unavailable() -> str | None:
@@ -34,6 +36,8 @@ def unavailable() -> str | None:
 def supports(call: AttentionCall) -> str | None:
     if call.dropout and "dropout_p" not in inspect.signature(_kernel()).parameters:
         return "flash-attn 3 has no dropout"
+    if call.sink is not None and (call.needs_grad or call.dropout):
+        return "its public functions have no gradient for sinks (varlen has)"
     return flash_refusal(call)
 
 
@@ -46,6 +50,8 @@ def attend(call: AttentionCall) -> Tensor:
     # torch's own kernels read this switch themselves.
     if torch.are_deterministic_algorithms_enabled():
         optional["deterministic"] = True
+    if call.sink is not None:
+        optional["return_attn_probs"] = True  # by which it returns the log-sum-exp
     out = _kernel()(
         *(flat_tokens(x) for x in (call.q_BHTD, call.k_BGSD, call.v_BGSD)),
         **cumulative_lengths(call),
@@ -54,9 +60,12 @@ def attend(call: AttentionCall) -> Tensor:
         window_size=window_size(call.window_tokens),
         **optional,
     )
+    batch = call.q_BHTD.shape[0]
+    if call.sink is not None:
+        return merge(*in_rows(out[0], out[1], batch), call.q_BHTD, call.sink, call.scaling)
     if isinstance(out, tuple):  # some releases of version 3 also return the log-sum-exp
         out = out[0]
-    return out.unflatten(0, (call.q_BHTD.shape[0], -1)).transpose(1, 2)
+    return out.unflatten(0, (batch, -1)).transpose(1, 2)
 
 
 def _kernel() -> Callable[..., Tensor | tuple[Tensor, ...]]:

@@ -35,16 +35,15 @@ def attend_groups(call: AttentionCall, windows: Sequence[int | None]) -> Tensor:
 
     exact = torch.promote_types(call.q_BHTD.dtype, torch.float32)
     scores_BHTS = call.q_BHTD.to(exact) @ k_BHSD.to(exact).transpose(2, 3) * call.scaling
-    if call.sink is not None:  # one more key, in front
-        key_BHSD, value_BHSD = (
-            repeat_groups(x_GD[None, :, None], num_heads).expand(len(k_BHSD), -1, -1, -1)
-            for x_GD in (call.sink.k_GD, call.sink.v_GD)
+    if (sink := call.sink) is not None:  # more keys, in front
+        keys_BHND, values_BHND = (
+            repeat_groups(x_BGND, num_heads).expand(len(k_BHSD), -1, -1, -1)
+            for x_BGND in (sink.k_BGND, sink.v_BGND)
         )
-        sink_BHT1 = call.q_BHTD.to(exact) @ key_BHSD.to(exact).transpose(2, 3) * call.scaling
-        scores_BHTS = torch.cat([sink_BHT1, scores_BHTS], -1)
-        v_BHSD = torch.cat([value_BHSD.to(v_BHSD.dtype), v_BHSD], 2)
-        seen_BHT1 = call.sink.seen_BT[:, None, :, None].expand_as(sink_BHT1)
-        visible_BHTS = torch.cat([seen_BHT1, visible_BHTS], -1)
+        sink_BHTN = call.q_BHTD.to(exact) @ keys_BHND.to(exact).transpose(2, 3) * call.scaling
+        scores_BHTS = torch.cat([sink_BHTN, scores_BHTS], -1)
+        v_BHSD = torch.cat([values_BHND.to(v_BHSD.dtype), v_BHSD], 2)
+        visible_BHTS = torch.cat([sink.seen_BTN[:, None].expand_as(sink_BHTN), visible_BHTS], -1)
     scores_BHTS = scores_BHTS.masked_fill(~visible_BHTS, float("-inf"))
     # A padding query sees nothing. Its row is 0, not NaN as from an empty softmax.
     sees_nothing = ~visible_BHTS.any(-1, keepdim=True)

@@ -19,8 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.bias import CausalBias, causal_lower_right
 
-from bosch.backends._interface import AttentionCall, repeat_groups
-from bosch.backends._sink import attend_with_sink
+from bosch.backends._interface import AttentionCall, Sink, repeat_groups
+from bosch.backends._sink import attend_with_sink, scores_of
 
 # Size of the mask of a block of queries that follows cached keys.
 MASK_ELEMENTS = 2**24
@@ -42,16 +42,24 @@ def attend(call: AttentionCall) -> Tensor:
     if call.documents is not None:  # one by one, so that nothing can leak from one to another
         texts = []
         for b, ends in enumerate(call.documents.ends):
-            row = replace(_row(call, b), documents=None)
-            spans = [slice(a, e) for a, e in pairwise(ends)]
-            parts = [attend(_cut(row, span, span).without_idle_window()) for span in spans]
+            row, parts = replace(_row(call, b), documents=None), []
+            for number, (start, end) in enumerate(pairwise(ends)):
+                part = _cut(row, slice(start, end), slice(start, end)).without_idle_window()
+                if (sink := part.sink) is not None and sink.of_document is not None:
+                    own = slice(number * sink.of_document, (number + 1) * sink.of_document)
+                    k_BGND, v_BGND = sink.k_BGND[:, :, own], sink.v_BGND[:, :, own]
+                    part = replace(part, sink=Sink(k_BGND, v_BGND, sink.seen_BTN[..., own]))
+                if part.window_tokens is None and not part.needs_grad:
+                    # No longer than its window. (All ranks of a training need the same gradients.)
+                    part = replace(part, sink=None)
+                parts.append(attend(part))
             texts.append(torch.cat(parts, dim=2))
         return torch.cat(texts)
     if call.window_tokens is None:
         return _full(call)
     # The batch is taken row by row: the blocks of several rows are no view of one tensor, so K and
     # V would be copied (C+W-1)/C times.
-    rows = (_banded(_row(call, b)) for b in range(call.q_BHTD.shape[0]))
+    rows = (_banded(_scored(_row(call, b))) for b in range(call.q_BHTD.shape[0]))
     if call.needs_grad or torch.compiler.is_compiling():
         return torch.stack(
             [
@@ -170,8 +178,11 @@ def _blocks(call: AttentionCall, window: int, head: int, num_blocks: int, block:
         mask = mask & mask_NTS.as_strided(shape, strides, offset)
     sink = call.sink
     if sink is not None:
-        seen_T = sink.seen_BT[0, head : head + num_blocks * block]
-        sink = replace(sink, seen_BT=seen_T.unflatten(0, (num_blocks, block)))
+        cut = sink.of_queries(slice(head, head + num_blocks * block))
+        sink = replace(cut, seen_BTN=cut.seen_BTN[0].unflatten(0, (num_blocks, block)))
+        if cut.scores_BHTN is not None:
+            s_HMCN = cut.scores_BHTN[0].unflatten(1, (num_blocks, block))
+            sink = replace(sink, scores_BHTN=s_HMCN.transpose(0, 1))
     blocks = replace(call, q_BHTD=q_MHCD, k_BGSD=k_MGLD, v_BGSD=v_MGLD, sink=sink)
     return _sdpa(blocks, mask)
 
@@ -215,31 +226,39 @@ def _row(call: AttentionCall, b: int) -> AttentionCall:
     mask = call.mask_BNTS
     if mask is not None and mask.shape[0] > 1:
         mask = mask[b : b + 1]
-    sink = call.sink
-    if sink is not None and sink.seen_BT.shape[0] > 1:
-        sink = replace(sink, seen_BT=sink.seen_BT[b : b + 1])
+    sink = None if call.sink is None else call.sink.of_row(b)
     q_BHTD, k_BGSD, v_BGSD = (x[b : b + 1] for x in (call.q_BHTD, call.k_BGSD, call.v_BGSD))
     return replace(call, q_BHTD=q_BHTD, k_BGSD=k_BGSD, v_BGSD=v_BGSD, mask_BNTS=mask, sink=sink)
 
 
 def _cut(call: AttentionCall, queries: slice, keys: slice) -> AttentionCall:
     mask = None if call.mask_BNTS is None else call.mask_BNTS[:, :, queries, keys]
-    sink = call.sink
-    if sink is not None:
-        sink = replace(sink, seen_BT=sink.seen_BT[:, queries])
+    sink = None if call.sink is None else call.sink.of_queries(queries)
     q_BHTD = call.q_BHTD[:, :, queries]
     k_BGSD, v_BGSD = call.k_BGSD[:, :, keys], call.v_BGSD[:, :, keys]
     return replace(call, q_BHTD=q_BHTD, k_BGSD=k_BGSD, v_BGSD=v_BGSD, mask_BNTS=mask, sink=sink)
 
 
+def _scored(call: AttentionCall) -> AttentionCall:
+    """With the scores of the sink's keys of all rows at once: of blocks, they would be a copy."""
+    if call.sink is None or not _merges_sink(call):
+        return call
+    s_BHTN = scores_of(call.q_BHTD, call.sink, call.scaling)
+    return replace(call, sink=replace(call.sink, scores_BHTN=s_BHTN))
+
+
+def _merges_sink(call: AttentionCall) -> bool:
+    """Whether the kernel says its log-sum-exp."""
+    return call.q_BHTD.device.type == "cpu" and not call.dropout
+
+
 def _sdpa(call: AttentionCall, mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
     q, k, v = call.q_BHTD, call.k_BGSD, call.v_BGSD
     if call.sink is not None:
-        if q.device.type == "cpu" and not call.dropout:
-            bias = None
-            if mask is not None:
-                bias = torch.zeros_like(mask, dtype=q.dtype).masked_fill(~mask, -torch.inf)
-            kernel = CpuKernel(bias, is_causal, call.scaling)
+        if _merges_sink(call):
+            kernel = CpuKernel(
+                None if mask is None else _bias(mask, q.dtype), is_causal, call.scaling
+            )
             return attend_with_sink(kernel, q, k, v, call.sink, call.scaling)
         call, mask, is_causal = _sink_as_key(call, mask, is_causal), None, False
         q, k, v, mask = call.q_BHTD, call.k_BGSD, call.v_BGSD, call.mask_BNTS
@@ -251,6 +270,11 @@ def _sdpa(call: AttentionCall, mask: Tensor | None = None, is_causal: bool = Fal
     return F.scaled_dot_product_attention(
         q, k, v, mask, call.dropout, is_causal, scale=call.scaling, enable_gqa=grouped
     )
+
+
+def _bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """0 where the mask is True, else -inf."""
+    return torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, -torch.inf)
 
 
 @dataclass(frozen=True)
@@ -277,7 +301,7 @@ class CpuKernel:
 
 
 def _sink_as_key(call: AttentionCall, mask: Tensor | None, is_causal: bool) -> AttentionCall:
-    """The same attention with the sink as one more key, for devices whose kernels say no
+    """The same attention with the sink as further keys, for devices whose kernels say no
     log-sum-exp here: the keys are copied."""
     assert call.sink is not None
     (batch, _, num_queries, _), num_keys = call.q_BHTD.shape, call.k_BGSD.shape[2]
@@ -286,10 +310,10 @@ def _sink_as_key(call: AttentionCall, mask: Tensor | None, is_causal: bool) -> A
         is_lower = is_causal or mask is not None
         mask = ones.tril(num_keys - num_queries) if is_lower else ones
     keys, values = (
-        torch.cat([sink_GD[None, :, None].expand(batch, -1, -1, -1).to(x_BGSD.dtype), x_BGSD], 2)
-        for sink_GD, x_BGSD in ((call.sink.k_GD, call.k_BGSD), (call.sink.v_GD, call.v_BGSD))
+        torch.cat([x_BGND.expand(batch, -1, -1, -1).to(x_BGSD.dtype), x_BGSD], 2)
+        for x_BGND, x_BGSD in ((call.sink.k_BGND, call.k_BGSD), (call.sink.v_BGND, call.v_BGSD))
     )
     mask = mask.expand(batch, mask.shape[1] if mask.dim() == 4 else 1, num_queries, num_keys)
-    seen = call.sink.seen_BT[:, None, :, None].expand(*mask.shape[:3], 1)
+    seen = call.sink.seen_BTN[:, None].expand(*mask.shape[:3], -1)
     visible = torch.cat([seen, mask], -1)
     return replace(call, k_BGSD=keys, v_BGSD=values, mask_BNTS=visible, sink=None)

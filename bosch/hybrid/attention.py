@@ -15,6 +15,7 @@ their position_ids do not.
 import functools
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ from bosch.hybrid.cache import Split
 from bosch.hybrid.dispatch import attend
 from bosch.hybrid.documents import MASK_TYPE, as_type, keep_documents_apart
 from bosch.hybrid.search_mode import AttentionModule, Mask, has_empty_slots, search_attention
-from bosch.hybrid.sinks import past_window, sink_of
+from bosch.hybrid.sinks import make_sink, source_of
 from bosch.masks.window import check_window
 from bosch.plugins import list_plugins
 from bosch.run.errors import UserError
@@ -168,8 +169,11 @@ def _calls_of_hybrid(
     if num_full < num_groups:
         width = check_window(config.bosch["window"])
         window: int | None = width
-        past, documents = key.first_query, common["documents"]
-        seen_BT = past_window(width, num_queries, past, mask_BNTS, documents, query_BHTD.device)
+        q_BHTD, first = query_BHTD[:, num_full_heads:], None
+        if key.first_BGND is not None:
+            first = key.first_BGND, value.first_BGND
+        whole = AttentionCall(q_BHTD, key.window_BGLD, value.window_BGLD, **common)
+        sink = make_sink(source_of(module), width, key.first_query, whole, first)
         if key.positions_L is not None:  # the ring of a static cache: a mask, by positions
             positions_L = key.positions_L
             new_T1 = torch.arange(num_queries, device=positions_L.device)[:, None]
@@ -180,10 +184,7 @@ def _calls_of_hybrid(
             window = None
         elif mask_BNTS is not None:  # its last columns are those of the keys
             mask_BNTS = mask_BNTS[..., -key.window_BGLD.shape[2] :]
-        common = common | {"mask_BNTS": mask_BNTS, "window_tokens": window}
-        common |= {"sink": sink_of(module, seen_BT)}
-        q_BHTD = query_BHTD[:, num_full_heads:]
-        calls.append(AttentionCall(q_BHTD, key.window_BGLD, value.window_BGLD, **common))
+        calls.append(replace(whole, mask_BNTS=mask_BNTS, window_tokens=window, sink=sink))
     return calls
 
 

@@ -5,7 +5,8 @@ offloaded) with `HybridLayer`s; `generate` and `forward` of our models call it. 
 returns a `Split` for keys and one for values, which transformers passes unchanged to the attention
 function.
 """
-# B batch, G kv heads, T new tokens, S tokens held, L tokens of the window part, D head size
+# B batch, G kv heads, T new tokens, S tokens held, L tokens of the window part, N first tokens, D
+# head size
 
 from __future__ import annotations
 
@@ -18,6 +19,8 @@ from torch import Tensor
 from transformers import Cache, GenerationMixin, PretrainedConfig
 from transformers.cache_utils import CacheLayerMixin, DynamicLayer, StaticLayer
 
+from bosch.hybrid.sinks import kind_of
+from bosch.masks.window import sink_tokens
 from bosch.run.errors import UserError
 
 # The name of a model's cache among its arguments and outputs: transformers 5.24 renamed it.
@@ -33,6 +36,7 @@ class Split(NamedTuple):
     first_query: int | Tensor  # position of the first new token; a 0-dim tensor in a static cache
     # Position of each entry of the window part; negative: the entry is empty.
     positions_L: Tensor | None = None
+    first_BGND: Tensor | None = None  # of the window's groups, the first tokens that they keep
 
 
 # ------------------------------------------------------------------------------- one kind of groups
@@ -268,6 +272,51 @@ class RingLayer(StaticLayer):
             buffer.index_copy_(2, slots, x_BGTD[:, :, -count:])
 
 
+class FirstLayer(GrowingLayer):
+    """The first N tokens of each text, which groups with a window keep as a sink. Nothing is ever
+    removed: what a crop takes back is written again before a query can see it."""
+
+    def __init__(self, num_tokens: int) -> None:
+        super().__init__()
+        self.num_tokens = num_tokens
+        self.starts_B: Tensor | None = None  # where the text of each row begins; None: at 0
+
+    def keep(
+        self, k_BGTD: Tensor, v_BGTD: Tensor, first_query: int | Tensor
+    ) -> tuple[Tensor, Tensor]:
+        if not self.is_initialized:
+            self.lazy_initialization(k_BGTD, v_BGTD)
+            shape = (*k_BGTD.shape[:2], self.num_tokens, k_BGTD.shape[3])
+            self._hold(k_BGTD.new_zeros(shape), v_BGTD.new_zeros(shape))
+        held = self._held()
+        is_past = isinstance(first_query, int) and first_query >= self.num_tokens
+        if is_past and self.starts_B is None:
+            return held
+        # Which of the new tokens comes to each place, if any.
+        from_BN = torch.arange(self.num_tokens, device=k_BGTD.device)[None] - first_query
+        if self.starts_B is not None:
+            from_BN = from_BN + self.starts_B[:, None]
+        is_new_BGND = ((from_BN >= 0) & (from_BN < k_BGTD.shape[2]))[:, None, :, None]
+        index_BGND = from_BN.clamp(0, k_BGTD.shape[2] - 1)[:, None, :, None].expand_as(held[0])
+        k, v = (
+            torch.where(is_new_BGND, x.gather(2, index_BGND), old)
+            for x, old in zip((k_BGTD, v_BGTD), held, strict=True)
+        )
+        is_frozen = held[0].is_inference() and not torch.is_inference_mode_enabled()
+        if torch.is_grad_enabled() or is_frozen:
+            self._hold(k, v)
+        else:  # in their place, as compiled steps need it
+            held[0].copy_(k)
+            held[1].copy_(v)
+        return self._held()
+
+    def crop(self, tokens_to_remove: int) -> None:
+        pass
+
+    def reset(self) -> None:
+        self.__init__(self.num_tokens)  # type: ignore[misc]
+
+
 # ------------------------------------------------------------------------------ the composite layer
 
 
@@ -277,6 +326,8 @@ def _of_each_part(name: str) -> Callable[..., None]:
     def method(self: HybridLayer, *args: object) -> None:
         for part in reversed(self.parts):
             getattr(part, name)(*args)
+        if self.first is not None:
+            getattr(self.first, name)(*args)
 
     return method
 
@@ -297,9 +348,11 @@ class HybridLayer(CacheLayerMixin):
         window: RollingLayer | RingLayer | None,
         num_full: int,
         max_tokens: int,
+        num_first: int = 0,
     ) -> None:
         # No super().__init__(): it would assign attributes that the parts have.
         self.full, self.window, self.num_full = full, window, num_full
+        self.first = FirstLayer(num_first) if window is not None and num_first else None
         self.max_tokens = max_tokens  # -1: no maximum
         self.parts: list[Any] = [part for part in (full, window) if part is not None]
 
@@ -345,15 +398,17 @@ class HybridLayer(CacheLayerMixin):
         if isinstance(first_query, Tensor):
             first_query = first_query.clone()  # a static layer returns its own counter
         k, v = list(self._cut(key_states)), list(self._cut(value_states))
-        k_full = v_full = k_window = v_window = positions = None
+        k_full = v_full = k_window = v_window = positions = k_first = v_first = None
+        if self.first is not None:
+            k_first, v_first = self.first.keep(k[-1], v[-1], first_query)
         if self.full is not None:
             k_full, v_full = self.full.update(k.pop(0), v.pop(0), *args, **kwargs)
         if isinstance(self.window, RingLayer):
             k_window, v_window, positions = self.window.roll(k.pop(0), v.pop(0))
         elif self.window is not None:
             k_window, v_window = self.window.update(k.pop(0), v.pop(0), *args, **kwargs)
-        return Split(k_full, k_window, first_query, positions), Split(
-            v_full, v_window, first_query, positions
+        return Split(k_full, k_window, first_query, positions, k_first), Split(
+            v_full, v_window, first_query, positions, v_first
         )
 
     def get_seq_length(self) -> int:
@@ -388,13 +443,15 @@ class HybridLayer(CacheLayerMixin):
 # ------------------------------------------------------------------------------------- whole caches
 
 
-def hybridize_cache(cache: Cache, config: PretrainedConfig) -> Cache:
-    """Replace the layers of an empty cache, in place.
+def hybridize_cache(cache: Cache, config: PretrainedConfig, attention_mask: Any = None) -> Cache:
+    """Replace the layers of an empty cache, in place. `attention_mask`: of the next call, which
+    shows where padding ends.
 
     A cache that is already hybrid is left alone. So is a plain dynamic one with tokens in it: it
     has all positions, so results are right, but no memory is saved.
     """
     window_tokens, num_groups = config.bosch["window"], config.num_key_value_heads
+    num_first = sink_tokens(kind_of(config))
     if cache.layers and isinstance(cache.layers[0], HybridLayer):
         held = {layer.window.window_tokens for layer in cache.layers if layer.window is not None}  # type: ignore[union-attr]
         if held - {window_tokens}:
@@ -407,7 +464,7 @@ def hybridize_cache(cache: Cache, config: PretrainedConfig) -> Cache:
         if not cache.layers and cache.layer_class_to_replicate is not None:
             cache.layers = [cache.layer_class_to_replicate() for _ in config.bosch["num_full"]]
         cache.layers = [
-            _hybrid_layer(layer, num_full, num_full < num_groups, window_tokens)
+            _hybrid_layer(layer, num_full, num_full < num_groups, window_tokens, num_first)
             for layer, num_full in zip(cache.layers, config.bosch["num_full"], strict=True)
         ]
     elif cache.is_compileable:
@@ -415,20 +472,37 @@ def hybridize_cache(cache: Cache, config: PretrainedConfig) -> Cache:
             f"this static cache already has {int(cache.get_seq_length())} tokens; pass the hybrid "
             "an empty one, or use a DynamicCache."
         )
+    if num_first and cache.layers and isinstance(cache.layers[0], HybridLayer):
+        starts_B = None
+        if isinstance(attention_mask, dict):  # of static caches: one for each type of layer
+            attention_mask = next(iter(attention_mask.values()))
+        if attention_mask is not None:  # (B, S), or (B, 1, T, S)
+            seen_BS = attention_mask.bool()
+            if seen_BS.dim() == 4:
+                seen_BS = seen_BS[:, 0].any(1)
+            starts_B = seen_BS.int().argmax(1)
+            if not torch.compiler.is_compiling() and not starts_B.any():
+                starts_B = None
+        for layer in cache.layers:
+            if isinstance(layer, HybridLayer) and layer.first is not None:
+                layer.first.starts_B = starts_B
     return cache
 
 
-def _hybrid_layer(layer: Any, num_full: int, has_window: bool, window_tokens: int) -> HybridLayer:
+def _hybrid_layer(
+    layer: Any, num_full: int, has_window: bool, window_tokens: int, num_first: int
+) -> HybridLayer:
     if not isinstance(layer, StaticLayer):
         full = GrowingLayer() if type(layer) is DynamicLayer else layer  # quantized stays quantized
         window = RollingLayer(window_tokens) if has_window else None
-        return HybridLayer(full if num_full else None, window, num_full, max_tokens=-1)
+        return HybridLayer(full if num_full else None, window, num_full, -1, num_first)
     size = layer.max_cache_len
     hybrid = HybridLayer(
         StaticLayer(max_cache_len=size) if num_full else None,
         RingLayer(window_tokens, size) if has_window else None,
         num_full,
-        max_tokens=size,
+        size,
+        num_first,
     )
     if layer.is_initialized and layer.keys is not None:
         # generate(cache_implementation="static", prefill_chunk_size=...) has allocated all groups
@@ -445,7 +519,9 @@ def kv_bytes(cache: Cache) -> int:
 
 def held_tensors(layer: Any) -> list[Tensor]:
     """Keys and values of each part of a layer."""
-    parts = layer.parts if isinstance(layer, HybridLayer) else [layer]
+    parts = [layer]
+    if isinstance(layer, HybridLayer):
+        parts = [*layer.parts, *([] if layer.first is None else [layer.first])]
     if any(hasattr(part, "_quantized_keys") for part in parts):
         raise UserError(
             "the size of a quantized cache is not known; count the bytes of a cache that is not "

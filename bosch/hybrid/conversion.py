@@ -11,6 +11,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from bosch.hybrid.models import family_of
 from bosch.hybrid.permute import HeadDimensions, Permutation, groups_in_order, permute_groups
 from bosch.hybrid.sinks import Sinks, is_sink
+from bosch.masks.window import sink_as_json
 from bosch.run.errors import UserError
 
 
@@ -61,14 +62,16 @@ def deploy(
     model: PreTrainedModel,
     z: Sequence[Sequence[int]],
     window_tokens: int,
-    sinks: Sinks | None = None,
+    sinks: Sinks | int | None = None,
     **provenance: object,
 ) -> PreTrainedModel:
-    """A new hybrid from a plain model in memory, with weights of its own."""
+    """A new hybrid from a plain model in memory, with weights of its own. `sinks`: constants, or a
+    number of first tokens."""
     if sinks is not None:
-        provenance["sink"] = {"kind": "static"}
+        is_static = isinstance(sinks, Sinks)
+        provenance["sink"] = sink_as_json("static" if is_static else f"tokens={sinks}")
     config = hybrid_config(model.config, z, window_tokens, **provenance)
-    new = sink_parameters(sinks, config)
+    new = sink_parameters(sinks if isinstance(sinks, Sinks) else None, config)
     return convert(model, family_of(config).model_class, config, config.bosch["permutation"], new)
 
 

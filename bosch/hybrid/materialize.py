@@ -45,6 +45,7 @@ from bosch.hybrid.shards import PROGRESS, rewrite_weights, weight_files
 from bosch.hybrid.sink_files import sinks_of
 from bosch.hybrid.sinks import Sinks, attach_sinks
 from bosch.masks.mask import MaskFile
+from bosch.masks.window import sink_as_json
 from bosch.model import (
     LOCAL,
     OTHER_WEIGHTS,
@@ -78,12 +79,12 @@ def materialize(source: Path, record: MaskFile, out: Path, sinks: Sinks | None =
     refuse_unless_plain(source, plain)
     facts: dict[str, object] = {export.MASK_KEY: record.origin()}
     if record.mask.sink != "none":
-        if sinks is None:
+        if record.mask.sink == "static" and sinks is None:
             raise UserError("this mask has static sinks: pass those of its folder (read_sinks).")
-        facts["sink"] = {"kind": record.mask.sink}
+        facts["sink"] = sink_as_json(record.mask.sink)
     config = hybrid_config(plain, record.mask.z, record.mask.window_tokens, **facts)
     config.architectures = [family_of(config).model_class.__name__]
-    added = sink_parameters(sinks, config) if record.mask.sink != "none" else {}
+    added = sink_parameters(sinks, config) if record.mask.sink == "static" else {}
     _write(source, out, config.bosch["permutation"], config, added)
     keep_tokenizer(source, plain, out, config)
     _judge(out, source, compare_logits(source, plain, out, config))
@@ -257,9 +258,9 @@ def logits(
     folder: Path,
     config: PretrainedConfig,
     ids: Tensor,
-    sinks: Sinks | None = None,
+    sinks: Sinks | int | None = None,
     **kwargs: Any,
-) -> tuple[Tensor, Sinks | None]:
+) -> tuple[Tensor, Sinks | int | None]:
     """The last logits of a text in float64, from weights that stay in their own type, and a
     hybrid's sinks. `sinks`: those that a dense model gets."""
     with explain_library_errors(f"transformers cannot load {folder}"):
@@ -282,8 +283,10 @@ def logits(
     model.to(device).eval()
     is_hybrid = config.model_type.startswith(PREFIX)
     own_sinks = sinks_of(model) if is_hybrid else None
+    if isinstance(sinks, Sinks):
+        sinks = Sinks(*(x_LGD.to(device) for x_LGD in sinks))
     if sinks is not None:
-        attach_sinks(model, Sinks(*(x_LGD.to(device) for x_LGD in sinks)))
+        attach_sinks(model, sinks)
     with _computing_in_float64(model):
         out = model(ids.to(device), use_cache=False, logits_to_keep=CHECK_ROWS, **kwargs)
     result: Tensor = out.logits.double().cpu()

@@ -132,7 +132,8 @@ class HybridCausalLM:
         if cache is None and use_cache:
             cache = DynamicCache(config=self.config)
         if cache is not None:
-            hybridize_cache(cache, self.config)
+            mask: Any = kwargs.get("attention_mask")
+            hybridize_cache(cache, self.config, mask)
         return family.forward(use_cache=use_cache, **{CACHE: cache}, **kwargs)
 
     def _prepare_cache_for_generation(

@@ -27,7 +27,7 @@ from transformers import PretrainedConfig
 
 from bosch.backends._interface import AttentionCall
 from bosch.hybrid.dispatch import attend
-from bosch.hybrid.sinks import attached_sink, past_window
+from bosch.hybrid.sinks import attached_source, make_sink
 from bosch.masks.window import check_window
 from bosch.run.errors import UserError
 
@@ -82,11 +82,9 @@ def search_attention(
             "bosch_mask does not work with a static cache: use a DynamicCache or none, or "
             "materialize the model first."
         )
-    num_queries, num_past = call.q_BHTD.shape[2], call.k_BGSD.shape[2] - call.q_BHTD.shape[2]
-    seen_BT = past_window(
-        bosch_window, num_queries, num_past, call.mask_BNTS, call.documents, call.q_BHTD.device
-    )
-    call = replace(call, sink=attached_sink(module, seen_BT))
+    num_past = call.k_BGSD.shape[2] - call.q_BHTD.shape[2]
+    sink = make_sink(attached_source(module), bosch_window, num_past, call)
+    call = replace(call, sink=sink)
     return mixed_attention(call, gates_G, row, bosch_window, backend)
 
 
@@ -164,12 +162,10 @@ def _pick(call: AttentionCall, groups: list[int]) -> AttentionCall:
     def of_groups(x_BHTD: Tensor) -> Tensor:
         return x_BHTD.unflatten(1, (num_groups, -1))[:, chosen].flatten(1, 2)
 
-    mask, sink = call.mask_BNTS, call.sink
-    if sink is not None:
-        sink = replace(sink, k_GD=sink.k_GD[chosen], v_GD=sink.v_GD[chosen])
+    mask = call.mask_BNTS
     return replace(
         call,
-        sink=sink,
+        sink=None if call.sink is None else call.sink.of_groups(chosen),
         q_BHTD=of_groups(call.q_BHTD),
         k_BGSD=call.k_BGSD[:, chosen],
         v_BGSD=call.v_BGSD[:, chosen],

@@ -15,6 +15,7 @@ from transformers import PretrainedConfig
 from bosch.hybrid.cache import CACHE
 from bosch.hybrid.conversion import head_size
 from bosch.hybrid.sinks import KEY, VALUE, Sinks, kind_of
+from bosch.masks.window import sink_tokens
 from bosch.run.errors import MissingFileError, UserError
 from bosch.run.files import write_atomically
 
@@ -34,11 +35,12 @@ def measure_sinks(model: Any, texts: Sequence[Tensor]) -> Sinks:
     return Sinks(keys.to(model.dtype).clone(), values.to(model.dtype).clone())
 
 
-def sinks_of(model: Any) -> Sinks | None:
-    """Those of a hybrid, by its groups' old places; zeros for full groups. None if it has none."""
+def sinks_of(model: Any) -> Sinks | int | None:
+    """Those of a hybrid, by its groups' old places; zeros for full groups. A number of first
+    tokens, or None if it has none."""
     config, blocks = model.config, model.base_model.layers
     if kind_of(config) != "static":
-        return None
+        return sink_tokens(kind_of(config)) or None
     sinks = Sinks(*(torch.zeros(_shape(config), dtype=model.dtype) for _ in range(2)))
     for layer, block in enumerate(blocks):
         row, num_full = config.bosch["permutation"][layer], config.bosch["num_full"][layer]

@@ -1,14 +1,17 @@
-"""Static sinks: the constant key and value that each group with a window sees in the place of the
-first token of the text, once that has left its window.
+"""Sinks: what a group with a window sees of the text that has left its window.
+
+`tokens=S`: the first S tokens of the text, or of the packed document. They stay in the KV cache.
+
+`static`: a constant key and value of each group, in the place of the first token. They take no KV.
 
     sinks = measure_sinks(model, texts)      # of a dense model (bosch/hybrid/sink_files.py)
     attach_sinks(model, sinks)               # search mode: every bosch_mask has them now
     deploy(model, z, W, sinks)               # parameters of the hybrid
 
 In a hybrid they are two parameters of each attention module that has groups with a window,
-`window_sink_key` and `window_sink_value`, (groups, D) each. They take no KV cache.
+`window_sink_key` and `window_sink_value`, (groups, D) each.
 """
-# B batch, L layers, G kv heads, T queries, N texts, D head size
+# B batch, L layers, G kv heads, T queries, S keys, N keys of a sink, M texts in a row, D head size
 
 from __future__ import annotations
 
@@ -18,12 +21,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from bosch.backends._interface import Documents, Sink
-from bosch.masks.window import SINK_KINDS
+from bosch.backends._interface import AttentionCall, Sink
+from bosch.masks.window import sink_from_json, sink_tokens
 from bosch.run.errors import UserError
 
 KEY, VALUE = "window_sink_key", "window_sink_value"
 ATTACHED = "search_sink"  # attribute of a dense model's attention modules
+Source = tuple[Tensor, Tensor] | int  # key and value (G, D), or how many first tokens
 
 
 class Sinks(NamedTuple):
@@ -40,36 +44,82 @@ class Sinks(NamedTuple):
         }
 
 
-def past_window(
+def make_sink(
+    source: Source | None,
     window_tokens: int,
-    num_queries: int,
     num_past: int | Tensor,
-    mask_BNTS: Tensor | None,
-    documents: Documents | None,
-    device: torch.device,
-) -> Tensor | None:
-    """bool, (B or 1, T): which queries no longer see the first token of their text, and so see the
-    sink. None if there is none. `mask_BNTS` is that of full attention."""
-    if documents is not None:
-        return documents.position_BT >= window_tokens
-    if mask_BNTS is not None:  # padding, or the empty slots of a static cache
-        return mask_BNTS[:, 0].sum(-1) > window_tokens
-    if isinstance(num_past, int) and num_past + num_queries <= window_tokens:
+    call: AttentionCall,
+    first: tuple[Tensor, Tensor] | None = None,
+) -> Sink | None:
+    """The sink of a call whose groups get this window; None where nobody sees it. The keys and the
+    mask of `call` are those of full attention, except that a cache which has dropped the first
+    tokens gives them as `first`."""
+    num_queries, device = call.q_BHTD.shape[2], call.q_BHTD.device
+    # A number that is traced while compiling is no int.
+    if source is None or (isinstance(num_past, int) and num_past + num_queries <= window_tokens):
         return None
-    return (torch.arange(num_queries, device=device) + num_past >= window_tokens)[None]
+    documents, mask_BNTS = call.documents, call.mask_BNTS
+    if documents is not None:
+        position_BT = documents.position_BT
+    elif mask_BNTS is not None:  # padding, or the empty slots of a static cache
+        position_BT = mask_BNTS[:, 0].sum(-1) - 1
+    else:
+        position_BT = (torch.arange(num_queries, device=device) + num_past)[None]
+    beyond_BT = position_BT - window_tokens
+    if first is not None:
+        return sink_beyond(source, beyond_BT, *first)
+    k_BGSD, v_BGSD = call.k_BGSD, call.v_BGSD
+    if not isinstance(source, int) or (documents is None and mask_BNTS is None):
+        return sink_beyond(source, beyond_BT, k_BGSD, v_BGSD)
+
+    # Texts that begin anywhere: each row's, or each document's, first tokens.
+    numbers_N = torch.arange(source, device=device)
+    if documents is None:
+        assert mask_BNTS is not None
+        starts_BM = mask_BNTS[:, 0].any(1).int().argmax(1, keepdim=True)
+        seen_BTN = beyond_BT[..., None] >= numbers_N
+    else:
+        most = max(map(len, documents.ends)) - 1
+        rows = [(*ends[:-1], *(most + 1 - len(ends)) * ends[-1:]) for ends in documents.ends]
+        starts_BM = torch.tensor(rows, device=device)
+        index_N = torch.arange(most, device=device).repeat_interleave(source)
+        seen_BTN = documents.index_BT()[..., None] == index_N
+        seen_BTN &= beyond_BT[..., None] >= numbers_N.repeat(most)
+    columns_BN = (starts_BM[..., None] + numbers_N).flatten(1).clamp_max(k_BGSD.shape[2] - 1)
+    k_BGND, v_BGND = (
+        x.gather(2, columns_BN[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3]))
+        for x in (k_BGSD, v_BGSD)
+    )
+    return Sink(k_BGND, v_BGND, seen_BTN, None if documents is None else source)
 
 
-def attach_sinks(model: Any, sinks: Sinks | None) -> None:
-    """From now on every mask that a dense model is called with has these sinks; None: none."""
+def sink_beyond(source: Source, beyond_BT: Tensor, k_BGSD: Tensor, v_BGSD: Tensor) -> Sink:
+    """The sink of texts that all begin at the first key. `beyond_BT`: of each query, the last
+    position that has left its window; negative where there is none."""
+    if not isinstance(source, int):
+        key_GD, value_GD = source
+        return Sink(key_GD[None, :, None], value_GD[None, :, None], beyond_BT[..., None] >= 0)
+    k_BGND, v_BGND = k_BGSD[:, :, :source], v_BGSD[:, :, :source]
+    numbers_N = torch.arange(k_BGND.shape[2], device=beyond_BT.device)
+    return Sink(k_BGND, v_BGND, beyond_BT[..., None] >= numbers_N)
+
+
+def attach_sinks(model: Any, sinks: Sinks | int | None) -> None:
+    """From now on every mask that a dense model is called with has these sinks, or as many first
+    tokens. None: none."""
     for layer, block in enumerate(model.base_model.layers):
-        pair = None if sinks is None else (sinks.keys_LGD[layer], sinks.values_LGD[layer])
-        setattr(block.self_attn, ATTACHED, pair)
+        source: Source | None = None
+        if isinstance(sinks, Sinks):
+            source = sinks.keys_LGD[layer], sinks.values_LGD[layer]
+        elif sinks:
+            source = sinks
+        setattr(block.self_attn, ATTACHED, source)
 
 
-def attached_sink(module: Any, seen_BT: Tensor | None) -> Sink | None:
-    """The sink of all groups of a dense model's layer."""
-    pair = getattr(module, ATTACHED, None)
-    return None if pair is None or seen_BT is None else Sink(pair[0], pair[1], seen_BT)
+def attached_source(module: Any) -> Source | None:
+    """What the windows of a dense model's layer see."""
+    source: Source | None = getattr(module, ATTACHED, None)
+    return source
 
 
 def add_sinks(model: Any, config: Any) -> None:
@@ -88,14 +138,11 @@ def add_sinks(model: Any, config: Any) -> None:
 
 
 def kind_of(config: Any) -> str:
-    sink = config.bosch.get("sink", {"kind": "none"})
-    kind = sink.get("kind") if isinstance(sink, dict) else sink
-    if kind not in SINK_KINDS:
-        raise UserError(
-            f"config.bosch['sink'] is {sink!r}; this version knows the kinds "
-            f"{', '.join(SINK_KINDS)}."
-        )
-    return str(kind)
+    """none, static or tokens=S."""
+    try:
+        return sink_from_json(config.bosch.get("sink", "none"))
+    except UserError as error:
+        raise UserError(f"config.bosch['sink']: {error}") from None
 
 
 def is_sink(name: str) -> bool:
@@ -103,9 +150,9 @@ def is_sink(name: str) -> bool:
     return name.rpartition(".")[2] in (KEY, VALUE)
 
 
-def sink_of(module: Any, seen_BT: Tensor | None) -> Sink | None:
-    """The sink of a hybrid's layer."""
+def source_of(module: Any) -> Source | None:
+    """What the windows of a hybrid's layer see."""
     key_GD = getattr(module, KEY, None)
-    if key_GD is None or seen_BT is None:
-        return None
-    return Sink(key_GD, getattr(module, VALUE), seen_BT)
+    if key_GD is not None:
+        return key_GD, getattr(module, VALUE)
+    return sink_tokens(kind_of(module.config)) or None

@@ -2,17 +2,18 @@
 line per layer and one number per KV head. Groups with larger numbers keep full attention.
 
 The config.json beside the table has the window, `recent_size`, and `sink_size`: the first tokens of
-a text, which their windowed heads also see. Our windows have no sinks: `sink_size` is kept in the
-mask's settings, and is written again with an export.
+a text, which their windowed heads also see, as those of a mask with the sink `tokens=S` do.
 """
 
 import json
 import math
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from bosch.masks.mask import GroupMask, MaskFile, num_windowed
+from bosch.masks.window import sink_tokens
 from bosch.model import ModelInfo
 from bosch.model_files import read_json_object
 from bosch.run.checkout import provenance
@@ -36,11 +37,6 @@ def import_mask(
     table = read_table(path, model)
     sizes = read_sizes(path.parent / "config.json")
     notes = []
-    if sizes.get("sink_size"):
-        notes.append(
-            f"the windowed heads in the file also see the first {sizes['sink_size']} tokens; our "
-            "window has no sinks, so the mask only records them."
-        )
     recent, window = sizes.get("recent_size"), window_tokens
     source = "the recent_size in config.json beside the table"
     if window is None:
@@ -57,8 +53,15 @@ def import_mask(
             f"{tie['num_tied']} groups are tied at the value {tie['value']:g}; the seed {seed} "
             f"chose the {tie['num_windowed']} of them that go on the window."
         )
+    mask = GroupMask.from_windowed(windowed, model.num_layers, model.num_groups, window)
+    if sinks := min(sizes.get("sink_size", 0), window):
+        mask = replace(mask, sink=f"tokens={sinks}")
+        if sinks < sizes["sink_size"]:
+            notes.append(
+                f"sink_size is {sizes['sink_size']}; the window of {window} keeps {sinks} of them."
+            )
     record = MaskFile(
-        mask=GroupMask.from_windowed(windowed, model.num_layers, model.num_groups, window),
+        mask=mask,
         model=model,
         method=METHOD,
         ratio_asked=ratio,
@@ -136,7 +139,7 @@ def export_mask(record: MaskFile, path: Path) -> str:
     """Write the table, and beside it the config.json that DuoAttention reads, unless there is one.
     Returns a note to print."""
     write_atomically(path, "".join("\t".join(row) + "\n" for row in record.mask.row_texts()))
-    sinks = record.settings.get("sink_size", 0)
+    sinks = sink_tokens(record.mask.sink)
     sizes = dict(zip(SIZES, (sinks, record.mask.window_tokens), strict=True))
     beside = path.with_name("config.json")
     if not beside.exists():

@@ -9,7 +9,13 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_type_hints
 
-from bosch.masks.window import SINK_KINDS, WINDOW_CONVENTION, check_window
+from bosch.masks.window import (
+    WINDOW_CONVENTION,
+    check_window,
+    sink_as_json,
+    sink_from_json,
+    sink_tokens,
+)
 from bosch.model import ModelInfo
 from bosch.model_files import read_json_object
 from bosch.run.errors import UserError
@@ -29,14 +35,13 @@ class GroupMask:
     z: tuple[tuple[int, ...], ...]  # [layer][group]
     window_tokens: int  # window size in tokens, including the current token
     unit: Unit = "group"  # what was chosen; "layer": all groups of a layer are equal
-    sink: str = "none"  # of its windows: one of SINK_KINDS
+    sink: str = "none"  # of its windows: none, static or tokens=S
 
     def __post_init__(self) -> None:
         check_window(self.window_tokens)
         if self.unit not in UNITS:
             raise UserError(f"unit is {self.unit!r}; it must be one of {', '.join(UNITS)}.")
-        if self.sink not in SINK_KINDS:
-            raise UserError(f"sink is {self.sink!r}; it must be one of {', '.join(SINK_KINDS)}.")
+        sink_tokens(self.sink, self.window_tokens)
         if not self.z or not self.z[0]:
             raise UserError("A mask needs at least one layer with one group.")
         for layer, row in enumerate(self.z):
@@ -126,10 +131,10 @@ class GroupMask:
     def kv_bytes(self, context_tokens: int, head_dim: int, bytes_per_value: int = 2) -> int:
         """Bytes of the KV cache for one text.
 
-        A windowed group keeps W-1 entries, because the next token adds its own before it attends.
-        (The static cache keeps W.)
+        A windowed group keeps W-1 entries, because the next token adds its own before it attends
+        (the static cache keeps W), and the first tokens of its sink.
         """
-        in_window = min(context_tokens, self.window_tokens - 1)
+        in_window = min(context_tokens, self.window_tokens - 1) + sink_tokens(self.sink)
         entries = self.num_full * context_tokens + self.num_windowed * in_window
         return entries * 2 * head_dim * bytes_per_value  # 2: keys and values
 
@@ -240,7 +245,7 @@ def write_mask(path: Path, record: MaskFile) -> None:
     content |= {"window_tokens": record.mask.window_tokens, "z": record.mask.row_texts()}
     in_order = {name: content[name] for name in FIELDS if name != SINK}
     if record.mask.sink != "none":  # so that masks without are as before there were any
-        in_order[SINK] = {"kind": record.mask.sink}
+        in_order[SINK] = sink_as_json(record.mask.sink)
     write_atomically(path, json.dumps(in_order, indent=1, allow_nan=False) + "\n")
 
 
@@ -283,9 +288,7 @@ def read_mask(path: Path, model: ModelInfo | None = None) -> MaskFile:
     with reading("unit"):
         mask = replace(mask, unit=content["unit"])
     with reading(SINK):
-        if content[SINK].keys() != {"kind"}:
-            raise UserError(f"it is {content[SINK]!r}; it must hold a kind.")
-        mask = replace(mask, sink=content[SINK]["kind"])
+        mask = replace(mask, sink=sink_from_json(content[SINK]))
     with reading("ratio"):
         ratio = content["ratio"]
         if not 0 <= ratio <= 1 or not math.isclose(ratio, mask.ratio, abs_tol=1e-9):

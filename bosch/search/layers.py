@@ -22,11 +22,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from bosch.backends._interface import AttentionCall, Sink
+from bosch.backends._interface import AttentionCall
 from bosch.hybrid.attention import NAME
 from bosch.hybrid.dispatch import attend, refusal
 from bosch.hybrid.models import apply_norm, block_norms
-from bosch.hybrid.sinks import attached_sink
+from bosch.hybrid.sinks import attached_source, sink_beyond
 from bosch.masks.window import check_window
 from bosch.run.errors import UserError
 
@@ -133,6 +133,7 @@ class Layers:
             visible_NT = full_NT & (distance_NT < self.window_tokens), full_NT
         q_BGRND = q_BHND.unflatten(1, (self.num_groups, -1))
         parts_BNRD: dict[int, Tensor] = {}  # by group
+        source = attached_source(attention) if x_BTC.shape[1] > self.window_tokens else None
         for bit in (1, 0):
             groups = [group for group, value in enumerate(row) if value == bit]
             if not groups:
@@ -145,12 +146,11 @@ class Layers:
                 window_tokens=None if bit or rows_N is not None else self.window_tokens,
                 mask_BNTS=None if rows_N is None else visible_NT[bit][None, None],
             )
-            if not bit:
+            if not bit and source is not None:
                 place_N = torch.arange(x_BTC.shape[1]) if rows_N is None else rows_N
-                seen_BN = (place_N.to(x_BTC.device) >= self.window_tokens)[None]
-                if (sink := attached_sink(attention, seen_BN)) is not None:
-                    k_GD, v_GD = sink.k_GD[groups], sink.v_GD[groups]
-                    call = replace(call, sink=Sink(k_GD, v_GD, seen_BN))
+                beyond_BN = (place_N.to(x_BTC.device) - self.window_tokens)[None]
+                sink = sink_beyond(source, beyond_BN, k_BGTD, v_BGTD)
+                call = replace(call, sink=sink.of_groups(groups))
             out_BNGRD = attend(call, self.backend).transpose(1, 2).unflatten(2, (len(groups), -1))
             for group, out_BNRD in zip(groups, out_BNGRD.unbind(2), strict=True):
                 parts_BNRD[group] = out_BNRD

@@ -36,6 +36,8 @@ from tests.model_factory import (
 )
 
 WINDOW = 16
+# How many first tokens, beside the constants.
+FIRST = 3
 every_family = pytest.mark.parametrize("family", FAMILIES)
 
 
@@ -47,7 +49,7 @@ def model_and_sinks(family: str) -> tuple[PreTrainedModel, Sinks]:
 
 
 def searched(
-    model: PreTrainedModel, sinks: Sinks, ids: Tensor, z: Any = MIXED, **more: Any
+    model: PreTrainedModel, sinks: Sinks | int, ids: Tensor, z: Any = MIXED, **more: Any
 ) -> Tensor:
     """The logits of search mode with sinks. The model is left without."""
     attach_sinks(model, sinks)
@@ -85,6 +87,16 @@ def test_the_search_sees_the_sink_as_one_more_key(family: str) -> None:
 
 
 @every_family
+def test_first_tokens_are_a_mask_of_the_stock_model(family: str) -> None:
+    model, ids = tiny_model(family).double(), random_tokens(1, 50)
+    found = searched(model, FIRST, ids, same_mask(0, model))
+    distance = torch.arange(50)[:, None] - torch.arange(50)
+    visible = (distance >= 0) & ((distance < WINDOW) | (torch.arange(50) < FIRST))
+    stock = tiny_model(family, attention="sdpa").double()
+    assert_close(found, logits(stock, ids, attention_mask=visible[None, None]), 1e-9)
+
+
+@every_family
 def test_a_full_mask_and_a_text_within_the_window_are_as_without(family: str) -> None:
     model, sinks = model_and_sinks(family)
     ids = random_tokens(1, 50)
@@ -96,9 +108,11 @@ def test_a_full_mask_and_a_text_within_the_window_are_as_without(family: str) ->
     assert torch.equal(*(logits(hybrid, short) for hybrid in hybrids))
 
 
+@pytest.mark.parametrize("kind", ["static", "tokens"])
 @every_family
-def test_the_hybrid_is_the_searched_model(family: str) -> None:
+def test_the_hybrid_is_the_searched_model(family: str, kind: str) -> None:
     model, sinks = model_and_sinks(family)
+    sinks = sinks if kind == "static" else FIRST
     hybrid, ids = deploy(model, MIXED, WINDOW, sinks), random_tokens(2, 90)
     padded = torch.ones(2, 90, dtype=torch.long)
     padded[0, :31] = 0
@@ -120,14 +134,29 @@ def test_the_hybrid_is_the_searched_model(family: str) -> None:
 @pytest.mark.parametrize(
     "make_cache", [DynamicCache, lambda config: StaticCache(config, max_cache_len=64)]
 )
-def test_any_pieces_give_the_logits_of_the_whole(family: str, make_cache: Any) -> None:
+@pytest.mark.parametrize("kind", ["static", "tokens"])
+def test_any_pieces_give_the_logits_of_the_whole(kind: str, family: str, make_cache: Any) -> None:
     model, sinks = model_and_sinks(family)
-    hybrid, ids = deploy(model, MIXED, WINDOW, sinks), random_tokens(2, 60)
+    hybrid = deploy(model, MIXED, WINDOW, sinks if kind == "static" else FIRST)
+    ids = random_tokens(2, 60)
     whole = logits(hybrid, ids, use_cache=False)
     for pieces in ([1] * 60, [15, 16, 17, 12], [7, 1, 1, 30, 2, 19]):
         cache = make_cache(config=hybrid.config)
         parts = [logits(hybrid, piece, **{CACHE: cache}) for piece in ids.split(pieces, dim=1)]
         assert_close(torch.cat(parts, dim=1), whole, 1e-9)
+
+
+@pytest.mark.parametrize("kind", ["static", "tokens"])
+def test_a_padded_batch_decodes_like_its_texts_alone(kind: str) -> None:
+    model, sinks = model_and_sinks("qwen3")
+    hybrid = deploy(model, MIXED, WINDOW, sinks if kind == "static" else FIRST)
+    ids, mask = random_tokens(2, 60), torch.ones(2, 60, dtype=torch.long)
+    mask[0, :21] = 0
+    options: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False}
+    together = hybrid.generate(ids, attention_mask=mask, **options)
+    for row, start in enumerate((21, 0)):
+        alone = hybrid.generate(ids[row : row + 1, start:], **options)
+        assert torch.equal(together[row, start:], alone[0])
 
 
 @pytest.mark.parametrize(
@@ -139,9 +168,11 @@ def test_any_pieces_give_the_logits_of_the_whole(family: str, make_cache: Any) -
         {"prompt_lookup_num_tokens": 3},
     ],
 )
-def test_generating_gives_the_tokens_of_recomputation(options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("kind", ["static", "tokens"])
+def test_generating_gives_the_tokens_of_recomputation(kind: str, options: dict[str, Any]) -> None:
     model, sinks = model_and_sinks("qwen3")
-    hybrid, ids = deploy(model, MIXED, WINDOW, sinks), random_tokens(1, 40)
+    hybrid = deploy(model, MIXED, WINDOW, sinks if kind == "static" else FIRST)
+    ids = random_tokens(1, 40)
     out = hybrid.generate(ids, max_new_tokens=8, do_sample=False, disable_compile=True, **options)
     assert torch.equal(out, generate_anew(hybrid, ids, 8))
 
@@ -241,7 +272,7 @@ def test_a_hybrid_without_its_sinks_or_of_an_unknown_kind_is_refused(tmp_path: P
     with pytest.raises(UserError, match="window_sink_key"):
         load_model(tmp_path, "auto", "cpu")
     values = {k: v for k, v in hybrid.config.to_dict().items() if k != "bosch"}
-    with pytest.raises(UserError, match="'logit'"):
+    with pytest.raises(UserError, match="logit"):
         type(hybrid.config)(**values, bosch=hybrid.config.bosch | {"sink": {"kind": "logit"}})
 
 

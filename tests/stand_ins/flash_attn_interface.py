@@ -33,9 +33,9 @@ def flash_attn_varlen_func(
     deterministic: bool = False,
     sm_margin: int = 0,
     return_attn_probs: bool = False,
-) -> Tensor | tuple[Tensor, None]:
+) -> Tensor | tuple[Tensor, Tensor]:
     unused = (seqused_q, seqused_k, qv, q_descale, k_descale, v_descale, pack_gqa)
     demand(all(x is None for x in unused) and not softcap, "nothing we do not use")
     lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    out = compute(q, k, v, *lengths, softmax_scale, causal, window_size)
-    return (out, None) if RETURNS_LSE else out
+    out, lse = compute(q, k, v, *lengths, softmax_scale, causal, window_size)
+    return (out, lse) if RETURNS_LSE or return_attn_probs else out

@@ -22,7 +22,13 @@ from bosch.hybrid import dispatch
 from bosch.hybrid.cache import CACHE
 from bosch.hybrid.conversion import deploy
 from tests import varlen_kernel
-from tests.attention_calls import Case, check_against_reference, make_call, thin_cases
+from tests.attention_calls import (
+    Case,
+    check_against_reference,
+    make_call,
+    sink_cases,
+    thin_cases,
+)
 from tests.model_factory import MIXED, logits, packed_positions, random_tokens, tiny_model
 from tests.pretended_gpu import Gpu, pretended_gpu
 
@@ -62,6 +68,25 @@ def test_outputs_and_gradients_are_the_references(backend: str) -> None:
     ]
     padded = [case.kind in ("left", "right") for case in gpu_cases()]
     assert reasons == [NO_MASK if is_padded else None for is_padded in padded]
+
+
+def test_sinks_are_merged_by_the_log_sum_exp(backend: str) -> None:
+    """varlen with the gradients of all six tensors; flash-attn says that it has none."""
+    for case in sink_cases():
+        if case.num_queries > 200 or case.dtype != torch.float32:
+            continue
+        half = replace(case, dtype=torch.bfloat16, head_size=64)
+        trains = backend == "varlen"
+        reason = check_against_reference(dispatch.BACKENDS[backend], half, "cuda", trains)
+        if case.kind in ("left", "right"):
+            assert reason == NO_MASK
+        elif case.kind == "packed" and case.sink != "static":
+            assert reason is None or "packed documents" in reason
+        else:
+            assert reason is None, case
+    trained = make_call(replace(half, kind="plain", sink="static", num_queries=150), "cuda")
+    assert ("gradient" in str(flash.supports(trained))) == (trained.sink is not None)
+    assert varlen.supports(trained) is None
 
 
 def model_for_flash() -> PreTrainedModel:

@@ -54,7 +54,7 @@ def test_the_published_patterns_meet_every_ratio_exactly(
         assert mask.num_windowed == num_windowed(ratio, 32, model.num_groups)
         assert mask.window_tokens == 256  # its config.json
         assert (record.settings["sink_size"], record.settings["recent_size"]) == (128, 256)
-        assert any("also see the first 128 tokens" in note for note in notes)
+        assert mask.sink == "tokens=128"
         pairs = [(v, bit) for line, row in zip(values, mask.z, strict=True)
                  for v, bit in zip(line, row, strict=True)]  # fmt: skip
         full, windowed = [v for v, bit in pairs if bit], [v for v, bit in pairs if not bit]
@@ -85,11 +85,10 @@ def test_window_and_sinks_are_those_beside_the_table_and_go_out_again(tmp_path: 
     path.write_text("1\t1\t0\t0\n" * 2)
     with pytest.raises(UserError, match=r"heads\.tsv .*--window"):
         take(path)
-    beside.write_text(json.dumps({"sink_size": 64, "recent_size": 32}))
+    beside.write_text(json.dumps({"sink_size": 24, "recent_size": 32}))
     record, notes = take(path)
-    assert record.mask.window_tokens == 32
-    assert record.settings == {"tie": None, "sink_size": 64, "recent_size": 32}
-    assert "the first 64 tokens" in notes
+    assert (record.mask.window_tokens, record.mask.sink) == (32, "tokens=24")
+    assert record.settings == {"tie": None, "sink_size": 24, "recent_size": 32}
     (tmp_path / "out").mkdir()
     export_mask(record, tmp_path / "out" / "heads.tsv")
     assert json.loads((tmp_path / "out" / "config.json").read_text()) == json.loads(
@@ -97,9 +96,11 @@ def test_window_and_sinks_are_those_beside_the_table_and_go_out_again(tmp_path: 
     )
     record, notes = take(path, window_tokens=16)
     assert record.mask.window_tokens == 16
+    assert record.mask.sink == "tokens=16"
     assert "is 32, but --window 16" in notes
+    assert "the window of 16 keeps 16 of them" in notes
     # What is there is not overwritten.
-    assert "recent_size 16 and sink_size 64" in export_mask(record, path)
+    assert "recent_size 16 and sink_size 16" in export_mask(record, path)
     assert json.loads(beside.read_text())["recent_size"] == 32
     beside.write_text(json.dumps({"sink_size": -1}))
     with pytest.raises(UserError, match=r"config\.json: sink_size is -1"):

@@ -27,9 +27,11 @@ def flash_attn_varlen_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
     block_table: Any = None,
-) -> Tensor:
+) -> Tensor | tuple[Tensor, Tensor, None]:
     """Dropout zeroes the whole output here, so that a test can tell that it arrived."""
     demand(softcap == 0 and alibi_slopes is None and block_table is None, "nothing we do not use")
     lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    out = compute(q, k, v, *lengths, softmax_scale, causal, window_size)
+    out, lse = compute(q, k, v, *lengths, softmax_scale, causal, window_size)
+    if return_attn_probs:
+        return out, lse, None
     return torch.zeros_like(out) if dropout_p else out
