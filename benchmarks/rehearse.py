@@ -5,7 +5,7 @@ hours of a training, by formula.
 
 bosch/training/rehearsal.py says how, and what is not included. Each takes about a minute of one
 core. Micro-batches are tried in the order given, up to the first that does not fit. The hours are
-FLOPs (training/flops.py) divided by the GPUs' peak times --mfu.
+FLOPs (training/metrics.py) divided by the GPUs' peak times --mfu.
 """
 
 import itertools
@@ -20,7 +20,7 @@ from bosch.config import TrainConfig
 from bosch.plugins import suggest
 from bosch.run.errors import UserError
 from bosch.run.progress import show_rows
-from bosch.training.flops import PEAK_FLOPS, count_active_weights, training_flops
+from bosch.training.metrics import PEAK_FLOPS, count_active_weights, training_flops
 from bosch.training.model_start import build_on_meta
 from bosch.training.rehearsal import COLUMNS, KERNELS, MARGIN_GB, Plan, as_hybrid, rehearse
 

@@ -38,7 +38,7 @@ from bosch.hybrid.conversion import deploy
 from bosch.model import LOCAL, find_model
 from bosch.recipes.presets import TINY_MODEL
 from bosch.run.progress import show_rows
-from bosch.training.flops import count_active_weights, peak_flops, training_flops
+from bosch.training.metrics import count_active_weights, peak_flops, training_flops
 from bosch.training.model_start import build_on_meta
 
 TRAINER, DENSE = "Trainer, dense", "ours, dense"

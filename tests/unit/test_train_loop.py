@@ -18,7 +18,7 @@ from bosch.data.loader import Loader
 from bosch.training.guards import TrainingFailedError
 from bosch.training.loop import TrainJob, train
 from bosch.training.model_start import start_model
-from bosch.training.parallel import choose_switches, leave_world, start_world, whole
+from bosch.training.parallel import leave_world, start_world, whole
 from bosch.training.schedule import learning_rate
 from tests.model_factory import FAMILIES
 from tests.plain_training import (
@@ -195,7 +195,7 @@ def test_weights_that_are_not_finite_end_training_without_a_step(tmp_path: Path)
 
 
 def started(folder: Path, settings: TrainConfig = SETTINGS) -> Any:
-    return start_model(folder, choose_switches(settings, start_world(), {}))
+    return start_model(folder, settings, start_world())
 
 
 @pytest.mark.parametrize(
