@@ -1,5 +1,5 @@
 """Runs one benchmark: `python -m benchmarks latency`. Each file of benchmarks/ is a benchmark, with
-`Options` and `measure(options)`, which returns or yields result rows.
+`Options`, `measure(options)`, which yields result rows, and COLUMNS, the table of them.
 
 A benchmark alternates between the alternatives that it compares, so that a busy machine slows all
 of them. `--out FILE` saves the figures as JSON with device, versions and date, as in
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import torch
 
-from benchmarks._measure import Row
+from benchmarks._measure import Row, run_part
 from bosch.command_line import choose_word, peek, read_options
 from bosch.plugins import describe_plugin, list_plugins, load_plugin
 from bosch.run import progress
@@ -32,8 +32,8 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def run_benchmark(name: str, arguments: Sequence[str]) -> None:
-    """Run a benchmark and print the rows that have a target. The benchmark prints its own tables.
-    The file is written as rows come, so that a run that is stopped keeps its results."""
+    """Run a benchmark and print its table, and the rows that have a target. The file is written as
+    rows come, so that a run that is stopped keeps its results."""
     benchmark = load_plugin(PACKAGE, name)
     preset = getattr(benchmark, "PRESETS", {}).get(peek(arguments, "preset")["preset"])
     options, _ = read_options(
@@ -48,7 +48,7 @@ def run_benchmark(name: str, arguments: Sequence[str]) -> None:
     facts |= {"machine": describe_machine(), **provenance()}
     rows: list[Row] = []
     try:
-        for row in benchmark.measure(options):
+        for row in run_part(benchmark, options):
             rows.append(row)
             if options.out is not None:
                 options.out.parent.mkdir(parents=True, exist_ok=True)

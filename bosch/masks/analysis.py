@@ -74,18 +74,17 @@ def read_masks(paths: Sequence[Path]) -> list[NamedMask]:
     masks = [NamedMask("", file, read_mask(file)) for file in dict.fromkeys(files)]
     named: dict[Path, str] = {}
     for group in comparable(masks).values():
+        possible = []
+        for mask in group:
+            seed = "" if mask.record.seed is None else f" s{mask.record.seed}"
+            seeded = f"{mask.record.method}{seed}"
+            run = mask.path.resolve().parent.parent.name
+            window = f"{seeded} W{mask.mask.window_tokens}"
+            possible.append((mask.record.method, seeded, window, run, str(mask.path)))
         # The shortest unique names.
-        candidates = zip(*map(_possible_names, group), strict=True)
-        names = next(names for names in candidates if len(set(names)) == len(names))
+        names = next(names for names in zip(*possible, strict=True) if len({*names}) == len(names))
         named |= {mask.path: name for mask, name in zip(group, names, strict=True)}
     return [replace(mask, name=named[mask.path]) for mask in masks]
-
-
-def _possible_names(mask: NamedMask) -> tuple[str, ...]:
-    method, seed = mask.record.method, mask.record.seed
-    seeded = method if seed is None else f"{method} s{seed}"
-    run = mask.path.resolve().parent.parent.name
-    return method, seeded, f"{seeded} W{mask.mask.window_tokens}", run, str(mask.path)
 
 
 def comparable(masks: Iterable[NamedMask]) -> dict[tuple[str, float], list[NamedMask]]:
@@ -96,36 +95,39 @@ def comparable(masks: Iterable[NamedMask]) -> dict[tuple[str, float], list[Named
     return dict(sorted(groups.items(), key=lambda item: item[0][1]))
 
 
-def find_chains(masks: Iterable[NamedMask]) -> dict[str, list[NamedMask]]:
+def find_chains(masks: Sequence[NamedMask]) -> dict[str, list[NamedMask]]:
     """Chains of at least two masks that differ only in their ratio, by rising ratio.
 
     A mask without a seed (nothing in it was random) joins the chain of every seed that has no mask
     of its ratio. Of masks that differ in nothing that a mask file records, such as those of two
     calibration sets, the last one is used.
     """
-    kinds: dict[tuple[str, str, int], list[NamedMask]] = {}
+
+    def kind_of(mask: NamedMask) -> tuple[str, str, str]:
+        return mask.record.method, mask.model, f"W{mask.mask.window_tokens}"
+
+    seeds: dict[tuple[str, str, str], dict[int | None, None]] = {}
     for mask in masks:
-        kind = (mask.record.method, mask.model, mask.mask.window_tokens)
-        kinds.setdefault(kind, []).append(mask)
+        seeds.setdefault(kind_of(mask), {})[mask.record.seed] = None
     chains: dict[tuple[str, ...], list[NamedMask]] = {}
-    for (method, model, window), members in kinds.items():
-        seeds = {mask.record.seed for mask in members}
-        for seed in sorted(seeds - {None} or seeds, key=lambda seed: seed or 0):
-            by_ratio: dict[float, list[NamedMask]] = {}
+    for kind, of_kind in seeds.items():
+        drawn: list[int | None] = [seed for seed in of_kind if seed is not None]
+        for seed in drawn or [None]:
+            members = [m for m in masks if kind_of(m) == kind and m.record.seed in (seed, None)]
             # Masks with the seed come last, so that they are used.
-            for mask in sorted(members, key=lambda mask: mask.record.seed is not None):
-                if mask.record.seed in (seed, None):
-                    by_ratio.setdefault(mask.ratio, []).append(mask)
-            if len(by_ratio) < 2:
+            members.sort(key=lambda mask: mask.record.seed is not None)
+            chain = {mask.ratio: mask for mask in members}
+            if len(chain) < 2:
                 continue
-            for *others, last in by_ratio.values():
-                for other in others:
+            for other in members:
+                if (used := chain[other.ratio]) is not other:
                     say(
-                        f"{other.path} is left out of the turnover: {last.path} has the same "
+                        f"{other.path} is left out of the turnover: {used.path} has the same "
                         "method, ratio and seed; analyze one calibration set at a time"
                     )
-            name = (method, "" if seed is None else f"s{seed}", model, f"W{window}")
-            chains[name] = [by_ratio[ratio][-1] for ratio in sorted(by_ratio)]
+            method, *others = kind
+            name = (method, "" if seed is None else f"s{seed}", *others)
+            chains[name] = [chain[ratio] for ratio in sorted(chain)]
     # Only the parts of a name that differ between chains, and always the method.
     differs = [True, *(len(set(part)) > 1 for part in list(zip(*chains, strict=True))[1:])]
     return {
