@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torch
 
 from benchmarks._measure import Row, run_part
-from bosch.command_line import choose_word, peek, read_options
+from bosch.command_line import choose_word, parse, peek
 from bosch.plugins import describe_plugin, list_plugins, load_plugin
 from bosch.run import progress
 from bosch.run.checkout import provenance
@@ -36,13 +36,8 @@ def run_benchmark(name: str, arguments: Sequence[str]) -> None:
     rows come, so that a run that is stopped keeps its results."""
     benchmark = load_plugin(PACKAGE, name)
     preset = getattr(benchmark, "PRESETS", {}).get(peek(arguments, "preset")["preset"])
-    options, _ = read_options(
-        benchmark.Options,
-        arguments,
-        vars(preset) if preset else {},
-        f"{COMMAND} {name}",
-        benchmark.__doc__ or "",
-    )
+    usual = vars(preset) if preset else {}
+    options = parse(benchmark.Options, arguments, usual, f"{COMMAND} {name}")
     progress.set_up()
     facts: dict[str, object] = {"benchmark": name, "date": datetime.date.today().isoformat()}
     facts |= {"machine": describe_machine(), **provenance()}

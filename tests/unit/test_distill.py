@@ -187,7 +187,7 @@ def test_teachers_that_cannot_teach_this_model_are_refused(tmp_path: Path) -> No
     settings = TrainConfig(objective="distill")
     check_teacher(own, asset_folder(presets.TINY_MODEL))
     with pytest.raises(UserError, match=r"top_k is 10000, but .* has 2,048 tokens"):
-        train_model.check_objective(replace(settings, top_k=10_000), presets.SMOKE_MODEL)
+        train_model.check_settings(replace(settings, top_k=10_000), True, presets.SMOKE_MODEL)
     with pytest.raises(UserError, match="another tokenizer"):
         check_teacher(own, with_another_tokenizer(own, tmp_path / "tokenizer"))
     with pytest.raises(UserError, match=r"another family \(llama\)"):

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from bosch.command_line import parse_command
-from bosch.recipes import presets, sweep
+from bosch.recipes import sweep
+from bosch.recipes.recover import parse_command
 from bosch.run.errors import UserError
 
 ROOT = Path(__file__).parents[2]
@@ -151,5 +151,5 @@ def test_each_variant_is_a_run_with_a_folder_of_its_own() -> None:
     assert found == [(w, float(rate)) for w, rate in pairs]
     assert {chain.config.data.source for chain in chains} == {("a/b",)}
     for chain in chains:  # recover.py, given these words, does just that
-        command = parse_command(chain.arguments, presets.choose)
+        command = parse_command(chain.arguments)
         assert (command.run_path, command.config) == (chain.path, chain.config)
