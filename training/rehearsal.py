@@ -69,7 +69,6 @@ COLUMNS = {  # of a table of rehearsals
     "peak, GB": "value:.1f",
     **{kind: f"{kind}:.1f" for kind in KINDS},
     "fits": "fits",
-    "CPU s": "cpu_seconds:.0f",
 }
 KERNELS = ("torch", "liger")
 REHEARSED = "rehearsed"  # the attention backend in place of flash kernels
@@ -113,7 +112,6 @@ class Rehearsal:
     """What a plan would take."""
 
     peak: Mapping[str, int]  # bytes by kind on one GPU, at the moment when it holds most
-    cpu_seconds: float  # for the rehearsal itself
 
     @property
     def peak_bytes(self) -> int:
@@ -133,7 +131,6 @@ class Rehearsal:
             **{kind: self.peak[kind] / 1e9 for kind in KINDS},
             "memory_gb": memory_gb,
             "fits": "yes" if self.fits(memory_gb) else "NO",
-            "cpu_seconds": self.cpu_seconds,
         }
 
 
@@ -149,7 +146,7 @@ def _hide_gpus() -> None:
 
 def rehearse_here(plan: Plan) -> Rehearsal:
     """A step of training (training/loop.py) and what saves its result, with fake tensors."""
-    begin, micro = time.process_time(), plan.micro_batch
+    micro = plan.micro_batch
     # As for a GPU, but on the CPU: on a fake GPU, torch's backward fails in C++.
     changes: dict[str, Any] = {"kernels": plan.kernels, "compile": False}
     settings = decide(replace(plan.settings, **changes), CUDA)
@@ -207,7 +204,7 @@ def rehearse_here(plan: Plan) -> Rehearsal:
         live.kind = "weights"
         deque((whole(tensor.to(torch.bfloat16)) for tensor in exported), maxlen=2)
     peak = live.peak()
-    return Rehearsal({kind: peak[kind] for kind in KINDS}, time.process_time() - begin)
+    return Rehearsal({kind: peak[kind] for kind in KINDS})
 
 
 @contextmanager
