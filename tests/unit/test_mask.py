@@ -153,6 +153,7 @@ def test_the_same_mask_gives_the_same_bytes_and_a_failed_write_keeps_them(
         ({"ratio_asked": 0.75}, "means 6 of 8 groups.* ratio_asked"),
         ({"colour": 1}, "no such field as colour"),
         ({"method": ...}, "method is missing"),
+        ({"settings": {"kappa": math.inf}}, "settings holds .*Infinity"),
         ({"model": {"id": "org/small"}}, "model.revision is missing"),
         ({"model": MADE_FOR | {"head_dim": 0}}, "head_dim is 0"),
     ],

@@ -3,7 +3,7 @@
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
@@ -46,13 +46,6 @@ MIDDLE = Qwen3Config(
     tie_word_embeddings=False,
 )
 STEP = TrainConfig(batch_sequences=32, micro_batch_sequences=1)
-
-
-@pytest.fixture(autouse=True)
-def no_process_group() -> Iterator[None]:
-    leave_world()  # of other tests
-    yield
-    leave_world()
 
 
 def middle(kernels: str = "torch", gpus: int = 8, **changes: Any) -> Plan:
