@@ -94,7 +94,11 @@ def measure(options: Options) -> Iterator[Row]:
         with ProcessPoolExecutor(1, spawn, max_tasks_per_child=1) as pool:
             measured = [pool.submit(peak_memory, options, side) for side in sides.values()]
             peaks = [each.result() for each in measured]
-        flops = [flops_of_a_step(models.get(name, models[DENSE]), options) for name in sides]
+        flops = []
+        for name in sides:
+            config = AutoConfig.from_pretrained(models.get(name, models[DENSE]), **LOCAL)
+            weights = count_active_weights(build_on_meta(config))
+            flops.append(training_flops(config, weights, [options.length] * options.batch))
     peak = peak_flops(device) if options.precision == "bf16" else None
     for name, step_flops, peak_bytes in zip(sides, flops, peaks, strict=True):
         flops_per_second = step_flops / median(seconds[name])
@@ -130,12 +134,6 @@ def save_models(options: Options, folder: Path, device: torch.device) -> dict[st
         hybrid = models[f"ours, ratio {ratio:g}"] = folder / f"hybrid-{ratio:g}"
         deploy(model, z, options.window).save_pretrained(hybrid)
     return models
-
-
-def flops_of_a_step(model: Path, options: Options) -> float:
-    config = AutoConfig.from_pretrained(model, **LOCAL)
-    num_weights = count_active_weights(build_on_meta(config))
-    return training_flops(config, num_weights, [options.length] * options.batch)
 
 
 def random_sequences(options: Options, model: Path) -> NDArray[np.uint32]:
