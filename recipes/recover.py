@@ -37,7 +37,7 @@ from bosch.run.files import MANIFEST
 from bosch.run.folder import RunFolder
 from bosch.run.progress import say
 from bosch.run.ranks import rank_and_world
-from bosch.run.stage import Decision, Stage, refuse_blocked, stages_to_redo
+from bosch.run.stage import Stage, refuse_blocked, stages_to_redo
 
 # --help leaves these out, --help-all shows them.
 RARELY_SET = """
@@ -87,34 +87,35 @@ class Command:
         return self.run_dir or self.config.usual_path
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What a command will do. Nothing is written yet."""
-
-    config: Config  # with the micro-batch that fits these GPUs
-    stages: list[Stage]
-    redo: list[Stage]
-    steps: list[Decision]
-    texts: list[str]  # lines on those of the evaluations
-    trains: bool
-
-
 def main(arguments: Sequence[str]) -> None:
     command, (rank, world) = parse_command(arguments), rank_and_world()
     progress.set_up(rank)
+    config = command.config
     if command.rehearse is not None:  # of the paper's models without fetching anything
-        presets.check_lengths(command.config)
-        train_model.rehearse(command.config, command.rehearse)
+        presets.check_lengths(config)
+        train_model.rehearse(config, command.rehearse)
         return
     folder = RunFolder(command.run_path, rank, world, say)
-    if command.dry_run:
-        introduce(command, command.config)
     names_micro_batch = any(peek(arguments, "train.micro-batch-sequences").values())
-    planned = plan(command, folder, names_micro_batch)
-    if command.dry_run:
-        show_plan(command, planned)
-    else:
-        run(command, arguments, planned, folder)
+    fit = cache(partial(train_model.fit_memory, config, world, names_micro_batch))
+    if not command.dry_run:
+        stages, texts = check_and_build(command, folder, fit)
+        run(command, arguments, stages, texts, folder, fit)
+        return
+    introduce(command, config)
+    stages, texts = check_and_build(command, folder, fit)
+    steps = folder.plan(stages, command.fresh, command.from_)
+    for step in steps:
+        say(f"{step.stage.name}: {step.action} ({step.reason})")
+    refuse_blocked(steps)
+    for line in texts:
+        say(line)
+    if any(step.action != "reuse" for step in steps):
+        from bosch.training.rehearsal import estimate  # torch, which takes seconds
+
+        schedule = None if command.zero_shot else train_model.schedule_of(config)
+        for line in estimate(config, train_model.make_plan(config, world, "torch"), schedule):
+            say(line)
 
 
 def parse_command(arguments: Sequence[str]) -> Command:
@@ -129,27 +130,24 @@ def parse_command(arguments: Sequence[str]) -> Command:
     return replace(command, config=config, chosen_by=(*origin, line))
 
 
-def plan(command: Command, folder: RunFolder, names_micro_batch: bool) -> Plan:
-    """The chain and what each stage will do. All that cannot work is refused here, at once, before
-    anything is written and before hours are spent."""
-    config, world = command.config, folder.world
-    is_new = not folder.path.exists()
-    fit = cache(partial(train_model.fit_memory, config, world, names_micro_batch))
+def check_and_build(
+    command: Command, folder: RunFolder, fit: Callable[[], Config]
+) -> tuple[list[Stage], list[str]]:
+    """The chain, and lines on the texts of the evaluations. All that cannot work is refused here,
+    at once, before anything is written and before hours are spent."""
+    config, is_new = command.config, not folder.path.exists()
 
     @cache
     def chain() -> list[Stage]:
         presets.check_model(config.model)
         return build_chain(config, folder, command.zero_shot, fit)
 
-    @cache
-    def steps() -> list[Decision]:
-        return folder.plan(chain(), command.fresh, command.from_)
+    def evaluates() -> bool:
+        steps = folder.plan(chain(), command.fresh, command.from_)
+        return any("eval/" in step.stage.name and step.action != "reuse" for step in steps)
 
     @cache
     def texts() -> list[str]:
-        def evaluates() -> bool:
-            return any("eval/" in step.stage.name and step.action != "reuse" for step in steps())
-
         if not is_new and (folder.rank != 0 or not evaluates()):
             return []
         described, *_ = check_all(
@@ -164,62 +162,60 @@ def plan(command: Command, folder: RunFolder, names_micro_batch: bool) -> Plan:
         chain,
         partial(search_mask.check_attention, config),
         lambda: check_attention(judging_of(config)),
-        *([] if command.zero_shot else [partial(train_model.check_machine, config, world)]),
+        lambda: None if command.zero_shot else train_model.check_machine(config, folder.world),
         lambda: packed.check_sources(config, folder.path, chain()),
         texts,
     )
-    redo = stages_to_redo(chain(), command.fresh, command.from_)
+    return chain(), texts()
+
+
+def run(
+    command: Command,
+    arguments: Sequence[str],
+    stages: Sequence[Stage],
+    texts: Sequence[str],
+    folder: RunFolder,
+    fit: Callable[[], Config],
+) -> None:
+    redo = stages_to_redo(stages, command.fresh, command.from_)
     is_trained = (folder.path / "train" / MANIFEST).is_file()
     trains = not command.zero_shot and (not is_trained or any(s.name == "train" for s in redo))
-    if trains and not command.dry_run:
-        config = fit()  # last, since it may take minutes
-    return Plan(config, chain(), redo, steps(), texts(), trains)
-
-
-def show_plan(command: Command, planned: Plan) -> None:
-    for step in planned.steps:
-        say(f"{step.stage.name}: {step.action} ({step.reason})")
-    refuse_blocked(planned.steps)
-    for line in planned.texts:
-        say(line)
-    if all(step.action == "reuse" for step in planned.steps):
-        return
-    from bosch.training.rehearsal import estimate  # torch, which takes seconds
-
-    config, world = planned.config, rank_and_world()[1]
-    schedule = None if command.zero_shot else train_model.schedule_of(config)
-    for line in estimate(config, train_model.make_plan(config, world, "torch"), schedule):
-        say(line)
-
-
-def run(command: Command, arguments: Sequence[str], planned: Plan, folder: RunFolder) -> None:
-    config, is_first = planned.config, folder.rank == 0
+    config = fit() if trains else command.config  # it may take minutes, so all is checked before
+    is_first = folder.rank == 0
     with folder:
         progress.log_to(folder.path / "recover.log")
         introduce(command, config)
         if is_first:
             # Again, now that no other launch can change the folder.
-            refuse_blocked(folder.plan(planned.stages, command.fresh, command.from_))
-            for line in planned.texts:
+            refuse_blocked(folder.plan(stages, command.fresh, command.from_))
+            for line in texts:
                 say(line)
-            folder.set_aside(planned.redo)
+            folder.set_aside(redo)
             # Without what is fitted to this machine: run.json tells runs apart.
             folder.save_config(command.config, arguments)
-            if planned.trains:
+            if trains:
                 from bosch.training.rehearsal import training_seconds
 
                 shape = train_model.make_plan(config, folder.world, "torch")
                 seconds = training_seconds(shape, train_model.schedule_of(config))
                 folder.expected["train"] = seconds
-        for stage in planned.stages:
+        for stage in stages:
             folder.complete(stage)
             if stage.name == "eval/dense" and is_first:  # the test examples are there now
                 check_calibration(config, folder.path)
         if is_first:
             # Again: no checksum tells whether what only shows results is still intact.
             evaluate_model.publish(folder.path)
-    if is_first:
-        say_results(folder.path)
+    if not is_first:
+        return
+    comparison = compare([folder.path])
+    for sentence in summarize(comparison):
+        say(sentence)
+    compare_runs.warn(comparison)
+    say(f"report in {folder.path / 'report' / 'report.html'}; for details:")
+    runs = shlex.quote(str(folder.path.parent))
+    say(f"  {as_typed('tensorboard')} --logdir {runs}")
+    say(f"  {as_typed('bosch')} compare {runs}/*")
 
 
 def build_chain(
@@ -247,7 +243,8 @@ def build_chain(
             folder.complete(checkpoints[step])
         return config.train.until == "recovered" and has_recovered(compare([run_path]), step)
 
-    train = train_model.build(config, model, tokens, evaluate, fit)
+    settings = train_model.settings_of(config)
+    train = train_model.build(settings, model, tokens, on_checkpoint=evaluate, fit=fit)
     schedule = train_model.schedule_of(config)
     checkpoints = {
         step: evaluate_model.build_step(config, run_path, step, schedule.tokens_at(step), train)
@@ -272,17 +269,6 @@ def introduce(command: Command, config: Config) -> None:
             f"{mask_tokens:,} of the {config.data.tokens:,} tokens are used to learn the mask, the "
             "rest to train"
         )
-
-
-def say_results(run_path: Path) -> None:
-    comparison = compare([run_path])
-    for line in summarize(comparison):
-        say(line)
-    compare_runs.warn(comparison)
-    say(f"report in {run_path / 'report' / 'report.html'}; for details:")
-    runs = shlex.quote(str(run_path.parent))
-    say(f"  {as_typed('tensorboard')} --logdir {runs}")
-    say(f"  {as_typed('bosch')} compare {runs}/*")
 
 
 if __name__ == "__main__":

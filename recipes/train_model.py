@@ -56,10 +56,9 @@ class Settings:
 
     @property
     def facts(self) -> dict[str, object]:
-        facts = dict(vars(self))
-        if not self.tokens_before:
-            del facts["tokens_before"]
-        return facts
+        return {
+            name: value for name, value in vars(self).items() if name != "tokens_before" or value
+        }
 
     def schedule(self, budget: int, length: int, device_type: str = "cpu") -> "TrainSchedule":
         from bosch.training.schedule import make_schedule
@@ -112,7 +111,7 @@ def check_and_build(options: Options, name: str) -> Stage:
     budget, device = settings.tokens or packed.train.rows.size, choose_device(os.environ)
     schedule = settings.schedule(budget, packed.seq_len, device.type)
     Loader(packed, settings.train.batch_sequences).sequences(schedule.num_steps - 1)
-    return make_stage(name, settings, model, tokens)
+    return build(settings, model, tokens, name)
 
 
 def check_machine(config: Config, world_size: int) -> None:
@@ -206,18 +205,8 @@ def rehearse(config: Config, num_gpus: int) -> None:
     show_rows(title, rows, COLUMNS)
 
 
-def build(
-    config: Config,
-    model: Stage | Artifact,
-    tokens: Stage | Artifact,
-    on_checkpoint: OnCheckpoint | None = None,
-    fit: Callable[[], Config] | None = None,
-) -> Stage:
-    """The stage `train` of recover.py. `fit`: the config with a micro-batch that fits here."""
-    return make_stage("train", settings_of(config), model, tokens, on_checkpoint, fit)
-
-
 def settings_of(config: Config) -> Settings:
+    """Those of recover.py's training."""
     data, shares = config.data, config.eval.checkpoints
     used = learning_tokens(config)
     return Settings(config.train, data.tokens, shares, data.document_mask, used)
@@ -228,14 +217,15 @@ def schedule_of(config: Config) -> "TrainSchedule":
     return settings_of(config).schedule(config.data.tokens, config.data.sequence_length)
 
 
-def make_stage(
-    name: str,
+def build(
     settings: Settings,
     model: Stage | Artifact,
     tokens: Stage | Artifact,
+    name: str = "train",
     on_checkpoint: OnCheckpoint | None = None,
     fit: Callable[[], Config] | None = None,
 ) -> Stage:
+    """The stage. `fit`: the config with a micro-batch that fits here."""
     inputs = {"model": model, "tokens": tokens}
     if settings.train.objective == "distill" and settings.train.teacher is not None:
         inputs["teacher"] = Artifact.load(fetch_model(settings.train.teacher, TEACHER))
