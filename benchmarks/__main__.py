@@ -1,5 +1,5 @@
 """Runs one benchmark: `python -m benchmarks latency`. Each file of benchmarks/ is a benchmark, with
-`Options` and `measure(options)`, which returns or yields result rows.
+`Options`, `measure(options)`, which yields result rows, and COLUMNS, the table of them.
 
 A benchmark alternates between the alternatives that it compares, so that a busy machine slows all
 of them. `--out FILE` saves the figures as JSON with device, versions and date, as in
@@ -14,8 +14,8 @@ from collections.abc import Sequence
 
 import torch
 
-from benchmarks._measure import Row
-from bosch.command_line import choose_word, peek, read_options
+from benchmarks._measure import Row, run_part
+from bosch.command_line import choose_word, parse, peek
 from bosch.plugins import describe_plugin, list_plugins, load_plugin
 from bosch.run import progress
 from bosch.run.checkout import provenance
@@ -32,23 +32,18 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def run_benchmark(name: str, arguments: Sequence[str]) -> None:
-    """Run a benchmark and print the rows that have a target. The benchmark prints its own tables.
-    The file is written as rows come, so that a run that is stopped keeps its results."""
+    """Run a benchmark and print its table, and the rows that have a target. The file is written as
+    rows come, so that a run that is stopped keeps its results."""
     benchmark = load_plugin(PACKAGE, name)
     preset = getattr(benchmark, "PRESETS", {}).get(peek(arguments, "preset")["preset"])
-    options, _ = read_options(
-        benchmark.Options,
-        arguments,
-        vars(preset) if preset else {},
-        f"{COMMAND} {name}",
-        benchmark.__doc__ or "",
-    )
+    usual = vars(preset) if preset else {}
+    options = parse(benchmark.Options, arguments, usual, f"{COMMAND} {name}")
     progress.set_up()
     facts: dict[str, object] = {"benchmark": name, "date": datetime.date.today().isoformat()}
     facts |= {"machine": describe_machine(), **provenance()}
     rows: list[Row] = []
     try:
-        for row in benchmark.measure(options):
+        for row in run_part(benchmark, options):
             rows.append(row)
             if options.out is not None:
                 options.out.parent.mkdir(parents=True, exist_ok=True)

@@ -1,25 +1,38 @@
-"""What all benchmarks share: their options, time, and peak memory.
+"""What all benchmarks share: their options, time, peak memory, and models with random weights.
 
 Other work on the machine slows whatever runs at that moment. So each round runs every side once. A
 time is the median over rounds, and a speed-up is the median of the rounds' speed-ups. With one CPU
 thread we measure its CPU time, which other processes hardly affect; otherwise wall-clock time.
+
+The time of attention depends neither on the weights nor on which groups of a layer are windowed, so
+one set of random weights serves all ratios.
 """
 
 import math
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
+from types import ModuleType
 from typing import Any
 
 import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
+from bosch.known_models import SHAPES, known_config
+from bosch.masks.mask import num_windowed
+from bosch.plugins import suggest
 from bosch.run.errors import UserError
+from bosch.run.progress import show_rows
+from bosch.training.model_start import read_config
 
 Row = dict[str, Any]  # one result: name, value, unit, and whatever its benchmark adds
 PROCESS = Path("/proc/self")
+SIZES = ("Qwen3-1.7B", "Qwen3-4B", "Qwen3-8B", "Qwen3-14B", "Qwen3-30B-A3B")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +57,23 @@ class DeviceOptions(BenchmarkOptions):
                 "or use cpu."
             )
         return torch.device(self.device)
+
+    @property
+    def place(self) -> str:
+        """For the title of a table."""
+        kind = self.start().type
+        return kind if kind != "cpu" else f"cpu, threads: {self.threads}"
+
+
+def run_part(benchmark: ModuleType, options: Any) -> Iterator[Row]:
+    """The rows of a benchmark. After the last its table is printed: `COLUMNS`, below the title of
+    the options."""
+    rows = []
+    for row in benchmark.measure(options):
+        rows.append(row)
+        yield row
+    if hasattr(benchmark, "COLUMNS"):
+        show_rows(options.title, rows, benchmark.COLUMNS)
 
 
 def time_in_turns(
@@ -109,14 +139,56 @@ class PeakMemory:
         return int(peak[1]) * 1024 if peak else None
 
 
-def describe_device(device: torch.device) -> str:
-    """For the title of a table."""
-    return device.type if device.type != "cpu" else f"cpu, threads: {torch.get_num_threads()}"
-
-
 def short(tokens: int) -> str:
     """A length in the short form of papers: 64k, 1M. 1000 stays 1000."""
     for size, unit in ((2**20, "M"), (2**10, "k")):
         if tokens >= size and tokens % size == 0:
             return f"{tokens // size}{unit}"
     return str(tokens)
+
+
+# ------------------------------------------------------------------------------------------ models
+
+
+def read_shape(model: str) -> PretrainedConfig:
+    """The config of a known model (`Qwen3-8B`, `Qwen/Qwen3-8B-Base`) or of a folder."""
+    if Path(model).is_dir():
+        return read_config(Path(model))
+    config = known_config(model)
+    if config is None:
+        raise UserError(
+            f"--model {model}: neither a folder nor a known model; {suggest(model, list(SHAPES))}"
+        )
+    return config
+
+
+def make_model(
+    config: PretrainedConfig, device: torch.device, dtype: torch.dtype, attention: str
+) -> PreTrainedModel:
+    """A model with random weights, created on the device."""
+    torch.manual_seed(0)
+    with torch.device(device):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(
+            config, dtype=dtype, attn_implementation=attention, trust_remote_code=False
+        )
+    return model.eval()
+
+
+def set_hybrid(model: PreTrainedModel, ratio: float, window_tokens: int) -> None:
+    """Put this share of the groups on the window, as `spread_mask` does. Use new caches."""
+    z = spread_mask(ratio, model.config.num_hidden_layers, model.config.num_key_value_heads)
+    changes = {"window": window_tokens, "num_full": [sum(row) for row in z]}
+    model.config.bosch = {**model.config.bosch, **changes}
+
+
+def spread_mask(ratio: float, num_layers: int, num_groups: int) -> list[list[int]]:
+    """z with the exact budget of a ratio, spread evenly over the layers; full groups come first."""
+    budget = num_windowed(ratio, num_layers, num_groups)
+    ends = [budget * layer // num_layers for layer in range(num_layers + 1)]
+    windowed = [end - begin for begin, end in pairwise(ends)]
+    return [[1] * (num_groups - count) + [0] * count for count in windowed]
+
+
+def random_ids(config: PretrainedConfig, num_tokens: int, device: torch.device) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(config.vocab_size, (1, num_tokens), generator=generator).to(device)

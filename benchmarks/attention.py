@@ -6,7 +6,7 @@ once the forward pass alone and once with the backward pass.
 """
 # B batch, H query heads, G kv heads, T queries, S keys, D head size
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -16,21 +16,22 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from benchmarks._measure import (
-    DeviceOptions,
-    Row,
-    describe_device,
-    short,
-    speedup,
-    time_in_turns,
-)
+from benchmarks._measure import DeviceOptions, Row, short, speedup, time_in_turns
 from bosch.backends._interface import AttentionCall
 from bosch.hybrid import dispatch
 from bosch.plugins import load_plugin
 from bosch.run.errors import UserError, is_out_of_memory
-from bosch.run.progress import say, show_rows
+from bosch.run.progress import say
 
 FULL = "full"
+COLUMNS = {
+    "tokens": "tokens:,",
+    "pass": "pass",
+    "backend": "backend",
+    "full, seconds": "full_seconds:.5f",
+    "window, seconds": "window_seconds:.5f",
+    "speed-up": "value:.2f",
+}
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,11 @@ class Options(DeviceOptions):
     backends: tuple[str, ...] | None = None  # None: sdpa on a CPU, all that run here on a GPU
     rounds: int = 7  # how often each side is timed
 
+    @property
+    def title(self) -> str:
+        heads = f"{self.heads} heads of {self.head_size}"
+        return f"{heads}, window {self.window}, {self.dtype}, {self.place}"
+
 
 def gpu_options() -> tuple[Options, ...]:
     """One layer of Qwen3-1.7B."""
@@ -51,9 +57,8 @@ def gpu_options() -> tuple[Options, ...]:
     return (replace(model_layer, lengths=(4096, 32_768), window=1024),)
 
 
-def measure(options: Options) -> list[Row]:
+def measure(options: Options) -> Iterator[Row]:
     device = options.start()
-    rows = []
     for needs_grad, tokens in product((False, True), options.lengths):
         what = "forward and backward" if needs_grad else "forward"
         full = make_call(tokens, needs_grad, device, options)
@@ -71,8 +76,8 @@ def measure(options: Options) -> list[Row]:
                     raise
                 say(f"attention: skipped {backend} at {short(tokens)} tokens: {error}")
         seconds = time_in_turns(sides, options.rounds, device)
-        rows += [
-            {
+        for backend in list(sides)[1:]:
+            yield {
                 "name": f"{short(tokens)} tokens, window {options.window}, {backend}, {what}",
                 "value": speedup(seconds[FULL], seconds[backend]),
                 "unit": "x faster than full",
@@ -83,22 +88,6 @@ def measure(options: Options) -> list[Row]:
                 "full_seconds": median(seconds[FULL]),
                 "window_seconds": median(seconds[backend]),
             }
-            for backend in list(sides)[1:]
-        ]
-    show_rows(
-        f"{options.heads} heads of {options.head_size}, window {options.window}, {options.dtype}, "
-        f"{describe_device(device)}; seconds",
-        rows,
-        {
-            "tokens": "tokens:,",
-            "pass": "pass",
-            "backend": "backend",
-            "full": "full_seconds:.5f",
-            "window": "window_seconds:.5f",
-            "speed-up": "value:.2f",
-        },
-    )
-    return rows
 
 
 def make_call(

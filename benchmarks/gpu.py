@@ -18,7 +18,7 @@ from types import ModuleType
 
 import torch
 
-from benchmarks._measure import BenchmarkOptions, Row
+from benchmarks._measure import BenchmarkOptions, Row, run_part
 from bosch.plugins import list_plugins, load_plugin
 from bosch.run.errors import UserError
 from bosch.run.progress import describe_seconds, say
@@ -68,7 +68,7 @@ def measure_parts(parts: dict[str, ModuleType]) -> Iterator[Row]:
         begin = time.monotonic()
         try:
             for options in benchmark.gpu_options():
-                for row in benchmark.measure(options):
+                for row in run_part(benchmark, options):
                     yield {"benchmark": name, **row}
             say(f"gpu: {name} took {describe_seconds(time.monotonic() - begin)}")
         except Exception as error:  # whatever it is, the next part may run

@@ -24,15 +24,34 @@ import torch
 from torch import Tensor
 from transformers import Cache, DynamicCache, PreTrainedModel
 
-from benchmarks._measure import DeviceOptions, PeakMemory, Row, describe_device, now, short
-from benchmarks._models import make_model, random_ids, read_shape, set_hybrid
+from benchmarks._measure import (
+    DeviceOptions,
+    PeakMemory,
+    Row,
+    make_model,
+    now,
+    random_ids,
+    read_shape,
+    set_hybrid,
+    short,
+)
 from bosch.hybrid.cache import CACHE, kv_bytes
 from bosch.run.errors import is_out_of_memory
-from bosch.run.progress import say, show_rows, track
+from bosch.run.progress import say, track
 from bosch.training.rehearsal import as_hybrid
 
 K = 1024
 FIGURES = ("prefill_tokens_per_second", "decode_tokens_per_second", "p90_peak_bytes", "kv_bytes")
+COLUMNS = {
+    "tokens": "tokens:,",
+    "ratio": "ratio",
+    "window": "window",
+    "prefill tokens/s": "prefill_tokens_per_second:,.0f",
+    "decode tokens/s": "decode_tokens_per_second:,.1f",
+    "p90 peak bytes": "p90_peak_bytes:,.0f",
+    "KV bytes": "kv_bytes:,",
+    "missing": "missing",
+}
 
 
 @dataclass(frozen=True)
@@ -50,6 +69,10 @@ class Options(DeviceOptions):
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"  # number format
     # Time limit. When it is over, the remaining (longest) prompts are skipped. None: no limit.
     minutes: float | None = None
+
+    @property
+    def title(self) -> str:
+        return f"{self.model}, {self.dtype}, {self.place}, batch 1, chunks of {self.chunk}"
 
 
 PAPER = Options(
@@ -85,7 +108,6 @@ def measure(options: Options) -> Iterator[Row]:
     lengths = sorted(set(options.lengths))
     deadline = math.inf if options.minutes is None else time.monotonic() + 60 * options.minutes
     missing: dict[tuple[float, int], str] = {}
-    rows = []
     with track("latency", len(lengths) * len(settings), "prompts") as bar:
         for tokens, (ratio, window) in product(lengths, settings):
             point = f"{short(tokens)} tokens, ratio {ratio:g}, window {window}"
@@ -114,24 +136,8 @@ def measure(options: Options) -> Iterator[Row]:
                 say(f"{row['name']}: {row['missing']}")
                 row["value"] = row.pop("bytes_in_use", 0) / 1e9
                 row["unit"] = f"GB in use, then {row['missing']}"
-            rows.append(row)
             yield row
             bar.advance()
-    show_rows(
-        f"{options.model}, {options.dtype}, {describe_device(device)}, batch 1, "
-        f"chunks of {options.chunk}",
-        rows,
-        {
-            "tokens": "tokens:,",
-            "ratio": "ratio",
-            "window": "window",
-            "prefill tokens/s": "prefill_tokens_per_second:,.0f",
-            "decode tokens/s": "decode_tokens_per_second:,.1f",
-            "p90 peak bytes": "p90_peak_bytes:,.0f",
-            "KV bytes": "kv_bytes:,",
-            "missing": "missing",
-        },
-    )
 
 
 def warm_up(model: PreTrainedModel, options: Options, device: torch.device) -> None:

@@ -5,24 +5,23 @@ hours of a training, by formula.
 
 bosch/training/rehearsal.py says how, and what is not included. Each takes about a minute of one
 core. Micro-batches are tried in the order given, up to the first that does not fit. The hours are
-FLOPs (training/flops.py) divided by the GPUs' peak times --mfu.
+FLOPs (training/metrics.py) divided by the GPUs' peak times --mfu.
 """
 
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from transformers import PretrainedConfig
-
-from benchmarks._measure import BenchmarkOptions, Row
-from benchmarks._models import SIZES, read_shape
+from benchmarks._measure import SIZES, BenchmarkOptions, Row, read_shape
 from bosch.config import TrainConfig
 from bosch.plugins import suggest
 from bosch.run.errors import UserError
-from bosch.run.progress import show_rows
-from bosch.training.flops import PEAK_FLOPS, count_active_weights, training_flops
+from bosch.training import rehearsal
+from bosch.training.metrics import PEAK_FLOPS, count_active_weights, training_flops
 from bosch.training.model_start import build_on_meta
-from bosch.training.rehearsal import COLUMNS, KERNELS, MARGIN_GB, Plan, as_hybrid, rehearse
+from bosch.training.rehearsal import KERNELS, MARGIN_GB, Plan, as_hybrid, rehearse
+
+COLUMNS = {"model": "model", **rehearsal.COLUMNS, "hours": "hours:.1f"}
 
 
 @dataclass(frozen=True)
@@ -49,11 +48,21 @@ class Options(BenchmarkOptions):
         if not 0 < self.mfu <= 1:
             raise UserError(f"--mfu {self.mfu}: it is a share, above 0 and at most 1.")
 
+    @property
+    def title(self) -> str:
+        return (
+            f"rehearsed with fake tensors: {self.seq_len:,} tokens, ratio {self.ratio:g}; fits "
+            f"{self.memory_gb:g} GB with {MARGIN_GB:g} to spare; hours for "
+            f"{self.tokens / 1e9:g}B tokens computed at {self.mfu:.0%} of the peak of {self.gpu}s"
+        )
+
 
 def measure(options: Options) -> Iterator[Row]:
-    rows: list[Row] = []
     for name, gpus, kernels in itertools.product(options.model, options.gpus, options.kernels):
         model = as_hybrid(read_shape(name), options.ratio, options.window)
+        num_weights = count_active_weights(build_on_meta(model))
+        per_token = training_flops(model, num_weights, [options.seq_len]) / options.seq_len
+        hours = options.tokens * per_token / (gpus * PEAK_FLOPS[options.gpu] * options.mfu) / 3600
         for micro in options.micro_batch_sequences:
             settings = TrainConfig(
                 batch_sequences=options.batch_sequences,
@@ -63,23 +72,6 @@ def measure(options: Options) -> Iterator[Row]:
             plan = Plan(model, settings, options.seq_len, gpus, kernels)
             about = f"rehearsed: {name} on {gpus}, {micro} at once, {kernels}"
             row = rehearse(plan).row(plan, options.memory_gb)
-            hours = training_hours(model, gpus, options)
-            rows.append({"name": about, "model": name, **row, "hours": hours})
-            yield rows[-1]
-            if rows[-1]["fits"] == "NO":
+            yield {"name": about, "model": name, **row, "hours": hours}
+            if row["fits"] == "NO":
                 break
-    show_rows(
-        f"rehearsed with fake tensors: {options.seq_len:,} tokens, ratio {options.ratio:g}; fits "
-        f"{options.memory_gb:g} GB with {MARGIN_GB:g} for CUDA, NCCL and fragmentation; hours for "
-        f"{options.tokens / 1e9:g}B tokens computed at {options.mfu:.0%} of the peak of "
-        f"{options.gpu}s",
-        rows,
-        {"model": "model", **COLUMNS, "hours": "hours:.1f"},
-    )
-
-
-def training_hours(model: PretrainedConfig, gpus: int, options: Options) -> float:
-    num_weights = count_active_weights(build_on_meta(model))
-    per_token = training_flops(model, num_weights, [options.seq_len]) / options.seq_len
-    rate = gpus * PEAK_FLOPS[options.gpu] * options.mfu
-    return options.tokens * per_token / rate / 3600

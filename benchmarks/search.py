@@ -21,7 +21,6 @@ from bosch.masks.mask import read_mask
 from bosch.methods._settings import default_settings
 from bosch.recipes import calibrate, presets, search_mask
 from bosch.run.folder import RunFolder
-from bosch.run.progress import show_rows
 from bosch.run.stage import Artifact
 from bosch.search.settings import Accelerations
 
@@ -30,6 +29,16 @@ WITH_TARGET = ("bosch", "global_swap")  # NOMAD cannot end evaluations early
 # Layer-forwards that `bosch` may take: an eighth of those of `global_swap` without accelerations.
 MOST = {("bosch", 0.75): 4_100, ("bosch", 0.5): 4_300}
 NONE, ALL = "none", "all"
+COLUMNS = {
+    "method": "method",
+    "ratio": "ratio",
+    "accelerations": "side",
+    "evaluations": "evaluations",
+    "layer-forwards": "layer_forwards:,.0f",
+    "seconds": "seconds:.1f",
+    "work / all": "times_the_work:.2f",
+    "time / all": "times_as_long:.2f",
+}
 
 
 @dataclass(frozen=True)
@@ -42,6 +51,10 @@ class Options(BenchmarkOptions):
     kappa: int = presets.tiny().mask.kappa  # masks tried per layer
     threads: int = 1  # CPU threads that torch uses
     runs: Path = Path("runs/search")  # folder for the calibration set and static rankings
+
+    @property
+    def title(self) -> str:
+        return f"{self.model}, {self.examples} questions, kappa {self.kappa}"
 
 
 def measure(options: Options) -> Iterator[Row]:
@@ -56,7 +69,6 @@ def measure(options: Options) -> Iterator[Row]:
     folder = options.runs / f"set-{stage.fingerprint[:12]}"
     with RunFolder(folder, say=lambda line: None) as run:
         calibration = run.complete(stage)
-    rows = []
     for ratio, method in product(options.ratios, options.methods):
         job, title = replace(config, method=method, ratio=ratio), f"{method} at {ratio:g}"
         with_all = search(job, Accelerations(), calibration, folder / "rankings")
@@ -79,22 +91,7 @@ def measure(options: Options) -> Iterator[Row]:
             elif side == ALL and (most := MOST.get((method, ratio))):
                 row |= {"name": f"{title}, {most:,} layer-forwards against its own"}
                 row |= {"value": most / result["layer_forwards"], "at_least": 1.0}
-            rows.append(row)
             yield row
-    show_rows(
-        f"{options.model}, {options.examples} questions, kappa {options.kappa}",
-        rows,
-        {
-            "method": "method",
-            "ratio": "ratio",
-            "accelerations": "side",
-            "evaluations": "evaluations",
-            "layer-forwards": "layer_forwards:,.0f",
-            "seconds": "seconds:.1f",
-            "work / all": "times_the_work:.2f",
-            "time / all": "times_as_long:.2f",
-        },
-    )
 
 
 def search(

@@ -20,18 +20,19 @@ from transformers import PretrainedConfig
 from benchmarks._measure import (
     DeviceOptions,
     Row,
-    describe_device,
+    random_ids,
+    read_shape,
     short,
     speedup,
     time_in_turns,
 )
-from benchmarks._models import random_ids, read_shape
 from bosch.assets import asset_folder
 from bosch.eval.engine_vllm import check_engine, start_engine
 from bosch.hybrid.conversion import head_size, hybrid_config
 from bosch.hybrid.models import family_of
 from bosch.masks.mask import num_windowed
-from bosch.run.progress import show_rows
+
+COLUMNS = {"": "name", "tokens/s": "value:,.0f", "x dense": "times_dense:.2f"}
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,10 @@ class Options(DeviceOptions):
     window: int = 64  # window size in tokens
     requests: int = 4  # given at once
     rounds: int = 3  # how often each side is timed
+
+    @property
+    def title(self) -> str:
+        return f"{self.requests} requests, {self.place}"
 
 
 def gpu_options() -> tuple[Options, ...]:
@@ -57,13 +62,8 @@ def measure(options: Options) -> Iterator[Row]:
     device = options.start()
     if device.type == "cuda":  # packed needs it; all sides get it
         os.environ.setdefault("VLLM_KV_CACHE_LAYOUT", "BLNHC")
-    rows = []
     for length in options.lengths:
-        for row in measure_length(length, device, options):
-            rows.append(row)
-            yield row
-    columns = {"": "name", "tokens/s": "value:,.0f", "x dense": "times_dense:.2f"}
-    show_rows(f"{options.requests} requests, {describe_device(device)}", rows, columns)
+        yield from measure_length(length, device, options)
 
 
 def measure_length(length: int, device: torch.device, options: Options) -> Iterator[Row]:

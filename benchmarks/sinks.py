@@ -9,7 +9,7 @@ layers of `interleave` full. The sinks are the first tokens of other texts.
 import json
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -21,7 +21,8 @@ from bosch.hybrid.sink_files import measure_sinks
 from bosch.hybrid.sinks import attach_sinks
 from bosch.model import load_model, load_tokenizer
 from bosch.run.errors import UserError
-from bosch.run.progress import say
+
+COLUMNS = {"": "name", "loss": "value:.3f", "seconds": "seconds:.0f"}
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,11 @@ class Options(DeviceOptions):
     tokens: int = 1_024  # of each text
     count: int = 6  # texts that are judged
     every: int = 50  # take every nth text that is long enough
-    dtype: str = field(default="float32")  # number format
+    dtype: str = "float32"  # number format
+
+    @property
+    def title(self) -> str:
+        return f"{self.model}, {self.count} texts of {self.tokens:,} tokens, {self.place}"
 
 
 def measure(options: Options) -> Iterator[Row]:
@@ -56,9 +61,8 @@ def measure(options: Options) -> Iterator[Row]:
                 began = time.monotonic()
                 loss = mean_loss(model, texts[: options.count], z, window)
                 label = name if name == "dense" else f"{name}, window {window}, sink {kind}"
-                seconds = time.monotonic() - began
-                say(f"{label:40} loss {loss:.3f}   {seconds:.0f} s")
-                row = {"mask": name, "window": window, "sink": kind, "seconds": seconds}
+                row = {"mask": name, "window": window, "sink": kind}
+                row |= {"seconds": time.monotonic() - began}
                 yield {"name": label, "value": loss, "unit": "nats a token", **row}
 
 

@@ -8,7 +8,7 @@ the next, without starting, loading and exporting. Peak memory is measured in on
 import gc
 import multiprocessing
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -26,24 +26,31 @@ from benchmarks._measure import (
     DeviceOptions,
     PeakMemory,
     Row,
-    describe_device,
+    make_model,
     now,
+    read_shape,
     short,
     speedup,
+    spread_mask,
 )
-from benchmarks._models import make_model, read_shape, spread_mask
 from bosch.config import TrainConfig
 from bosch.data.loader import Sequences, TokenFolder
 from bosch.hybrid.conversion import deploy
 from bosch.model import LOCAL, find_model
 from bosch.recipes.presets import TINY_MODEL
-from bosch.run.progress import show_rows
-from bosch.training.flops import count_active_weights, peak_flops, training_flops
+from bosch.training.metrics import count_active_weights, peak_flops, training_flops
 from bosch.training.model_start import build_on_meta
 
 TRAINER, DENSE = "Trainer, dense", "ours, dense"
 # Speed relative to the Trainer. Holds for the tiny model on a CPU with the default options.
 AT_LEAST = {DENSE: 1.0, "ours, ratio 0.75": 1.15}
+COLUMNS = {
+    "side": "side",
+    "tokens/s": "tokens_per_second:,.0f",
+    "speed-up": "value:.2f",
+    "MFU": "mfu:.1%",
+    "peak bytes": "peak_bytes:,",
+}
 Side = Callable[[], None]  # trains for options.steps + 1 steps
 
 
@@ -60,13 +67,18 @@ class Options(DeviceOptions):
     rounds: int = 3  # how often each side is timed
     precision: Literal["fp32", "bf16"] = "fp32"  # number format of the computation
 
+    @property
+    def title(self) -> str:
+        batch = f"batch {self.batch} x {short(self.length)} tokens"
+        return f"{self.model}, {batch}, window {self.window}, {self.precision}, {self.place}"
+
 
 def gpu_options() -> tuple[Options, ...]:
     """One sequence as long as the paper's, with Liger's kernels and the fastest backend."""
     return (Options(model="Qwen3-1.7B", length=32_768, window=1024, batch=1, precision="bf16"),)
 
 
-def measure(options: Options) -> list[Row]:
+def measure(options: Options) -> Iterator[Row]:
     device = options.start()
     with tempfile.TemporaryDirectory() as folder:
         models = save_models(options, Path(folder), device)
@@ -82,12 +94,15 @@ def measure(options: Options) -> list[Row]:
         with ProcessPoolExecutor(1, spawn, max_tasks_per_child=1) as pool:
             measured = [pool.submit(peak_memory, options, side) for side in sides.values()]
             peaks = [each.result() for each in measured]
-        flops = [flops_of_a_step(models.get(name, models[DENSE]), options) for name in sides]
+        flops = []
+        for name in sides:
+            config = AutoConfig.from_pretrained(models.get(name, models[DENSE]), **LOCAL)
+            weights = count_active_weights(build_on_meta(config))
+            flops.append(training_flops(config, weights, [options.length] * options.batch))
     peak = peak_flops(device) if options.precision == "bf16" else None
-    rows: list[Row] = []
     for name, step_flops, peak_bytes in zip(sides, flops, peaks, strict=True):
         flops_per_second = step_flops / median(seconds[name])
-        row = {
+        row: Row = {
             "name": f"{options.model}, {short(options.length)} tokens, {name}, beside the Trainer",
             "value": speedup(seconds[TRAINER], seconds[name]),
             "unit": "times",
@@ -99,20 +114,7 @@ def measure(options: Options) -> list[Row]:
         }
         if device.type == "cpu" and name in AT_LEAST:
             row["at_least"] = AT_LEAST[name]
-        rows.append(row)
-    show_rows(
-        f"{options.model}, batch {options.batch} x {short(options.length)} tokens, window "
-        f"{options.window}, {options.precision}, {describe_device(device)}",
-        rows,
-        {
-            "side": "side",
-            "tokens/s": "tokens_per_second:,.0f",
-            "speed-up": "value:.2f",
-            "MFU": "mfu:.1%",
-            "peak bytes": "peak_bytes:,",
-        },
-    )
-    return rows
+        yield row
 
 
 def save_models(options: Options, folder: Path, device: torch.device) -> dict[str, Path]:
@@ -132,12 +134,6 @@ def save_models(options: Options, folder: Path, device: torch.device) -> dict[st
         hybrid = models[f"ours, ratio {ratio:g}"] = folder / f"hybrid-{ratio:g}"
         deploy(model, z, options.window).save_pretrained(hybrid)
     return models
-
-
-def flops_of_a_step(model: Path, options: Options) -> float:
-    config = AutoConfig.from_pretrained(model, **LOCAL)
-    num_weights = count_active_weights(build_on_meta(config))
-    return training_flops(config, num_weights, [options.length] * options.batch)
 
 
 def random_sequences(options: Options, model: Path) -> NDArray[np.uint32]:

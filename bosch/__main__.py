@@ -9,17 +9,14 @@ named here as text and never imported by name: this file starts them and uses no
 """
 
 import importlib
-import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import bosch
 from bosch.command_line import choose_word
-from bosch.plugins import list_plugins
 from bosch.run.errors import exit_on_user_error
 
-SUITES = "bosch.eval.suites"
 PROGRAMS = {  # word -> module and what it does
     "recover": ("bosch.recipes.recover", "Run the whole chain on a model, from search to report."),
     "calibrate": ("bosch.recipes.calibrate", "Build the examples on which masks are scored."),
@@ -33,6 +30,7 @@ PROGRAMS = {  # word -> module and what it does
     "generate": ("bosch.recipes.generate_text", "Generate text; print speed and cache size."),
     "analyze": ("bosch.recipes.analyze_masks", "Compare masks with each other."),
     "mask": ("bosch.masks.__main__", "Show, import or export a mask file."),
+    "niah": ("bosch.eval.suites.niah", "Build examples of the suite niah."),
 }
 
 
@@ -49,29 +47,12 @@ def start(name: str, arguments: Sequence[str]) -> None:
         if list(arguments) == ["--version"]:
             print(f"bosch {bosch.__version__}")
             return
-        programs = PROGRAMS | suite_programs()
-        about = {word: text for word, (_, text) in programs.items()}
+        about = {word: text for word, (_, text) in PROGRAMS.items()}
         word, rest = choose_word(name, about, arguments)
         sys.argv = [f"{name} {word}", *rest]  # by which a program knows how it was called
-        importlib.import_module(programs[word][0]).main(rest)
+        importlib.import_module(PROGRAMS[word][0]).main(rest)
 
     exit_on_user_error(run, debug="--debug" in arguments)
-
-
-def suite_programs() -> dict[str, tuple[str, str]]:
-    """Suites with a command of their own: those that define `main`. None is imported: a broken one
-    breaks no other program."""
-    (folder,) = importlib.import_module(SUITES).__path__
-    texts = {
-        suite: (Path(folder) / f"{suite}.py").read_text("utf-8", errors="replace")
-        for suite in list_plugins(SUITES)
-        if suite not in PROGRAMS
-    }
-    return {
-        suite: (f"{SUITES}.{suite}", f"Build examples of the suite {suite}.")
-        for suite, text in texts.items()
-        if re.search(r"^def main\(", text, re.MULTILINE)
-    }
 
 
 if __name__ == "__main__":

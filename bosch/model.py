@@ -83,10 +83,6 @@ class ModelInfo:
         heads = f"{self.num_query_heads} query heads of {self.head_dim}"
         return f"{self} with {self.num_layers} layers x {self.num_groups} groups, {heads}"
 
-    @property
-    def query_heads_per_group(self) -> int:
-        return self.num_query_heads // self.num_groups
-
     def is_same_model(self, other: "ModelInfo") -> bool:
         """By weights if both have a hash; otherwise by id, and by revision if both have one. A
         folder may be a copy of a hub model: then its name is the last part of the id."""

@@ -22,14 +22,13 @@ from bosch.masks.analysis import (
     NamedMask,
     comparable,
     compare,
-    draw_depth,
-    draw_distances,
     find_chains,
     longest_blocks,
     read_masks,
     turnover,
     write_replacements,
 )
+from bosch.masks.picture import draw_depth, draw_distances
 from bosch.run import progress
 from bosch.run.checkout import provenance
 from bosch.run.errors import UserError, run_main

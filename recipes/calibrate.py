@@ -13,17 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from bosch.command_line import parse
+from bosch.command_line import run_stage
 from bosch.config import FLAT, CalibrationConfig, Config, shared_fields
 from bosch.data.calibration import TOY, CalibrationSettings, build_set, check_material, write_set
 from bosch.data.tokenizer_files import describe_tokenizer, read_tokenizer
 from bosch.eval.rows import read_rows
 from bosch.model import find_model, load_tokenizer, read_shape
 from bosch.recipes import presets
-from bosch.run import progress
 from bosch.run.errors import MissingFileError, UserError, run_main
 from bosch.run.fingerprint import hash_file, plain
-from bosch.run.folder import RunFolder, home_of
 from bosch.run.progress import say
 from bosch.run.stage import Stage
 
@@ -42,20 +40,20 @@ class Options:
 
 def main(arguments: Sequence[str]) -> None:
     config = presets.for_stage(arguments)
-    options = parse(Options, arguments, model=config.model, calibration=settings_of(config))
-    progress.set_up()
+    usual = {"model": config.model, "calibration": settings_of(config)}
+    options = run_stage(Options, arguments, check_and_build, usual)
+    say(f"calibration set in {options.out}")
+
+
+def check_and_build(options: Options, name: str) -> Stage:
     presets.check_length("--length", options.calibration.length, options.model)
     check(options.model, options.calibration)
-    out = options.out.absolute()
-    stage = make_stage(out.name, options.model, options.calibration, options.against)
-    with RunFolder(out.parent, say=say, home=home_of(out)) as run:
-        run.complete(stage)
-    say(f"calibration set in {options.out}")
+    return make_stage(name, options)
 
 
 def build(config: Config) -> Stage:
     """The stage `calibration` of recover.py."""
-    return make_stage("calibration", config.model, settings_of(config), shared=True)
+    return make_stage("calibration", Options(config.model, settings_of(config)), shared=True)
 
 
 def settings_of(config: Config) -> CalibrationSettings:
@@ -70,30 +68,23 @@ def check(model: str, settings: CalibrationSettings) -> None:
         build_set(settings, load_tokenizer(model), read_shape(model).positions)
 
 
-def make_stage(
-    name: str,
-    model: str,
-    settings: CalibrationSettings,
-    against: Sequence[Path] = (),
-    shared: bool = False,
-) -> Stage:
-    for path in against:
-        if not path.is_file():
-            raise MissingFileError(f"--against {path}: no such file.")
-    texts = list(read_inputs(against))
-    decisive: dict[str, object] = plain(settings) | {
+def make_stage(name: str, options: Options, shared: bool = False) -> Stage:
+    model, settings = options.model, options.calibration
+    texts = [text for path in options.against for text in read_inputs(path)]
+    decisive: dict[str, object] = {
         "tokenizer": read_tokenizer(model).hash if find_model(model) else model,
-        "against": [hash_file(path) for path in against],
+        "against": [hash_file(path) for path in options.against],
     }
     essays = Path(settings.essays)
     if settings.questions:  # all that decides the set
-        decisive = {name: decisive[name] for name in ("tokenizer", "against")}
         if (path := Path(settings.questions)).is_file():
             decisive["questions"] = hash_file(path)
-    elif essays.is_file():
-        decisive["essays"] = hash_file(essays)
-    elif essays.is_dir() and settings.essays != TOY:
-        decisive["essays"] = [hash_file(file) for file in sorted(essays.glob("*.txt"))]
+    else:
+        decisive = plain(settings) | decisive
+        if essays.is_file():
+            decisive["essays"] = hash_file(essays)
+        elif essays.is_dir() and settings.essays != TOY:
+            decisive["essays"] = [hash_file(file) for file in sorted(essays.glob("*.txt"))]
 
     def run(folder: Path) -> None:
         tokenizer = load_tokenizer(model)
@@ -104,16 +95,17 @@ def make_stage(
     return Stage(name, run=run, settings=decisive, version=VERSION, shared=shared)
 
 
-def read_inputs(paths: Sequence[Path]) -> Iterator[str]:
-    """The texts of test examples, from files of `bosch niah build` or of an evaluation."""
-    for path in paths:
-        for number, row in enumerate(read_rows(path), start=1):
-            text = row.get("input", row.get("prompt"))
-            if not isinstance(text, str):
-                raise UserError(
-                    f"--against {path}: row {number} has no text in a field `input` or `prompt`."
-                )
-            yield text
+def read_inputs(path: Path) -> Iterator[str]:
+    """The texts of test examples, from a file of `bosch niah build` or of an evaluation."""
+    if not path.is_file():
+        raise MissingFileError(f"--against {path}: no such file.")
+    for number, row in enumerate(read_rows(path), start=1):
+        text = row.get("input", row.get("prompt"))
+        if not isinstance(text, str):
+            raise UserError(
+                f"--against {path}: row {number} has no text in a field `input` or `prompt`."
+            )
+        yield text
 
 
 if __name__ == "__main__":

@@ -5,10 +5,8 @@
     python recipes/evaluate_model.py --model DIR --lengths 65536 --yarn 2 --essays FILE
     python recipes/evaluate_model.py --model HYBRID --window 256 --suite lm-eval:arc_easy,piqa
 
-`--limit`, `--lengths`, `--essays` and `--categories` are short for --samples, --niah-lengths,
---niah-essays and --longbench-categories. Options of a suite of your own go behind `--options`
-(docs/extending.md). Run the same command again to continue where it stopped. Chat templates are not
-used.
+Options of a suite of your own go behind `--options` (docs/extending.md). Run the same command again
+to continue where it stopped. Chat templates are not used.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
-from bosch.command_line import parse
+from bosch.command_line import run_stage
 from bosch.config import FLAT, Config, JudgingConfig, TokenCount, at_least, shared_fields
 from bosch.eval.judging import LM_EVAL, Judging, check_attention, check_data, judge, judging_of
 from bosch.eval.results import collect_results, show_evaluation
@@ -36,19 +34,17 @@ from bosch.model import (
 )
 from bosch.plugins import list_plugins
 from bosch.recipes import presets
-from bosch.run import progress
 from bosch.run.errors import UserError, run_main
-from bosch.run.folder import RunFolder, home_of
 from bosch.run.progress import say
 from bosch.run.ranks import rank_and_world
 from bosch.run.stage import Artifact, Stage
 
 VERSION = 1  # raised when the same model and settings give other predictions
 SHORT = {
-    "--limit": "--samples",
-    "--lengths": "--niah-lengths",
-    "--essays": "--niah-essays",
-    "--categories": "--longbench-categories",
+    "--samples": "--limit",
+    "--niah-lengths": "--lengths",
+    "--niah-essays": "--essays",
+    "--longbench-categories": "--categories",
 }
 
 
@@ -80,12 +76,17 @@ class Options:
 def main(arguments: Sequence[str]) -> None:
     config = presets.for_stage(arguments)
     essays = config.eval.niah_essays or config.calibration.essays
-    defaults = shared_fields(JudgingConfig, config.eval) | {"niah_essays": essays}
-    options = parse(
-        Options, arguments, SHORT, model=config.model, judging=JudgingConfig(**defaults)
-    )
-    rank, world = rank_and_world()
-    progress.set_up(rank)
+    values = shared_fields(JudgingConfig, config.eval) | {"niah_essays": essays}
+    usual = {"model": config.model, "judging": JudgingConfig(**values)}
+    options = run_stage(Options, arguments, check_and_build, usual, SHORT)
+    if rank_and_world()[0] == 0:
+        show_evaluation(options.out.absolute())
+        if options.judging.samples:
+            say(f"scored on the first {options.judging.samples} examples of each task")
+        say(f"predictions and scores in {options.out}")
+
+
+def check_and_build(options: Options, name: str) -> Stage:
     judging = choose_judging(options)
     check_attention(judging)
     for line in check_data(judging, options.model):
@@ -93,30 +94,22 @@ def main(arguments: Sequence[str]) -> None:
     check_weights(options.model)
     if find_model(options.model):
         load_tokenizer(options.model)
-    out = options.out.absolute()
-    stage = make_stage(out.name, options.model, judging, Label(out.name), out.parent / "shared")
-    with RunFolder(out.parent, rank, world, say, home=home_of(out)) as run:
-        run.complete(stage)
-    if rank == 0:
-        show_evaluation(out)
-        if options.judging.samples:
-            say(f"scored on the first {options.judging.samples} examples of each task")
-        say(f"predictions and scores in {options.out}")
+    shared = options.out.absolute().parent / "shared"
+    return make_stage(name, options.model, judging, Label(name), shared)
 
 
 def choose_judging(options: Options) -> Judging:
     """The evaluation that the options describe. UserError if it is impossible."""
-    settings = options.judging
-    if not options.suite:
-        raise UserError(f"--suite is empty; name one or more of {', '.join(list_plugins(SUITES))}.")
-    if options.window is not None:
-        check_window_can_change(options.model, options.window)
-    if options.plain:
-        generation = replace(PLAIN, prefill_chunk=settings.prefill_chunk)
-    else:
-        generation = GenerationSettings(batch=settings.batch, prefill_chunk=settings.prefill_chunk)
+    settings, model, window = options.judging, options.model, options.window
     lm_eval = [name for name in options.suite if name.startswith(f"{LM_EVAL}:")]
     tasks = [task for name in lm_eval for task in name.split(":", 1)[1].split(",") if task]
+    if not options.suite:
+        raise UserError(f"--suite is empty; name one or more of {', '.join(list_plugins(SUITES))}.")
+    if window is not None and not read_model_config(fetch_config(model)).get("bosch"):
+        raise UserError(
+            f"--window {window}: {model} is not a hybrid and has no window. Leave --window out, or "
+            "make a hybrid with recipes/materialize_model.py."
+        )
     if lm_eval and not tasks:
         raise UserError(f"--suite {lm_eval[0]}: no task is named; write {LM_EVAL}:TASK,TASK.")
     if options.include_path and not (lm_eval and options.include_path.is_dir()):
@@ -125,48 +118,36 @@ def choose_judging(options: Options) -> Judging:
             f"and needs --suite {LM_EVAL}:TASK."
         )
     if options.engine == "vllm":
-        check_engine_can(settings.attention != "auto", bool(tasks))
-        generation = replace(generation, engine="vllm")
+        from bosch.eval.engine_vllm import check_engine  # imports torch
+
+        check_engine()
+        for asked, is_asked in (
+            ("--attention", settings.attention != "auto"),
+            ("lm-eval's tasks", tasks),
+            ("more than one process", rank_and_world()[1] > 1),
+        ):
+            if is_asked:
+                raise UserError(f"--engine vllm cannot have {asked}; leave one of the two out.")
+    how = PLAIN if options.plain else GenerationSettings(batch=settings.batch)
     judging = Judging(
         (),
         lm_eval_tasks=tuple(tasks),
         lm_eval_lengths=settings.niah_lengths if tasks else (),
         lm_eval_folder=options.include_path,
         limit=settings.samples,
-        window_tokens=options.window,
+        window_tokens=window,
         yarn=options.yarn,
         precision=settings.precision,
-        generation=generation,
+        generation=replace(how, prefill_chunk=settings.prefill_chunk, engine=options.engine),
         yarn_from=options.yarn_from,
         attention=settings.attention,
     )
-    positions = judging.positions(read_shape(options.model).positions)
-    if options.window is not None:
-        presets.check_window(options.window, options.model, positions)
+    positions = judging.positions(read_shape(model).positions)
+    if window is not None:
+        presets.check_window(window, model, positions)
     request = Request(settings, positions, punkt=options.punkt)
     names = [name for name in options.suite if name not in lm_eval]
     return replace(judging, suites=configure_suites(names, request))
-
-
-def check_engine_can(names_attention: bool, has_lm_eval: bool) -> None:
-    from bosch.eval.engine_vllm import check_engine  # imports torch
-
-    check_engine()
-    for name, asked in (
-        ("--attention", names_attention),
-        ("lm-eval's tasks", has_lm_eval),
-        ("more than one process", rank_and_world()[1] > 1),
-    ):
-        if asked:
-            raise UserError(f"--engine vllm cannot have {name}; leave one of the two out.")
-
-
-def check_window_can_change(model: str, window: int) -> None:
-    if not read_model_config(fetch_config(model)).get("bosch"):
-        raise UserError(
-            f"--window {window}: {model} is not a hybrid and has no window. Leave --window out, or "
-            "make a hybrid with recipes/materialize_model.py."
-        )
 
 
 # ---------------------------------------------------------------------------------- the stages

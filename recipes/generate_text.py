@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,7 +26,7 @@ from bosch.run.plain_text import visible_lines
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from transformers import Cache, PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True)
@@ -61,16 +60,13 @@ def main(arguments: Sequence[str]) -> None:
     options = parse(Options, arguments)
     progress.set_up()
     folder = fetch_model(options.model)
-    config = read_model_config(folder)
     tokenizer = load_tokenizer(folder)
     prompt = read_prompt(options.prompt_file) if options.prompt_file else options.prompt
     ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
     if not ids.shape[1]:
         raise UserError("The prompt is empty; the model needs at least one token to start from.")
     if options.engine == "vllm":
-        # vLLM's own choice would be half precision for weights in float32.
-        dtype = config.get("dtype") or config.get("torch_dtype") or "auto"
-        generate_by_engine(folder, dtype, ids[0].tolist(), options)
+        generate_by_engine(folder, ids[0].tolist(), options)
         return
     from bosch.training.parallel import choose_device  # imports torch
 
@@ -104,6 +100,9 @@ def generate(
     import torch
     from transformers import TextStreamer
 
+    from bosch.hybrid.cache import CACHE, kv_bytes
+    from bosch.hybrid.conversion import head_size
+
     torch.manual_seed(options.seed)
     # The values that transformers ignores without sampling, whatever the model's folder says.
     sampling: dict[str, Any] = {"temperature": 1.0, "top_k": 50, "top_p": 1.0}
@@ -120,6 +119,14 @@ def generate(
             times.append(time.perf_counter())
             super().put(value)
 
+    def refuse_non_finite(ids: "Tensor", logits_NV: "Tensor") -> "Tensor":
+        if not logits_NV.amax(-1).isfinite().all():  # sampling would end in an error of torch
+            raise UserError(
+                f"{options.model}: its logits are not finite numbers. Its weights are damaged, or "
+                "overflow in their number format."
+            )
+        return logits_NV
+
     ids = ids.to(model.device)
     result = model.generate(
         ids,
@@ -129,7 +136,7 @@ def generate(
         streamer=Streamer(tokenizer, skip_prompt=True, skip_special_tokens=True),
         return_dict_in_generate=True,
         pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0,
-        logits_processor=[partial(refuse_non_finite, options.model)],
+        logits_processor=[refuse_non_finite],
         do_sample=options.temperature > 0,
         **sampling,
     )
@@ -138,15 +145,21 @@ def generate(
     print(f"prompt: {num_read:,} tokens in {seconds:.2f} s, {num_read / seconds:,.1f} tokens/s")
     speed = f", {len(others) / (others[-1] - first):,.1f} tokens/s" if others else ""
     print(f"answer: {1 + len(others):,} tokens{speed}")
-    from bosch.hybrid.cache import CACHE
 
-    print(describe_cache(result[CACHE], model))
+    cache, config = result[CACHE], model.config
+    held, used = int(cache.get_seq_length()), kv_bytes(cache)
+    entries = config.num_hidden_layers * config.num_key_value_heads * held
+    dense = entries * 2 * head_size(config) * model.dtype.itemsize  # 2: keys and values
+    share = f", {used / dense:.3f} of the {describe_bytes(dense)} with full attention everywhere"
+    print(f"KV cache: {used:,} bytes at {held:,} tokens{share if used < dense else ''}")
 
 
-def generate_by_engine(folder: Path, dtype: str, prompt: list[int], options: Options) -> None:
+def generate_by_engine(folder: Path, prompt: list[int], options: Options) -> None:
     from bosch.eval.engine_vllm import start_engine
 
-    engine = start_engine(folder, dtype=dtype)
+    config = read_model_config(folder)
+    # vLLM's own choice would be half precision for weights in float32.
+    engine = start_engine(folder, dtype=config.get("dtype") or config.get("torch_dtype") or "auto")
     from vllm import SamplingParams  # start_engine says so where it is missing
 
     names = ("temperature", "top_k", "top_p", "seed", "max_tokens")
@@ -158,33 +171,9 @@ def generate_by_engine(folder: Path, dtype: str, prompt: list[int], options: Opt
     print(f"prompt: {len(prompt):,} tokens, answer: {len(answer.token_ids):,}, {seconds:.2f} s")
 
 
-def refuse_non_finite(model: str, ids: "Tensor", logits_NV: "Tensor") -> "Tensor":
-    """A step of the choice of a token: sampling would end in an error of torch."""
-    if not logits_NV.amax(-1).isfinite().all():
-        raise UserError(
-            f"{model}: its logits are not finite numbers. Its weights are damaged, or overflow in "
-            "their number format."
-        )
-    return logits_NV
-
-
 def print_text(text: str, stream_end: bool = False) -> None:
     """Without the control codes that a terminal would obey."""
     print(visible_lines(text), flush=True, end="\n" if stream_end else "")
-
-
-def describe_cache(cache: "Cache", model: Any) -> str:
-    from bosch.hybrid.cache import kv_bytes
-    from bosch.hybrid.conversion import head_size
-
-    config, held, used = model.config, int(cache.get_seq_length()), kv_bytes(cache)
-    entries = config.num_hidden_layers * config.num_key_value_heads * held
-    dense = entries * 2 * head_size(config) * model.dtype.itemsize  # 2: keys and values
-    line = f"KV cache: {used:,} bytes at {held:,} tokens"
-    if used >= dense:
-        return line
-    share = f"{used / dense:.3f} of the {describe_bytes(dense)}"
-    return f"{line}, {share} with full attention everywhere"
 
 
 if __name__ == "__main__":

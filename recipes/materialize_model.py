@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-from bosch.command_line import parse
+from bosch.command_line import run_stage
 from bosch.config import Config
 from bosch.masks.mask import read_mask
 from bosch.model import (
@@ -25,10 +25,8 @@ from bosch.model import (
     read_model_info,
 )
 from bosch.recipes import presets
-from bosch.run import progress
 from bosch.run.errors import UserError, run_main
 from bosch.run.fingerprint import hash_file
-from bosch.run.folder import RunFolder, home_of
 from bosch.run.progress import say
 from bosch.run.stage import Artifact, Stage
 
@@ -52,17 +50,11 @@ class Options:
 
 
 def main(arguments: Sequence[str]) -> None:
-    options = parse(Options, arguments)
-    progress.set_up()
-    stage = choose_stage(options)
-    out = options.out.absolute()
-    with RunFolder(out.parent, say=say, home=home_of(out)) as run:
-        run.complete(stage)
+    options = run_stage(Options, arguments, check_and_build)
     say(f"model in {options.out}")
 
 
-def choose_stage(options: Options) -> Stage:
-    """The stage for these options. UserError if it cannot run."""
+def check_and_build(options: Options, name: str) -> Stage:
     from bosch.hybrid import materialize
 
     source = fetch_model(options.model)
@@ -79,11 +71,10 @@ def choose_stage(options: Options) -> Stage:
     else:
         materialize.read_hybrid(source)
         settings["reverse"] = options.reverse
-        run = partial(materialize.export_hybrid, source)
-        if options.reverse:
-            run = partial(materialize.unmaterialize, source)
+        export = materialize.unmaterialize if options.reverse else materialize.export_hybrid
+        run = partial(export, source)
     check_weights(str(source))
-    name, files = options.out.absolute().name, hash_text_files(str(source))
+    files = hash_text_files(str(source))
     return Stage(name, run=run, settings=settings, version=VERSION, model_files=files)
 
 
@@ -97,15 +88,9 @@ def build(config: Config, mask: Stage) -> Stage:
         source = trained if trained.is_dir() else fetch_model(config.model)
         write_hybrid(source, mask.folder / MASK_FILE, out)
 
-    settings = {"model": describe_source(config.model)}
-    return Stage(
-        "model",
-        run=run,
-        settings=settings,
-        inputs={"mask": mask},
-        version=VERSION,
-        model_files=hash_text_files(config.model),
-    )
+    settings, files = {"model": describe_source(config.model)}, hash_text_files(config.model)
+    inputs = {"mask": mask}
+    return Stage("model", run, settings, inputs, version=VERSION, model_files=files)
 
 
 def write_hybrid(source: Path, mask: Path, out: Path) -> None:

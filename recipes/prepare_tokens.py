@@ -4,23 +4,23 @@
     python recipes/prepare_tokens.py --model DIR --source corpus/@0.7 toy@0.3 --tokens 10M
     python recipes/prepare_tokens.py --model Qwen/Qwen3-1.7B-Base --source prolong-64k --tokens 2.5B
 
-data/sources/open.py describes the sources. `--seq-len` is short for --sequence-length. Run the same
-command again to resume where it stopped."""
+data/sources/open.py describes the sources. Run the same command again to resume
+where it stopped.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from bosch.command_line import parse
+from bosch.command_line import run_stage
 from bosch.config import FLAT, PackingConfig, shared_fields
 from bosch.data.pack import PackConfig
 from bosch.data.packed import make_stage
 from bosch.recipes import presets
-from bosch.run import progress
 from bosch.run.errors import run_main
-from bosch.run.folder import RunFolder, home_of
 from bosch.run.progress import say
+from bosch.run.stage import Stage
 
 
 @dataclass(frozen=True)
@@ -36,21 +36,15 @@ class Options:
 def main(arguments: Sequence[str]) -> None:
     config = presets.for_stage(arguments)
     packing = PackConfig(**shared_fields(PackingConfig, config.data))
-    options = parse(
-        Options,
-        arguments,
-        {"--seq-len": "--sequence-length"},
-        model=config.model,
-        source=config.data.source,
-        packing=packing,
-    )
-    progress.set_up()
-    presets.check_length("--sequence-length", options.packing.sequence_length, options.model)
-    out = options.out.absolute()
-    stage = make_stage(out.name, options.model, options.source, options.packing)
-    with RunFolder(out.parent, say=say, home=home_of(out)) as run:
-        run.complete(stage)
+    usual = {"model": config.model, "source": config.data.source, "packing": packing}
+    short = {"--sequence-length": "--seq-len"}
+    options = run_stage(Options, arguments, check_and_build, usual, short)
     say(f"tokens in {options.out}")
+
+
+def check_and_build(options: Options, name: str) -> Stage:
+    presets.check_length("--sequence-length", options.packing.sequence_length, options.model)
+    return make_stage(name, options.model, options.source, options.packing)
 
 
 if __name__ == "__main__":

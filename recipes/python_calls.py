@@ -9,7 +9,7 @@ import io
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -131,16 +131,12 @@ def search_mask(
             load_tokenizer=lambda: find_tokenizer(Path(origin_of(model))),
         )
         selection = make_mask(method, inputs)
-        return as_mask(write_selection(method, inputs, selection, began))
+        return Mask(**vars(write_selection(method, inputs, selection, began)))
 
 
 def load_mask(path: str | Path) -> Mask:
     """A mask.json, checked."""
-    return as_mask(read_mask(Path(path)))
-
-
-def as_mask(record: MaskFile) -> Mask:
-    return Mask(**{field.name: getattr(record, field.name) for field in fields(MaskFile)})
+    return Mask(**vars(read_mask(Path(path))))
 
 
 @contextlib.contextmanager

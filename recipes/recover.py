@@ -4,7 +4,7 @@
     accelerate launch recipes/recover.py --ratio 0.75 --model Qwen/Qwen3-1.7B-Base --preset paper
     accelerate launch recipes/recover.py --ratio 0              # the control: dense, trained
 
-Run the same command again to resume where it stopped.
+Run the same command again to resume where it stopped. --help-all shows all options.
 """
 
 import shlex
@@ -12,9 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
+from typing import Annotated
 
-from bosch.command_line import Command, as_typed, next_command, parse_command
-from bosch.config import Config, describe_config, warn_of_window
+from bosch.command_line import as_typed, parse, peek
+from bosch.config import FLAT, NO_OPTION, Config, describe_config, warn_of_window
 from bosch.data import packed
 from bosch.eval.judging import check_attention, check_calibration, check_data, judging_of
 from bosch.eval.report.compare import compare, has_recovered
@@ -31,71 +32,123 @@ from bosch.recipes import (
     train_model,
 )
 from bosch.run import progress
-from bosch.run.errors import check_all, run_main
+from bosch.run.errors import UserError, check_all, run_main
 from bosch.run.files import MANIFEST
 from bosch.run.folder import RunFolder
 from bosch.run.progress import say
 from bosch.run.ranks import rank_and_world
-from bosch.run.stage import Artifact, Decision, Stage, refuse_blocked, stages_to_redo
+from bosch.run.stage import Stage, refuse_blocked, stages_to_redo
 
-Complete = Callable[[Stage], Artifact]
-Fit = Callable[[], Config]
+# --help leaves these out, --help-all shows them.
+RARELY_SET = """
+--calibration.tasks --calibration.punkt
+--mask.alpha --mask.gamma --mask.ratio-buckets --mask.max-variables --mask.max-layers
+--mask.razor-recent-share
+--data.held-out-sequences --data.min-document-tokens --data.workers
+--train.floor-share --train.betas --train.weight-decay --train.clip-norm --train.spike
+--train.keep-checkpoints --train.distill-weight --train.temperature --train.top-k
+--train.layer-weight --train.teacher --train.trained --train.lora-rank --train.max-steps
+--train.checkpoint-steps --train.reshard-after-forward --train.sync-every-micro-batch
+--train.compile --train.deterministic
+--eval.niah-tasks --eval.niah-essays --eval.longbench-categories --eval.gsm8k-tasks
+--eval.precision --eval.attention --eval.batch --eval.prefill-chunk
+""".split()
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What a command will do. Nothing is written yet."""
+class Command:
+    """Settings, where the run is stored, and which stages to redo."""
 
-    config: Config  # with the micro-batch that fits these GPUs
-    stages: list[Stage]
-    redo: list[Stage]
-    steps: list[Decision]
-    texts: list[str]  # lines on those of the evaluations
-    trains: bool
+    config: Annotated[Config, FLAT]
+    # Where defaults come from: tiny (the embedded model), smoke (seconds, for tests) or paper.
+    preset: Annotated[str | None, "NAME"] = None
+    # In place of --ratio: the smallest whose KV cache fits, as 4GiB@128k.
+    kv_budget: Annotated[str | None, "BYTES@TOKENS"] = None
+    # Folder of the run; None: runs/<model>-<method>-r<ratio>.
+    run_dir: Annotated[Path | None, "DIR"] = None
+    # Redo this stage (--dry-run lists all) and those that depend on it; old results are set aside.
+    fresh: Annotated[str | None, "STAGE"] = None
+    from_: Annotated[str | None, "STAGE"] = None  # redo this stage and all later ones
+    zero_shot: bool = False  # stop before training: choose the groups, evaluate the hybrid
+    dry_run: bool = False  # print all settings and what each stage would do, then stop
+    # Say what memory a training step would take on this many GPUs, then stop.
+    rehearse: Annotated[int | None, "GPUS"] = None
+    # Lines on where the settings come from.
+    chosen_by: Annotated[tuple[str, ...], NO_OPTION] = ()
+
+    def __post_init__(self) -> None:
+        if self.fresh is not None and self.from_ is not None:
+            raise UserError(
+                f"--fresh {self.fresh} and --from {self.from_} contradict each other; pass one."
+            )
+
+    @property
+    def run_path(self) -> Path:
+        return self.run_dir or self.config.usual_path
 
 
 def main(arguments: Sequence[str]) -> None:
-    command = configure(arguments)
-    if command.controls.rehearse is not None:  # of the paper's models without fetching anything
-        presets.check_lengths(command.config)
-        train_model.rehearse(command.config, command.controls.rehearse)
+    command, (rank, world) = parse_command(arguments), rank_and_world()
+    progress.set_up(rank)
+    config = command.config
+    if command.rehearse is not None:  # of the paper's models without fetching anything
+        presets.check_lengths(config)
+        train_model.rehearse(config, command.rehearse)
         return
-    folder = RunFolder(command.run_path, *rank_and_world(), say)
-    if command.controls.dry_run:
-        introduce(command, command.config)
-        show_plan(command, plan(command, folder))
-    else:
-        run(command, plan(command, folder), folder)
+    folder = RunFolder(command.run_path, rank, world, say)
+    names_micro_batch = any(peek(arguments, "train.micro-batch-sequences").values())
+    fit = cache(partial(train_model.fit_memory, config, world, names_micro_batch))
+    if not command.dry_run:
+        stages, texts = check_and_build(command, folder, fit)
+        run(command, arguments, stages, texts, folder, fit)
+        return
+    introduce(command, config)
+    stages, texts = check_and_build(command, folder, fit)
+    steps = folder.plan(stages, command.fresh, command.from_)
+    for step in steps:
+        say(f"{step.stage.name}: {step.action} ({step.reason})")
+    refuse_blocked(steps)
+    for line in texts:
+        say(line)
+    if any(step.action != "reuse" for step in steps):
+        from bosch.training.rehearsal import estimate  # torch, which takes seconds
+
+        schedule = None if command.zero_shot else train_model.schedule_of(config)
+        for line in estimate(config, train_model.make_plan(config, world, "torch"), schedule):
+            say(line)
 
 
-def configure(arguments: Sequence[str]) -> Command:
-    command = parse_command(arguments, presets.choose)
-    if (budget := command.controls.kv_budget) is not None:
-        config, line = with_kv_budget(command.config, budget, arguments)
-        command = replace(command, config=config, chosen_by=(*command.chosen_by, line))
-    progress.set_up(rank_and_world()[0])
-    return command
+def parse_command(arguments: Sequence[str]) -> Command:
+    """The command of these arguments. UserError for whatever the user got wrong."""
+    preset, model = peek(arguments, "preset", "model").values()
+    config, origin = presets.choose(preset, model)
+    defaults = {"config": config, "preset": preset, "chosen_by": tuple(origin)}
+    command = parse(Command, arguments, defaults, rarely_set=RARELY_SET)
+    if command.kv_budget is None:
+        return command
+    config, line = with_kv_budget(command.config, command.kv_budget, arguments)
+    return replace(command, config=config, chosen_by=(*origin, line))
 
 
-def plan(command: Command, folder: RunFolder) -> Plan:
-    """The chain and what each stage will do. All that cannot work is refused here, at once, before
-    anything is written and before hours are spent."""
-    config, controls, world = command.config, command.controls, folder.world
-    is_new = not folder.path.exists()
-    fit: Fit = cache(partial(train_model.fit_memory, config, world, command.names_micro_batch))
+def check_and_build(
+    command: Command, folder: RunFolder, fit: Callable[[], Config]
+) -> tuple[list[Stage], list[str]]:
+    """The chain, and lines on the texts of the evaluations. All that cannot work is refused here,
+    at once, before anything is written and before hours are spent."""
+    config, is_new = command.config, not folder.path.exists()
 
     @cache
     def chain() -> list[Stage]:
         presets.check_model(config.model)
-        return build_chain(config, folder.path, folder.complete, controls.zero_shot, fit)
+        return build_chain(config, folder, command.zero_shot, fit)
 
-    @cache
-    def steps() -> list[Decision]:
-        return folder.plan(chain(), controls.fresh, controls.from_)
+    def evaluates() -> bool:
+        steps = folder.plan(chain(), command.fresh, command.from_)
+        return any("eval/" in step.stage.name and step.action != "reuse" for step in steps)
 
     @cache
     def texts() -> list[str]:
-        if not is_new and (folder.rank != 0 or not evaluates(steps())):
+        if not is_new and (folder.rank != 0 or not evaluates()):
             return []
         described, *_ = check_all(
             lambda: check_data(judging_of(config), config.model),
@@ -109,77 +162,68 @@ def plan(command: Command, folder: RunFolder) -> Plan:
         chain,
         partial(search_mask.check_attention, config),
         lambda: check_attention(judging_of(config)),
-        *([] if controls.zero_shot else [partial(train_model.check_machine, config, world)]),
+        lambda: None if command.zero_shot else train_model.check_machine(config, folder.world),
         lambda: packed.check_sources(config, folder.path, chain()),
         texts,
     )
-    redo = stages_to_redo(chain(), controls.fresh, controls.from_)
+    return chain(), texts()
+
+
+def run(
+    command: Command,
+    arguments: Sequence[str],
+    stages: Sequence[Stage],
+    texts: Sequence[str],
+    folder: RunFolder,
+    fit: Callable[[], Config],
+) -> None:
+    redo = stages_to_redo(stages, command.fresh, command.from_)
     is_trained = (folder.path / "train" / MANIFEST).is_file()
-    trains = not controls.zero_shot and (not is_trained or any(s.name == "train" for s in redo))
-    if trains and not controls.dry_run:
-        config = fit()  # last, since it may take minutes
-    return Plan(config, chain(), redo, steps(), texts(), trains)
-
-
-def evaluates(steps: Sequence[Decision]) -> bool:
-    return any("eval/" in step.stage.name and step.action != "reuse" for step in steps)
-
-
-def show_plan(command: Command, planned: Plan) -> None:
-    for step in planned.steps:
-        say(f"{step.stage.name}: {step.action} ({step.reason})")
-    refuse_blocked(planned.steps)
-    for line in planned.texts:
-        say(line)
-    if all(step.action == "reuse" for step in planned.steps):
-        return
-    from bosch.training.rehearsal import estimate  # torch, which takes seconds
-
-    config, world = planned.config, rank_and_world()[1]
-    schedule = None if command.controls.zero_shot else train_model.schedule_of(config)
-    for line in estimate(config, train_model.make_plan(config, world, "torch"), schedule):
-        say(line)
-
-
-def run(command: Command, planned: Plan, folder: RunFolder) -> None:
-    config, controls, is_first = planned.config, command.controls, folder.rank == 0
+    trains = not command.zero_shot and (not is_trained or any(s.name == "train" for s in redo))
+    config = fit() if trains else command.config  # it may take minutes, so all is checked before
+    is_first = folder.rank == 0
     with folder:
         progress.log_to(folder.path / "recover.log")
         introduce(command, config)
         if is_first:
             # Again, now that no other launch can change the folder.
-            refuse_blocked(folder.plan(planned.stages, controls.fresh, controls.from_))
-            for line in planned.texts:
+            refuse_blocked(folder.plan(stages, command.fresh, command.from_))
+            for line in texts:
                 say(line)
-            folder.set_aside(planned.redo)
+            folder.set_aside(redo)
             # Without what is fitted to this machine: run.json tells runs apart.
-            folder.save_config(command.config, command.arguments)
-            if planned.trains:
+            folder.save_config(command.config, arguments)
+            if trains:
                 from bosch.training.rehearsal import training_seconds
 
                 shape = train_model.make_plan(config, folder.world, "torch")
                 seconds = training_seconds(shape, train_model.schedule_of(config))
                 folder.expected["train"] = seconds
-        for stage in planned.stages:
+        for stage in stages:
             folder.complete(stage)
             if stage.name == "eval/dense" and is_first:  # the test examples are there now
                 check_calibration(config, folder.path)
         if is_first:
             # Again: no checksum tells whether what only shows results is still intact.
             evaluate_model.publish(folder.path)
-    if is_first:
-        say_results(folder.path)
+    if not is_first:
+        return
+    comparison = compare([folder.path])
+    for sentence in summarize(comparison):
+        say(sentence)
+    compare_runs.warn(comparison)
+    say(f"report in {folder.path / 'report' / 'report.html'}; for details:")
+    runs = shlex.quote(str(folder.path.parent))
+    say(f"  {as_typed('tensorboard')} --logdir {runs}")
+    say(f"  {as_typed('bosch')} compare {runs}/*")
 
 
 def build_chain(
-    config: Config,
-    run_path: Path,
-    complete: Complete,
-    zero_shot: bool = False,
-    fit: Fit | None = None,
+    config: Config, folder: RunFolder, zero_shot: bool, fit: Callable[[], Config]
 ) -> list[Stage]:
     """The stages in their order. Each checkpoint of the training is evaluated by its own stage,
-    which training runs through `complete`. `fit`: the settings with a micro-batch that fits."""
+    which the training runs. `fit`: the settings with a micro-batch that fits."""
+    run_path = folder.path
     calibration = calibrate.build(config)
     tokens = packed.build(config)
     dense = evaluate_model.build(config)
@@ -188,17 +232,19 @@ def build_chain(
     mask = search_mask.build(config, calibration, tokens if learns else None)
     model = materialize_model.build(config, mask)
     start = evaluate_model.build_step(config, run_path, 0, mask_tokens, model)
+    packing = [tokens] if isinstance(tokens, Stage) else []  # else they are another run's
     # The search before any evaluation: it refuses at once a calibration set that is of no use.
-    untrained = [calibration, *([tokens] if learns else []), mask, dense, model, start]
+    untrained = [calibration, *(packing if learns else []), mask, dense, model, start]
     if zero_shot:
-        return [*only_stages(untrained), compare_runs.build(run_path, [dense, start])]
+        return [*untrained, compare_runs.build(run_path, [dense, start])]
 
-    def evaluate(step: int, tokens: int, folder: Path) -> bool:
+    def evaluate(step: int, tokens: int, exported: Path) -> bool:
         if step:  # step 0 is evaluated before training
-            complete(checkpoints[step])
+            folder.complete(checkpoints[step])
         return config.train.until == "recovered" and has_recovered(compare([run_path]), step)
 
-    train = train_model.build(config, model, tokens, evaluate, fit)
+    settings = train_model.settings_of(config)
+    train = train_model.build(settings, model, tokens, on_checkpoint=evaluate, fit=fit)
     schedule = train_model.schedule_of(config)
     checkpoints = {
         step: evaluate_model.build_step(config, run_path, step, schedule.tokens_at(step), train)
@@ -206,14 +252,8 @@ def build_chain(
         if step
     }
     evaluations = [dense, start, *checkpoints.values()]
-    trained = [*([] if learns else [tokens]), train, *checkpoints.values()]
-    report = compare_runs.build(run_path, [train, *evaluations])
-    return [*only_stages([*untrained, *trained]), report]
-
-
-def only_stages(stages: Sequence[Stage | Artifact]) -> list[Stage]:
-    """Without the artifacts of other runs, which are complete."""
-    return [stage for stage in stages if isinstance(stage, Stage)]
+    trained = [*([] if learns else packing), train, *checkpoints.values()]
+    return [*untrained, *trained, compare_runs.build(run_path, [train, *evaluations])]
 
 
 def introduce(command: Command, config: Config) -> None:
@@ -229,17 +269,6 @@ def introduce(command: Command, config: Config) -> None:
             f"{mask_tokens:,} of the {config.data.tokens:,} tokens are used to learn the mask, the "
             "rest to train"
         )
-
-
-def say_results(run_path: Path) -> None:
-    comparison = compare([run_path])
-    for line in summarize(comparison):
-        say(line)
-    compare_runs.warn(comparison)
-    say(f"report in {run_path / 'report' / 'report.html'}; for details:")
-    runs = shlex.quote(str(run_path.parent))
-    say(f"  {as_typed('tensorboard')} --logdir {runs}")
-    say(f"  {next_command('compare', compare_runs)} {runs}/*")
 
 
 if __name__ == "__main__":

@@ -126,7 +126,7 @@ def run_method(
             )
         return found
 
-    traits, (_, world) = traits_of(config.method), rank_and_world()
+    traits, (rank, world) = traits_of(config.method), rank_and_world()
     if world > 1 and traits.reads_calibration and not runs_everywhere(traits):
         say(f"{config.method} runs in one of the {world} processes; the others wait")
     model_folder = fetch_model(config.model)
@@ -145,14 +145,13 @@ def run_method(
     )
     began = time.monotonic()
     selection = make_mask(config.method, inputs)
-    if rank_and_world()[0] != 0:
+    if rank != 0:
         return  # this rank has done its share of a search or of the training
     record = write_selection(config.method, inputs, selection, began)
     draw_mask(record, folder / "mask.png")
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)  # the results are stored beside them
-    for line in selection.notes:
+    for line in [*selection.notes, mask_title(record)]:
         say(line)
-    say(mask_title(record))
 
 
 def runs_everywhere(traits: MethodTraits) -> bool:
@@ -202,6 +201,8 @@ def _by_content(value: object) -> object:
 
 # -------------------------------------------------------------------------------- the command line
 
+DIALS = ("method", "model", "ratio", "window", "seed", "sink")  # those of Config
+
 
 @dataclass(frozen=True)
 class Options:
@@ -230,7 +231,18 @@ def main(arguments: Sequence[str]) -> None:
     if "--list" in arguments:
         print("\n".join(list_methods()))
         return
-    options, settings, config, origin = read_options(arguments)
+    # The method is read first, because its settings are options of the command line too.
+    preset, model, method = peek(arguments, "preset", "model", "method").values()
+    config, origin = presets.choose(preset, model)
+    config = replace(config, method=method or config.method)
+    usual = {name: getattr(config, name) for name in DIALS} | {"preset": preset}
+    usual |= {"settings": default_settings(config.method, config.mask)}
+    options = parse(Options, arguments, usual | {"attention": config.mask.attention})
+    mask = replace(config.mask, attention=options.attention)
+    config = replace(config, mask=mask, **{name: getattr(options, name) for name in DIALS})
+    if options.kv_budget is not None:
+        config, line = with_kv_budget(config, options.kv_budget, arguments, options.settings)
+        origin = [*origin, line]
     rank, world = rank_and_world()
     progress.set_up(rank)
     presets.check_model(config.model)
@@ -240,43 +252,19 @@ def main(arguments: Sequence[str]) -> None:
     run_path = options.run_dir or config.usual_path
     calibration = find_calibration(options.calibration, run_path)
     config, tokens = find_tokens(config, options.tokens_from)
-    stage = build(config, calibration, tokens, settings)
+    stage = build(config, calibration, tokens, options.settings)
     stages = [tokens, stage] if isinstance(tokens, Stage) else [stage]
     with RunFolder(run_path, rank, world, say) as run:
         progress.log_to(run_path / "recover.log")
-        for line in [f"run folder {run_path}", describe_budget(config, settings), *origin]:
+        for line in [f"run folder {run_path}", describe_budget(config, options.settings), *origin]:
             say(line)
         if rank == 0:
-            fresh = "mask" if options.fresh else None
-            refuse_blocked(run.plan(stages, fresh))
+            refuse_blocked(run.plan(stages, "mask" if options.fresh else None))
             run.set_aside([stage] if options.fresh else [])
         for each in stages:
             run.complete(each)
     if rank == 0:
         say(f"mask: {run_path / 'mask' / 'mask.json'}")
-
-
-def read_options(arguments: Sequence[str]) -> tuple[Options, Any, Config, list[str]]:
-    """The options, the method's settings, the config they make, and lines on its origin.
-
-    The method is read first, because its settings are options of the command line too.
-    """
-    preset, model, method = peek(arguments, "preset", "model", "method").values()
-    config, origin = presets.choose(preset, model)
-    settings = default_settings(method or config.method, config.mask)
-    dials = ("model", "ratio", "window", "seed", "sink")
-    defaults: dict[str, Any] = {"method": method or config.method, "preset": preset}
-    defaults |= {name: getattr(config, name) for name in dials}
-    attention = config.mask.attention
-    options = parse(Options, arguments, settings=settings, attention=attention, **defaults)
-    mask = replace(config.mask, attention=options.attention)
-    changed = {name: getattr(options, name) for name in ("method", *dials)}
-    config = replace(config, mask=mask, **changed)
-    settings = options.settings
-    if options.kv_budget is not None:
-        config, line = with_kv_budget(config, options.kv_budget, arguments, settings)
-        origin = [*origin, line]
-    return options, settings, config, origin
 
 
 def find_tokens(config: Config, folder: Path | None) -> tuple[Config, Stage | Artifact | None]:

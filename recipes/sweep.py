@@ -37,7 +37,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Annotated
 
-from bosch.command_line import parse, parse_command
+from bosch.command_line import parse
 from bosch.config import Config, fill_in
 from bosch.eval.judging import judging_of
 from bosch.eval.report.runs import RunResults, append_run, is_run, read_archive, read_run
@@ -46,6 +46,7 @@ from bosch.masks.mask import MaskFile, read_mask
 from bosch.methods._settings import default_settings, learning_tokens
 from bosch.model import find_model, read_model_info, read_shape
 from bosch.recipes import compare_runs, evaluate_model, presets
+from bosch.recipes.recover import parse_command
 from bosch.run import progress
 from bosch.run.errors import UserError, is_user_error, run_main
 from bosch.run.files import MANIFEST
@@ -112,7 +113,8 @@ class Chain:
 
 
 def main(arguments: Sequence[str]) -> None:
-    options, rest = parse(Options, arguments, passes_on=True)
+    rest: list[str] = []  # options of recover.py
+    options = parse(Options, arguments, rest=rest)
     progress.set_up()
     chains = list_chains(options, rest)
     for model in {chain.config.model: None for chain in chains}:
@@ -140,10 +142,10 @@ def list_chains(options: Options, rest: Sequence[str]) -> list[Chain]:
             split(options.ratios), split(options.methods), list_variants(options.vary)
         ):
             words = ["--method", method, "--ratio", ratio, "--seed", str(seed), *shared, *varied]
-            command = parse_command(words, presets.choose)
+            command = parse_command(words)
             if suffix:
                 words += ["--run-dir", f"{command.run_path}{suffix}"]
-                command = parse_command(words, presets.choose)
+                command = parse_command(words)
             default_settings(method, command.config.mask)  # refuses options of other methods
             words += ["--zero-shot"] * options.zero_shot
             for window in windows:

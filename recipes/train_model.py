@@ -15,15 +15,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from bosch.command_line import parse
-from bosch.config import FLAT, Config, TokenCount, TrainConfig, at_least, check_shares
+from bosch.command_line import run_stage
+from bosch.config import FLAT, NO_OPTION, Config, TokenCount, TrainConfig, at_least, check_shares
 from bosch.data.tokenizer_files import read_tokenizer
 from bosch.methods._settings import learning_tokens
 from bosch.model import check_weights, fetch_config, fetch_model, find_model
 from bosch.recipes import presets
-from bosch.run import progress
 from bosch.run.errors import UserError, run_main
-from bosch.run.folder import RunFolder, home_of
+from bosch.run.folder import home_of
 from bosch.run.progress import say, show_rows
 from bosch.run.ranks import rank_and_world
 from bosch.run.stage import Artifact, Stage
@@ -42,90 +41,108 @@ OnCheckpoint = Callable[[int, int, Path], bool | None]
 
 
 @dataclass(frozen=True)
+class Settings:
+    """All that decides the training besides its model and tokens."""
+
+    train: Annotated[TrainConfig, FLAT]
+    tokens: TokenCount | None = None  # to train on; None: all in the folder, once
+    evaluated: tuple[float, ...] = (0.0, 1.0)  # export the model after these shares of the steps
+    document_mask: bool = True  # documents in one sequence do not attend to each other
+    tokens_before: Annotated[int, NO_OPTION] = 0  # of the budget, used to learn the mask
+
+    def __post_init__(self) -> None:
+        at_least(1, self, "", "tokens")
+        check_shares("--evaluated", self.evaluated)
+
+    @property
+    def facts(self) -> dict[str, object]:
+        return {
+            name: value for name, value in vars(self).items() if name != "tokens_before" or value
+        }
+
+    def schedule(self, budget: int, length: int, device_type: str = "cpu") -> "TrainSchedule":
+        from bosch.training.schedule import make_schedule
+
+        return make_schedule(
+            self.train,
+            budget,
+            length,
+            self.evaluated,
+            rank_and_world()[1],
+            device_type,
+            self.tokens_before,
+        )
+
+
+@dataclass(frozen=True)
 class Options:
     """Train a hybrid or dense model on packed tokens."""
 
     model: str  # folder or hub id of a hybrid or dense model
     tokens_from: Path  # folder that prepare_tokens.py wrote
     out: Path  # folder to write
-    train: Annotated[TrainConfig, FLAT]
-    tokens: TokenCount | None = None  # to train on; None: all in the folder, once
-    evaluated: tuple[float, ...] = (0.0, 1.0)  # export the model after these shares of the steps
-    document_mask: bool = True  # documents in one sequence do not attend to each other
-
-    def __post_init__(self) -> None:
-        at_least(1, self, "", "tokens")
-        check_shares("--evaluated", self.evaluated)
+    settings: Annotated[Settings, FLAT]
 
 
 def main(arguments: Sequence[str]) -> None:
-    options = parse(Options, arguments, train=presets.for_stage(arguments).train)
-    rank, world = rank_and_world()
-    progress.set_up(rank)
-    check_attention(options.train, options.document_mask)
-    out = options.out.absolute()
-    model, tokens = Artifact.load(fetch_model(options.model)), Artifact.load(options.tokens_from)
-    check_weights(options.model)
-    check_inputs(options, model.folder, tokens.folder, world)
-    stage = make_stage(
-        out.name,
-        options.train,
-        options.tokens,
-        options.evaluated,
-        options.document_mask,
-        {"model": model, "tokens": tokens},
-    )
-    with RunFolder(out.parent, rank, world, say, home=home_of(out)) as run:
-        run.complete(stage)
+    usual = {"settings": Settings(presets.for_stage(arguments).train)}
+    options = run_stage(Options, arguments, check_and_build, usual)
     exports = sorted(options.out.glob("step-*"))
     say(f"trained model in {exports[-1] if exports else options.out}")
 
 
-def check_inputs(options: Options, model: Path, tokens: Path, world_size: int) -> None:
-    """Refuse, before anything is written, what the training would refuse after it."""
+def check_and_build(options: Options, name: str) -> Stage:
+    model, tokens = Artifact.load(fetch_model(options.model)), Artifact.load(options.tokens_from)
+    check_weights(options.model)
     from bosch.data.loader import Loader, open_tokens
     from bosch.hybrid.models import check_native_window
     from bosch.training.model_start import read_config
-    from bosch.training.parallel import choose_device, choose_kernels
-    from bosch.training.schedule import make_schedule
+    from bosch.training.parallel import choose_device
 
-    if options.train.until != "budget":
+    settings = options.settings
+    if settings.train.until != "budget":
         raise UserError(
-            f"--until {options.train.until} takes evaluations, which this command does not make; "
+            f"--until {settings.train.until} takes evaluations, which this command does not make; "
             "train with recover.py."
         )
-    check_native_window(read_config(model))
-    packed, device = open_tokens(tokens, read_tokenizer(model).hash), choose_device(os.environ)
-    budget, shares = options.tokens or packed.train.rows.size, options.evaluated
-    length, batch = packed.seq_len, options.train.batch_sequences
-    schedule = make_schedule(options.train, budget, length, shares, world_size, device.type)
-    Loader(packed, batch).sequences(schedule.num_steps - 1)
-    choose_kernels(options.train.kernels, device)
-    check_objective(options.train, options.model)
+    check_settings(settings.train, settings.document_mask, options.model)
+    check_native_window(read_config(model.folder))
+    packed = open_tokens(tokens.folder, read_tokenizer(model.folder).hash)
+    budget, device = settings.tokens or packed.train.rows.size, choose_device(os.environ)
+    schedule = settings.schedule(budget, packed.seq_len, device.type)
+    Loader(packed, settings.train.batch_sequences).sequences(schedule.num_steps - 1)
+    return build(settings, model, tokens, name)
 
 
 def check_machine(config: Config, world_size: int) -> None:
-    """Refuse, before hours of search, a batch that these ranks cannot share, and kernels and
-    attention that were named and cannot run here."""
-    from bosch.training.parallel import choose_device, choose_kernels
+    """Refuse, before hours of search, a batch that these ranks cannot share, and what cannot run
+    here."""
+    from bosch.training.parallel import choose_device
     from bosch.training.schedule import choose_micro_batch
 
-    device = choose_device(os.environ)
-    choose_micro_batch(config.train, config.data.sequence_length, world_size, device.type)
-    choose_kernels(config.train.kernels, device)
-    check_attention(config.train, config.data.document_mask)
-    check_objective(config.train, config.model)
+    device, length = choose_device(os.environ), config.data.sequence_length
+    choose_micro_batch(config.train, length, world_size, device.type)
+    check_settings(config.train, config.data.document_mask, config.model)
 
 
-def check_objective(settings: TrainConfig, model: str) -> None:
-    """Refuse a teacher that cannot teach this model, and settings without what they are for."""
-    if settings.trained != "lora" and settings.lora_rank != TrainConfig().lora_rank:
+def check_settings(settings: TrainConfig, packed: bool, model: str) -> None:
+    """Refuse kernels and attention that were named and cannot run here, a teacher that cannot teach
+    this model, and settings without what they are for."""
+    import torch
+
+    from bosch.hybrid.dispatch import check_backend
+    from bosch.training.parallel import choose_device, choose_kernels
+
+    device, default = choose_device(os.environ), TrainConfig()
+    dtype = torch.bfloat16 if settings.precision == "bf16" else torch.float32
+    choose_kernels(settings.kernels, device)
+    check_backend("train.attention", settings.attention, device, dtype, True, packed)
+    if settings.trained != "lora" and settings.lora_rank != default.lora_rank:
         raise UserError(
             f"train.lora_rank is {settings.lora_rank}, but train.trained is {settings.trained}; "
             "pass --train.trained lora."
         )
     if settings.objective != "distill":
-        default = TrainConfig()
         for name in ("distill_weight", "temperature", "top_k", "layer_weight", "teacher"):
             if (value := getattr(settings, name)) != getattr(default, name):
                 raise UserError(
@@ -133,11 +150,10 @@ def check_objective(settings: TrainConfig, model: str) -> None:
                     "has no teacher; pass --train.objective distill."
                 )
         return
+    from bosch.training.model_start import read_config
     from bosch.training.teacher import check_teacher, check_top_k
 
     if settings.top_k:
-        from bosch.training.model_start import read_config
-
         check_top_k(settings, model, read_config(fetch_config(model)))
     if settings.teacher:
         check_teacher(fetch_model(model), fetch_model(settings.teacher, TEACHER))
@@ -189,96 +205,49 @@ def rehearse(config: Config, num_gpus: int) -> None:
     show_rows(title, rows, COLUMNS)
 
 
-def check_attention(settings: TrainConfig, packed: bool) -> None:
-    """Refuse, before work begins, an attention backend that was named and cannot run here."""
-    if settings.attention == "auto":
-        return
-    import torch
-
-    from bosch.hybrid.dispatch import check_backend
-    from bosch.training.parallel import choose_device
-
-    device = choose_device(os.environ)
-    dtype = torch.bfloat16 if settings.precision == "bf16" else torch.float32
-    check_backend("train.attention", settings.attention, device, dtype, trains=True, packed=packed)
-
-
-def build(
-    config: Config,
-    model: Stage | Artifact,
-    tokens: Stage | Artifact,
-    on_checkpoint: OnCheckpoint | None = None,
-    fit: Callable[[], Config] | None = None,
-) -> Stage:
-    """The stage `train` of recover.py. `fit`: the config with a micro-batch that fits here."""
-    return make_stage(
-        "train",
-        config.train,
-        config.data.tokens,
-        config.eval.checkpoints,
-        config.data.document_mask,
-        {"model": model, "tokens": tokens},
-        on_checkpoint,
-        learning_tokens(config),
-        (lambda: fit().train) if fit else None,
-    )
+def settings_of(config: Config) -> Settings:
+    """Those of recover.py's training."""
+    data, shares = config.data, config.eval.checkpoints
+    used = learning_tokens(config)
+    return Settings(config.train, data.tokens, shares, data.document_mask, used)
 
 
 def schedule_of(config: Config) -> "TrainSchedule":
     """Steps and tokens of recover.py's training."""
-    from bosch.training.schedule import make_schedule
-
-    return make_schedule(
-        config.train,
-        config.data.tokens,
-        config.data.sequence_length,
-        config.eval.checkpoints,
-        rank_and_world()[1],
-        "cpu",
-        learning_tokens(config),
-    )
+    return settings_of(config).schedule(config.data.tokens, config.data.sequence_length)
 
 
-def make_stage(
-    name: str,
-    settings: TrainConfig,
-    budget_tokens: int | None,
-    evaluated_shares: tuple[float, ...],
-    document_mask: bool,
-    inputs: dict[str, Stage | Artifact],
+def build(
+    settings: Settings,
+    model: Stage | Artifact,
+    tokens: Stage | Artifact,
+    name: str = "train",
     on_checkpoint: OnCheckpoint | None = None,
-    tokens_before: int = 0,
-    fit: Callable[[], TrainConfig] | None = None,
+    fit: Callable[[], Config] | None = None,
 ) -> Stage:
-    """`tokens_before`: tokens of the budget that learning the mask has used."""
-    facts: dict[str, object] = {
-        "train": settings,
-        "tokens": budget_tokens,
-        "evaluated": evaluated_shares,
-        "document_mask": document_mask,
-        **({"tokens_before": tokens_before} if tokens_before else {}),
-    }
-
-    if settings.objective == "distill" and settings.teacher is not None:
-        inputs = {**inputs, "teacher": Artifact.load(fetch_model(settings.teacher, TEACHER))}
+    """The stage. `fit`: the config with a micro-batch that fits here."""
+    inputs = {"model": model, "tokens": tokens}
+    if settings.train.objective == "distill" and settings.train.teacher is not None:
+        inputs["teacher"] = Artifact.load(fetch_model(settings.train.teacher, TEACHER))
 
     def run(out: Path, model: Artifact, tokens: Artifact, teacher: Artifact | None = None) -> None:
         from bosch.data.loader import open_tokens
         from bosch.training.loop import TrainJob, train
 
         packed = open_tokens(tokens.folder, read_tokenizer(model.folder).hash)
+        used = {"model": model.fingerprint, "tokens_folder": tokens.fingerprint}
         job = TrainJob(
-            fit() if fit else settings,
+            fit().train if fit else settings.train,
             model.folder,
             packed,
             out,
-            packed.train.rows.size if budget_tokens is None else budget_tokens,
-            evaluated_shares,
-            document_mask,
-            facts | {"model": model.fingerprint, "tokens_folder": tokens.fingerprint},
+            packed.train.rows.size if settings.tokens is None else settings.tokens,
+            settings.evaluated,
+            settings.document_mask,
+            settings.facts | used,
             on_checkpoint,
             run_folder=home_of(out),
-            tokens_before=tokens_before,
+            tokens_before=settings.tokens_before,
             teacher=None if teacher is None else teacher.folder,
         )
         stopped_by = train(job)
@@ -286,7 +255,7 @@ def make_stage(
             say(f"{name}: stopped by {stopped_by}, and saved; the same command resumes here")
             raise SystemExit(0)
 
-    return Stage(name, run=run, settings=facts, inputs=inputs, version=VERSION, ranks="all")
+    return Stage(name, run, settings.facts, inputs, version=VERSION, ranks="all")
 
 
 if __name__ == "__main__":

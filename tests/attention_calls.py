@@ -56,6 +56,14 @@ def thin_cases() -> Iterator[Case]:
     yield Case(1, None, num_past=100, kind="left")
 
 
+def gpu_cases(most_queries: int = 1_000) -> Iterator[Case]:
+    """In half precision, with the head sizes that models have."""
+    for case in thin_cases():
+        if case.num_queries <= most_queries:
+            yield replace(case, dtype=torch.bfloat16, head_size=64)
+    yield Case(300, 64, head_size=128, num_groups=8, dtype=torch.float16)
+
+
 def sink_cases() -> Iterator[Case]:
     for case in thin_cases():
         if case.window_tokens is not None:

@@ -21,12 +21,13 @@ from triton.runtime import interpreter
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from bosch.config import TrainConfig
 from bosch.data.loader import IGNORED
 from bosch.hybrid.conversion import deploy
 from bosch.training import parallel
 from bosch.training.loss import Lesson, head_loss, install_kernels, model_loss
 from bosch.training.model_start import start_model
-from bosch.training.parallel import Switches, choose_kernels, leave_world, start_world, whole
+from bosch.training.parallel import choose_kernels, leave_world, start_world, whole
 from tests.model_factory import packed_positions, random_tokens, tiny_model
 from tests.plain_training import model_folder
 
@@ -132,9 +133,13 @@ def sharded() -> None:
         for precision, tolerance in (("fp32", 1e-5), ("bf16", 2e-2)):
             results = []
             for kernels in ("torch", "liger"):
-                offloads = precision == "fp32"
-                switches = Switches(device, precision, True, offloads, True, False, kernels)
-                model: Any = start_model(Path(folder), switches)
+                settings = TrainConfig(
+                    precision=precision,
+                    kernels=kernels,
+                    activation_checkpointing=True,
+                    cpu_offload=precision == "fp32",
+                )
+                model: Any = start_model(Path(folder), settings, device)
                 assert isinstance(model.model.layers[0], FSDPModule)
                 results.append(loss_and_gradients(model, inputs, torch.roll(ids, -1, 1), 1 / 24))
             for name, expected in results[0].items():

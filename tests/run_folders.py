@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bosch.command_line import parse_command
 from bosch.data.toy_world.tasks import DATASETS as TOY_DATASETS
 from bosch.eval.results import Label, make_rows, write_scores
 from bosch.eval.rows import write_rows
@@ -16,6 +15,7 @@ from bosch.eval.suites._interface import Example, Scored, Task
 from bosch.masks.mask import GroupMask, MaskFile, write_mask
 from bosch.model import ModelInfo, find_model, read_model_info
 from bosch.recipes import presets
+from bosch.recipes.recover import parse_command
 
 MODEL = ModelInfo("tiny-qwen3", None, "0" * 32, 4, 4, 8, 16)
 STEP_TOKENS = 1_000
@@ -64,7 +64,7 @@ class FakeRun:
     def write_as(self, command: Sequence[str], runs: Path) -> Path:
         """Write what recover.py would have written for this command and the embedded model."""
         folder = self.write(runs)
-        config = parse_command(command, presets.choose).config
+        config = parse_command(command).config
         content = {"config": asdict(config), "command": [*command]}
         (folder / "run.json").write_text(json.dumps(content))
         model = find_model(presets.TINY_MODEL)

@@ -17,7 +17,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -86,8 +86,6 @@ class Checkpoints:
         self._circumstances = plain({"ranks": self._ranks.world, **(circumstances or {})})
         self._resumed_from: int | None = None
 
-    # ------------------------------------------------------------------------------------- resuming
-
     def load_newest(self, state: TrainState) -> int:
         """Load the newest intact checkpoint and return its step; 0 if there is none."""
         newest = self._ranks.from_rank_0(self._find_newest)
@@ -100,7 +98,7 @@ class Checkpoints:
 
     def _find_newest(self) -> tuple[Path, Manifest] | None:
         self._make_folder()
-        for step, path in sorted(self._by_step().items(), reverse=True):
+        for step, path in reversed(self._by_step()):
             try:
                 manifest = verify_folder(path)
             except (DamagedArtifactError, FileNotFoundError) as damage:
@@ -129,8 +127,6 @@ class Checkpoints:
 
     def _load(self, path: Path, manifest: Manifest, state: TrainState) -> None:
         content = json.loads((path / TRAINER).read_text())
-        if "tensors" not in content:
-            raise _unfit(path, "an earlier version of this program wrote it")
         there, rest = content["tensors"], content["extra"]
         # A new optimizer gets the moments that the checkpoint has. A parameter that never had a
         # gradient has none.
@@ -141,17 +137,17 @@ class Checkpoints:
             if not any(other.startswith(f"optimizer.{name}.") for other in there):
                 optimizer.state.pop(parameter, None)
 
-        tensors, _ = describe_state(state)
-        for name in sorted(tensors.keys() | there.keys()):
-            if name not in there:
-                raise _unfit(path, f"it lacks {name}, which this run's model or optimizer has")
-            if name not in tensors:
-                raise _unfit(path, f"it has {name}, which this run's model or optimizer lacks")
-            if (mine := _kind(tensors[name])) != there[name]:
-                raise _unfit(path, f"in it {name} is {there[name]}, in this run {mine}")
-        if rest.keys() != state.extra.keys():
-            parts, needed = (", ".join(sorted(names)) for names in (rest, state.extra))
-            raise _unfit(path, f"beside model and optimizer it has {parts}, this run {needed}")
+        tensors, own_rest = describe_state(state)
+        here = _kinds(tensors) | {f"extra.{name}": "a part" for name in own_rest}
+        saved = there | {f"extra.{name}": "a part" for name in rest}
+        for name in sorted(here.keys() | saved.keys()):
+            in_it, in_run = (kinds.get(name, "missing") for kinds in (saved, here))
+            if in_it != in_run:
+                raise UserError(
+                    f"{path} does not fit this run: in it {name} is {in_it}, in this run's model "
+                    f"or optimizer {in_run}. Delete {path.parent} to begin again, or write to "
+                    "another folder."
+                )
 
         with ExitStack() as stack:
             pieces: dict[str, list[tuple[int, Any]]] = {}  # first row and file, by tensor
@@ -171,36 +167,35 @@ class Checkpoints:
             loaded = {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}
             part.load_state_dict(rest[name] | loaded)
 
-    # --------------------------------------------------------------------------------------- saving
-
     def save(self, state: TrainState, step: int) -> None:
         """Save the state after `step` steps, unless it is there."""
         tensors, rest = describe_state(state)
-        kinds = {name: _kind(tensor) for name, tensor in tensors.items()}
-        folder, rank = self.folder / f".step-{step:06d}.tmp", self._ranks.rank
+        complete = self.folder / f"step-{step:06d}"
+        folder, ranks = complete.with_name(f".{complete.name}.tmp"), self._ranks
 
         def open_folder() -> bool:
-            if (self.folder / f"step-{step:06d}" / MANIFEST).is_file():
+            if (complete / MANIFEST).is_file():
                 return False
             self._make_folder()
             folder.mkdir()
-            (folder / TRAINER).write_text(json.dumps({"extra": rest, "tensors": kinds}))
+            content = {"extra": rest, "tensors": _kinds(tensors)}
+            (folder / TRAINER).write_text(json.dumps(content))
             return True
 
         def write_own_files() -> Manifest:
             """Returns sizes and checksums, taken while the files are in the page cache."""
             # A file for each moment: safetensors holds a copy of a whole file in memory.
-            groups: dict[str, dict[str, tuple[Tensor, int]]] = {}
+            groups: dict[str, dict[str, tuple[Tensor, int]]] = {"rest": {}}
             for name, tensor in tensors.items():
-                if isinstance(tensor, DTensor) or rank == 0:  # others are the same on every rank
+                if isinstance(tensor, DTensor) or ranks.rank == 0:  # others are the same everywhere
                     kind = name.rpartition(".")[2]
                     group = kind if kind in ("exp_avg", "exp_avg_sq") else "rest"
                     groups.setdefault(group, {})[name] = own_rows(tensor)
-            randoms = {f"random.{rank}.{name}": (t, 0) for name, t in random_state().items()}
-            groups["rest"] = groups.get("rest", {}) | randoms
-            paths = [folder / TRAINER] if rank == 0 else []
+            for name, tensor in random_state().items():
+                groups["rest"][f"random.{ranks.rank}.{name}"] = tensor, 0
+            paths = [folder / TRAINER] if ranks.rank == 0 else []
             for group, parts in groups.items():
-                paths.append(folder / f"rank-{rank:05d}-{group}.safetensors")
+                paths.append(folder / f"rank-{ranks.rank:05d}-{group}.safetensors")
                 begins = json.dumps({name: begin for name, (_, begin) in parts.items()})
                 rows = {name: part.contiguous() for name, (part, _) in parts.items()}
                 save_weights(rows, paths[-1], {FIRST_ROWS: begins})
@@ -209,55 +204,54 @@ class Checkpoints:
                 for path in paths
             }
 
+        def put_in_place() -> None:
+            manifest = {
+                "step": step,
+                "facts": self._facts,
+                "circumstances": self._circumstances,
+                **provenance(),
+                "files": {name: facts for part in files for name, facts in part.items()},
+            }
+            write_sealed_json(folder / MANIFEST, manifest)
+            folder.rename(complete)
+            sync_directory(self.folder)
+            self._remove_old()
+
         try:
             with explain_refusal(f"the checkpoint of step {step} in {self.folder}"):
-                if not self._ranks.from_rank_0(open_folder):
+                if not ranks.from_rank_0(open_folder):
                     return
-                files = self._ranks.gather(self._ranks.all_succeed(write_own_files))
-                self._ranks.from_rank_0(lambda: self._place(step, folder, files))
+                files = ranks.gather(ranks.all_succeed(write_own_files))
+                ranks.from_rank_0(put_in_place)
         except UserError:
-            if rank == 0:  # the unfinished files may be what fills the disk
+            if ranks.rank == 0:  # the unfinished files may be what fills the disk
                 shutil.rmtree(folder, ignore_errors=True)
             raise
 
-    def _place(self, step: int, folder: Path, files: Sequence[Manifest]) -> None:
-        """On rank 0, when all is written: manifest, final name, and removal of old checkpoints,
-        except the one this run resumed from, which is good."""
-        manifest = {
-            "step": step,
-            "facts": self._facts,
-            "circumstances": self._circumstances,
-            **provenance(),
-            "files": {name: facts for part in files for name, facts in part.items()},
-        }
-        write_sealed_json(folder / MANIFEST, manifest)
-        folder.rename(self.folder / f"step-{step:06d}")
-        sync_directory(self.folder)
+    def _remove_old(self) -> None:
+        """All but the newest, and the one this run resumed from, which is good."""
         complete = []
-        for number, path in sorted(self._by_step().items()):
-            try:
+        for step, path in self._by_step():
+            # A damaged one is dealt with if a run resumes from it.
+            with suppress(DamagedArtifactError, FileNotFoundError):
                 read_sealed_json(path / MANIFEST, "step")
-            except (DamagedArtifactError, FileNotFoundError):
-                continue  # dealt with if a run resumes from it
-            complete.append((number, path))
-        for number, path in complete[: -self.keep]:
-            if number != self._resumed_from:
+                complete.append((step, path))
+        for step, path in complete[: -self.keep]:
+            if step != self._resumed_from:
                 # Renamed first, or after a kill the rest would look like a damaged checkpoint.
                 hidden = path.rename(path.with_name(f".{path.name}.tmp"))
                 shutil.rmtree(hidden, ignore_errors=True)
-
-    # ---------------------------------------------------------------------------------- the folder
 
     def _make_folder(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         open_own_file(self.folder / NO_RESULT, "a").close()
         remove_leftovers(self.folder)
 
-    def _by_step(self) -> dict[int, Path]:
-        """Complete or not. A leading dot hides what is incomplete, damaged or being removed; copies
-        under other names are the user's and are left alone."""
-        steps = ((path.name.removeprefix("step-"), path) for path in self.folder.glob("step-*"))
-        return {int(number): path for number, path in steps if number.isdecimal()}
+    def _by_step(self) -> list[tuple[int, Path]]:
+        """In order, complete or not. A leading dot hides what is incomplete, damaged or being
+        removed; copies under other names are the user's and are left alone."""
+        steps = [(path.name.removeprefix("step-"), path) for path in self.folder.glob("step-*")]
+        return sorted((int(number), path) for number, path in steps if number.isdecimal())
 
 
 @contextmanager
@@ -289,16 +283,12 @@ def _read_rows(name: str, tensor: Tensor, pieces: Sequence[tuple[int, Any]]) -> 
     assert missing == 0, f"{name}: {missing} rows of the checkpoint are missing"
 
 
-def _unfit(path: Path, reason: str) -> UserError:
-    return UserError(
-        f"{path} does not fit this run: {reason}. Delete {path.parent} to begin again, or write to "
-        "another folder."
-    )
-
-
-def _kind(tensor: Tensor) -> str:
-    shape, dtype = " x ".join(map(str, tensor.shape)), str(tensor.dtype).removeprefix("torch.")
-    return f"{shape or 'a number'} of {dtype}"
+def _kinds(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """Shape and type of each, as text."""
+    return {
+        name: f"{' x '.join(map(str, tensor.shape)) or 'a number'} of {str(tensor.dtype)[6:]}"
+        for name, tensor in tensors.items()
+    }
 
 
 # ------------------------------------------------------------------------------------- the content

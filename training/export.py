@@ -7,6 +7,7 @@ and the current weights. Rank 0 writes it file by file and holds the tensors of 
 import shutil
 from collections.abc import Mapping
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,30 @@ def export_model(model: PreTrainedModel, source: Path, folder: Path, ranks: Grou
     """Write the model to `folder`. Every rank calls this. A complete folder is left as it is; one
     that a kill left half-written, or that is damaged, is replaced."""
     temporary = folder.with_name(f".{folder.name}.tmp")
-    if not ranks.from_rank_0(lambda: _begin(folder, temporary)):
+
+    def begin() -> bool:
+        if (folder / MANIFEST).is_file():
+            try:
+                verify_folder(folder)
+                return False
+            except DamagedArtifactError as damage:
+                say(f"{folder.name} is exported again: {damage}")
+        for leftover in (temporary, folder):
+            shutil.rmtree(leftover, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        return True
+
+    def complete() -> None:
+        copy_companions(source, temporary)
+        for path in chain.from_iterable(map(source.glob, ALSO_COPIED)):
+            shutil.copyfile(path, temporary / path.name)
+        files = describe_files(temporary)
+        manifest = {"fingerprint": fingerprint(files), "source": str(source)}
+        write_sealed_json(temporary / MANIFEST, manifest | provenance() | {"files": files})
+        temporary.rename(folder)
+        sync_directory(folder.parent)
+
+    if not ranks.from_rank_0(begin):
         return
     weights = Weights(model, source)
     for name in weight_files(source):
@@ -55,32 +79,7 @@ def export_model(model: PreTrainedModel, source: Path, folder: Path, ranks: Grou
             metadata = file.metadata()
         tensors = weights.gather(source / name, keep=ranks.rank == 0)
         ranks.from_rank_0(partial(save_weights, tensors, temporary / name, metadata))
-    ranks.from_rank_0(lambda: _complete(source, temporary, folder))
-
-
-def _begin(folder: Path, temporary: Path) -> bool:
-    if (folder / MANIFEST).is_file():
-        try:
-            verify_folder(folder)
-            return False
-        except DamagedArtifactError as damage:
-            say(f"{folder.name} is exported again: {damage}")
-    for leftover in (temporary, folder):
-        shutil.rmtree(leftover, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    return True
-
-
-def _complete(source: Path, temporary: Path, folder: Path) -> None:
-    copy_companions(source, temporary)
-    for pattern in ALSO_COPIED:
-        for path in source.glob(pattern):
-            shutil.copyfile(path, temporary / path.name)
-    files = describe_files(temporary)
-    manifest = {"fingerprint": fingerprint(files), "source": str(source)}
-    write_sealed_json(temporary / MANIFEST, manifest | provenance() | {"files": files})
-    temporary.rename(folder)
-    sync_directory(folder.parent)
+    ranks.from_rank_0(complete)
 
 
 class Weights:
@@ -141,18 +140,17 @@ class Weights:
 
     def _merged(self, key: str, dtype: torch.dtype) -> Tensor:
         """A whole tensor, with what LoRA has learned beside it."""
+
+        def whole_of(tensor: Tensor) -> Tensor:
+            if isinstance(tensor, DTensor):  # an offloaded one is on the CPU
+                tensor = tensor.to(tensor.device_mesh.device_type)
+            return whole(tensor)
+
         if (pair := lora_of(key, self._tensors)) is None:
-            return _whole(self._tensors[key].to(dtype))
-        up, down = map(_whole, pair)
-        return torch.addmm(_whole(self._tensors[key]), up, down, alpha=LORA_SCALE).to(dtype)
+            return whole_of(self._tensors[key].to(dtype))
+        product = torch.addmm(whole_of(self._tensors[key]), *map(whole_of, pair), alpha=LORA_SCALE)
+        return product.to(dtype)
 
     def _as_in_files(self, key: str, tensor: Tensor) -> Mapping[str, Tensor]:
         pieces: Mapping[str, Tensor] = revert_weight_conversion(self._model, {key: tensor})
         return pieces
-
-
-def _whole(tensor: Tensor) -> Tensor:
-    # An offloaded one is on the CPU.
-    return whole(
-        tensor.to(tensor.device_mesh.device_type) if isinstance(tensor, DTensor) else tensor
-    )

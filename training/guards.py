@@ -1,4 +1,4 @@
-"""What skips a step, what ends a training early, and what the log says about its first loss.
+"""What skips a step, and what ends a training early.
 
 Guards: a step with an infinite loss is not made; spikes are reported.
 
@@ -22,13 +22,10 @@ import signal
 import statistics
 import sys
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from types import FrameType
 from typing import Any, Self
-
-from transformers import PreTrainedModel
 
 from bosch.run.errors import UserError
 from bosch.run.group import Group
@@ -154,36 +151,3 @@ class Interruption:
         elif number == signal.SIGINT and now > self._since + SAME_CTRL_C_SECONDS:
             raise KeyboardInterrupt
         self._signal = self._signal or number
-
-
-def describe_first_losses(hybrid: float, full: float | None, vocab_size: int) -> list[str]:
-    """Log lines about the loss before training. `full`: that of the same model without windows."""
-    guessing = math.log(vocab_size)
-    without = "" if full is None else f", {full:.4f} with full attention in every group"
-    lines = [f"step 0: loss {hybrid:.4f}{without}"]
-    if (hybrid if full is None else full) > guessing:
-        lines.append(
-            f"step 0: warning: worse than guessing ({guessing:.2f}); weights, tokens and tokenizer "
-            "may not belong together"
-        )
-    elif hybrid > guessing:
-        lines.append(
-            f"step 0: warning: worse than guessing ({guessing:.2f}) with the windows; the mask may "
-            "have put the most important groups on the window"
-        )
-    return lines
-
-
-@contextmanager
-def without_windows(model: PreTrainedModel) -> Iterator[bool]:
-    """Let a hybrid compute full attention in every group. Yields whether the model is a hybrid."""
-    hybrid = getattr(model.config, "bosch", None)
-    if hybrid is None:
-        yield False
-        return
-    window = hybrid["window"]
-    hybrid["window"] = model.config.max_position_embeddings
-    try:
-        yield True
-    finally:
-        hybrid["window"] = window

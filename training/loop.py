@@ -10,9 +10,10 @@ the same number of processes gives the same results, bit for bit; on GPUs with
 """
 # B sequences of a micro-batch, T tokens
 
+import itertools
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
@@ -32,16 +33,11 @@ from bosch.run.group import Group
 from bosch.run.progress import say, track
 from bosch.training.checkpoint import Checkpoints, TrainState
 from bosch.training.export import Weights, export_model
-from bosch.training.guards import Guards, Interruption, describe_first_losses, without_windows
+from bosch.training.guards import Guards, Interruption
 from bosch.training.loss import Lesson, model_loss
 from bosch.training.metrics import MetricsLog, StepTimer
 from bosch.training.model_start import start_model
-from bosch.training.parallel import (
-    choose_kernels,
-    choose_switches,
-    describe_environment,
-    start_world,
-)
+from bosch.training.parallel import decide, describe, start_world
 from bosch.training.schedule import learning_rate, make_schedule
 from bosch.training.teacher import Teacher, start_teacher
 from bosch.training.trained import gradient_norm, make_optimizer, trained_parameters
@@ -90,7 +86,6 @@ def train(job: TrainJob) -> str | None:
         if first:
             say(f"training resumes after step {first:,} of {schedule.num_steps:,}")
         else:
-            run.check_start()
             log.write({"step": 0, "tokens": schedule.tokens_at(0), **run.validation_loss(0)})
         for step in [n for n in schedule.endings if n < first]:
             run.consult(step)
@@ -226,15 +221,13 @@ class Run:
     """Sets up what the loop needs, and does what is not done at every step."""
 
     def __init__(self, job: TrainJob) -> None:
-        settings, self.job = job.settings, job
         self.device = device = start_world()
+        self.job, settings = job, decide(job.settings, device)
         # Made now: when the launcher has died, ranks can still save, but make no new group.
         self.ranks = Group.current()
         if settings.deterministic:  # for the rest of this process
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else torch refuses cuBLAS
             torch.use_deterministic_algorithms(True)
-        switches = choose_switches(settings, device)
-        _, why = choose_kernels(settings.kernels, device)
         self.schedule = schedule = make_schedule(
             settings,
             job.budget_tokens,
@@ -246,18 +239,16 @@ class Run:
         )
         self.loader = Loader(job.tokens, schedule.batch_sequences, job.document_mask)
         self.loader.sequences(schedule.num_steps - 1)  # an error if there are too few tokens
-        for line in describe_environment(settings):
+        for line in (*describe(job.settings, device), schedule.describe()):
             say(line)
-        say(schedule.describe())
-        say(f"{switches.describe()}, kernels {switches.kernels} ({why})")
         last_export = max(schedule.evaluated_steps, default=schedule.num_steps)
         if behind := schedule.num_steps - last_export:
             say(f"warning: the last {behind:,} steps are not exported; evaluate at 1.0 too")
 
-        self.model = start_model(job.model, switches, settings.trained, settings.lora_rank)
+        self.model = start_model(job.model, settings, device)
         self.teacher: Teacher | None = None
         if settings.objective == "distill":
-            self.teacher = start_teacher(job.teacher or job.model, switches, settings, self.model)
+            self.teacher = start_teacher(job.teacher or job.model, settings, device, self.model)
         self.guards = Guards(settings.spike)
         optimizer = make_optimizer(self.model, settings)
         if any(schedule.evaluated_steps):
@@ -272,7 +263,7 @@ class Run:
             job.folder / "checkpoints",
             {**job.facts, "num_steps": schedule.num_steps},
             settings.keep_checkpoints,
-            {"micro_batch_sequences": schedule.micro_batch_sequences, "kernels": switches.kernels},
+            {"micro_batch_sequences": schedule.micro_batch_sequences, "kernels": settings.kernels},
         )
         self.ending: tuple[int, int] | None = None  # first and last step of an early ending
 
@@ -292,53 +283,48 @@ class Run:
         micro, attention = self.schedule.micro_batch_sequences, self.job.settings.attention
         return split(batch.to(self.device), micro, attention)
 
+    def validation_loss(self, step: int) -> dict[str, float]:
+        """On the held-out slice, if there is one; at step 0 that of the dense model too. Logged."""
+        if not len(self.loader.tokens.held_out.rows):
+            return {}
+        losses = {"validation_loss": self.held_out_loss()}
+        config = self.model.config
+        if step == 0 and (hybrid := getattr(config, "bosch", None)) is not None:
+            # With a window over everything, a hybrid is the dense model.
+            window, hybrid["window"] = hybrid["window"], config.max_position_embeddings
+            losses["dense_validation_loss"] = self.held_out_loss()
+            hybrid["window"] = window
+        shown = ", ".join(f"{n.replace('_', ' ')} {loss:.4f}" for n, loss in losses.items())
+        say(f"step {step}: {shown}")
+        guessing = math.log(config.vocab_size)
+        if step == 0 and losses["validation_loss"] > guessing:
+            reason = "the mask may have put the most important groups on the window"
+            if min(losses.values()) > guessing:
+                reason = "weights, tokens and tokenizer may not belong together"
+            say(f"step 0: warning: worse than guessing ({guessing:.2f}); {reason}")
+        return losses
+
     @torch.no_grad()
-    def mean_loss(self, micro_batches: Iterable[MicroBatch]) -> float:
-        """Over all targets of all ranks. All ranks must pass the same number of micro-batches."""
+    def held_out_loss(self) -> float:
+        """The mean over all targets of all ranks."""
+        micro, ranks = self.schedule.micro_batch_sequences, self.ranks
+        batches = list(self.loader.held_out(micro, ranks.rank, ranks.world))
+        # A forward is a collective: a rank with fewer sequences computes some without targets.
+        idle = next(self.loader.held_out(1))
+        idle.labels_BT.fill_(IGNORED)
+        most = math.ceil(len(self.loader.tokens.held_out.rows) / ranks.world)
+        batches += [idle] * (math.ceil(most / micro) - len(batches))
         total = targets = 0.0
         self.model.eval()
-        for inputs, labels_BT in micro_batches:
+        for inputs, labels_BT in itertools.chain.from_iterable(map(self.split, batches)):
             total += float(model_loss(self.model, inputs, labels_BT, 1.0))
             targets += int((labels_BT != IGNORED).sum())
         self.model.train()
         for module in self.model.modules():
             if isinstance(module, FSDPModule):  # the optimizer needs the shards
                 module.reshard()
-        total, targets = self.ranks.sum(total, targets)
+        total, targets = ranks.sum(total, targets)
         return total / targets
-
-    def validation_loss(self, step: int) -> dict[str, float]:
-        """On the held-out slice, if there is one; at step 0 that of the dense model too. Logged."""
-        if not len(self.loader.tokens.held_out.rows):
-            return {}
-        losses = {"validation_loss": self.held_out_loss()}
-        if step == 0:
-            with without_windows(self.model) as has_windows:
-                if has_windows:
-                    losses["dense_validation_loss"] = self.held_out_loss()
-        shown = ", ".join(f"{n.replace('_', ' ')} {loss:.4f}" for n, loss in losses.items())
-        say(f"step {step}: {shown}")
-        return losses
-
-    def held_out_loss(self) -> float:
-        micro, rank, size = self.schedule.micro_batch_sequences, self.ranks.rank, self.ranks.world
-        num_sequences = len(self.loader.tokens.held_out.rows)
-        batches = list(self.loader.held_out(micro, rank, size))
-        # A forward is a collective: a rank with fewer sequences computes some without targets.
-        idle = next(self.loader.held_out(1))
-        idle.labels_BT.fill_(IGNORED)
-        most = math.ceil(math.ceil(num_sequences / size) / micro)
-        batches += [idle] * (most - len(batches))
-        return self.mean_loss(next(self.split(batch)) for batch in batches)
-
-    def check_start(self) -> None:
-        """Log the loss at the start, with and without windows: is it the right model?"""
-        part = next(self.split(self.make_batch(0)))
-        loss = self.mean_loss([part])
-        with without_windows(self.model) as has_windows:
-            full_loss = self.mean_loss([part]) if has_windows else None
-        for line in describe_first_losses(loss, full_loss, self.model.config.vocab_size):
-            say(line)
 
     def publish(self, step: int) -> None:
         """Export the model of an evaluated step and call on_checkpoint."""

@@ -1,7 +1,15 @@
-"""metrics.jsonl, the record of a training run with one line per step; and the timing of a step.
+"""metrics.jsonl, the record of a training run with one line per step; and the time and the FLOPs of
+a step, from which its share of the device's peak (MFU) is computed.
 
 Each line is forced to disk before the next step. The TensorBoard files are made from it, and are
 rebuilt whenever a run resumes, so that no point is missing or there twice.
+
+    FLOPs of a batch = (6 * N - 2 * F) * tokens + 12 * head size * pairs
+
+N counts the weights used in products: the head and the active experts, but not the embedding
+lookup. F counts the frozen ones of these, whose gradients are not computed.
+A pair is one query of one head that sees one key; windows and ends of documents limit them.
+Recomputation to save memory does not count.
 """
 
 import time
@@ -9,16 +17,30 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from bosch.data.loader import Batch
+from bosch.hybrid.conversion import head_size
 from bosch.run.errors import UserError
 from bosch.run.files import append_line, open_own_file, sealed_lines, write_atomically
 from bosch.run.progress import say
 from bosch.run.tensorboard import METRICS, TrainingCurves, read_metrics
 from bosch.training.checkpoint import explain_refusal
-from bosch.training.flops import count_active_weights, peak_flops, training_flops
 from bosch.training.schedule import TrainSchedule
+
+# Dense bf16 FLOPs per second, from the data sheets, by a part of the device's name.
+PEAK_FLOPS = {
+    "A100": 312e12,
+    "A800": 312e12,
+    "H100 PCIe": 756e12,
+    "H100": 989e12,
+    "H800": 989e12,
+    "H200": 989e12,  # GH200 too
+    "B200": 2250e12,
+    "L40S": 362e12,
+    "RTX 4090": 165e12,
+    "RTX 3090": 71e12,
+}
 
 
 class MetricsLog:
@@ -123,3 +145,52 @@ class StepTimer:
         if self.device.type == "cuda":
             figures["memory_gb"] = torch.cuda.max_memory_allocated(self.device) / 1e9
         return figures
+
+
+def peak_flops(device: torch.device) -> float | None:
+    """FLOPs per second of one device in bf16. None: not known."""
+    if device.type != "cuda":
+        return None
+    name = torch.cuda.get_device_name(device)
+    return next((peak for part, peak in PEAK_FLOPS.items() if part in name), None)
+
+
+def count_active_weights(model: PreTrainedModel, only_frozen: bool = False) -> int:
+    """N of a model, or F; it may be on the meta device or sharded."""
+    config = model.config
+    tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    num_experts = getattr(config, "num_experts", None) or 1
+    count = 0
+    for name, parameter in model.named_parameters():
+        if parameter.ndim < 2 or ("embed_tokens" in name and not tied):
+            continue
+        if only_frozen and parameter.requires_grad:
+            continue
+        if ".experts." in name:
+            count += parameter.numel() * config.num_experts_per_tok // num_experts
+        else:
+            count += parameter.numel()
+    return count
+
+
+def visible_pairs(length: int, window: int | None) -> int:
+    """Of one head and one document. A query sees `window` keys up to its own; None: all of them."""
+    most = length if window is None else min(window, length)
+    return most * (most + 1) // 2 + (length - most) * most
+
+
+def training_flops(
+    config: PretrainedConfig, num_weights: int, lengths: list[int], num_frozen: int = 0
+) -> int:
+    """Forward and backward pass over documents of these lengths."""
+    groups = config.num_key_value_heads
+    hybrid = getattr(config, "bosch", None)
+    num_full = hybrid["num_full"] if hybrid else [groups] * config.num_hidden_layers
+    full_heads = sum(num_full) * (config.num_attention_heads // groups)
+    windowed_heads = config.num_hidden_layers * config.num_attention_heads - full_heads
+    window = hybrid["window"] if hybrid else None
+    pairs = sum(
+        full_heads * visible_pairs(length, None) + windowed_heads * visible_pairs(length, window)
+        for length in lengths
+    )
+    return (6 * num_weights - 2 * num_frozen) * sum(lengths) + 12 * head_size(config) * pairs

@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 import bosch  # noqa: F401  registers hybrids and their attention with transformers
+from bosch.config import TrainConfig
 from bosch.hybrid import materialize
 from bosch.hybrid.attention import NAME
 from bosch.hybrid.models import family_of
@@ -22,18 +23,16 @@ from bosch.hybrid.shards import weight_files
 from bosch.model import explain_library_errors
 from bosch.run.errors import UserError
 from bosch.training.loss import install_kernels
-from bosch.training.parallel import Switches, own_rows, shard_model
+from bosch.training.parallel import own_rows, shard_model
 from bosch.training.trained import choose_trained, first_lora_values
 
 
-def start_model(
-    folder: Path, switches: Switches, trained: str = "all", lora_rank: int = 16
-) -> PreTrainedModel:
-    """The model of a folder, in fp32, sharded, ready to train. Every rank calls this."""
+def start_model(folder: Path, settings: TrainConfig, device: torch.device) -> PreTrainedModel:
+    """The model of a folder, in fp32, sharded, ready to train. Every rank calls this. The settings
+    are those that `decide` returns."""
     model = build_on_meta(read_config(folder))
-    choose_trained(model, trained, lora_rank)
-    model = make_empty(model, switches)
-    fill_model(model, folder, switches.device)
+    model = make_empty(model, settings, device)
+    fill_model(model, folder, device)
     return model
 
 
@@ -54,16 +53,20 @@ def build_on_meta(config: PretrainedConfig, dtype: torch.dtype = torch.float32) 
     return model
 
 
-def make_empty(model: PreTrainedModel, switches: Switches) -> PreTrainedModel:
-    """The sharded model before its weights are read: memory, with anything in it."""
-    install_kernels(model, switches.kernels)
-    return allocate(model, switches).train()
+def make_empty(
+    model: PreTrainedModel, settings: TrainConfig, device: torch.device
+) -> PreTrainedModel:
+    """The model to train before its weights are read."""
+    choose_trained(model, settings.trained, settings.lora_rank)
+    install_kernels(model, settings.kernels)
+    return allocate(model, settings, device).train()
 
 
-def allocate(model: Any, switches: Switches) -> PreTrainedModel:
-    """Shard a model on the meta device and give it memory."""
-    shard_model(model, switches)
-    device = torch.device("cpu") if switches.cpu_offload else switches.device
+def allocate(model: Any, settings: TrainConfig, device: torch.device) -> PreTrainedModel:
+    """Shard a model on the meta device and give it memory, with anything in it."""
+    shard_model(model, settings, device)
+    if settings.cpu_offload:
+        device = torch.device("cpu")
     is_tied = model.lm_head.weight is model.model.embed_tokens.weight
     model._apply(lambda tensor: torch.empty_like(tensor, device=device))
     if is_tied:  # moving off the meta device makes new parameters, unless they are sharded

@@ -10,7 +10,7 @@ import atexit
 import datetime
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -34,7 +34,7 @@ from bosch.run.group import hide_fsdp
 # a checkpoint may take longer: ranks wait for its files, not in a collective.
 COLLECTIVE_TIMEOUT = datetime.timedelta(hours=1)
 
-# The FSDP variables of `accelerate launch` that we use, and the fields of `Switches` they set. We
+# The FSDP variables of `accelerate launch` that we use, and the settings that they decide. We
 # ignore other FSDP_* variables, and say so.
 USED_VARIABLES = {
     "FSDP_OFFLOAD_PARAMS": "cpu_offload",
@@ -116,32 +116,14 @@ def refuse_silent_traps(environment: Mapping[str, str]) -> None:
 # ----------------------------------------------------------------------------------------- settings
 
 
-@dataclass(frozen=True)
-class Switches:
-    """How the model is sharded and computed, from settings, accelerate config and device."""
-
-    device: torch.device
-    precision: str  # of the computation: bf16 or fp32
-    activation_checkpointing: bool
-    cpu_offload: bool
-    reshard_after_forward: bool
-    compile: bool
-    kernels: str = "torch"  # of norms, MLPs and the loss; or liger
-
-    def describe(self) -> str:
-        names = ("activation_checkpointing", "cpu_offload", "compile")
-        switched_on = [name.replace("_", " ") for name in names if getattr(self, name)]
-        if not self.reshard_after_forward:
-            switched_on.append("blocks stay gathered after their forward")
-        return ", ".join([f"computes in {self.precision}", *switched_on])
-
-
-def choose_switches(
+def decide(
     settings: TrainConfig, device: torch.device, environment: Mapping[str, str] = os.environ
-) -> Switches:
-    """A setting of None comes from the accelerate config, or else is what suits the device."""
-    chosen = {"cpu_offload": False, "reshard_after_forward": True}
+) -> TrainConfig:
+    """The settings with a value in place of None and auto: that of the accelerate config, or else
+    what suits the device."""
+    chosen: dict[str, Any] = {"cpu_offload": False, "reshard_after_forward": True}
     chosen["activation_checkpointing"] = device.type == "cuda"
+    chosen["kernels"], _ = choose_kernels(settings.kernels, device)
     for variable, name in USED_VARIABLES.items():
         value = environment.get(variable, "").lower()
         # accelerate always sets all three. For those that save memory `false` is its default, and
@@ -150,8 +132,7 @@ def choose_switches(
             chosen[name] = value in TRUE
         if (setting := getattr(settings, name)) is not None:
             chosen[name] = setting
-    kernels, _ = choose_kernels(settings.kernels, device)
-    return Switches(device, settings.precision, compile=settings.compile, kernels=kernels, **chosen)
+    return replace(settings, **chosen)
 
 
 def choose_kernels(setting: str, device: torch.device) -> tuple[str, str]:
@@ -169,11 +150,16 @@ def choose_kernels(setting: str, device: torch.device) -> tuple[str, str]:
     return ("torch", reason) if reason is not None else ("liger", "this device is a GPU")
 
 
-def describe_environment(
-    settings: TrainConfig, environment: Mapping[str, str] = os.environ
+def describe(
+    settings: TrainConfig, device: torch.device, environment: Mapping[str, str] = os.environ
 ) -> list[str]:
-    """One line for each part of the accelerate config that training ignores."""
-    lines = []
+    """What of the accelerate config training ignores, a line each, and how it computes."""
+    lines, decided = [], decide(settings, device, environment)
+    names = ("activation_checkpointing", "cpu_offload", "compile")
+    ways = [name.replace("_", " ") for name in names if getattr(decided, name)]
+    if not decided.reshard_after_forward:
+        ways.append("blocks stay gathered after their forward")
+    kernels = "kernels {} ({})".format(*choose_kernels(settings.kernels, device))
     precision = environment.get("ACCELERATE_MIXED_PRECISION", "no")
     if precision == "bf16" and settings.precision != "bf16":
         lines.append(
@@ -189,7 +175,7 @@ def describe_environment(
     ]
     if ignored:
         lines.append(f"accelerate: ignored {', '.join(ignored)}")
-    return lines
+    return [*lines, ", ".join([f"computes in {settings.precision}", *ways, kernels])]
 
 
 TRUE = frozenset(("1", "true", "yes", "on"))
@@ -203,7 +189,7 @@ def is_true(value: str | None) -> bool:
 # ------------------------------------------------------------------------------------------- shards
 
 
-def shard_model(model: Any, switches: Switches) -> None:
+def shard_model(model: Any, settings: TrainConfig, device: torch.device) -> None:
     """Shard a causal language model over the ranks in place, with one FSDP group per block. In fp32
     without offloading, a single process does not shard, since the groups would only copy.
 
@@ -212,29 +198,29 @@ def shard_model(model: Any, switches: Switches) -> None:
     which are that weight. Untied embeddings get their own group.
     """
     layers = model.model.layers
-    if switches.compile:
+    if settings.compile:
         # Each block has its own graph, and more of them without gradients or with learned gates.
         allow_graphs(8 * len(layers))
     for index, block in enumerate(layers):
-        if switches.activation_checkpointing:
+        if settings.activation_checkpointing:
             block = checkpoint_wrapper(block, checkpoint_impl=CheckpointImpl.NO_REENTRANT)
             layers[index] = block
-        if switches.compile:
+        if settings.compile:
             block.compile()
     size = dist.get_world_size()
-    if size == 1 and switches.precision == "fp32" and not switches.cpu_offload:
+    if size == 1 and settings.precision == "fp32" and not settings.cpu_offload:
         return
     options: dict[str, Any] = {
-        "mesh": init_device_mesh(switches.device.type, (size,)),
-        "reshard_after_forward": switches.reshard_after_forward,
+        "mesh": init_device_mesh(device.type, (size,)),
+        "reshard_after_forward": settings.reshard_after_forward,
     }
-    if switches.precision != "fp32":
+    if settings.precision != "fp32":
         # Parameters stay fp32. bf16 copies compute, and gradients are summed in fp32.
         options["mp_policy"] = MixedPrecisionPolicy(
             param_dtype=torch.bfloat16, reduce_dtype=torch.float32
         )
-    if switches.cpu_offload:
-        options["offload_policy"] = CPUOffloadPolicy(pin_memory=switches.device.type == "cuda")
+    if settings.cpu_offload:
+        options["offload_policy"] = CPUOffloadPolicy(pin_memory=device.type == "cuda")
     for block in layers:
         fully_shard(block, **options)
     if model.lm_head.weight is not model.model.embed_tokens.weight:

@@ -53,13 +53,13 @@ from bosch.run.errors import UserError
 from bosch.run.progress import describe_seconds, say
 from bosch.training import parallel
 from bosch.training.checkpoint import TrainState, describe_state
-from bosch.training.flops import count_active_weights, training_flops
 from bosch.training.loop import add_gradients, split
+from bosch.training.metrics import count_active_weights, training_flops
 from bosch.training.model_start import build_on_meta, make_empty
-from bosch.training.parallel import choose_device, choose_switches, whole
+from bosch.training.parallel import choose_device, decide, whole
 from bosch.training.schedule import TrainSchedule, choose_micro_batch
 from bosch.training.teacher import Teacher, build_dense
-from bosch.training.trained import choose_trained, gradient_norm, make_optimizer, trained_parameters
+from bosch.training.trained import gradient_norm, make_optimizer, trained_parameters
 
 KINDS = ("weights", "gradients", "optimizer", "activations", "loss")
 COLUMNS = {  # of a table of rehearsals
@@ -69,9 +69,9 @@ COLUMNS = {  # of a table of rehearsals
     "peak, GB": "value:.1f",
     **{kind: f"{kind}:.1f" for kind in KINDS},
     "fits": "fits",
-    "CPU s": "cpu_seconds:.0f",
 }
 KERNELS = ("torch", "liger")
+REHEARSED = "rehearsed"  # the attention backend in place of flash kernels
 MARGIN_GB = 6.0
 STATE_BYTES = 12  # of a weight in a checkpoint: fp32, with the optimizer's two moments
 SPEED_SHARE = 0.5  # of the speed of large matrix products that a training step may reach
@@ -112,7 +112,6 @@ class Rehearsal:
     """What a plan would take."""
 
     peak: Mapping[str, int]  # bytes by kind on one GPU, at the moment when it holds most
-    cpu_seconds: float  # for the rehearsal itself
 
     @property
     def peak_bytes(self) -> int:
@@ -132,7 +131,6 @@ class Rehearsal:
             **{kind: self.peak[kind] / 1e9 for kind in KINDS},
             "memory_gb": memory_gb,
             "fits": "yes" if self.fits(memory_gb) else "NO",
-            "cpu_seconds": self.cpu_seconds,
         }
 
 
@@ -148,36 +146,24 @@ def _hide_gpus() -> None:
 
 def rehearse_here(plan: Plan) -> Rehearsal:
     """A step of training (training/loop.py) and what saves its result, with fake tensors."""
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    begin, live, settings = time.process_time(), LiveMemory(), plan.settings
+    micro = plan.micro_batch
     # As for a GPU, but on the CPU: on a fake GPU, torch's backward fails in C++.
-    switches = choose_switches(replace(settings, kernels="torch"), CUDA)
-    switches = replace(switches, device=CPU, compile=False, kernels=plan.kernels)
+    changes: dict[str, Any] = {"kernels": plan.kernels, "compile": False}
+    settings = decide(replace(plan.settings, **changes), CUDA)
     model = build_on_meta(plan.model)  # fake parameters on the meta device cannot leave it
-    choose_trained(model, settings.trained, settings.lora_rank)
     distills = settings.objective == "distill"
-    dense = build_dense(plan.teacher or plan.model, switches) if distills else None
-    is_flash = settings.attention in ("auto", "flash", "varlen")
-    attention = "rehearsed" if is_flash else settings.attention
+    dense = build_dense(plan.teacher or plan.model, settings) if distills else None
 
-    with ExitStack() as stack:
-        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=plan.num_gpus)
-        stack.callback(dist.destroy_process_group)
-        # Made before tensors are fake, since it looks at values.
-        mesh = init_device_mesh("cpu", (plan.num_gpus,))
-        stack.enter_context(patch.object(parallel, "init_device_mesh", lambda *_: mesh))
-        stack.enter_context(_without_kernels(plan.kernels))
-        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
-        stack.enter_context(live)
+    with fake_world(plan.num_gpus, plan.kernels) as live:
 
         def name_state(kind: str, tensors: Iterable[Any]) -> None:
-            live.name("host" if switches.cpu_offload else kind, tensors)
+            live.name("host" if settings.cpu_offload else kind, tensors)
 
-        with live.making("weights"):
-            model = make_empty(model, switches)
-            teacher = dense and Teacher(dense, switches, settings, model)
-        parameters = trained_parameters(model)
+        # The model and its optimizer.
+        live.kind = "weights"
+        model = make_empty(model, settings, CPU)
+        teacher = dense and Teacher(dense, settings, CPU, model)
+        live.kind = "activations"
         name_state("weights", model.parameters())
         for module in model.modules():  # those that fully_shard has gathered
             module.register_forward_pre_hook(
@@ -186,13 +172,12 @@ def rehearse_here(plan: Plan) -> Rehearsal:
         head = model.get_submodule("lm_head")
         head.register_forward_pre_hook(lambda *_: setattr(live, "kind", "loss"))
         head.register_forward_hook(lambda *_: setattr(live, "kind", "activations"))
-
-        optimizer = make_optimizer(model, settings)
+        parameters, optimizer = trained_parameters(model), make_optimizer(model, settings)
         _init_optim_state(optimizer)  # before a first step there are no moments yet
         moments = (tensor for state in optimizer.state.values() for tensor in state.values())
         name_state("optimizer", moments)
 
-        micro = plan.micro_batch
+        # A step.
         num_micro = min(2, settings.batch_sequences // plan.num_gpus // micro)
         if num_micro == 2 and settings.sync_every_micro_batch:
             # The second micro-batch is like the first, but gradients are there from its start.
@@ -203,42 +188,52 @@ def rehearse_here(plan: Plan) -> Rehearsal:
         ids = torch.zeros(num_micro * micro, plan.seq_len, dtype=torch.int64)
         ends = torch.zeros(len(ids) + 1, dtype=torch.int32)
         batch = Batch(ids, ids.clone(), ids.clone(), ends, ids.numel(), (0,) * len(ids))
-        teach = teacher.teach if teacher else None
+        is_flash = settings.attention in ("auto", "flash", "varlen")
+        attention = REHEARSED if is_flash else settings.attention
         micro_batches = list(split(batch, micro, attention))
+        teach = teacher.teach if teacher else None
         add_gradients(model, micro_batches, 1.0, settings, teach=teach)
         name_state("gradients", (p.grad for p in parameters))
         clip_grads_with_norm_(parameters, settings.clip_norm, gradient_norm(parameters))
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
+        # Its checkpoint, and the export, which gathers one tensor after another and keeps two.
         tensors, _ = describe_state(TrainState(model, optimizer))
         exported = (tensor for name, tensor in tensors.items() if name.startswith("model."))
-        with live.making("weights"):  # the export gathers one after another and keeps two
-            deque((whole(tensor.to(torch.bfloat16)) for tensor in exported), maxlen=2)
+        live.kind = "weights"
+        deque((whole(tensor.to(torch.bfloat16)) for tensor in exported), maxlen=2)
     peak = live.peak()
-    return Rehearsal({kind: peak[kind] for kind in KINDS}, time.process_time() - begin)
+    return Rehearsal({kind: peak[kind] for kind in KINDS})
 
 
 @contextmanager
-def _without_kernels(kernels: str) -> Iterator[None]:
-    """Let the flash kernels seem to run on this CPU, as torch's varlen_attn, and Liger's do
-    nothing."""
+def fake_world(num_gpus: int, kernels: str) -> Iterator["LiveMemory"]:
+    """Inside, this process is one of as many ranks, and tensors are fake and counted. The flash
+    kernels seem to run on this CPU, as torch's varlen_attn, and Liger's do nothing."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
     backend: Any = SimpleNamespace(
         attend=varlen.attend,
         unavailable=lambda: None,
         supports=lambda call: None,
         priority=lambda call: None,
     )
-    with patch.dict(dispatch.BACKENDS, {"rehearsed": backend}):
-        if kernels != "liger":
-            yield
-            return
-        from triton.runtime.jit import KernelInterface
+    with ExitStack() as stack:
+        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=num_gpus)
+        stack.callback(dist.destroy_process_group)
+        # Made before tensors are fake, since it looks at values.
+        mesh = init_device_mesh("cpu", (num_gpus,))
+        stack.enter_context(patch.object(parallel, "init_device_mesh", lambda *_: mesh))
+        stack.enter_context(patch.dict(dispatch.BACKENDS, {REHEARSED: backend}))
+        if kernels == "liger":
+            from triton.runtime.jit import KernelInterface
 
-        # Every launch of a kernel, `kernel[grid](...)`, begins with this method of all its classes.
-        launch: Callable[..., object] = lambda self, grid: lambda *args, **kwargs: None  # noqa: E731
-        with patch.object(KernelInterface, "__getitem__", launch):
-            yield
+            # Every launch of a kernel, `kernel[grid](...)`, begins with this method of its class.
+            launch: Any = lambda self, grid: lambda *args, **kwargs: None  # noqa: E731
+            stack.enter_context(patch.object(KernelInterface, "__getitem__", launch))
+        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        yield stack.enter_context(LiveMemory())
 
 
 def as_hybrid(model: PretrainedConfig, ratio: float, window_tokens: int) -> PretrainedConfig:
@@ -394,15 +389,6 @@ class LiveMemory(TorchDispatchMode):
             if piece.begin <= top < piece.end:
                 found[piece.kind] += piece.num_bytes
         return found
-
-    @contextmanager
-    def making(self, kind: str) -> Iterator[None]:
-        """What is made inside is of this kind."""
-        before, self.kind = self.kind, kind
-        try:
-            yield
-        finally:
-            self.kind = before
 
     def name(self, kind: str, tensors: Iterable[Any]) -> None:
         """Say what tensors that were made before are for. `host`, for good: in memory of the host,

@@ -21,7 +21,6 @@ from bosch.hybrid.models import check_native_window, family_of
 from bosch.run.errors import UserError
 from bosch.training.loss import Lesson, install_kernels
 from bosch.training.model_start import allocate, build_on_meta, fill_model, read_config
-from bosch.training.parallel import Switches
 from bosch.training.trained import windowed_layers
 
 
@@ -43,21 +42,21 @@ class Pull(torch.autograd.Function):
 
 
 def start_teacher(
-    folder: Path, switches: Switches, settings: TrainConfig, student: PreTrainedModel
+    folder: Path, settings: TrainConfig, device: torch.device, student: PreTrainedModel
 ) -> "Teacher":
     config = read_config(folder)
-    teacher = Teacher(build_dense(config, switches), switches, settings, student)
-    fill_model(teacher.model, folder, switches.device, config.tie_word_embeddings)
+    teacher = Teacher(build_dense(config, settings), settings, device, student)
+    fill_model(teacher.model, folder, device, config.tie_word_embeddings)
     return teacher
 
 
-def build_dense(config: PretrainedConfig, switches: Switches) -> PreTrainedModel:
+def build_dense(config: PretrainedConfig, settings: TrainConfig) -> PreTrainedModel:
     """On the meta device: all groups of a hybrid on full attention, embedding and head apart."""
     config = copy.deepcopy(config)
     config.tie_word_embeddings = False
     if (hybrid := getattr(config, "bosch", None)) is not None:
         hybrid["num_full"] = [config.num_key_value_heads] * config.num_hidden_layers
-    dtype = torch.bfloat16 if switches.precision == "bf16" else torch.float32
+    dtype = torch.bfloat16 if settings.precision == "bf16" else torch.float32
     return build_on_meta(config, dtype)
 
 
@@ -65,18 +64,19 @@ class Teacher:
     """`model`, from `build_dense`, gets memory here, but no weights."""
 
     def __init__(
-        self, model: Any, switches: Switches, settings: TrainConfig, student: PreTrainedModel
+        self, model: Any, settings: TrainConfig, device: torch.device, student: PreTrainedModel
     ) -> None:
         self.settings = settings
         model.requires_grad_(False)
-        install_kernels(model, switches.kernels)
+        install_kernels(model, settings.kernels)
         # The student's loss multiplies the hidden states with the head's weight, chunk by chunk.
         model.lm_head.loss = lambda hidden_BTH, weight_VH: hidden_BTH
         self.outputs: dict[int, Tensor] = {}  # of the attention of windowed layers
         self.strength = 0.0
         if settings.layer_weight:
             self.compare_layers(model, student)
-        self.model = allocate(model, replace(switches, activation_checkpointing=False)).eval()
+        settings = replace(settings, activation_checkpointing=False)
+        self.model = allocate(model, settings, device).eval()
 
     def compare_layers(self, teacher: Any, student: Any) -> None:
         """Keep what each windowed layer's attention gives to o_proj, and draw the student to it."""

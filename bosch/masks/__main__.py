@@ -52,8 +52,11 @@ class Show:
 
     mask: Annotated[Path, POSITIONAL]  # a mask.json
     png: Path | None = None  # also write the picture to this file
-    context: tuple[int, ...] = (4096, 32768, 131072)  # lengths for which KV bytes are printed
-    bytes_per_value: int = 2  # in the KV cache: 2 for bfloat16
+    context: tuple[int, ...] = (
+        4096,
+        32768,
+        131072,
+    )  # tokens to print the cache of, in bfloat16
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -81,10 +84,8 @@ def run_export(command: Export) -> None:
 
 
 def run_show(command: Show) -> None:
-    shortest = min(command.context, default=0)
-    for name, value in (("context", shortest), ("bytes-per-value", command.bytes_per_value)):
-        if value < 1:
-            raise UserError(f"--{name} is {value}; it must be 1 or more.")
+    if (shortest := min(command.context, default=1)) < 1:
+        raise UserError(f"--context is {shortest}; it must be 1 or more.")
     if command.png is not None:
         check_output("--png", command.png)
     record = read_mask(command.mask)
@@ -100,8 +101,7 @@ def run_show(command: Show) -> None:
         f"sink {mask.sink}; unit {mask.unit}"
     )
     for tokens in command.context:
-        hybrid = mask.kv_bytes(tokens, head_dim, command.bytes_per_value)
-        dense = mask.dense_kv_bytes(tokens, head_dim, command.bytes_per_value)
+        hybrid, dense = (count(tokens, head_dim) for count in (mask.kv_bytes, mask.dense_kv_bytes))
         sizes = f"{describe_bytes(hybrid)} of {describe_bytes(dense)} ({hybrid / dense:.1%})"
         console.print(f"KV cache at {tokens:>7} tokens: {sizes}")
     if command.png is not None:

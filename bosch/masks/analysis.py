@@ -1,5 +1,5 @@
 """What masks have in common, compared with random masks of the same ratios: distances, turnover,
-blocks of layers, pictures, and the masks of the paper's replacement test.
+blocks of layers, and the masks of the paper's replacement test.
 
 A mask is treated as the set of its windowed groups (A in the paper): the Jaccard distance of
 figures 2, 7 and 8 and the turnover of table 3 compare two such sets. The null model is exact: the
@@ -9,24 +9,16 @@ number of groups that random masks share follows a hypergeometric distribution.
 import itertools
 import math
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import Any
 
 from bosch.masks.mask import GroupMask, MaskFile, Unit, read_mask, write_mask
-from bosch.masks.picture import write_picture
 from bosch.run.errors import MissingFileError, UserError
-from bosch.run.plain_text import picture_label
 from bosch.run.progress import say
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 MASK = "mask.json"
-COLUMNS = 4  # panels side by side
 
 
 # ------------------------------------------------------------------------------- masks with a name
@@ -74,18 +66,17 @@ def read_masks(paths: Sequence[Path]) -> list[NamedMask]:
     masks = [NamedMask("", file, read_mask(file)) for file in dict.fromkeys(files)]
     named: dict[Path, str] = {}
     for group in comparable(masks).values():
+        possible = []
+        for mask in group:
+            seed = "" if mask.record.seed is None else f" s{mask.record.seed}"
+            seeded = f"{mask.record.method}{seed}"
+            run = mask.path.resolve().parent.parent.name
+            window = f"{seeded} W{mask.mask.window_tokens}"
+            possible.append((mask.record.method, seeded, window, run, str(mask.path)))
         # The shortest unique names.
-        candidates = zip(*map(_possible_names, group), strict=True)
-        names = next(names for names in candidates if len(set(names)) == len(names))
+        names = next(names for names in zip(*possible, strict=True) if len({*names}) == len(names))
         named |= {mask.path: name for mask, name in zip(group, names, strict=True)}
     return [replace(mask, name=named[mask.path]) for mask in masks]
-
-
-def _possible_names(mask: NamedMask) -> tuple[str, ...]:
-    method, seed = mask.record.method, mask.record.seed
-    seeded = method if seed is None else f"{method} s{seed}"
-    run = mask.path.resolve().parent.parent.name
-    return method, seeded, f"{seeded} W{mask.mask.window_tokens}", run, str(mask.path)
 
 
 def comparable(masks: Iterable[NamedMask]) -> dict[tuple[str, float], list[NamedMask]]:
@@ -96,36 +87,39 @@ def comparable(masks: Iterable[NamedMask]) -> dict[tuple[str, float], list[Named
     return dict(sorted(groups.items(), key=lambda item: item[0][1]))
 
 
-def find_chains(masks: Iterable[NamedMask]) -> dict[str, list[NamedMask]]:
+def find_chains(masks: Sequence[NamedMask]) -> dict[str, list[NamedMask]]:
     """Chains of at least two masks that differ only in their ratio, by rising ratio.
 
     A mask without a seed (nothing in it was random) joins the chain of every seed that has no mask
     of its ratio. Of masks that differ in nothing that a mask file records, such as those of two
     calibration sets, the last one is used.
     """
-    kinds: dict[tuple[str, str, int], list[NamedMask]] = {}
+
+    def kind_of(mask: NamedMask) -> tuple[str, str, str]:
+        return mask.record.method, mask.model, f"W{mask.mask.window_tokens}"
+
+    seeds: dict[tuple[str, str, str], dict[int | None, None]] = {}
     for mask in masks:
-        kind = (mask.record.method, mask.model, mask.mask.window_tokens)
-        kinds.setdefault(kind, []).append(mask)
+        seeds.setdefault(kind_of(mask), {})[mask.record.seed] = None
     chains: dict[tuple[str, ...], list[NamedMask]] = {}
-    for (method, model, window), members in kinds.items():
-        seeds = {mask.record.seed for mask in members}
-        for seed in sorted(seeds - {None} or seeds, key=lambda seed: seed or 0):
-            by_ratio: dict[float, list[NamedMask]] = {}
+    for kind, of_kind in seeds.items():
+        drawn: list[int | None] = [seed for seed in of_kind if seed is not None]
+        for seed in drawn or [None]:
+            members = [m for m in masks if kind_of(m) == kind and m.record.seed in (seed, None)]
             # Masks with the seed come last, so that they are used.
-            for mask in sorted(members, key=lambda mask: mask.record.seed is not None):
-                if mask.record.seed in (seed, None):
-                    by_ratio.setdefault(mask.ratio, []).append(mask)
-            if len(by_ratio) < 2:
+            members.sort(key=lambda mask: mask.record.seed is not None)
+            chain = {mask.ratio: mask for mask in members}
+            if len(chain) < 2:
                 continue
-            for *others, last in by_ratio.values():
-                for other in others:
+            for other in members:
+                if (used := chain[other.ratio]) is not other:
                     say(
-                        f"{other.path} is left out of the turnover: {last.path} has the same "
+                        f"{other.path} is left out of the turnover: {used.path} has the same "
                         "method, ratio and seed; analyze one calibration set at a time"
                     )
-            name = (method, "" if seed is None else f"s{seed}", model, f"W{window}")
-            chains[name] = [by_ratio[ratio][-1] for ratio in sorted(by_ratio)]
+            method, *others = kind
+            name = (method, "" if seed is None else f"s{seed}", *others)
+            chains[name] = [chain[ratio] for ratio in sorted(chain)]
     # Only the parts of a name that differ between chains, and always the method.
     differs = [True, *(len(set(part)) > 1 for part in list(zip(*chains, strict=True))[1:])]
     return {
@@ -274,63 +268,3 @@ def replace_groups(smaller: GroupMask, larger: GroupMask, seed: int) -> tuple[Gr
     groups, layers = range(larger.num_groups), range(larger.num_layers)
     rows = [[int((l, g - g % width) not in windowed) for g in groups] for l in layers]
     return GroupMask.from_rows(rows, larger.window_tokens, unit), len(incoming)
-
-
-# --------------------------------------------------------------- pictures: same numbers, same bytes
-
-
-def draw_distances(panels: Mapping[str, Sequence[NamedMask]], path: Path) -> None:
-    """One heat map per panel: the Jaccard distances between masks of one model and ratio."""
-    size = 1.6 + 0.48 * max(map(len, panels.values()))
-    figure, axes = _grid(len(panels), size + 0.6, size)
-    image: Any = None
-    for axis, (title, masks) in zip(axes, panels.items(), strict=True):
-        values = np.full((len(masks), len(masks)), np.nan)
-        for row, column in itertools.permutations(range(len(masks)), 2):
-            agreement = compare(masks[row].mask, masks[column].mask)
-            below = row > column
-            values[row, column] = agreement.distance if below else agreement.expected_distance
-        image = axis.imshow(np.ma.masked_invalid(values), cmap="viridis", vmin=0, vmax=1)
-        for row, column in itertools.permutations(range(len(masks)), 2):
-            color = "white" if values[row, column] < 0.6 else "black"
-            text = f"{values[row, column]:.2f}"
-            axis.text(column, row, text, ha="center", va="center", fontsize=6, color=color)
-        labels = [picture_label(mask.name) for mask in masks]
-        axis.set_xticks(range(len(masks)), labels, rotation=60, ha="right", fontsize=7)
-        axis.set_yticks(range(len(masks)), labels, fontsize=7)
-        axis.set_title(picture_label(title), fontsize=9)
-    figure.colorbar(image, ax=list(axes), label="Jaccard distance", shrink=0.8)
-    note = "Below the diagonal: distance of windowed groups. Above: the same for random masks\n"
-    figure.suptitle(note, fontsize=9)
-    write_picture(figure, path)
-
-
-def draw_depth(masks: Sequence[tuple[str, NamedMask]], path: Path) -> None:
-    """Each layer's share of windowed groups, one row per mask."""
-    num_layers = max(mask.mask.num_layers for _, mask in masks)
-    figure, (axis,) = _grid(1, 2.6 + 0.26 * num_layers, 1.3 + 0.26 * len(masks))
-    shares = np.full((len(masks), num_layers), np.nan)
-    for row, (_, mask) in enumerate(masks):
-        shares[row, : mask.mask.num_layers] = mask.mask.layer_ratios
-    image = axis.imshow(np.ma.masked_invalid(shares), cmap="Blues", vmin=0, vmax=1, aspect="auto")
-    axis.set_yticks(range(len(masks)), [picture_label(name) for name, _ in masks], fontsize=7)
-    axis.set_xticks(range(0, num_layers, max(1, num_layers // 16)))
-    axis.set_xlabel("layer", fontsize=8)
-    figure.colorbar(image, ax=axis, label="windowed", shrink=0.9)
-    figure.suptitle("Share of windowed groups in each layer", fontsize=9)
-    write_picture(figure, path)
-
-
-def _grid(count: int, width: float, height: float) -> tuple["Figure", Sequence[Any]]:
-    """A figure with this many panels of this size in inches, and their axes."""
-    # Without pyplot, which would keep state and choose a display.
-    from matplotlib.figure import Figure
-
-    across = min(count, COLUMNS)
-    down = math.ceil(count / across)
-    size = (min(40.0, width * across), min(40.0, height * down + 0.4))
-    figure = Figure(figsize=size, dpi=130, layout="constrained")
-    axes = list(figure.subplots(down, across, squeeze=False).flat)
-    for unused in axes[count:]:
-        unused.remove()
-    return figure, axes[:count]

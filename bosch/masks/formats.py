@@ -22,7 +22,7 @@ from bosch.run.files import write_atomically
 from bosch.run.fingerprint import hash_file
 
 METHOD = "import-duo"  # of an imported mask
-SIZES = ("sink_size", "recent_size")
+LEAST = {"sink_size": 0, "recent_size": 1}  # in tokens
 
 
 def import_mask(
@@ -95,26 +95,21 @@ def read_table(path: Path, model: ModelInfo) -> list[list[float]]:
                 f"{path}: layer {layer} has {len(row)} values, but {model} has {model.num_groups} "
                 "KV heads per layer."
             )
-        values = []
-        for text in row:
-            try:
-                value = float(text)
-            except ValueError:
-                value = math.nan
-            if not math.isfinite(value):
-                raise UserError(f"{path}: layer {layer} has {text!r}, which is no finite number.")
-            values.append(value)
-        table.append(values)
+        try:
+            table.append([float(text) for text in row])
+        except ValueError:
+            table.append([math.nan])
+        if not all(map(math.isfinite, table[-1])):
+            raise UserError(f"{path}: layer {layer} is {row}; each value must be a finite number.")
     return table
 
 
 def read_sizes(path: Path) -> dict[str, int]:
     """`sink_size` and `recent_size` of a config.json, where it has them."""
     config = read_json_object(path) if path.is_file() else {}
-    sizes = {name: config[name] for name in SIZES if config.get(name) is not None}
+    sizes = {name: config[name] for name in LEAST if config.get(name) is not None}
     for name, size in sizes.items():
-        least = SIZES.index(name)  # of sinks there may be none
-        if type(size) is not int or size < least:
+        if type(size) is not int or size < LEAST[name]:
             raise UserError(f"{path}: {name} is {size!r}; it must be a whole number of tokens.")
     return sizes
 
@@ -139,13 +134,13 @@ def export_mask(record: MaskFile, path: Path) -> str:
     """Write the table, and beside it the config.json that DuoAttention reads, unless there is one.
     Returns a note to print."""
     write_atomically(path, "".join("\t".join(row) + "\n" for row in record.mask.row_texts()))
-    sinks = sink_tokens(record.mask.sink)
-    sizes = dict(zip(SIZES, (sinks, record.mask.window_tokens), strict=True))
+    sinks, window = sink_tokens(record.mask.sink), record.mask.window_tokens
     beside = path.with_name("config.json")
-    if not beside.exists():
-        write_atomically(beside, json.dumps(sizes, indent=1) + "\n")
-        return f"{beside} has the window and the sinks, which the table does not contain."
-    return (
-        f"{beside} was there and is left as it is; DuoAttention needs recent_size "
-        f"{sizes['recent_size']} and sink_size {sinks} in it."
-    )
+    if beside.exists():
+        return (
+            f"{beside} was there and is left as it is; DuoAttention needs recent_size {window} and "
+            f"sink_size {sinks} in it."
+        )
+    sizes = {"sink_size": sinks, "recent_size": window}
+    write_atomically(beside, json.dumps(sizes, indent=1) + "\n")
+    return f"{beside} has the window and the sinks, which the table does not contain."

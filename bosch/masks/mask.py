@@ -2,9 +2,8 @@
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_type_hints
@@ -114,14 +113,11 @@ class GroupMask:
         """The same share for each layer."""
         return tuple(row.count(0) / self.num_groups for row in self.z)
 
-    def meets(self, ratio: float) -> bool:
-        """Whether exactly as many groups (or layers) are windowed as this ratio stands for."""
-        size = self.num_groups if self.unit == "layer" else 1
-        return self.num_windowed == num_windowed(ratio, self.num_total // size, 1) * size
-
     def refuse_another_ratio(self, ratio: float, where: str, advice: str) -> None:
-        """`where`: what holds this mask."""
-        if not self.meets(ratio):
+        """Unless exactly as many groups (or layers) are windowed as this ratio stands for.
+        `where`: what holds this mask."""
+        size = self.num_groups if self.unit == "layer" else 1
+        if self.num_windowed != num_windowed(ratio, self.num_total // size, 1) * size:
             requested = describe_ratio(ratio, self.num_layers, self.num_groups, self.unit)
             raise UserError(
                 f"{where} has {self.num_windowed} of {self.num_total} groups on the window, but "
@@ -198,7 +194,8 @@ class MaskFile:
                 f"is {model.describe()}."
             )
         if self.ratio_asked is not None:
-            mask.refuse_another_ratio(self.ratio_asked, "z", "one of the two is wrong")
+            advice = "z or ratio_asked is wrong"
+            mask.refuse_another_ratio(self.ratio_asked, "z", advice)
 
     def origin(self) -> dict[str, object]:
         """All fields except z and the window, as JSON."""
@@ -255,74 +252,58 @@ def read_mask(path: Path, model: ModelInfo | None = None) -> MaskFile:
     Every UserError names the file and the field.
     """
     content = read_json_object(path)
-
-    @contextmanager
-    def reading(name: str) -> Iterator[None]:
-        try:
-            yield
-        except UserError as error:
-            raise UserError(f"{path}, field {name}: {error}") from error
-
-    # These first: files of another version have other fields.
-    for name, known in CONVENTIONS.items():
-        with reading(name):
-            if (value := content.get(name, known)) != known:
-                raise UserError(f"it is {value!r}, but this code reads {known!r}.")
-    content.setdefault(SINK, {"kind": "none"})
-    for name in [*FIELDS, *content]:
-        with reading(name):
-            _check_field(content, name, FIELDS)
-    for name in [*MODEL_FIELDS, *content["model"]]:
-        with reading(f"model.{name}"):
-            _check_field(content["model"], name, MODEL_FIELDS)
-    with reading("model"):
-        made_for = ModelInfo(**content["model"])
-    with reading("window_tokens"):
-        check_window(content["window_tokens"])
-    with reading("z"):
-        for layer, row in enumerate(content["z"]):
-            if type(row) is not str or set(row) - {"0", "1"}:
-                raise UserError(f"layer {layer} is {row!r}; it must be a string of 0 and 1.")
-        mask = GroupMask.from_rows(content["z"], content["window_tokens"])
-        MaskFile(mask, made_for, content["method"])  # compares the shapes
-    with reading("unit"):
-        mask = replace(mask, unit=content["unit"])
-    with reading(SINK):
-        mask = replace(mask, sink=sink_from_json(content[SINK]))
-    with reading("ratio"):
-        ratio = content["ratio"]
-        if not 0 <= ratio <= 1 or not math.isclose(ratio, mask.ratio, abs_tol=1e-9):
+    try:
+        record = _parse(content)
+        if model is not None and not model.is_same_model(record.model):
             raise UserError(
-                f"it is {ratio}, but z has {mask.num_windowed} of {mask.num_total} groups on the "
-                f"window, {mask.ratio:.6g}."
+                f"the mask was made for {record.model.describe()}, not for {model.describe()}; "
+                "search a new mask, or pass the model that it was made for."
             )
-    with reading("ratio_asked"):
-        record = MaskFile(mask, made_for, **{name: content[name] for name in ORIGIN})
-    for name in ("settings", "provenance"):  # they go into config.json
-        with reading(name):
-            try:
-                json.dumps(content[name], allow_nan=False)
-            except ValueError:
-                raise UserError("it holds NaN or Infinity.") from None
-    with reading("model"):
-        if model is not None and not model.is_same_model(made_for):
-            raise UserError(
-                f"the mask was made for {made_for.describe()}, not for {model.describe()}; search "
-                "a new mask, or pass the model that it was made for."
-            )
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
     return record
 
 
-def _check_field(
-    content: Mapping[str, object], name: str, known: Mapping[str, tuple[type, ...]]
+def _parse(content: dict[str, Any]) -> MaskFile:
+    # These first: files of another version have other fields.
+    for name, known in CONVENTIONS.items():
+        if (value := content.get(name, known)) != known:
+            raise UserError(f"{name} is {value!r}, but this code reads {known!r}.")
+    content.setdefault(SINK, {"kind": "none"})
+    _check_fields(content, FIELDS)
+    _check_fields(content["model"], MODEL_FIELDS, "model.")
+    for layer, row in enumerate(content["z"]):
+        if type(row) is not str or set(row) - {"0", "1"}:
+            raise UserError(f"z, layer {layer}, is {row!r}; it must be a string of 0 and 1.")
+    z = tuple(tuple(map(int, row)) for row in content["z"])
+    mask = GroupMask(z, content["window_tokens"], content["unit"], sink_from_json(content[SINK]))
+    if not math.isclose(content["ratio"], mask.ratio, abs_tol=1e-9):  # nan is not close
+        raise UserError(
+            f"ratio is {content['ratio']}, but z has {mask.num_windowed} of {mask.num_total} "
+            f"groups on the window, {mask.ratio:.6g}."
+        )
+    for name in ("settings", "provenance"):  # they go into config.json
+        try:
+            json.dumps(content[name], allow_nan=False)
+        except ValueError:
+            raise UserError(f"{name} holds NaN or Infinity.") from None
+    origin = {name: content[name] for name in ORIGIN}
+    return MaskFile(mask, ModelInfo(**content["model"]), **origin)
+
+
+def _check_fields(
+    content: Mapping[str, object], known: Mapping[str, tuple[type, ...]], prefix: str = ""
 ) -> None:
-    if name not in content:
-        raise UserError("it is missing.")
-    if name not in known:
-        raise UserError("a mask.json has no such field.")
-    if type(content[name]) not in known[name]:
-        kinds = ["null" if kind is NoneType else kind.__name__ for kind in known[name]]
-        raise UserError(f"it is {content[name]!r}; it must be {' or '.join(kinds)}.")
+    for name in [*known, *content]:
+        if name not in content:
+            raise UserError(f"{prefix}{name} is missing.")
+        if name not in known:
+            raise UserError(f"a mask.json has no such field as {prefix}{name}.")
+        if type(content[name]) not in known[name]:
+            kinds = ["null" if kind is NoneType else kind.__name__ for kind in known[name]]
+            raise UserError(
+                f"{prefix}{name} is {content[name]!r}; it must be {' or '.join(kinds)}."
+            )
 
 
 def _bit(value: Any) -> int:

@@ -1,14 +1,21 @@
-"""Pictures of a mask: `draw_mask` writes mask.png, `mask_lines` draws the same for a terminal.
+"""Pictures of a mask (`draw_mask` writes mask.png, `mask_lines` draws the same for a terminal) and
+of several. The first layer is at the bottom; groups go from left to right.
 
-The first layer is at the bottom; groups go from left to right.
+The same masks give the same bytes. All is drawn without pyplot, which would keep state and choose a
+display.
 """
 
 import io
+import itertools
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from rich.text import Text
 
+from bosch.masks.analysis import NamedMask, compare
 from bosch.masks.mask import MaskFile
 from bosch.run.files import write_atomically
 from bosch.run.plain_text import picture_label, visible
@@ -19,16 +26,15 @@ if TYPE_CHECKING:
 
 FULL_COLOR = "#d95f02"  # orange: full attention
 WINDOW_COLOR = "#c6dbef"  # pale blue: sliding window
+COLUMNS = 4  # panels side by side
 
 
 def draw_mask(record: MaskFile, path: Path) -> None:
-    """Same mask, same bytes."""
     write_picture(mask_figure(record), path)
 
 
 def mask_figure(record: MaskFile) -> "Figure":
     """The heat map and each layer's share of windowed groups."""
-    # Without pyplot, which would keep state and choose a display.
     from matplotlib.colors import ListedColormap
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
@@ -69,7 +75,6 @@ def mask_figure(record: MaskFile) -> "Figure":
 
 
 def write_picture(figure: "Figure", path: Path) -> None:
-    """The same figure gives the same bytes."""
     content = io.BytesIO()
     figure.savefig(content, format="png", metadata={"Software": None})
     write_atomically(path, content.getvalue())
@@ -99,3 +104,62 @@ def _number(axis: "Axis", count: int) -> None:
     step = max(1, -(-count // 16))
     places = range(0, count, step)
     axis.set_ticks([place + 0.5 for place in places], [str(place) for place in places])
+
+
+# --------------------------------------------------------------------------------- several masks
+
+
+def draw_distances(panels: Mapping[str, Sequence[NamedMask]], path: Path) -> None:
+    """One heat map per panel: the Jaccard distances between masks of one model and ratio."""
+    size = 1.6 + 0.48 * max(map(len, panels.values()))
+    figure, axes = _grid(len(panels), size + 0.6, size)
+    image: Any = None
+    for axis, (title, masks) in zip(axes, panels.items(), strict=True):
+        values = np.full((len(masks), len(masks)), np.nan)
+        for row, column in itertools.permutations(range(len(masks)), 2):
+            agreement = compare(masks[row].mask, masks[column].mask)
+            below = row > column
+            values[row, column] = agreement.distance if below else agreement.expected_distance
+        image = axis.imshow(np.ma.masked_invalid(values), cmap="viridis", vmin=0, vmax=1)
+        for row, column in itertools.permutations(range(len(masks)), 2):
+            color = "white" if values[row, column] < 0.6 else "black"
+            text = f"{values[row, column]:.2f}"
+            axis.text(column, row, text, ha="center", va="center", fontsize=6, color=color)
+        labels = [picture_label(mask.name) for mask in masks]
+        axis.set_xticks(range(len(masks)), labels, rotation=60, ha="right", fontsize=7)
+        axis.set_yticks(range(len(masks)), labels, fontsize=7)
+        axis.set_title(picture_label(title), fontsize=9)
+    figure.colorbar(image, ax=list(axes), label="Jaccard distance", shrink=0.8)
+    note = "Below the diagonal: distance of windowed groups. Above: the same for random masks\n"
+    figure.suptitle(note, fontsize=9)
+    write_picture(figure, path)
+
+
+def draw_depth(masks: Sequence[tuple[str, NamedMask]], path: Path) -> None:
+    """Each layer's share of windowed groups, one row per mask."""
+    num_layers = max(mask.mask.num_layers for _, mask in masks)
+    figure, (axis,) = _grid(1, 2.6 + 0.26 * num_layers, 1.3 + 0.26 * len(masks))
+    shares = np.full((len(masks), num_layers), np.nan)
+    for row, (_, mask) in enumerate(masks):
+        shares[row, : mask.mask.num_layers] = mask.mask.layer_ratios
+    image = axis.imshow(np.ma.masked_invalid(shares), cmap="Blues", vmin=0, vmax=1, aspect="auto")
+    axis.set_yticks(range(len(masks)), [picture_label(name) for name, _ in masks], fontsize=7)
+    axis.set_xticks(range(0, num_layers, max(1, num_layers // 16)))
+    axis.set_xlabel("layer", fontsize=8)
+    figure.colorbar(image, ax=axis, label="windowed", shrink=0.9)
+    figure.suptitle("Share of windowed groups in each layer", fontsize=9)
+    write_picture(figure, path)
+
+
+def _grid(count: int, width: float, height: float) -> tuple["Figure", Sequence[Any]]:
+    """A figure with this many panels of this size in inches, and their axes."""
+    from matplotlib.figure import Figure
+
+    across = min(count, COLUMNS)
+    down = math.ceil(count / across)
+    size = (min(40.0, width * across), min(40.0, height * down + 0.4))
+    figure = Figure(figsize=size, dpi=130, layout="constrained")
+    axes = list(figure.subplots(down, across, squeeze=False).flat)
+    for unused in axes[count:]:
+        unused.remove()
+    return figure, axes[:count]

@@ -3,11 +3,10 @@ MaskConfig's fields of the same names, then the command line. Importing this fil
 torch; loading a method does if the method's file does."""
 
 import dataclasses
-from collections.abc import Sequence
 from types import ModuleType
 from typing import Any, get_args
 
-from bosch import command_line
+from bosch.command_line import with_options
 from bosch.config import Config, MaskConfig, shared_fields
 from bosch.masks.mask import Unit, describe_ratio, num_windowed
 from bosch.method import MethodTraits
@@ -83,13 +82,8 @@ def default_settings(name: str, mask: MaskConfig) -> Any:
     then by `mask.options`.
     """
     settings_class: Any = load_method(name).Settings
-    return with_options(name, settings_class(**shared_fields(settings_class, mask)), mask.options)
-
-
-def with_options(method: str, settings: Any, options: Sequence[str]) -> Any:
-    """The settings, changed as words like `granularity=layer` say."""
-    dials = {field.name: f"--mask.{field.name}" for field in dataclasses.fields(MaskConfig)}
-    return command_line.with_options(method, settings, options, "--mask.options", dials)
+    settings, dials = settings_class(**shared_fields(settings_class, mask)), vars(mask)
+    return with_options(name, settings, mask.options, set_elsewhere=[*dials])
 
 
 def learning_tokens(config: Config) -> int:

@@ -11,18 +11,30 @@ import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import zip_longest
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bosch.eval.suites._reporting import Cell
+from bosch.eval.report.runs import RunResults
+from bosch.eval.suites._reporting import Cell, ReportedScore, Samples
 
 Numbers = NDArray[np.float64]
-Samples = Mapping[Cell, Mapping[int, float]]  # index of an example -> its score, percent
 
 LEVEL = 0.95  # confidence level of every interval
 NUM_REPLICATES = 2000
 NEVER = math.inf  # tokens to a share of the gap that was not reached
+
+
+@dataclass(frozen=True)
+class Point:
+    """A score of one model."""
+
+    value: float  # percent
+    stderr: float = math.nan  # nan: unknown
+    n: int = 0  # examples behind it
+    tokens: float = math.nan  # that the model was trained on; nan: the dense model
 
 
 @dataclass(frozen=True)
@@ -35,18 +47,33 @@ class Replicates:
 
 @dataclass(frozen=True)
 class Curve:
-    """A score over tokens. The first point is step 0 if that was evaluated."""
+    """A score of a run over tokens."""
 
-    steps: tuple[int, ...]  # rising
-    tokens: Numbers  # [point]
-    values: Numbers  # [point], percent
-    stderrs: Numbers  # [point]; nan: unknown
-    dense: float = math.nan
+    run: RunResults
+    score: ReportedScore
+    points: Mapping[int | None, Point]  # by step, rising; None: the dense model
     replicates: Replicates | None = None  # None: the scores of single examples are unknown
+
+    @cached_property
+    def steps(self) -> list[int]:
+        return [step for step in self.points if step is not None]
+
+    @cached_property
+    def tokens(self) -> Numbers:
+        return np.array([self.points[step].tokens for step in self.steps], float)
+
+    @cached_property
+    def values(self) -> Numbers:
+        return np.array([self.points[step].value for step in self.steps], float)
+
+    @property
+    def dense(self) -> float:
+        """nan: the dense model was not evaluated."""
+        return self.points[None].value if None in self.points else math.nan
 
     @property
     def starts_at_zero(self) -> bool:
-        return self.steps[0] == 0
+        return 0 in self.points
 
     @property
     def is_trained(self) -> bool:
@@ -73,33 +100,23 @@ class Estimate:
 Statistic = Callable[[Numbers, Numbers, Numbers], Numbers]
 
 
-def estimate(curve: Curve, statistic: Statistic) -> Estimate:
-    value, resampled = _apply(statistic, curve)
-    return Estimate(_defined(value), *interval(resampled))
-
-
-def estimate_mean(curves: Sequence[Curve], statistic: Statistic) -> Estimate:
-    """Over the runs of a setup, each of which is one seed; seeds are resampled as well."""
-    return _average_seeds([_apply(statistic, curve) for curve in curves])
-
-
-def estimate_difference(pairs: Sequence[tuple[Curve, Curve]], statistic: Statistic) -> Estimate:
-    """First minus second, averaged over the pairs, each of which is one seed. Both runs of a pair
-    are resampled with the same examples; seeds are resampled as well."""
-    differences = []
-    for first, second in pairs:
-        (a, a_resampled), (b, b_resampled) = _apply(statistic, first), _apply(statistic, second)
-        differences.append((a - b, a_resampled - b_resampled))
-    return _average_seeds(differences)
-
-
-def _average_seeds(of_seeds: Sequence[tuple[float, Numbers]]) -> Estimate:
-    """of_seeds: a value and its replicates."""
-    values, resampled = zip(*of_seeds, strict=True)
+def estimate(
+    curves: Sequence[Curve], statistic: Statistic, baseline: Sequence[Curve] = ()
+) -> Estimate:
+    """The mean over curves, each of which is one seed, less that of the baseline's curves, which
+    are resampled with the same examples. Seeds are resampled as well."""
+    values, resampled = [], []
+    for curve, base in zip_longest(curves, baseline):
+        value, replicates = _apply(statistic, curve)
+        if base is not None:
+            base_value, base_replicates = _apply(statistic, base)
+            value, replicates = value - base_value, replicates - base_replicates
+        values.append(value)
+        resampled.append(replicates)
     table = np.array(np.broadcast_arrays(*resampled)).T  # [replicate, seed]
     seeds = np.random.default_rng(0).integers(0, len(values), table.shape)
-    means = np.take_along_axis(table, seeds, axis=1).mean(axis=1)
-    return Estimate(_defined(float(np.mean(values))), *interval(means), len(values))
+    mean, means = float(np.mean(values)), np.take_along_axis(table, seeds, axis=1).mean(axis=1)
+    return Estimate(None if math.isnan(mean) else mean, *interval(means), len(values))
 
 
 def interval(replicates: Numbers) -> tuple[float | None, float | None]:
@@ -122,10 +139,6 @@ def _apply(statistic: Statistic, curve: Curve) -> tuple[float, Numbers]:
     return value, statistic(curve.tokens, again.values, again.dense) if again else unknown
 
 
-def _defined(value: float) -> float | None:
-    return None if math.isnan(value) else value
-
-
 # ----------------------------------------------------------------------------------- statistics
 
 
@@ -134,7 +147,6 @@ def value_at(place: int) -> Statistic:
 
 
 def value_after(count: float) -> Statistic:
-    """At the point with that many tokens."""
     return lambda tokens, values, dense: values[..., tokens.tolist().index(count)]
 
 

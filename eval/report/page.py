@@ -10,14 +10,15 @@ recovery.jsonl how far and how fast each run recovers, with intervals
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from bosch.eval.report.compare import Comparison, baseline_differences, recoveries
+from bosch.eval.report.compare import Comparison
 from bosch.eval.report.intervals import NEVER, Estimate
 from bosch.eval.report.pictures import (
+    AXES,
     Chart,
     choose_styles,
     draw_pictures,
     make_charts,
-    panel_for_page,
+    place_panel,
 )
 from bosch.eval.report.summary import answers, warnings
 from bosch.eval.report.tables import Table, make_tables, settings_by_section
@@ -59,9 +60,7 @@ def page(
     styles = choose_styles(charts)
     drawn = []
     for chart in charts:
-        panels = [panel_for_page(panel, styles) for panel in chart.panels]
-        # matplotlib escapes the texts of an SVG.
-        panels = [panel | {"svg": Markup(panel["svg"])} for panel in panels]
+        panels = [(panel, place_panel(panel, styles)) for panel in chart.panels]
         labels = dict.fromkeys(line.label for panel in chart.panels for line in panel.lines)
         drawn.append((chart.title, panels, [(label, styles[label]) for label in labels]))
     environment = jinja2.Environment(
@@ -78,6 +77,7 @@ def page(
         tables=tables,
         runs=comparison.runs,
         settings_by_section=settings_by_section,
+        axes=AXES,
     )
 
 
@@ -97,11 +97,11 @@ def recovery_rows(comparison: Comparison) -> list[Row]:
     """A row per run, suite and statistic; with a baseline also one per setup, score and statistic.
     "never": not reached."""
     rows = []
-    for recovery in recoveries(comparison):
-        names: Row = {"run": recovery.run, "suite": recovery.score.suite}
+    for recovery in comparison.recoveries:
+        names: Row = {"run": recovery.curve.run.name, "suite": recovery.curve.score.suite}
         for statistic in ("gap_share", "tokens_to_half", "tokens_to_90", "mean_score"):
             rows.append(_row(names, statistic, getattr(recovery, statistic)))
-    for difference in baseline_differences(comparison):
+    for difference in comparison.differences:
         score = difference.score
         names = {"runs": difference.setup, "suite": score.suite, "score": score.name}
         for statistic in ("start", "end", "mean"):

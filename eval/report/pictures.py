@@ -1,12 +1,10 @@
 """The curves of a comparison: scores and losses over training, scores over ratios before it.
 
-`make_charts` says which panels there are. `draw_panel` draws one; the page has each as SVG, which
-report.js lets answer to the pointer, and pictures for papers have all panels of a chart side by
-side. Bands and bars are 95% intervals. The same numbers give the same bytes.
+`make_charts` says which panels there are. `draw_panel` draws one for a picture, which has all
+panels of a chart side by side; `place_panel` says where its parts are, for the SVG of the page.
+Bands and bars are 95% intervals. The same numbers give the same bytes.
 """
 
-import io
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bosch.eval.report import intervals
-from bosch.eval.report.compare import Comparison, seeds_of_setups
-from bosch.eval.report.intervals import Curve, Estimate, Numbers
+from bosch.eval.report.compare import Comparison, by_setup, seeds_of_setups
+from bosch.eval.report.intervals import Estimate, Numbers
 from bosch.eval.report.runs import RunResults
 from bosch.eval.report.tables import show_estimate, show_points, show_tokens
 from bosch.eval.settings import SUITES
@@ -40,6 +38,7 @@ AXES = {
 LOSSES = {"validation_loss": "validation loss", "loss": "training loss"}
 MOST_POINTS = 200  # of a line; the points of a longer one are averaged
 MOST_BANDS = 6  # lines with bands in a panel; more of them would cover each other
+MOST_MARKERS = 60  # points of a line with markers
 COLUMNS = 3  # panels side by side in a picture
 PANEL = (3.9, 2.9)  # inches
 LEGEND_ROW = 0.19  # inches
@@ -48,13 +47,6 @@ COLORS = "#d95f02 #1f6fb2 #1b9e77 #c2187a #7a5cc9 #8a6d00 #0aa3b5 #a3231f #4d7d1
 DASHES = ("-", "--", ":", "-.")
 MARKERS = "osD^"
 INK = "#1d2126"
-# Of matplotlib's SVG, what a page needs not, or would load something by.
-NOT_IN_A_PAGE = re.compile(
-    r"<metadata>.*?</metadata>|<defs>\s*<(?:style|clipPath).*?</defs>|\n\s*|xlink:(?=href)"
-    r'| clip-path="[^"]*"| xmlns(?::\w+)?="[^"]*"| id="(?!line-|m\w{10}")[^"]*"'
-    r'| transform="rotate\(-0 [^"]*"|font-family: [^;]*; ',
-    re.DOTALL,
-)
 
 
 @dataclass(frozen=True)
@@ -64,10 +56,18 @@ class Line:
     label: str
     x: Numbers
     points: Sequence[Estimate]  # of scores with 95% intervals
+    shift: float = 0.0  # to where it is drawn, beside other lines with the same x
 
     @property
     def y(self) -> Numbers:
         return np.array([point.value for point in self.points], float)
+
+    @property
+    def intervals(self) -> Numbers:
+        """[place, low, high] of the points whose interval is known."""
+        points = zip(self.x + self.shift, self.points, strict=True)
+        known = [(x, point.low, point.high) for x, point in points if point.low is not None]
+        return np.array(known, float).reshape(-1, 3).T
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,18 @@ class Panel:
         return f"{value:.4f}" if self.is_loss else show_points(value)
 
     def show_place(self, x: float) -> str:
-        return f"{AXES[self.axis]}: {show_tokens(x) if self.axis == 'tokens' else f'{x:.3g}'}"
+        return show_tokens(x) if self.axis == "tokens" else f"{x:.3g}"
+
+    @property
+    def unit(self) -> str:
+        return "nats per token" if self.is_loss else "score (%)"
+
+    def has_bars(self, line: Line) -> bool:
+        return self.axis == "ratio" or len(line.points) == 1
+
+    @property
+    def has_bands(self) -> bool:
+        return len(self.lines) <= MOST_BANDS
 
     @property
     def has_something(self) -> bool:
@@ -154,22 +165,18 @@ def lines_over_training(
 ) -> Iterator[Line]:
     """A line per setup. Untrained runs are left out if any run was trained."""
     known = comparison.curves_of(score)
-    shown = [pair for pair in known if pair[1].is_trained] or known
-    setups: dict[str, list[tuple[RunResults, Curve]]] = {}
-    for run, curve in shown:
-        setups.setdefault(run.setup, []).append((run, curve))
-    differ = {
-        (run.model, run.ratio, run.window, str(dict(run.differences).items())) for run, _ in shown
-    }
-    for setup, members in setups.items():
-        run, curves = members[0][0], [curve for _, curve in members]
+    setups = by_setup([curve for curve in known if curve.is_trained] or known)
+    runs = [curve.run for curves in setups.values() for curve in curves]
+    differ = {(r.model, r.ratio, r.window, str(dict(r.differences).items())) for r in runs}
+    for setup, curves in setups.items():
+        run = curves[0].run
         label = run.name
         if len(curves) > 1:
             label = f"{run.method if len(differ) == 1 else setup} (mean of {len(curves)} seeds)"
         common = sorted(set.intersection(*(set(curve.tokens) for curve in curves)))
         if common and (x := _along(axis, run, common)) is not None:
             statistics = map(intervals.value_after, common)
-            yield Line(label, x, [intervals.estimate_mean(curves, s) for s in statistics])
+            yield Line(label, x, [intervals.estimate(curves, s) for s in statistics])
 
 
 def _along(axis: str, run: RunResults, tokens: Sequence[float]) -> Numbers | None:
@@ -186,18 +193,18 @@ def _lines_over_ratios(comparison: Comparison, score: ReportedScore) -> list[Lin
     one_model = len({run.model for run in comparison.runs}) == 1
     one_window = len({run.window for run in comparison.runs}) == 1
     starts: dict[str, dict[float, Estimate]] = {}
-    for members in seeds_of_setups(comparison, score, at_end=False).values():
-        run, curves = members[0][0], [curve for _, curve in members]
+    for curves in seeds_of_setups(comparison, score, at_end=False).values():
+        run = curves[0].run
         if run.ratio:
             label = run.method if one_model else f"{run.model} {run.method}"
             label += "" if one_window else f" W{run.window}"
             label += "".join(f", {name} {value}" for name, value in run.differences.items())
-            start = intervals.estimate_mean(curves, intervals.value_at(0))
+            start = intervals.estimate(curves, intervals.value_at(0))
             starts.setdefault(label, {})[run.ratio] = start
     lines = []
-    for label, by_ratio in starts.items():
-        ratios = sorted(by_ratio)
-        lines.append(Line(label, np.array(ratios), [by_ratio[ratio] for ratio in ratios]))
+    for number, (label, by_ratio) in enumerate(starts.items()):
+        ratios, shift = sorted(by_ratio), 0.03 * ((number + 1) / (len(starts) + 1) - 0.5)
+        lines.append(Line(label, np.array(ratios), [by_ratio[r] for r in ratios], shift))
     return lines
 
 
@@ -214,9 +221,8 @@ def _dense_scores(comparison: Comparison, score: ReportedScore) -> dict[str, flo
     """By label, of each dense model. Runs of one model share it."""
     scores: dict[str, float] = {}
     for run in comparison.runs:
-        value = comparison.dense_value(run.name, score)
-        if value is not None:
-            scores.setdefault(run.model, value.value)
+        if None in (points := comparison.curve(run, score).points):
+            scores.setdefault(run.model, points[None].value)
     return _name_dense(scores)
 
 
@@ -235,28 +241,22 @@ def _name_dense(heights: Mapping[str, float]) -> dict[str, float]:
 # --------------------------------------------------------------------------------------- drawing
 
 
-def draw_panel(axes: "Axes", panel: Panel, styles: Mapping[str, int]) -> list[Numbers]:
-    """Returns where the points of each line are, in the panel's own units."""
+def draw_panel(axes: "Axes", panel: Panel, styles: Mapping[str, int]) -> None:
     from matplotlib.ticker import EngFormatter, MaxNLocator
 
-    places = []
-    for number, line in enumerate(panel.lines):
+    for line in panel.lines:
         style = styles[line.label]
         color = COLORS[style % len(COLORS)]
-        x, y = line.x, line.y
-        if panel.axis == "ratio":  # beside each other, since all lines have the same few ratios
-            x = x + 0.03 * ((number + 1) / (len(panel.lines) + 1) - 0.5)
-        label, group = picture_label(line.label), f"line-{style}"
+        x = line.x + line.shift
         dashes = DASHES[style // len(COLORS) % len(DASHES)]
-        marker = MARKERS[style % len(MARKERS)] if len(x) < 60 else ""
-        axes.plot(x, y, dashes, color=color, marker=marker, ms=4, lw=1.5, label=label, gid=group)
-        places.append(np.array([x, y]).T)
-        low, high = np.array([(point.low, point.high) for point in line.points], float).T
-        num_known = np.count_nonzero(~np.isnan(low))
-        if panel.axis == "ratio" or num_known == 1:
-            axes.vlines(x, low, high, color=color, alpha=0.5, lw=1.5, gid=group)
-        elif num_known and len(panel.lines) <= MOST_BANDS:
-            axes.fill_between(x, low, high, color=color, alpha=0.13, lw=0, gid=group)
+        marker = MARKERS[style % len(MARKERS)] if len(x) < MOST_MARKERS else ""
+        label = picture_label(line.label)
+        axes.plot(x, line.y, dashes, color=color, marker=marker, ms=4, lw=1.5, label=label)
+        known, low, high = line.intervals
+        if panel.has_bars(line):
+            axes.vlines(known, low, high, color=color, alpha=0.5, lw=1.5)
+        elif len(known) and panel.has_bands:
+            axes.fill_between(known, low, high, color=color, alpha=0.13, lw=0)
     for label, height in panel.dense.items():
         axes.axhline(height, color=INK, alpha=0.6, lw=1, ls=(0, (6, 2)))
         text = picture_label(f"{label} {panel.show(height)}")
@@ -267,8 +267,7 @@ def draw_panel(axes: "Axes", panel: Panel, styles: Mapping[str, int]) -> list[Nu
             "textcoords": "offset points",
         }
         axes.annotate(text, (0.01, height), (0, points), va=side, alpha=0.8, **place)
-    unit = "nats per token" if panel.is_loss else "score (%)"
-    axes.set(title=picture_label(panel.title), xlabel=AXES[panel.axis], ylabel=unit)
+    axes.set(title=picture_label(panel.title), xlabel=AXES[panel.axis], ylabel=panel.unit)
     axes.xaxis.set_major_locator(MaxNLocator(5))
     if panel.axis == "ratio":
         axes.set_xticks(sorted({ratio for line in panel.lines for ratio in line.x}))
@@ -277,7 +276,6 @@ def draw_panel(axes: "Axes", panel: Panel, styles: Mapping[str, int]) -> list[Nu
     axes.grid(alpha=0.25)
     axes.tick_params(length=0)
     axes.spines[["top", "right"]].set_visible(False)
-    return places
 
 
 def draw_picture(chart: Chart, styles: Mapping[str, int]) -> "Figure":
@@ -321,34 +319,48 @@ def draw_pictures(charts: Sequence[Chart], out: Path) -> list[Path]:
     return paths
 
 
-def panel_for_page(panel: Panel, styles: Mapping[str, int]) -> dict[str, Any]:
-    """The panel as SVG whose lines have the classes `line line-N`, and its points: place in the
-    SVG, number of the line, what there is to say of it."""
-    import matplotlib
+def place_panel(panel: Panel, styles: Mapping[str, int]) -> dict[str, Any]:
+    """Where the parts of a panel are in an SVG of the size PANEL, in points from the upper left
+    corner, and what there is to say of each of its points."""
     from matplotlib.figure import Figure
 
-    inked = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
-    svg = io.StringIO()
-    # Markers are defined once in an SVG, by a name that has to be unique in the page.
-    look: Any = {"svg.hashsalt": f"{panel.title} {panel.axis}", "svg.fonttype": "none"}
-    with matplotlib.rc_context(look | dict.fromkeys(inked, INK)):
-        figure = Figure(figsize=PANEL, dpi=72)
-        axes = figure.add_axes((0.15, 0.17, 0.83, 0.73))
-        places = draw_panel(axes, panel, styles)
-        figure.savefig(svg, format="svg", transparent=True, metadata={"Date": None})
-    drawn = NOT_IN_A_PAGE.sub("", svg.getvalue()[svg.getvalue().index("<svg") :])
-    drawn = re.sub(r'id="(line-\d+)"', r'class="line \1"', drawn).replace(INK, "currentColor")
-    for number, color in enumerate(COLORS):
-        drawn = drawn.replace(color, f"var(--line-{number})")
-    drawn = re.sub(r"\d+\.\d{4,}", lambda number: f"{float(number[0]):.1f}", drawn)
-    points = []
-    for line, at in zip(panel.lines, places, strict=True):
-        pixels = axes.transData.transform(at)
-        for (x, y), place, point in zip(pixels, line.x, line.points, strict=True):
-            text = [f"{panel.title}: {show_estimate(point, panel.show)}", panel.show_place(place)]
-            for label, height in panel.dense.items():
-                change = (point.value or 0.0) - height
-                text.append(f"{'−' if change < 0 else '+'}{panel.show(abs(change))} from {label}")
-            at_pixel = [round(x, 1), round(72 * PANEL[1] - y, 1)]  # from the upper left corner
-            points.append([*at_pixel, styles[line.label], *map(visible, text)])
-    return {"svg": drawn, "points": points}
+    axes = Figure(figsize=PANEL, dpi=72).add_axes((0.15, 0.17, 0.83, 0.73))
+    draw_panel(axes, panel, styles)  # chooses the range and the ticks
+    (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
+
+    def at(x: Any, y: Any) -> list[tuple[float, float]]:
+        pixels = axes.transData.transform(np.column_stack(np.broadcast_arrays(x, y)))
+        return [(round(px, 1), round(72 * PANEL[1] - py, 1)) for px, py in pixels.tolist()]
+
+    def ticks(axis: Any, low: float, high: float) -> list[tuple[float, str]]:
+        shown = [tick for tick in axis.get_majorticklocs() if low <= tick <= high]
+        return list(zip(shown, axis.get_major_formatter().format_ticks(shown), strict=True))
+
+    lines, points = [], []
+    for line in panel.lines:
+        number, curve = styles[line.label], at(line.x + line.shift, line.y)
+        known, low, high = line.intervals
+        lows, highs = at(known, low), at(known, high)
+        has_bars, has_markers = panel.has_bars(line), len(curve) < MOST_MARKERS
+        bars = list(zip(lows, highs, strict=True)) if has_bars else []
+        band = [*lows, *reversed(highs)] if panel.has_bands and not has_bars else []
+        lines.append((number, curve, has_markers, bars, band))
+        for place, x, point in zip(curve, line.x, line.points, strict=True):
+            changes = [(point.value or 0.0) - height for height in panel.dense.values()]
+            shown = [f"{'−' if c < 0 else '+'}{panel.show(abs(c))}" for c in changes]
+            value = show_estimate(point, panel.show)
+            points.append([*place, number, value, panel.show_place(x), *shown])
+    dense = [(at(left, y)[0][1], name, panel.show(y)) for name, y in panel.dense.items()]
+    return {
+        "box": [*at(left, top)[0], *at(right, bottom)[0]],
+        "x_ticks": [(at(x, top)[0][0], label) for x, label in ticks(axes.xaxis, left, right)],
+        "y_ticks": [(at(left, y)[0][1], label) for y, label in ticks(axes.yaxis, bottom, top)],
+        "dense": dense,
+        "lines": lines,
+        "tips": {
+            "title": visible(panel.title),
+            "axis": AXES[panel.axis],
+            "dense": [visible(name) for name in panel.dense],
+            "points": points,
+        },
+    }

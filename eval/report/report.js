@@ -1,7 +1,7 @@
 // Charts that answer to the pointer, and tables that sort by a click.
 //
-// Each panel of a chart is an SVG whose lines are groups of class "line line-N", and has data-points:
-// [x, y, N, text, ...] for each point (eval/report/pictures.py makes them).
+// Each panel of a chart is an SVG whose lines are groups of class "line line-N", and has data-tips, in
+// which a point is [x, y, N, value, place, difference from each dense model] (eval/report/pictures.py).
 "use strict";
 
 const all = (selector, inside = document) => [...inside.querySelectorAll(selector)];
@@ -27,7 +27,7 @@ function highlight(number) {
 
 function setUpPanel(panel) {
   const [svg, tip] = [panel.querySelector("svg"), panel.querySelector(".tip")];
-  const points = JSON.parse(panel.dataset.points);
+  const { title, axis, dense, points } = JSON.parse(panel.dataset.tips);
 
   function showTip(event) {
     const box = svg.getBoundingClientRect();
@@ -37,9 +37,11 @@ function setUpPanel(panel) {
     const shown = points.filter((point) => !hidden.has(String(point[2])));
     const nearest = shown.reduce((a, b) => (a && away(a) <= away(b) ? a : b), null);
     if (!nearest) return;
-    const [x, y, number, ...lines] = nearest;
+    const [x, y, number, value, place, ...differences] = nearest;
     const name = document.querySelector(`[data-line="${number}"]`).innerText;
-    tip.replaceChildren(...[name, ...lines].map((text) => {
+    const lines = [name, `${title}: ${value}`, `${axis}: ${place}`];
+    lines.push(...dense.map((model, n) => `${differences[n]} from ${model}`));
+    tip.replaceChildren(...lines.map((text) => {
       return Object.assign(document.createElement("div"), { textContent: text });
     }));
     tip.hidden = false;

@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from bosch.config import fill_in
-from bosch.eval.report.intervals import Samples
 from bosch.eval.results import PREDICTIONS, SCORES
-from bosch.eval.suites._reporting import Row, condition, reporting_of
+from bosch.eval.suites._reporting import Row, Samples, condition, reporting_of
 from bosch.masks.mask import GroupMask, MaskFile, read_mask
 from bosch.model import ModelInfo
 from bosch.model_files import read_json_object

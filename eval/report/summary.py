@@ -5,14 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from rich.text import Text
 
-from bosch.eval.report.compare import (
-    Comparison,
-    Recovery,
-    baseline_differences,
-    end_together,
-    read_value,
-    recoveries,
-)
+from bosch.eval.report.compare import Comparison, Recovery, end_together
 from bosch.eval.report.intervals import Curve, Estimate, estimate, gain_to, gap_at
 from bosch.eval.report.runs import RunResults
 from bosch.eval.report.tables import (
@@ -26,7 +19,7 @@ from bosch.eval.report.tables import (
     show_share,
     show_tokens,
 )
-from bosch.eval.suites._reporting import ReportedScore, reporting_of
+from bosch.eval.suites._reporting import reporting_of
 from bosch.masks.picture import mask_lines, mask_title
 
 
@@ -41,14 +34,14 @@ def summarize(comparison: Comparison) -> Iterator[str | Text]:
         if (score := calibration_score(run)) != MISSING:
             yield f"calibration questions answered right (dense model): {score}"
     yield from align(checkpoint_table(comparison, run))
-    yield from map(describe_recovery, recoveries(comparison))
+    yield from map(describe_recovery, comparison.recoveries)
 
 
 def answers(comparison: Comparison) -> list[tuple[str, list[str]]]:
     """Each run's name and what came out of it: its mask and the KV bytes saved, then for each suite
     the gap to the dense model and how much of it was recovered. The best by the first suite come
     first."""
-    recovered = {(row.run, row.score.suite): row for row in recoveries(comparison)}
+    recovered = {(row.curve.run.name, row.curve.score): row for row in comparison.recoveries}
     found = []
     for run in comparison.runs:
         lines, ends = ["no mask yet"], []
@@ -59,18 +52,19 @@ def answers(comparison: Comparison) -> list[tuple[str, list[str]]]:
                 f"{mask.window_tokens:,} tokens; KV bytes saved: {kv_saved(run)}"
             ]
         for score in comparison.averages:
-            curve = comparison.curve(run.name, score)
-            ends.append(-curve.values[-1] if curve else math.inf)
-            if row := recovered.get((run.name, score.suite)):
+            curve = comparison.curve(run, score)
+            ends.append(-curve.values[-1] if curve.steps else math.inf)
+            if row := recovered.get((run.name, score)):
                 lines.append(describe_recovery(row))
-            elif curve:
-                lines.append(describe_start(score, curve))
+            elif curve.steps:
+                lines.append(describe_start(curve))
         found.append((ends, run.name, lines))
     return [(name, lines) for _, name, lines in sorted(found, key=lambda one: one[0])]
 
 
 def describe_recovery(recovery: Recovery) -> str:
-    title, curve = reporting_of(recovery.score.suite).title, recovery.curve
+    curve = recovery.curve
+    title = reporting_of(curve.score.suite).title
     if math.isnan(curve.dense):
         return f"{title}: the dense model was not evaluated"
     if recovery.gap_share.value is None:
@@ -85,9 +79,9 @@ def describe_recovery(recovery: Recovery) -> str:
     return f"{title}: {verdict} ({curve.dense:.1f}), from {gaps} points after {end} tokens"
 
 
-def describe_start(score: ReportedScore, curve: Curve) -> str:
+def describe_start(curve: Curve) -> str:
     """Of a run that was not evaluated before and after training."""
-    title, step = reporting_of(score.suite).title, curve.steps[-1]
+    title, step = reporting_of(curve.score.suite).title, curve.steps[-1]
     when = f"after {show_tokens(curve.tokens[-1])} tokens" if step else "before training"
     if math.isnan(curve.dense):
         return f"{title}: {curve.values[-1]:.1f} {when}; the dense model was not evaluated"
@@ -95,7 +89,7 @@ def describe_start(score: ReportedScore, curve: Curve) -> str:
 
 
 def _gap_at(curve: Curve, place: int) -> str:
-    return show_estimate(estimate(curve, gap_at(place)), show_change)
+    return show_estimate(estimate([curve], gap_at(place)), show_change)
 
 
 # -------------------------------------------------------------------------------------- warnings
@@ -112,16 +106,16 @@ def warnings(comparison: Comparison) -> list[str]:
     lines += [f"{list_runs(names)}: {part}" for part, names in runs_lacking.items()]
     lines += different_examples(comparison)
     ends: list[tuple[Curve, list[str]]] = []  # of a training, and the runs that end there
-    for recovery in recoveries(comparison):
-        alike = (runs for curve, runs in ends if end_together(recovery.curve, curve))
-        if (runs := next(alike, None)) is None:
-            ends.append((recovery.curve, [recovery.run]))
-        elif recovery.run not in runs:
-            runs.append(recovery.run)
+    for curve in (recovery.curve for recovery in comparison.recoveries):
+        alike = (names for end, names in ends if end_together(curve, end))
+        if (names := next(alike, None)) is None:
+            ends.append((curve, [curve.run.name]))
+        elif curve.run.name not in names:
+            names.append(curve.run.name)
     if len(ends) > 1:
-        listed = (f"{show_tokens(curve.tokens[-1])} in {list_runs(runs)}" for curve, runs in ends)
+        listed = [f"{show_tokens(curve.tokens[-1])} in {list_runs(names)}" for curve, names in ends]
         lines.append(f"runs were trained on different numbers of tokens: {'; '.join(listed)}")
-    if comparison.baseline and len(comparison.runs) > 1 and not baseline_differences(comparison):
+    if comparison.baseline and len(comparison.runs) > 1 and not comparison.differences:
         lines.append(
             f"{comparison.baseline.title}: no run is compared to it: none is like it in model, "
             "ratio, window and seed, or step 0 was not evaluated"
@@ -138,9 +132,9 @@ def list_runs(names: Sequence[str], most: int = 4) -> str:
 def missing_parts(comparison: Comparison, run: RunResults) -> list[str]:
     if run.mask is None:
         return ["no mask yet"]
-    curves = [curve for s in comparison.scores if (curve := comparison.curve(run.name, s))]
-    if not curves and not run.rows:
+    if not (run.rows or run.variants):
         return ["not evaluated yet"]
+    curves = [comparison.curve(run, score) for score in comparison.scores]
     parts = []
     if not any(row["step"] is None for row in run.rows):
         parts.append("the dense model was not evaluated, so the gap to it is unknown")
@@ -148,10 +142,11 @@ def missing_parts(comparison: Comparison, run: RunResults) -> list[str]:
         parts.append("step 0 was not evaluated")
     elif not any(curve.is_trained for curve in curves):
         parts.append("evaluated only before training")
-    for score in comparison.averages:
-        curve = comparison.curve(run.name, score)
-        if run.ratio and curve and curve.is_trained and curve.dense <= curve.values[0]:
-            parts.append(f"{score.title}: no gap to recover, step 0 is not below the dense model")
+    for curve in curves:
+        is_average = curve.score.kind == "average"
+        if run.ratio and is_average and curve.is_trained and curve.dense <= curve.values[0]:
+            title = curve.score.title
+            parts.append(f"{title}: no gap to recover, step 0 is not below the dense model")
     return parts
 
 
@@ -161,11 +156,9 @@ def different_examples(comparison: Comparison) -> list[str]:
     for score in comparison.averages:
         test_sets: dict[str, list[str]] = {}
         for run in comparison.runs:
-            rows = [row for row in run.rows if row["suite"] == score.suite]
-            lengths = ", ".join(map(str, sorted({r["length"] for r in rows if r["length"]})))
-            steps = {row["step"] for row in rows}
-            values = [read_value(score, [r for r in rows if r["step"] == step]) for step in steps]
-            for n in sorted({value.n for value in values if value}):
+            with_length = {r["length"] for r in run.rows if r["suite"] == score.suite}
+            lengths = ", ".join(map(str, sorted(with_length - {0, None})))
+            for n in sorted({point.n for point in comparison.curve(run, score).points.values()}):
                 test_set = f"{n} of {lengths} tokens" if lengths else str(n)
                 test_sets.setdefault(test_set, []).append(run.name)
         if len(test_sets) > 1:
@@ -177,21 +170,20 @@ def different_examples(comparison: Comparison) -> list[str]:
 def drops(comparison: Comparison) -> list[str]:
     """Checkpoints below step 0, averages first. Those that may be noise are only counted."""
     lines, num_others = [], 0
-    for score in sorted(comparison.scores, key=lambda score: score.kind):
-        for run, curve in comparison.curves_of(score):
-            lost: dict[int, Estimate] = {}
-            for place, step in enumerate(curve.steps):
-                if curve.starts_at_zero and curve.values[place] < curve.values[0] - 1e-9:
-                    points = estimate(curve, gain_to(place))
-                    lost |= {step: points} if points.excludes_zero else {}
-                    num_others += not points.excludes_zero
-            if lost:
-                worst = show_estimate(min(lost.values(), key=lambda e: e.value or 0), show_change)
-                steps = ", ".join(map(str, lost))
-                lines.append(
-                    f"{run.name}: {score.full_title} is below step 0 at steps {steps}: at worst "
-                    f"{worst} points"
-                )
+    scores = sorted(comparison.scores, key=lambda score: score.kind)
+    for curve in (curve for score in scores for curve in comparison.curves_of(score)):
+        lost: dict[int, Estimate] = {}
+        for place, step in enumerate(curve.steps):
+            if curve.starts_at_zero and curve.values[place] < curve.values[0] - 1e-9:
+                points = estimate([curve], gain_to(place))
+                lost |= {step: points} if points.excludes_zero else {}
+                num_others += not points.excludes_zero
+        if lost:
+            worst = show_estimate(min(lost.values(), key=lambda e: e.value or 0), show_change)
+            lines.append(
+                f"{curve.run.name}: {curve.score.full_title} is below step 0 at steps "
+                f"{', '.join(map(str, lost))}: at worst {worst} points"
+            )
     if num_others:
         others = "more scores" if lines else "scores"
         lines.append(

@@ -1,22 +1,13 @@
 """The tables of a report, as cells of text: the same for page, markdown and terminal."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
-from bosch.eval.report.compare import (
-    Comparison,
-    Recovery,
-    ScoreValue,
-    baseline_differences,
-    headline_cells,
-    recoveries,
-    seeds_of_setups,
-    value_of,
-)
-from bosch.eval.report.intervals import LEVEL, NEVER, Estimate
+from bosch.eval.report.compare import Comparison, Recovery, headline_points, seeds_of_setups
+from bosch.eval.report.intervals import LEVEL, NEVER, Curve, Estimate, Point
 from bosch.eval.report.runs import RunResults
 from bosch.eval.suites._reporting import Cell, ReportedScore, reporting_of
 
@@ -61,7 +52,7 @@ def overview(comparison: Comparison) -> Table:
             show_count(run.seed),
             kv_saved(run),
             show_count(run.trained_tokens),
-            *(_start_to_end(comparison, run, score) for score in comparison.averages),
+            *(_start_to_end(comparison.curve(run, score)) for score in comparison.averages),
         ]
         for run in comparison.runs
     ]
@@ -73,7 +64,7 @@ def overview(comparison: Comparison) -> Table:
 
 def short_table(comparison: Comparison) -> Table:
     """The terminal's: scores, and the share of the gap that was recovered."""
-    shares = {(row.run, row.score.suite): show_gap_share(row) for row in recoveries(comparison)}
+    shares = {(r.curve.run.name, r.curve.score): show_gap_share(r) for r in comparison.recoveries}
     header, rows = ["run", "tokens"], []
     for score in comparison.averages:
         header += [f"{reporting_of(score.suite).title} (dense)", "gap recovered"]
@@ -81,8 +72,8 @@ def short_table(comparison: Comparison) -> Table:
         trained = run.trained_tokens
         cells = [run.name, MISSING if trained is None else show_tokens(trained)]
         for score in comparison.averages:
-            share = shares.get((run.name, score.suite), MISSING)
-            cells += [_start_to_end(comparison, run, score), share]
+            cells.append(_start_to_end(comparison.curve(run, score)))
+            cells.append(shares.get((run.name, score), MISSING))
         rows.append(cells)
     return Table("", header, rows)
 
@@ -91,10 +82,10 @@ def checkpoint_table(comparison: Comparison, run: RunResults) -> Table:
     """One run's averages and losses: the dense model, step 0, every checkpoint."""
     losses = {r["step"]: r["validation_loss"] for r in run.training if "validation_loss" in r}
     rows = []
-    for step, *cells in _checkpoint_cells(comparison, run, comparison.averages):
-        loss = losses.get(int(step)) if step != "dense" else None
-        name = "dense model" if step == "dense" else f"step {step}"
-        rows.append([name, cells[0], MISSING if loss is None else f"{loss:.4f}", *cells[1:]])
+    for step, tokens, *cells in _checkpoints(comparison, run, comparison.averages):
+        name = f"{step} model" if step == "dense" else f"step {step}"
+        loss = f"{losses[int(step)]:.4f}" if step != "dense" and int(step) in losses else MISSING
+        rows.append([name, tokens, loss, *cells])
     header = ["", "tokens", "validation loss", *(score.title for score in comparison.averages)]
     return Table("", header, rows)
 
@@ -102,14 +93,14 @@ def checkpoint_table(comparison: Comparison, run: RunResults) -> Table:
 def recovery_table(comparison: Comparison) -> Table:
     rows = [
         [
-            row.run,
-            reporting_of(row.score.suite).title,
+            row.curve.run.name,
+            reporting_of(row.curve.score.suite).title,
             show_gap_share(row),
             show_estimate(row.tokens_to_half, show_tokens),
             show_estimate(row.tokens_to_90, show_tokens),
             show_estimate(row.mean_score, show_points),
         ]
-        for row in recoveries(comparison)
+        for row in comparison.recoveries
     ]
     header = ["run", "suite", "gap recovered", "tokens to 50%", "tokens to 90%", "mean score"]
     note = (
@@ -126,7 +117,7 @@ def baseline_table(comparison: Comparison) -> Table:
     """Paired differences, over the seeds that both have."""
     rows = [
         [row.setup, row.score.title, *map(show_difference, (row.start, row.end, row.mean))]
-        for row in baseline_differences(comparison)
+        for row in comparison.differences
     ]
     note = (
         "Percentage points above the baseline run of the same model, ratio, window and seed, but "
@@ -142,47 +133,43 @@ def baseline_table(comparison: Comparison) -> Table:
 
 def seed_table(comparison: Comparison, at_end: bool) -> Table:
     """Tables 1 and 2 of the paper are those before training. Empty if no setup has two seeds."""
-    rows, most = _seed_cells(comparison, comparison.averages, at_end)
+    header, rows = _means(comparison, comparison.averages, at_end)
+    has_seeds = any(not cell.endswith("(1)") for row in rows for cell in row[1:] if cell != MISSING)
     title = f"Means over seeds, {'after' if at_end else 'before'} training"
-    header = ["runs", *(score.title for score in comparison.averages)]
-    return Table(title, header, rows if most > 1 else [], SEEDS)
+    return Table(title, header, rows if has_seeds else [], SEEDS)
 
 
 def variants_table(comparison: Comparison) -> Table:
     """Figure 4 and table 6 of the paper."""
-    scores = comparison.variants
-    rows, _ = _seed_cells(comparison, scores, at_end=False)
-    for model, name in {run.model: run.name for run in comparison.runs}.items():
-        cells = [show_score(comparison.dense_value(name, score)) for score in scores]
-        rows += [[f"{model}, dense", *cells]] if {*cells} - {MISSING} else []
+    header, rows = _means(comparison, comparison.variants, at_end=False)
+    for model, run in {run.model: run for run in comparison.runs}.items():
+        curves = [comparison.curve(run, score) for score in comparison.variants]
+        if any(None in curve.points for curve in curves):
+            rows.append([f"{model}, dense", *(show_score(c.points.get(None)) for c in curves)])
     note = f"{SEEDS} Each mask was chosen for its run's own window. Longer texts use YaRN."
-    header = ["runs", *(score.title for score in scores)]
     return Table("Other windows and lengths, before training", header, rows, note)
 
 
-def _seed_cells(
+def _means(
     comparison: Comparison, scores: Sequence[ReportedScore], at_end: bool
-) -> tuple[list[list[str]], int]:
-    """A row of means for each setup, and the largest number of seeds behind one."""
+) -> tuple[list[str], list[list[str]]]:
+    """A header, and a row of means over the seeds of each setup."""
     columns = [seeds_of_setups(comparison, score, at_end) for score in scores]
-    rows, most = [], 0
+    rows = []
     for setup in dict.fromkeys(setup for column in columns for setup in column):
         row = [setup]
         for column in columns:
-            values = [float(curve.values[-at_end]) for _, curve in column.get(setup, ())]
-            most = max(most, len(values))
-            row.append(
-                f"{show_score(mean_of_seeds(values))} ({len(values)})" if values else MISSING
-            )
+            values = [curve.values[-1 if at_end else 0] for curve in column.get(setup, ())]
+            mean = show_score(mean_of_seeds(values)) if values else MISSING
+            row.append(f"{mean} ({len(values)})" if values else MISSING)
         rows.append(row)
-    return rows, most
+    return ["runs", *(score.title for score in scores)], rows
 
 
-def mean_of_seeds(values: Sequence[float]) -> ScoreValue:
+def mean_of_seeds(values: Sequence[float]) -> Point:
     """With the standard error over the seeds; nan for one."""
     count = len(values)
-    stderr = stdev(values) / math.sqrt(count) if count > 1 else math.nan
-    return ScoreValue(fmean(values), stderr, count)
+    return Point(fmean(values), stdev(values) / math.sqrt(count) if count > 1 else math.nan, count)
 
 
 def score_table(comparison: Comparison, suite: str) -> Table:
@@ -191,7 +178,7 @@ def score_table(comparison: Comparison, suite: str) -> Table:
     rows = [
         [run.name, *cells]
         for run in comparison.runs
-        for cells in _checkpoint_cells(comparison, run, scores)
+        for cells in _checkpoints(comparison, run, scores)
         if {*cells[2:]} != {MISSING}
     ]
     header = ["run", "step", "tokens", *(score.name.removeprefix(f"{suite}_") for score in scores)]
@@ -203,15 +190,14 @@ def score_table(comparison: Comparison, suite: str) -> Table:
 def lengths_table(comparison: Comparison, suite: str) -> Table:
     """Results by task and length, at every checkpoint. Empty if the suite's have no lengths."""
     reporting = reporting_of(suite)
-    checkpoints: dict[tuple[str, int | None], dict[Cell, ScoreValue]] = {}
+    checkpoints: dict[tuple[str, int | None], dict[Cell, Point]] = {}
     for run in comparison.runs:
         with_length = [row for row in run.rows if row["suite"] == suite and row["length"]]
         steps = {row["step"] for row in with_length}
         for step in sorted(steps, key=lambda step: (step is not None, step)):
-            cells = headline_cells(suite, [row for row in with_length if row["step"] == step])
+            cells = headline_points(suite, [row for row in with_length if row["step"] == step])
             shown = reporting.tasks_by_length or {task for task, _ in cells}
-            values = {cell: value_of(row) for cell, row in cells.items() if cell[0] in shown}
-            if values:
+            if values := {cell: point for cell, point in cells.items() if cell[0] in shown}:
                 checkpoints[run.name, step] = values
     known = dict.fromkeys(cell for cells in checkpoints.values() for cell in cells)
     tasks = list(reporting.tasks_by_length or dict.fromkeys(task for task, _ in known))
@@ -267,28 +253,17 @@ def certainty_table(comparison: Comparison) -> Table:
     return Table("How sure the masks are", header, rows, note)
 
 
-def _checkpoint_cells(
+def _checkpoints(
     comparison: Comparison, run: RunResults, scores: Sequence[ReportedScore]
-) -> Iterator[list[str]]:
+) -> list[list[str]]:
     """Step, tokens and a cell per score: of the dense model, then of every checkpoint."""
-    curves = [comparison.curve(run.name, score) for score in scores]
-    dense = (comparison.dense_value(run.name, score) for score in scores)
-    yield ["dense", MISSING, *map(show_score, dense)]
-    tokens = {
-        step: count
-        for curve in curves
-        if curve
-        for step, count in zip(curve.steps, curve.tokens, strict=True)
-    }
+    curves = [comparison.curve(run, score) for score in scores]
+    tokens = {s: curve.points[s].tokens for curve in curves for s in curve.steps}
+    rows = [["dense", MISSING, *(show_score(curve.points.get(None)) for curve in curves)]]
     for step in sorted(tokens):
-        cells = [str(step), show_tokens(tokens[step])]
-        for curve in curves:
-            if curve is None or step not in curve.steps:
-                cells.append(MISSING)
-            else:
-                place = curve.steps.index(step)
-                cells.append(show_score(ScoreValue(curve.values[place], curve.stderrs[place], 0)))
-        yield cells
+        cells = [show_score(curve.points.get(step)) for curve in curves]
+        rows.append([str(step), show_tokens(tokens[step]), *cells])
+    return rows
 
 
 def align(table: Table) -> list[str]:
@@ -316,16 +291,14 @@ def settings_by_section(config: Mapping[str, object]) -> list[tuple[str, str]]:
 # ----------------------------------------------------------------------------------------- cells
 
 
-def _start_to_end(comparison: Comparison, run: RunResults, score: ReportedScore) -> str:
+def _start_to_end(curve: Curve) -> str:
     """`31.2 → 88.0 (95.8)`."""
-    curve = comparison.curve(run.name, score)
-    dense = comparison.dense_value(run.name, score)
-    beside = f" ({dense.value:.1f})" if dense else f" ({MISSING})"
-    if curve is None:
+    beside = f" ({MISSING if math.isnan(curve.dense) else f'{curve.dense:.1f}'})"
+    if not curve.steps:
         return MISSING + beside
     first = f"{curve.values[0]:.1f}" if curve.starts_at_zero else MISSING
-    trained = len(curve.steps) > 1 or not curve.starts_at_zero
-    return f"{first} → {curve.values[-1]:.1f}{beside}" if trained else f"{first}{beside}"
+    is_only_start = curve.steps == [0]
+    return f"{first}{beside}" if is_only_start else f"{first} → {curve.values[-1]:.1f}{beside}"
 
 
 def show_gap_share(recovery: Recovery) -> str:
@@ -388,11 +361,11 @@ def show_difference(estimate: Estimate | None) -> str:
     return f"{text}{'*' if estimate.excludes_zero else ''} ({seeds})"
 
 
-def show_score(score: ScoreValue | None) -> str:
-    if score is None:
+def show_score(point: Point | None) -> str:
+    if point is None:
         return MISSING
-    known = not math.isnan(score.stderr)
-    return f"{score.value:.1f} ± {score.stderr:.1f}" if known else f"{score.value:.1f}"
+    error = "" if math.isnan(point.stderr) else f" ± {point.stderr:.1f}"
+    return f"{point.value:.1f}{error}"
 
 
 def show_count(value: object) -> str:

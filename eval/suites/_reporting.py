@@ -16,6 +16,7 @@ AVERAGE = "average"
 
 Row = Mapping[str, Any]  # one result, as eval/results.py writes them
 Cell = tuple[str, int]  # task, length (0: the task has one length only)
+Samples = Mapping[Cell, Mapping[int, float]]  # index of an example -> its score, percent
 # The suite's headline, one of its tasks or categories, the headline under other conditions (another
 # window, longer texts).
 Kind = Literal["average", "part", "variant"]
@@ -28,10 +29,11 @@ class ReportedScore:
     suite: str
     name: str  # `average`, a task, a category; of a variant its condition
     kind: Kind
-    weights: Mapping[Cell, float] = field(hash=False)  # what it is the mean of; empty: unknown
+    # What it is the mean of; empty: unknown. In another run it may be the mean of other lengths.
+    weights: Mapping[Cell, float] = field(compare=False)
     # The suite computes it: where it wrote none, there is none. An average over the tasks that
     # happen to be there would be another score.
-    written_by_suite: bool = False
+    written_by_suite: bool = field(default=False, compare=False)
 
     @property
     def title(self) -> str:

@@ -10,12 +10,7 @@ from transformers import PreTrainedModel
 
 from bosch.hybrid import dispatch
 from bosch.hybrid.conversion import deploy
-from tests.attention_calls import (
-    Case,
-    check_against_reference,
-    thin_cases,
-    visible_counts,
-)
+from tests.attention_calls import check_against_reference, gpu_cases, visible_counts
 from tests.model_factory import (
     MIXED,
     generate_anew,
@@ -40,14 +35,6 @@ def runnable(name: str) -> ModuleType:
     if reason is not None:
         pytest.skip(f"{name}: {reason}")
     return backend
-
-
-def gpu_cases() -> list[Case]:
-    """bf16, and the head sizes models have."""
-    cases = [
-        Case(**{**vars(case), "dtype": torch.bfloat16, "head_size": 64}) for case in thin_cases()
-    ]
-    return [*cases, Case(300, 64, head_size=128, num_groups=8, dtype=torch.float16)]
 
 
 @every_backend

@@ -97,14 +97,15 @@ def assert_agrees(hybrid: Any, folder: Path, **engine: Any) -> list[list[float]]
     return log_probs
 
 
-@pytest.mark.parametrize(("ratio", "window"), [(0.25, 64), (0.5, 5), (0.75, 1), (0.875, 64)])
-def test_tokens_are_ours(ratio: float, window: int, tmp_path: Path) -> None:
-    assert_agrees(tiny_hybrid(ratio, window), tmp_path)
-
-
-@pytest.mark.parametrize("ratio", [0.25, 0.5, 0.75])
-def test_packed_tokens_are_ours(ratio: float, tmp_path: Path) -> None:
-    assert_agrees(tiny_hybrid(ratio), tmp_path, **PACKED)
+@pytest.mark.parametrize(
+    ("ratio", "window", "layout"),
+    [
+        *((ratio, window, {}) for ratio, window in ((0.25, 64), (0.5, 5), (0.75, 1), (0.875, 64))),
+        *((ratio, WINDOW, PACKED) for ratio in (0.25, 0.5, 0.75)),
+    ],
+)
+def test_tokens_are_ours(ratio: float, window: int, layout: dict[str, Any], tmp_path: Path) -> None:
+    assert_agrees(tiny_hybrid(ratio, window), tmp_path, **layout)
 
 
 @both_layouts

@@ -51,9 +51,6 @@ def logits(model: PreTrainedModel, ids: Tensor, z: Any = None, **kwargs: Any) ->
     return out
 
 
-# ----------------------------------------------------------------------------------------- the mask
-
-
 # ------------------------------------------------------------------------------------------ padding
 
 
@@ -92,45 +89,17 @@ def test_a_mask_without_padding_builds_no_matrix(model: PreTrainedModel) -> None
 # --------------------------------------------------------------------------------- packed documents
 
 
-@pytest.mark.ecosystem("training: documents packed by `position_ids`", "works", "")
-@pytest.mark.parametrize("use_cache", [None, False, True])
-@pytest.mark.parametrize("training", [False, True])
-@pytest.mark.parametrize("mode", ["search", "deploy", "gates"])
-def test_changing_one_document_leaves_the_others_bitwise_unchanged(
-    mode: str, training: bool, use_cache: bool | None
-) -> None:
-    model = model_in(mode).train(training)
-    ids, arguments = random_tokens(1, 60), dict(ARGUMENTS[mode])
-    arguments["position_ids"] = packed_positions(13, 1, 30, 16)
-    arguments |= {} if use_cache is None else {"use_cache": use_cache}
-    changed = ids.clone()
-    changed[:, 14:44] = random_tokens(1, 30, seed=7)
-    before, after = (logits(model, x, **arguments) for x in (ids, changed))
-    others = torch.tensor([i < 14 or i >= 44 for i in range(60)])
-    assert torch.equal(before[:, others], after[:, others])
-    assert not torch.equal(before[:, ~others], after[:, ~others])
-
-
 def test_packed_documents_are_the_documents_alone(model: PreTrainedModel) -> None:
+    """Rows may be packed differently."""
     ids, lengths = random_tokens(2, 60), (13, 1, 30, 16)
     positions, ends = packed_positions(*lengths), torch.tensor([0, 13, 14, 44, 60])
-    packed = logits(model, ids, MIXED, position_ids=positions)
     alone = torch.cat([logits(model, part, MIXED) for part in ids.split(lengths, dim=1)], dim=1)
-    assert_close(packed, alone)
+    assert_close(logits(model, ids, MIXED, position_ids=positions), alone)
+    both = torch.cat([positions, packed_positions(60)])
+    alone[1:] = logits(model, ids[1:], MIXED)
+    assert_close(logits(model, ids, MIXED, position_ids=both), alone)
     named = {"position_ids": positions, "cu_seq_lens_q": ends, "max_length_q": 30}
     assert_close(logits(model, ids[:1], MIXED, **named), alone[:1])
-
-
-def test_rows_may_be_packed_differently(model: PreTrainedModel) -> None:
-    ids = random_tokens(2, 40)
-    positions = torch.cat([packed_positions(25, 15), packed_positions(40)])
-    both = logits(model, ids, MIXED, position_ids=positions)
-    # Two rows here too: kernels may sum otherwise for another number of them.
-    packed = logits(model, ids[[0, 0]], MIXED, position_ids=positions[[0, 0]])
-    assert torch.equal(both[0], packed[0])
-    assert torch.equal(both[1], logits(model, ids[[1, 1]], MIXED)[1])
-    alone = logits(model, ids[:1], MIXED, position_ids=positions[:1])
-    assert_close(both[:1], alone)
 
 
 def test_one_tensor_of_positions_may_serve_other_batches(model: PreTrainedModel) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import _models, gpu, latency
+from benchmarks import _measure, gpu, latency
 from benchmarks.__main__ import run_benchmark
 from bosch.run.errors import UserError
 
@@ -134,11 +134,11 @@ def test_a_part_that_fails_is_named_and_the_others_keep_their_rows(
 def test_a_shape_is_that_of_a_known_model_or_of_a_folder(tmp_path: Path) -> None:
     # Qwen3's model cards: 1.7B, 8.2B and 14.8B parameters.
     for name, billions in {"Qwen3-1.7B": 1.7, "Qwen/Qwen3-8B-Base": 8.2, "qwen3-14b": 14.8}.items():
-        config = _models.read_shape(name)
-        model = _models.make_model(config, torch.device("meta"), torch.bfloat16, "sdpa")
+        config = _measure.read_shape(name)
+        model = _measure.make_model(config, torch.device("meta"), torch.bfloat16, "sdpa")
         assert sum(p.numel() for p in model.parameters()) / 1e9 == pytest.approx(billions, abs=0.05)
     config.save_pretrained(tmp_path)
-    assert _models.read_shape(str(tmp_path)).hidden_size == config.hidden_size
+    assert _measure.read_shape(str(tmp_path)).hidden_size == config.hidden_size
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(UserError, match=f"{tmp_path}.*config.json"):
-        _models.read_shape(str(tmp_path))
+        _measure.read_shape(str(tmp_path))

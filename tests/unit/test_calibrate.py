@@ -43,15 +43,6 @@ def test_command_writes_a_sealed_set_that_reads_back(written: Path) -> None:
     assert calibration.longest <= 384
 
 
-def test_same_command_finds_it_done_and_other_settings_are_refused(
-    written: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    main(command(out=written))
-    assert "calibration: complete" in capsys.readouterr().out
-    with pytest.raises(UserError, match="seed"):
-        main(command("--seed", "1", out=written))
-
-
 @pytest.mark.parametrize("field", ["input", "prompt"])
 def test_set_that_shares_a_needle_with_test_examples_or_cannot_tell_is_refused(
     field: str, written: Path, tmp_path: Path

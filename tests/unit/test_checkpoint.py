@@ -208,7 +208,7 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     more, wider = make_state(), make_state(width=9)
     more.model.register_parameter("more", nn.Parameter(torch.zeros(1)))
     for state, named in (
-        (more, "lacks model.more"),
+        (more, "model.more is missing"),
         (wider, "model.0.bias .*8 of float32.* 9 of float32"),
     ):
         with pytest.raises(UserError, match=f"step-000005 .*{named}"):

@@ -7,13 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bosch.eval.report.compare import (
-    Comparison,
-    baseline_differences,
-    compare,
-    recoveries,
-    seeds_of_setups,
-)
+from bosch.eval.report.compare import Comparison, compare, seeds_of_setups
 from bosch.eval.report.page import recovery_rows, write_report
 from bosch.eval.report.runs import append_run, read_archive, read_run
 from bosch.eval.report.summary import warnings
@@ -38,8 +32,8 @@ def forgetting(step: int | None, task: str) -> float:
 
 
 def averages(comparison: Comparison, run: str) -> dict[str, float]:
-    curves = {m.suite: comparison.curve(run, m) for m in comparison.averages}
-    return {suite: float(curve.values[-1]) for suite, curve in curves.items()}
+    curves = (c for score in comparison.averages for c in comparison.curves_of(score))
+    return {c.score.suite: float(c.values[-1]) for c in curves if c.run.name == run}
 
 
 # ------------------------------------------------------------------------------------- numbers
@@ -54,11 +48,11 @@ def test_averages_and_shares_are_those_of_the_suites(tmp_path: Path) -> None:
     assert averages(comparison, folder.name)["niah"] == average
     start = json.loads((folder / "eval/step-000000/niah/scores.json").read_text())["rows"]
     first = next(row["value"] for row in start if row["task"] == "average")
-    share = recoveries(comparison)[0].gap_share
+    share = comparison.recoveries[0].gap_share
     assert share.value == pytest.approx((average - first) / (100 - first))  # dense answers all
     # A task is the plain mean over its two lengths.
     task = next(score for score in comparison.scores if score.name == "niah_multikey_1")
-    curve = comparison.curve(folder.name, task)
+    curve = comparison.curve(comparison.runs[0], task)
     values = [results["niah_multikey_1", length, "string_match_all"] for length in (512, 1024)]
     assert curve.values[-1] == pytest.approx(sum(values) / 2)
 
@@ -66,14 +60,14 @@ def test_averages_and_shares_are_those_of_the_suites(tmp_path: Path) -> None:
 def test_there_are_intervals_where_single_examples_are_known(tmp_path: Path) -> None:
     paired = FakeRun("bosch", skill=recovering(0.1, 0.7)).write(tmp_path)
     without = FakeRun("fisher", skill=recovering(0.1, 0.7), with_samples=False).write(tmp_path)
-    rows = {row.run: row.gap_share for row in recoveries(compare([paired, without]))}
+    rows = {row.curve.run.name: row.gap_share for row in compare([paired, without]).recoveries}
     assert rows[paired.name].value == rows[without.name].value
     assert rows[paired.name].low < rows[paired.name].value < rows[paired.name].high
     assert rows[without.name].low is None
     # Nor where the examples do not give the scores.
     path = paired / "eval/step-000200/niah/predictions.jsonl"
     path.write_text(path.read_text().replace(": 1.0", ": 0.0"))
-    gaps = [row.gap_share for row in recoveries(compare([paired]))]
+    gaps = [row.gap_share for row in compare([paired]).recoveries]
     assert [gap.low is None for gap in gaps] == [True, False]
 
 
@@ -118,7 +112,7 @@ def test_settings_as_baseline_are_compared_within_a_method(tmp_path: Path) -> No
 
     def points(baseline: str) -> dict[str, float]:
         """Of each method's `distill` above the baseline, NIAH average after training."""
-        rows = baseline_differences(compare(runs, baseline))
+        rows = compare(runs, baseline).differences
         ends = {row.setup: row.end for row in rows if row.score.suite == "niah"}
         return {name.split()[1]: end.value for name, end in ends.items() if "distill" in name}
 
@@ -177,7 +171,7 @@ def test_means_over_seeds_have_the_standard_error_of_their_values(tmp_path: Path
     niah = comparison.averages[0]
     (members,) = seeds_of_setups(comparison, niah, at_end=False).values()
     assert len(members) == 3
-    values = [comparison.curves[run.name, "niah", "average"].values[0] for run in runs]
+    values = [curve.values[0] for curve in members]
     mean = mean_of_seeds(values)
     assert mean.value == pytest.approx(sum(values) / 3)
     deviations = sum((value - mean.value) ** 2 for value in values) / 2
@@ -192,7 +186,7 @@ def test_shorter_runs_are_named_and_not_averaged_at_the_end(tmp_path: Path) -> N
     niah = comparison.averages[0]
     setups = [seeds_of_setups(comparison, niah, at_end).values() for at_end in (True, False)]
     assert [[len(members) for members in of] for of in setups] == [[2, 1], [3, 1]]
-    beside = {row.setup: row.end for row in baseline_differences(comparison)}
+    beside = {row.setup: row.end for row in comparison.differences}
     assert beside[whole[1].name] is not None
     assert beside[half.name] is beside[other.name] is None
     names = f"100k in {half.name}, {other.name}"
@@ -285,7 +279,7 @@ def test_a_damaged_prediction_is_named_and_nothing_is_drawn_from_it(tmp_path: Pa
     broken = first | {"scores": {"string_match_all": math.nan}}
     path.write_text("".join(json.dumps(row) + "\n" for row in (broken, *others)))
     comparison = compare([folder])
-    assert [row.gap_share.low is None for row in recoveries(comparison)] == [True, False]
+    assert [row.gap_share.low is None for row in comparison.recoveries] == [True, False]
     assert any(f"{path}: left out 1 rows" in line for line in warnings(comparison))
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from bosch.command_line import Command, parse_command
 from bosch.config import (
     CalibrationConfig,
     Config,
@@ -21,11 +20,12 @@ from bosch.config import (
     warn_of_window,
 )
 from bosch.recipes import presets
+from bosch.recipes.recover import Command, parse_command
 from bosch.run.errors import UserError
 
 
 def parse(*arguments: str) -> Command:
-    return parse_command(arguments, presets.choose)
+    return parse_command(arguments)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from bosch.run.errors import UserError
 from bosch.training.loop import TrainJob, train
 from bosch.training.loss import Lesson, head_loss, model_loss
 from bosch.training.model_start import start_model
-from bosch.training.parallel import choose_switches, start_world
+from bosch.training.parallel import start_world
 from bosch.training.teacher import check_teacher, start_teacher
 from tests.hybrid_folders import WINDOW
 from tests.model_factory import MIXED, random_tokens, tiny_model
@@ -96,9 +96,9 @@ def test_teacher_of_a_hybrid_is_the_dense_model(tied: bool, tmp_path: Path) -> N
     assert not torch.allclose(hybrid(ids, use_cache=False).logits, expected, atol=1e-2)
     hybrid.config.dtype = torch.float32
     hybrid.save_pretrained(tmp_path)
-    switches = choose_switches(SETTINGS, start_world(), {})
-    student = start_model(tmp_path, switches)
-    teacher = start_teacher(tmp_path, switches, SETTINGS, student)
+    device = start_world()
+    student = start_model(tmp_path, SETTINGS, device)
+    teacher = start_teacher(tmp_path, SETTINGS, device, student)
     lesson = teacher.teach({"input_ids": ids}, ids)
     logits = F.linear(lesson.hidden_NH, lesson.head_VH).view_as(expected)
     assert (logits - expected).abs().max() <= 1e-6 * expected.abs().max()
@@ -158,9 +158,9 @@ def test_layers_are_drawn_to_those_of_the_teacher(recomputes: bool, tmp_path: Pa
     )
     ids = random_tokens(2, 48)
     inputs = {"input_ids": ids}
-    switches = choose_switches(settings, start_world(), {})
-    ours, plain = (start_model(folder, switches) for _ in range(2))
-    teacher = start_teacher(folder, switches, settings, ours)
+    device = start_world()
+    ours, plain = (start_model(folder, settings, device) for _ in range(2))
+    teacher = start_teacher(folder, settings, device, ours)
     lesson = teacher.teach(inputs, ids, 0.01)
     model_loss(ours, inputs, ids, 0.01, lesson).backward()
 
@@ -187,7 +187,7 @@ def test_teachers_that_cannot_teach_this_model_are_refused(tmp_path: Path) -> No
     settings = TrainConfig(objective="distill")
     check_teacher(own, asset_folder(presets.TINY_MODEL))
     with pytest.raises(UserError, match=r"top_k is 10000, but .* has 2,048 tokens"):
-        train_model.check_objective(replace(settings, top_k=10_000), presets.SMOKE_MODEL)
+        train_model.check_settings(replace(settings, top_k=10_000), True, presets.SMOKE_MODEL)
     with pytest.raises(UserError, match="another tokenizer"):
         check_teacher(own, with_another_tokenizer(own, tmp_path / "tokenizer"))
     with pytest.raises(UserError, match=r"another family \(llama\)"):

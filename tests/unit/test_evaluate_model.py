@@ -97,18 +97,6 @@ def test_another_run_reuses_the_dense_model_s_evaluation_and_the_examples(
     assert list((other / "tb").glob("events*"))
 
 
-def test_a_complete_evaluation_is_reused_and_other_settings_are_refused(
-    run: Path, hybrid: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(runner, "predict", None)
-    config, said = presets.smoke(), []
-    complete_step(run, config, 4, hybrid, say=said.append)
-    assert any("eval/step-000004: complete" in line for line in said)
-    config = replace(config, eval=replace(config.eval, niah_samples=2))
-    with pytest.raises(UserError, match=r"limit: 1 -> 2"):
-        complete_step(run, config, 4, hybrid)
-
-
 # ------------------------------------------------------------------------------ the command line
 
 
@@ -129,6 +117,8 @@ def test_the_command_shows_a_table_and_continues_where_it_stopped(
     before = hash_file(tmp_path / "judged" / "niah" / "predictions.jsonl")
     command(*options)
     assert "judged: complete, reused" in capsys.readouterr().out
+    with pytest.raises(UserError, match="limit: 1 -> 2"):
+        command(*options, "--limit", 2)
     # Another window, without the speed-ups: another evaluation.
     other = (*options[:-1], tmp_path / "narrow", "--window", 8, "--plain")
     command(*other)
@@ -143,7 +133,6 @@ def test_the_command_shows_a_table_and_continues_where_it_stopped(
         (("--lengths", 256, "--window", 8), "--window 8: tiny-qwen3-2layer"),
         (("--suite", "longbench", "--longbench-data", str(MODEL)), f"{MODEL} .*narrativeqa"),
         (("--options", "niah.sede=1"), "suite option niah: sede=1: .*'seed'"),
-        (("--options", "longbench.seed=1"), r"suite option longbench\.seed=1: .*niah"),
     ],
 )
 def test_wrong_options_are_refused_before_anything_is_written(

@@ -2,6 +2,7 @@
 intervals."""
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,19 +12,24 @@ from bosch.eval.report.intervals import (
     NEVER,
     Curve,
     Estimate,
+    Point,
     Replicates,
     Statistic,
     estimate,
-    estimate_difference,
     resample_examples,
 )
+from bosch.eval.report.runs import RunResults
+from bosch.eval.suites._reporting import ReportedScore
 
-TOKENS = np.array([0.0, 100.0, 200.0, 400.0])
+STEPS = (0, 1, 2, 4)
+TOKENS = 100.0 * np.array(STEPS)
+RUN, SCORE = RunResults(Path("run"), "run"), ReportedScore("niah", "average", "average", {})
 GAIN = intervals.gain_to(-1)
 
 
 def make_curve(values: list[float], dense: float) -> Curve:
-    return Curve((0, 1, 2, 4), TOKENS, np.array(values), np.full(4, math.nan), dense)
+    points = {step: Point(y, tokens=100 * step) for step, y in zip(STEPS, values, strict=True)}
+    return Curve(RUN, SCORE, {None: Point(dense)} | points)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +54,7 @@ def make_curve(values: list[float], dense: float) -> Curve:
 def test_statistics_are_as_worked_out_by_hand(
     values: list[float], statistic: Statistic, number: float | None
 ) -> None:
-    result = estimate(make_curve(values, 80), statistic)
+    result = estimate([make_curve(values, 80)], statistic)
     assert result == Estimate(number if number is None else pytest.approx(number))
 
 
@@ -61,26 +67,30 @@ def at(value: float, replicates: list[float] | None = None) -> Curve:
     if replicates is not None:
         many = np.repeat(replicates, 1000)
         drawn = Replicates(many[:, None], np.full(len(many), math.nan))
-    return Curve((0,), np.zeros(1), np.array([value]), np.array([math.nan]), replicates=drawn)
+    return Curve(RUN, SCORE, {0: Point(value, tokens=0)}, drawn)
+
+
+def difference(pairs: list[tuple[Curve, Curve]]) -> Estimate:
+    return estimate([a for a, _ in pairs], intervals.value_at(0), [b for _, b in pairs])
 
 
 def test_difference_of_one_seed_is_resampled_over_examples_only() -> None:
     # The first is 10 better on every resample: difficulty that both share cancels out.
     pair = (at(60, [50, 60, 70]), at(50, [40, 50, 60]))
-    known = estimate_difference([pair], intervals.value_at(0))
+    known = difference([pair])
     assert known == Estimate(10, 10, 10, 1)
-    unknown = estimate_difference([(at(60), at(50, [50]))], intervals.value_at(0))
+    unknown = difference([(at(60), at(50, [50]))])
     assert unknown == Estimate(10, None, None, 1)
 
 
 def test_differences_are_resampled_over_seeds_and_examples() -> None:
     """By hand: resampling two seeds with differences 0 and 20 gives 0, 10, 10 or 20."""
     pairs = [(at(50, [50]), at(50, [50])), (at(70, [70]), at(50, [50]))]
-    result = estimate_difference(pairs, intervals.value_at(0))
+    result = difference(pairs)
     assert (result.value, result.low, result.high, result.num_seeds) == (10, 0, 20, 2)
     # Differences of 5 and 6 exclude zero; three seeds are resampled like two.
     near = [(at(55, [55]), at(50, [50])), *[(at(56, [56]), at(50, [50]))] * 2]
-    result = estimate_difference(near, intervals.value_at(0))
+    result = difference(near)
     assert (result.low, result.high, result.num_seeds) == (5, 6, 3)
     assert result.value == pytest.approx(17 / 3)
     assert result.excludes_zero

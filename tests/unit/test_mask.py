@@ -142,33 +142,31 @@ def test_the_same_mask_gives_the_same_bytes_and_a_failed_write_keeps_them(
 
 
 @pytest.mark.parametrize(
-    ("change", "field", "value"),
+    ("change", "named"),
     [
-        ({"schema_version": 2}, "schema_version", "it is 2"),
-        ({"window_convention": "W keys before"}, "window_convention", "'W keys before'"),
-        ({"window_tokens": 0}, "window_tokens", "window is 0"),
-        ({"unit": "layer"}, "unit", "the groups of layer 0 differ"),
-        ({"z": ["1100", "000"]}, "z", "Layer 1 has 3 groups"),
-        ({"ratio": 0.5}, "ratio", "0.625"),
-        ({"ratio_asked": 0.75}, "ratio_asked", "means 6 of 8 groups"),
-        ({"colour": 1}, "colour", "no such field"),
-        ({"method": ...}, "method", "missing"),
-        ({"model": {"id": "org/small"}}, "model.revision", "missing"),
-        ({"model": MADE_FOR | {"head_dim": 0}}, "model", "head_dim is 0"),
+        ({"schema_version": 2}, "schema_version is 2"),
+        ({"window_convention": "W keys before"}, "window_convention is 'W keys before'"),
+        ({"window_tokens": 0}, "window is 0"),
+        ({"unit": "layer"}, "unit is 'layer', but the groups of layer 0 differ"),
+        ({"z": ["1100", "000"]}, "Layer 1 has 3 groups"),
+        ({"ratio": 0.5}, "ratio is 0.5, but z has .* 0.625"),
+        ({"ratio_asked": 0.75}, "means 6 of 8 groups.* ratio_asked"),
+        ({"colour": 1}, "no such field as colour"),
+        ({"method": ...}, "method is missing"),
+        ({"settings": {"kappa": math.inf}}, "settings holds .*Infinity"),
+        ({"model": {"id": "org/small"}}, "model.revision is missing"),
+        ({"model": MADE_FOR | {"head_dim": 0}}, "head_dim is 0"),
     ],
 )
 def test_each_damage_is_one_sentence_with_file_and_field(
-    tmp_path: Path, change: dict[str, Any], field: str, value: str
+    tmp_path: Path, change: dict[str, Any], named: str
 ) -> None:
     path = tmp_path / "mask.json"
     write_mask(path, small_record())
     content = json.loads(path.read_text()) | change
     path.write_text(json.dumps({k: v for k, v in content.items() if v is not ...}))
-    with pytest.raises(UserError, match=f"field {field}: ") as error:
+    with pytest.raises(UserError, match=f"^{path}: .*{named}"):  # `.` matches no new line
         read_mask(path)
-    [message] = str(error.value).splitlines()
-    assert str(path) in message
-    assert value in message
 
 
 def test_a_mask_for_another_model_is_refused(tmp_path: Path) -> None:
@@ -178,7 +176,7 @@ def test_a_mask_for_another_model_is_refused(tmp_path: Path) -> None:
         assert read_mask(path, same) == small_record()
     other = {"revision": "fedcba", "id": "org/other", "num_layers": 3, "num_groups": 2}
     for field, value in (other | {"num_query_heads": 16, "head_dim": 32}).items():
-        with pytest.raises(UserError, match=rf"{path}, field model: .* 2 layers x 4 groups"):
+        with pytest.raises(UserError, match=rf"{path}: .* 2 layers x 4 groups"):
             read_mask(path, replace(MODEL, **{field: value}))
 
 

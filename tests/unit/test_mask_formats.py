@@ -112,7 +112,7 @@ def test_window_and_sinks_are_those_beside_the_table_and_go_out_again(tmp_path: 
     [
         ("1 1 0 0\n", 0.5, "has 1 lines, but org/small (0123456789ab) has 2 layers"),
         ("1 1 0 0\n1 1 0\n", 0.5, "layer 1 has 3 values, but org/small"),
-        ("1 1 0 0\n1 nan 0 0\n", 0.5, "layer 1 has 'nan'"),
+        ("1 1 0 0\n1 nan 0 0\n", 0.5, "layer 1 is ['1', 'nan', '0', '0']"),
     ],
 )
 def test_what_is_wrong_with_a_table_is_named(

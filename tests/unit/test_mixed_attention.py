@@ -54,18 +54,6 @@ def test_gates_of_0_and_1_are_search_mode(
     torch.testing.assert_close(mixed, searched, rtol=1e-6, atol=1e-9)
 
 
-@pytest.mark.parametrize("text", ["plain", "packed"])
-def test_gates_of_1_are_the_dense_model(text: str) -> None:
-    """To the bit where only that branch is computed: a step of training is then an ordinary one."""
-    model = tiny_model("qwen3").train()
-    dense = loss_and_gradients(model, **TEXTS[text])
-    arguments = {"bosch_gates": torch.ones(3, 4), "bosch_window": WINDOW, **TEXTS[text]}
-    both = loss_and_gradients(model, **arguments)
-    torch.testing.assert_close(both, dense, rtol=1e-6, atol=1e-7)
-    one = loss_and_gradients(model, bosch_mask=[[1] * 4] * 3, **arguments)
-    torch.testing.assert_close(one, dense, rtol=0, atol=0)
-
-
 # --- in between ---
 
 

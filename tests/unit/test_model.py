@@ -40,7 +40,7 @@ def test_what_a_config_leaves_out_is_as_in_transformers(tmp_path: Path) -> None:
         assert (info.num_layers, info.num_groups, info.head_dim) == (3, groups, head_dim)
     info = read_model_info(TINY)
     assert (info.id, info.num_layers, info.num_groups) == ("tiny-qwen3", 8, 8)
-    assert (info.num_query_heads, info.query_heads_per_group) == (16, 2)
+    assert info.num_query_heads == 16
 
 
 def test_models_are_told_apart_by_weights_and_described_by_their_config_too(

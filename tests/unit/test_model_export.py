@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from bosch.config import TrainConfig
 from bosch.hybrid.materialize import materialize
 from bosch.hybrid.shards import weight_files
 from bosch.run.files import verify_folder
@@ -14,12 +15,12 @@ from bosch.run.group import Group
 from bosch.run.stage import Artifact
 from bosch.training.export import export_model
 from bosch.training.model_start import start_model
-from bosch.training.parallel import Switches, start_world
+from bosch.training.parallel import start_world
 from tests.damage import flip_bit
 from tests.hybrid_folders import files_of, plain_folder, record_for
 from tests.model_factory import FAMILIES, random_tokens
 
-SWITCHES = Switches(torch.device("cpu"), "fp32", True, False, True, compile=False)
+SETTINGS = TrainConfig(precision="fp32", kernels="torch", activation_checkpointing=True)
 
 
 def hybrid_folder(tmp_path: Path, **options: Any) -> Path:
@@ -30,7 +31,7 @@ def hybrid_folder(tmp_path: Path, **options: Any) -> Path:
 
 def started(folder: Path) -> Any:
     start_world()
-    return start_model(folder, SWITCHES)
+    return start_model(folder, SETTINGS, torch.device("cpu"))
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -14,10 +14,8 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from bosch.calibration import write_calibration
-from bosch.hybrid.conversion import deploy
 from bosch.hybrid.materialize import materialize
 from bosch.hybrid.registration import TESTED
-from bosch.masks.mask import read_mask
 from bosch.model import load_model, load_tokenizer
 from bosch.recipes import presets, search_mask
 from bosch.run import hub
@@ -25,8 +23,8 @@ from bosch.run.errors import UserError
 from bosch.run.folder import RunFolder
 from bosch.run.ranks import rank_and_world
 from tests.attention_matrices import toy_calibration
-from tests.hybrid_folders import embedded_hybrid, mask_file, plain_folder, record_for
-from tests.model_factory import MIXED, tiny_model
+from tests.hybrid_folders import embedded_hybrid, plain_folder, record_for
+from tests.model_factory import tiny_model
 
 ROOT = Path(__file__).parents[2]
 SIGNS = "from bosch.run import errors, progress; progress.set_up()\n"
@@ -172,22 +170,6 @@ def test_a_calibration_set_longer_than_the_model_is_refused(tmp_path: Path) -> N
         arguments += [f"--{option}", str(tmp_path / option)]
     with pytest.raises(UserError, match=r"128 tokens.*100 positions"):
         search_mask.main([*arguments, "--calibration", str(tmp_path / "set")])
-
-
-@pytest.mark.parametrize("value", [None, 3, [1, None, 2], ["1", "2", "3"]])
-@pytest.mark.parametrize("field", ["num_full", "permutation"])
-def test_a_hybrid_of_other_types_is_refused(field: str, value: object) -> None:
-    config = deploy(tiny_model("qwen3"), MIXED, 16).config
-    values = {k: v for k, v in config.to_dict().items() if k != "bosch"}
-    with pytest.raises(UserError, match=field):
-        type(config)(**values, bosch=config.bosch | {field: value})
-
-
-def test_a_mask_with_a_number_that_json_does_not_have_is_refused(tmp_path: Path) -> None:
-    path = mask_file(tmp_path / "mask.json", plain_folder(tmp_path / "dense"))
-    path.write_text(path.read_text().replace('"kappa": 3', '"kappa": Infinity'))
-    with pytest.raises(UserError, match=r"mask\.json.*Infinity"):
-        read_mask(path)
 
 
 def test_code_of_another_version_in_a_hybrids_folder_is_told(

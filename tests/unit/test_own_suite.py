@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 
 import bosch.eval.suites
-from bosch.eval.report.compare import Comparison, compare, recoveries
+from bosch.eval.report.compare import Comparison, compare
 from bosch.eval.report.page import write_report
 from bosch.eval.report.runs import append_run, read_run
 from bosch.eval.report.summary import summarize
@@ -81,7 +81,9 @@ def percent(scores: Sequence[float]) -> float:
 
 def values(comparison: Comparison, suite: str, name: str) -> list[float]:
     """At step 0 and step 100, and of the dense model."""
-    (curve,) = (c for (_, *score), c in comparison.curves.items() if score == [suite, name])
+    (curve,) = (
+        c for c in comparison.curves.values() if (c.score.suite, c.score.name) == (suite, name)
+    )
     return [*curve.values, curve.dense]
 
 
@@ -103,7 +105,7 @@ def test_a_suite_that_says_nothing_is_reported_by_the_mean_of_its_tasks(tmp_path
     assert values(comparison, "mine", "reading") == [25, 75, 100]
     assert values(comparison, "mine", "counting") == [0, 100, 100]
     assert values(comparison, "mine", "average") == [12.5, 87.5, 100]
-    (recovery,) = (row for row in recoveries(comparison) if row.score.suite == "mine")
+    (recovery,) = (row for row in comparison.recoveries if row.curve.score.suite == "mine")
     assert recovery.gap_share.value == pytest.approx(75 / 87.5)
     assert recovery.gap_share.low is not None  # from the single predictions
     assert any("mine" in str(line) and "86%" in str(line) for line in summarize(comparison))
@@ -143,7 +145,7 @@ def test_a_suite_is_reported_as_its_file_says(
         tables = make_tables(comparison)
         assert tables["runs"].rows[0][7] == "0.0 → 43.8 (50.0)"
         assert tables["weighted_lengths"].rows[2][2:] == ["25.0 ± 25.0", "50.0 ± 28.9"]
-        (recovery,) = (row for row in recoveries(comparison) if row.score.suite == "weighted")
+        (recovery,) = (row for row in comparison.recoveries if row.curve.score.suite == "weighted")
         assert recovery.gap_share.low is not None
     written = write_report(comparison, tmp_path / "report")
     assert tmp_path / "report" / "weighted_skills.png" in written

@@ -22,8 +22,7 @@ from bosch.recipes import search_mask
 from bosch.run.errors import UserError
 from bosch.search.settings import Accelerations
 from bosch.training.checkpoint import random_state, set_random_state
-from bosch.training.flops import peak_flops
-from bosch.training.metrics import StepTimer
+from bosch.training.metrics import StepTimer, peak_flops
 from bosch.training.parallel import choose_device
 from bosch.training.schedule import make_schedule
 from tests.hybrid_folders import WINDOW, plain_folder, tiny_tokenizer

@@ -59,29 +59,20 @@ def test_nothing_is_asked_on_a_terminal_and_no_code_runs(tmp_path: Path) -> None
     assert str(folder / "config.json") in output
 
 
-def test_a_tokenizer_that_only_the_code_knows_is_refused_or_loaded_without_it(
-    tmp_path: Path,
-) -> None:
-    folder = folder_with_code(tmp_path / "model", None, tokenizer=True)
-    assert (
-        load_tokenizer(folder)("ab")["input_ids"]
-        == load_tokenizer(plain_folder(tmp_path / "plain"))("ab")["input_ids"]
-    )
-    (folder / "config.json").unlink()
-    with pytest.raises(UserError, match=str(folder)):
-        load_tokenizer(folder)
-    assert not (folder / "ran").exists()
-
-
-def test_a_known_family_is_loaded_with_the_classes_of_transformers(
+def test_a_known_family_is_loaded_with_the_classes_of_transformers_and_others_are_refused(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    folder = folder_with_code(tmp_path / "model", None)
+    folder = folder_with_code(tmp_path / "model", None, tokenizer=True)
     with caplog.at_level("INFO"):
         model = load_model(folder, "auto", "cpu")
     assert type(model).__name__ == "Qwen3ForCausalLM"
     assert type(model).__module__.startswith("transformers.models.qwen3.")
     assert str(folder / "config.json") in caplog.text  # a reader learns that the code was left out
+    plain = load_tokenizer(plain_folder(tmp_path / "plain"))
+    assert load_tokenizer(folder)("ab")["input_ids"] == plain("ab")["input_ids"]
+    (folder / "config.json").unlink()
+    with pytest.raises(UserError, match=str(folder)):
+        load_tokenizer(folder)
     assert not (folder / "ran").exists()
 
 

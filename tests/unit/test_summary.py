@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bosch.eval.report.compare import compare, recoveries
+from bosch.eval.report.compare import compare
 from bosch.eval.report.summary import answers, describe_recovery, summarize
 from bosch.eval.report.tables import short_table
 from tests.run_folders import FakeRun
@@ -21,7 +21,7 @@ def test_the_answers_begin_with_the_best_run(tmp_path: Path) -> None:
     mask, niah, longbench = found[trained.name]
     assert mask.startswith("bosch, 12 of 16 KV groups on a window of 64 tokens")
     assert mask.endswith("KV bytes saved: 70% at 1,024 tokens")
-    assert (niah, longbench) == tuple(map(describe_recovery, recoveries(compare([trained]))))
+    assert (niah, longbench) == tuple(map(describe_recovery, compare([trained]).recoveries))
     assert re.fullmatch(
         r"NIAH: -\S+ \[.+\] points from the dense model \(89.6\) before training",
         found[start.name][1],

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from bosch.command_line import parse_command
-from bosch.recipes import presets, sweep
+from bosch.recipes import sweep
+from bosch.recipes.recover import parse_command
 from bosch.run.errors import UserError
 
 ROOT = Path(__file__).parents[2]
@@ -110,8 +110,6 @@ def test_finished_runs_are_evaluated_under_further_windows_and_at_further_length
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        ("--methods bosh", "bosh.*'bosch'"),
-        ("--methods bosch --ratios 2", r"ratio.* 2\.0"),
         ("--methods bosch --vary window=32,64 --baseline window=16", "window=16 .*--vary"),
         ("--methods bosch --windows 64,x", "--windows 64,x"),
         ("--methods bosch --vary run_dir=a,b", "--run-dir"),
@@ -119,7 +117,6 @@ def test_finished_runs_are_evaluated_under_further_windows_and_at_further_length
         ("--methods bosch --vary model=tiny-qwen3,nothing-there", "nothing-there"),
         ("--methods bosch --rows finished.csv", r"--rows finished\.csv"),
         ("--methods bosch --command nothing-there", "--command 'nothing-there'"),
-        ("--methods bosch --vary windw=32,64", "windw"),
     ],
 )
 def test_mistakes_are_named_before_the_first_run(
@@ -151,5 +148,5 @@ def test_each_variant_is_a_run_with_a_folder_of_its_own() -> None:
     assert found == [(w, float(rate)) for w, rate in pairs]
     assert {chain.config.data.source for chain in chains} == {("a/b",)}
     for chain in chains:  # recover.py, given these words, does just that
-        command = parse_command(chain.arguments, presets.choose)
+        command = parse_command(chain.arguments)
         assert (command.run_path, command.config) == (chain.path, chain.config)

@@ -1,7 +1,6 @@
 """The training loop, against plain torch and in special cases."""
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from bosch.data.loader import Loader
 from bosch.training.guards import TrainingFailedError
 from bosch.training.loop import TrainJob, train
 from bosch.training.model_start import start_model
-from bosch.training.parallel import choose_switches, leave_world, start_world, whole
+from bosch.training.parallel import leave_world, start_world, whole
 from bosch.training.schedule import learning_rate
 from tests.model_factory import FAMILIES
 from tests.plain_training import (
@@ -43,14 +42,6 @@ def run(
 
 def job_of(folder: Path, model: Path, settings: TrainConfig, **more: Any) -> TrainJob:
     return TrainJob(settings, model, tokens_in_memory(), folder, NUM_SEQUENCES * SEQ_LEN, **more)
-
-
-def stop_early(job: TrainJob) -> None:
-    """A STOP file ends the training, which another process could resume."""
-    assert "STOP" in str(train(job))
-    for folder in (job.folder, job.folder.parent):
-        (folder / "STOP").unlink(missing_ok=True)
-    leave_world()
 
 
 def assert_same(ours: Trace, plain: Trace) -> None:
@@ -145,7 +136,10 @@ def test_recovered_model_ends_the_training_a_tenth_later(tmp_path: Path) -> None
     assert rates[8:] == pytest.approx([at_8, at_8 / 2])
 
     folder = tmp_path / "stopped" / "train"
-    stop_early(job_of(folder, model, settings, **shares, on_checkpoint=stop_too))
+    job = job_of(folder, model, settings, **shares, on_checkpoint=stop_too)
+    assert "STOP" in str(train(job))
+    assert not (tmp_path / "stopped" / "STOP").exists()
+    leave_world()  # as another process
     run(folder, model, settings, **shares, on_checkpoint=has_recovered)
     assert asked[4:] == [4, 8, 10]
     assert_same(Trace.of_run(folder, 10), Trace.of_run(tmp_path / "whole", 10))
@@ -186,16 +180,14 @@ def test_bad_batch_is_skipped_named_and_counted(
 
 def test_weights_that_are_not_finite_end_training_without_a_step(tmp_path: Path) -> None:
     model = model_folder(tmp_path / "model")
-    change_weights(model, lambda weights: weights[WEIGHT].fill_(float("nan")))
+    weights = load_file(model / "model.safetensors")
+    weights["model.layers.1.mlp.up_proj.weight"].fill_(float("nan"))
+    save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(TrainingFailedError, match=r"3 steps .*train\.peak_learning_rate"):
         run(tmp_path / "train", model)
 
 
 # ------------------------------------------------------------------------------ the model's start
-
-
-def started(folder: Path, settings: TrainConfig = SETTINGS) -> Any:
-    return start_model(folder, choose_switches(settings, start_world(), {}))
 
 
 @pytest.mark.parametrize(
@@ -209,7 +201,7 @@ def test_start_without_memory_gives_the_model_transformers_loads(
     folder = model_folder(tmp_path / "model", family=family)
     AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).save_pretrained(folder)
     expected = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    model = started(folder)
+    model = start_model(folder, SETTINGS, start_world())
     for (name, ours), (_, theirs) in zip(
         [*model.named_parameters(), *model.named_buffers()],
         [*expected.named_parameters(), *expected.named_buffers()],
@@ -217,12 +209,3 @@ def test_start_without_memory_gives_the_model_transformers_loads(
     ):
         assert ours.dtype == theirs.dtype
         assert torch.equal(whole(ours.detach()), theirs), name
-
-
-WEIGHT = "model.layers.1.mlp.up_proj.weight"
-
-
-def change_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> None:
-    weights = load_file(folder / "model.safetensors")
-    change(weights)
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})

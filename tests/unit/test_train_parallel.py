@@ -12,8 +12,8 @@ from bosch.config import TrainConfig
 from bosch.run.errors import UserError
 from bosch.training.parallel import (
     allow_graphs,
-    choose_switches,
-    describe_environment,
+    decide,
+    describe,
     refuse_silent_traps,
 )
 from tests.model_factory import tiny_model
@@ -71,24 +71,24 @@ def test_the_accelerate_config_counts_unless_settings_say_otherwise() -> None:
         *("--fsdp_version", "2", "--fsdp_reshard_after_forward", "false"),
         *("--fsdp_offload_params", "true", "--fsdp_activation_checkpointing", "true"),
     )
-    switches = choose_switches(TrainConfig(), CPU, environment)
-    assert switches.cpu_offload
-    assert switches.activation_checkpointing
-    assert not switches.reshard_after_forward
+    decided = decide(TrainConfig(), CPU, environment)
+    assert decided.cpu_offload
+    assert decided.activation_checkpointing
+    assert not decided.reshard_after_forward
     settings = TrainConfig(cpu_offload=False, reshard_after_forward=True)
-    switches = choose_switches(settings, CPU, environment)
-    assert not switches.cpu_offload
-    assert switches.reshard_after_forward
+    decided = decide(settings, CPU, environment)
+    assert not decided.cpu_offload
+    assert decided.reshard_after_forward
 
 
 def test_defaults_of_accelerate_do_not_count() -> None:
     """It sets FSDP_ACTIVATION_CHECKPOINTING=false if the user chose nothing."""
     environment = accelerate_environment(*FSDP, "--fsdp_version", "2")
     assert environment["FSDP_ACTIVATION_CHECKPOINTING"] == "false"
-    switches = choose_switches(TrainConfig(), torch.device("cuda"), environment)
-    assert switches.activation_checkpointing
-    assert switches.reshard_after_forward
-    assert describe_environment(TrainConfig(), environment) == []
+    decided = decide(TrainConfig(), torch.device("cuda"), environment)
+    assert decided.activation_checkpointing
+    assert decided.reshard_after_forward
+    assert not [line for line in describe(TrainConfig(), CPU, environment) if "ignored" in line]
 
 
 def compiled_model(num_layers: int) -> Any:

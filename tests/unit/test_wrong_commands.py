@@ -35,7 +35,7 @@ def contents(folder: Path) -> dict[str, tuple[int, int] | None]:
 
 
 def test_every_program_is_among_them() -> None:
-    assert {line.split()[0] for line in WRONG_LINES} > {*PROGRAMS, "niah"}
+    assert {line.split()[0] for line in WRONG_LINES} >= PROGRAMS.keys()
 
 
 @pytest.mark.parametrize(("line", "words"), sampled(WRONG_LINES.items(), slice(None, None, 3)))
