@@ -1,4 +1,4 @@
-"""What windows cost a model without any training, with and without a static sink.
+"""What windows cost a model without any training, with and without sinks.
 
     python -m benchmarks sinks --model DIR --texts texts.jsonl      (lines of {"text": ...})
 
@@ -19,6 +19,7 @@ from torch.nn.functional import cross_entropy
 from benchmarks._measure import DeviceOptions, Row
 from bosch.hybrid.sink_files import measure_sinks
 from bosch.hybrid.sinks import attach_sinks
+from bosch.masks.window import sink_tokens
 from bosch.model import load_model, load_tokenizer
 from bosch.run.errors import UserError
 
@@ -30,6 +31,7 @@ class Options(DeviceOptions):
     model: Path = Path("model")  # folder of a model
     texts: Path = Path("texts.jsonl")  # lines of {"text": ...}
     windows: tuple[int, ...] = (128, 256)  # in tokens, including the current one
+    sinks: tuple[str, ...] = ("none", "static", "tokens=1", "tokens=4")  # kinds of sink
     tokens: int = 1_024  # of each text
     count: int = 6  # texts that are judged
     every: int = 50  # take every nth text that is long enough
@@ -56,8 +58,8 @@ def measure(options: Options) -> Iterator[Row]:
     sinks = measure_sinks(model, texts[options.count :])
     for name, z in masks.items():
         for window in options.windows if name != "dense" else options.windows[:1]:
-            for kind in ("none", "static") if name != "dense" else ("none",):
-                attach_sinks(model, sinks if kind == "static" else None)
+            for kind in options.sinks if name != "dense" else ("none",):
+                attach_sinks(model, sinks if kind == "static" else sink_tokens(kind))
                 began = time.monotonic()
                 loss = mean_loss(model, texts[: options.count], z, window)
                 label = name if name == "dense" else f"{name}, window {window}, sink {kind}"

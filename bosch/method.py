@@ -202,6 +202,11 @@ class Inputs:
         return self.model_info.num_query_heads
 
     @property
+    def num_sink_tokens(self) -> int:
+        """First tokens that a windowed group sees too, itself or by a constant."""
+        return 1 if self.sink == "static" else sink_tokens(self.sink)
+
+    @property
     def num_windowed(self) -> int:
         """Number of groups that get the window."""
         return num_windowed(self.ratio, self.num_layers, self.num_groups)

@@ -67,6 +67,11 @@ class AttentionRows:
         keys_S = torch.arange(first, self.stop, device=self.weights_HCS.device)
         return first, keys_S > self.queries_C1() - window_tokens
 
+    def past(self, window_tokens: int, num_keys: int) -> Tensor:
+        """(C, N): which of the first keys have left each row's window."""
+        keys_N = torch.arange(num_keys, device=self.weights_HCS.device)
+        return keys_N <= self.queries_C1() - window_tokens
+
 
 def attention_rows(
     q_HTD: Tensor, k_GTD: Tensor, scaling: float, chunk_elements: int

@@ -1,7 +1,8 @@
 """Distance-conditioned attention mass (DCAM): the share of a head's attention inside the window.
 
 Equations 7 and 8 of the paper. Rows of attention sum to 1, so the normalized histogram over lags,
-accumulated up to the window, equals the mean over rows of their mass inside it.
+accumulated up to the window, equals the mean over rows of their mass inside it. Where the mask has
+a sink, its first tokens count as inside too; as a constant, it stands for the first.
 """
 
 import torch
@@ -20,6 +21,8 @@ def score_groups(inputs: Inputs) -> Scores:
         for rows in attention_rows(q_HTD, k_GTD, scaling, inputs.chunk_elements):
             first, inside_CS = rows.inside(inputs.window_tokens)
             mass_H += exact_sum(rows.weights_HCS[..., first:] * inside_CS)
+            weights_HCN = rows.weights_HCS[..., : inputs.num_sink_tokens]
+            mass_H += exact_sum(weights_HCN * rows.past(inputs.window_tokens, weights_HCN.shape[2]))
         return mass_H
 
     share_LH = mean_over_rows(inputs, "dcam", "local", local_mass)

@@ -56,6 +56,9 @@ def score_groups(inputs: Inputs) -> Scores:
     def needed_shares(q_HTD: Tensor, k_GTD: Tensor, scaling: float) -> Tensor:
         total_H = torch.zeros(q_HTD.shape[0], dtype=torch.float64, device=q_HTD.device)
         for rows in attention_rows(q_HTD, k_GTD, scaling, inputs.chunk_elements):
+            weights_HCN = rows.weights_HCS[..., : inputs.num_sink_tokens]
+            # What a sink holds needs no block.
+            weights_HCN.masked_fill_(rows.past(inputs.window_tokens, weights_HCN.shape[2]), 0)
             total_H += needed_blocks(rows, settings, block_tokens).sum(-1)
         return total_H
 

@@ -3,6 +3,7 @@
 
 import statistics
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -324,3 +325,33 @@ def test_float32_models_give_the_same_scores(calibration: Calibration, tmp_path:
     ):
         scores = run(method, model, calibration, tmp_path / method.__name__)
         check(scores, by_hand(model, calibration), larger_is)
+
+
+def test_first_tokens_of_a_sink_count_as_visible(calibration: Calibration, tmp_path: Path) -> None:
+    model, first = make_model("gqa"), 3
+
+    def scores_of(method: Any, sink: str, **settings: Any) -> Tensor:
+        inputs = inputs_of(method, model, calibration, tmp_path / sink, settings)
+        found = method.score_groups(replace(inputs, sink=sink)).heads
+        return torch.tensor(found, dtype=torch.float64)
+
+    mass, rows = torch.zeros(()), 0
+    peaks = []
+    for haystack in calibration.haystacks:
+        full = matrices(model, haystack)
+        length = len(haystack.ids_T)
+        lag, column = lags(length), torch.arange(length)
+        visible = (lag < WINDOW) | (column < first)
+        mass, rows = mass + (full.weights_LHTT * visible).sum((-1, -2)), rows + length
+        hidden = full.weights_LHTT.masked_fill((lag >= WINDOW) & (column < first), -1)
+        for question in haystack.questions:
+            row = question.answer.stop - 1
+            peaks.append(row - hidden[:, :, row].argmax(-1))
+    torch.testing.assert_close(scores_of(dcam, f"tokens={first}"), mass / rows)
+    medians = torch.stack(peaks, -1).double().quantile(0.5, dim=-1)
+    assert torch.equal(scores_of(apl, f"tokens={first}"), 1 - (medians / WINDOW).clamp_max(1))
+    for method, grows in ((qada, 1), (proxy, -1)):
+        without, with_sink = scores_of(method, "none"), scores_of(method, f"tokens={first}")
+        assert (grows * (with_sink - without) >= 0).float().mean() > 0.9
+        assert not torch.equal(with_sink, without)
+    assert torch.equal(scores_of(dcam, "static"), scores_of(dcam, "tokens=1"))
