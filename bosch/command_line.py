@@ -298,7 +298,7 @@ def run_stage(
     options = parse(kind, arguments, defaults, aliases=aliases)
     rank, world = rank_and_world()
     progress.set_up(rank)
-    out: Path = getattr(options, "out").absolute()  # noqa: B009
+    out = Path(vars(options)["out"]).absolute()
     stage = build(options, out.name)
     with RunFolder(out.parent, rank, world, progress.say, home=home_of(out)) as run:
         run.complete(stage)

@@ -323,19 +323,6 @@ def _wrap_settings(values: Mapping[str, object], column: int) -> list[str]:
     return [line.replace(hard, " ") for line in lines]
 
 
-def warn_of_window(config: Config) -> list[str]:
-    """A warning if some texts are no longer than the window: they measure nothing."""
-    lengths = {
-        "calibration.length": config.calibration.length,
-        "data.sequence_length": config.data.sequence_length,
-        "eval.niah_lengths": max(config.eval.niah_lengths),
-    }
-    short = [f"{name} {tokens:,}" for name, tokens in lengths.items() if tokens <= config.window]
-    if not short or not config.ratio:
-        return []
-    return [f"warning: a window of {config.window:,} tokens covers all of {', '.join(short)}"]
-
-
 def show_value(value: object) -> str:
     if isinstance(value, tuple):
         return " ".join(map(show_value, value)) or "none"
