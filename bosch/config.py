@@ -247,8 +247,8 @@ FEWEST_TO_DECIDE = 25  # examples of each task, for whether a model has recovere
 
 
 @dataclass(frozen=True)
-class Config:
-    """All settings of a run."""
+class Dials:
+    """What a mask is chosen for."""
 
     model: str = "tiny-qwen3"  # a Hugging Face folder or hub id, or an embedded model
     ratio: float = 0.75  # share of the model's KV groups that get the sliding window
@@ -258,6 +258,17 @@ class Config:
     # What a group sees of the text before its window: none, or static, a constant key and value in
     # the place of the first token. Pretrained models need it; the embedded ones do not.
     sink: Literal["none", "static"] = "none"
+
+    def __post_init__(self) -> None:
+        check_ratio(self.ratio)
+        check_window(self.window)
+        at_least(0, self, "", "seed")
+
+
+@dataclass(frozen=True)
+class Config(Dials):
+    """All settings of a run."""
+
     calibration: CalibrationConfig = field(default_factory=CalibrationConfig)
     mask: MaskConfig = field(default_factory=MaskConfig)
     data: DataConfig = field(default_factory=DataConfig)
@@ -265,9 +276,7 @@ class Config:
     eval: EvalConfig = field(default_factory=EvalConfig)
 
     def __post_init__(self) -> None:
-        check_ratio(self.ratio)
-        check_window(self.window)
-        at_least(0, self, "", "seed")
+        super().__post_init__()
         judged = (self.eval.niah_samples, self.eval.longbench_rows or FEWEST_TO_DECIDE)
         if self.train.until == "recovered" and min(judged) < FEWEST_TO_DECIDE:
             raise UserError(
