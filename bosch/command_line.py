@@ -45,9 +45,11 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message.removeprefix('argument ').rstrip('.')}.")
 
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        words = [re.sub(r"^--[\w.-]+", lambda n: n[0].replace("_", "-"), word) for word in args]
-        return super().parse_known_args(words, namespace)
+    def read(self, words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+        """Values, and the words that belong to no option."""
+        dashed = [re.sub(r"^--[\w.-]+", lambda n: n[0].replace("_", "-"), word) for word in words]
+        given, rest = self.parse_known_intermixed_args(dashed)
+        return vars(given), rest
 
     def add_options(
         self,
@@ -146,13 +148,13 @@ def parse(
     parser.add_options(kind, defaults)
     positional = [str(action.metavar) for action in parser._get_positional_actions()]
     parser.usage = " ".join([prog, *positional, "[OPTIONS]"])
-    given, unknown = parser.parse_known_intermixed_args(arguments)
+    given, unknown = parser.read(arguments)
     if rest is not None:
         rest += unknown
     elif unknown:
         known = [*parser._option_string_actions]
         raise UserError(_describe_unknown(unknown[0], known, "-all" if rarely_set else ""))
-    settings: T = _with_values(kind, defaults, vars(given))
+    settings: T = _with_values(kind, defaults, given)
     return settings
 
 
@@ -250,7 +252,7 @@ def peek(arguments: Sequence[str], *names: str) -> dict[str, str | None]:
     for name in names:
         read = _reader(str, (), takes_none=False)
         parser.add_argument(f"--{name}", default=None, type=read)
-    return vars(parser.parse_known_args(arguments)[0])
+    return parser.read(arguments)[0]
 
 
 def with_options(
@@ -298,7 +300,7 @@ def run_stage(
     options = parse(kind, arguments, defaults, aliases=aliases)
     rank, world = rank_and_world()
     progress.set_up(rank)
-    out: Path = getattr(options, "out").absolute()  # noqa: B009
+    out = Path(vars(options)["out"]).absolute()
     stage = build(options, out.name)
     with RunFolder(out.parent, rank, world, progress.say, home=home_of(out)) as run:
         run.complete(stage)

@@ -247,8 +247,8 @@ FEWEST_TO_DECIDE = 25  # examples of each task, for whether a model has recovere
 
 
 @dataclass(frozen=True)
-class Config:
-    """All settings of a run."""
+class Dials:
+    """What a mask is chosen for."""
 
     model: str = "tiny-qwen3"  # a Hugging Face folder or hub id, or an embedded model
     ratio: float = 0.75  # share of the model's KV groups that get the sliding window
@@ -259,6 +259,18 @@ class Config:
     # the place of the first token; or tokens=4, the first four tokens of the text. Pretrained
     # models need it; the embedded ones do not.
     sink: str = "none"
+
+    def __post_init__(self) -> None:
+        check_ratio(self.ratio)
+        check_window(self.window)
+        sink_tokens(self.sink, self.window)
+        at_least(0, self, "", "seed")
+
+
+@dataclass(frozen=True)
+class Config(Dials):
+    """All settings of a run."""
+
     calibration: CalibrationConfig = field(default_factory=CalibrationConfig)
     mask: MaskConfig = field(default_factory=MaskConfig)
     data: DataConfig = field(default_factory=DataConfig)
@@ -266,10 +278,7 @@ class Config:
     eval: EvalConfig = field(default_factory=EvalConfig)
 
     def __post_init__(self) -> None:
-        check_ratio(self.ratio)
-        check_window(self.window)
-        sink_tokens(self.sink, self.window)
-        at_least(0, self, "", "seed")
+        super().__post_init__()
         judged = (self.eval.niah_samples, self.eval.longbench_rows or FEWEST_TO_DECIDE)
         if self.train.until == "recovered" and min(judged) < FEWEST_TO_DECIDE:
             raise UserError(
@@ -323,19 +332,6 @@ def _wrap_settings(values: Mapping[str, object], column: int) -> list[str]:
     text = ", ".join(f"{name}{hard}{show_value(value)}" for name, value in values.items())
     lines = wrap(text, 100 - column, break_long_words=False, break_on_hyphens=False)
     return [line.replace(hard, " ") for line in lines]
-
-
-def warn_of_window(config: Config) -> list[str]:
-    """A warning if some texts are no longer than the window: they measure nothing."""
-    lengths = {
-        "calibration.length": config.calibration.length,
-        "data.sequence_length": config.data.sequence_length,
-        "eval.niah_lengths": max(config.eval.niah_lengths),
-    }
-    short = [f"{name} {tokens:,}" for name, tokens in lengths.items() if tokens <= config.window]
-    if not short or not config.ratio:
-        return []
-    return [f"warning: a window of {config.window:,} tokens covers all of {', '.join(short)}"]
 
 
 def show_value(value: object) -> str:

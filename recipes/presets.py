@@ -218,16 +218,26 @@ def lacking_group(config: Config, length: int, questions: int = 1) -> str | None
     return None
 
 
-def warn_of_device(config: Config) -> list[str]:
-    """A warning if this machine has no GPU for as much training as the paper's."""
+def warnings(config: Config) -> list[str]:
+    """Of texts no longer than the window, which measure nothing, and of as much training as the
+    paper's without a GPU."""
     import torch
 
-    if torch.cuda.is_available() or config.data.tokens < 100_000_000:
-        return []
-    return [
-        f"warning: without a GPU, training on {config.data.tokens:,} tokens takes days or longer; "
-        "--preset tiny trains on fewer, --zero-shot not at all"
-    ]
+    found = []
+    lengths = {
+        "calibration.length": config.calibration.length,
+        "data.sequence_length": config.data.sequence_length,
+        "eval.niah_lengths": max(config.eval.niah_lengths),
+    }
+    short = [f"{name} {tokens:,}" for name, tokens in lengths.items() if tokens <= config.window]
+    if short and config.ratio:
+        found += [f"a window of {config.window:,} tokens covers all of {', '.join(short)}"]
+    if not torch.cuda.is_available() and config.data.tokens >= 100_000_000:
+        found += [
+            f"without a GPU, training on {config.data.tokens:,} tokens takes days or longer; "
+            "--preset tiny trains on fewer, --zero-shot not at all"
+        ]
+    return [f"warning: {line}" for line in found]
 
 
 def check_model(model: str) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Annotated
 
 from bosch.command_line import as_typed, parse, peek
-from bosch.config import FLAT, NO_OPTION, Config, describe_config, warn_of_window
+from bosch.config import FLAT, NO_OPTION, Config, describe_config
 from bosch.data import packed
 from bosch.eval.judging import check_attention, check_calibration, check_data, judging_of
 from bosch.eval.report.compare import compare, has_recovered
@@ -260,9 +260,7 @@ def introduce(command: Command, config: Config) -> None:
     """Print what this run will do, before work begins."""
     say(f"run folder {command.run_path}")
     say(describe_budget(config))
-    settings = describe_config(config)
-    warnings = [*warn_of_window(config), *presets.warn_of_device(config)]
-    for line in [*command.chosen_by, *settings, *warnings]:
+    for line in [*command.chosen_by, *describe_config(config), *presets.warnings(config)]:
         say(line)
     if mask_tokens := learning_tokens(config):
         say(

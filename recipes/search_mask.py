@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from bosch.command_line import parse, peek
-from bosch.config import FLAT, Config, TokenCount, TrainConfig
+from bosch.config import FLAT, Config, Dials, TrainConfig, shared_fields
 from bosch.masks.kv_budget import with_kv_budget
 from bosch.method import Inputs, Learning, MethodTraits
 from bosch.methods._choose import deciding, make_mask, write_selection
@@ -201,20 +201,12 @@ def _by_content(value: object) -> object:
 
 # -------------------------------------------------------------------------------- the command line
 
-DIALS = ("method", "model", "ratio", "window", "seed", "sink")  # those of Config
-
 
 @dataclass(frozen=True)
 class Options:
     """Choose the groups that get the sliding window."""
 
-    method: str  # a file of bosch/methods; --list prints them
-    model: str  # a Hugging Face folder or hub id
-    ratio: float  # share of KV groups that get the sliding window
-    window: TokenCount  # window size in tokens, including the current token
-    seed: int  # for all random choices
-    # What a group sees before its window: none, static (a constant key and value), or tokens=4
-    sink: str
+    dials: Annotated[Dials, FLAT]
     settings: Annotated[Any, FLAT]  # the method's
     kv_budget: str | None = None  # in place of --ratio: 4GiB@128k, the smallest ratio that fits
     attention: str = "auto"  # attention backend: auto, or a file of bosch/backends
@@ -235,11 +227,14 @@ def main(arguments: Sequence[str]) -> None:
     preset, model, method = peek(arguments, "preset", "model", "method").values()
     config, origin = presets.choose(preset, model)
     config = replace(config, method=method or config.method)
-    usual = {name: getattr(config, name) for name in DIALS} | {"preset": preset}
-    usual |= {"settings": default_settings(config.method, config.mask)}
-    options = parse(Options, arguments, usual | {"attention": config.mask.attention})
+    usual = {
+        "dials": Dials(**shared_fields(Dials, config)),
+        "settings": default_settings(config.method, config.mask),
+        "attention": config.mask.attention,
+    }
+    options = parse(Options, arguments, usual | {"preset": preset})
     mask = replace(config.mask, attention=options.attention)
-    config = replace(config, mask=mask, **{name: getattr(options, name) for name in DIALS})
+    config = replace(config, mask=mask, **vars(options.dials))
     if options.kv_budget is not None:
         config, line = with_kv_budget(config, options.kv_budget, arguments, options.settings)
         origin = [*origin, line]

@@ -59,7 +59,6 @@ NOT_FOR_SWEEPS = (
     *("--method", "--ratio", "--kv-budget", "--seed"),
     *("--run-dir", "--fresh", "--from", "--dry-run", "--rehearse"),
 )
-UNFIT = re.compile(r"[^\w.+-]")  # for the name of a folder
 TAIL_BYTES = 4_000  # of a chain's stderr, searched for the reason it failed
 
 
@@ -143,22 +142,21 @@ def list_chains(options: Options, rest: Sequence[str]) -> list[Chain]:
         ):
             words = ["--method", method, "--ratio", ratio, "--seed", str(seed), *shared, *varied]
             command = parse_command(words)
-            if suffix:
-                words += ["--run-dir", f"{command.run_path}{suffix}"]
-                command = parse_command(words)
-            default_settings(method, command.config.mask)  # refuses options of other methods
+            path, config = Path(f"{command.run_path}{suffix}"), command.config
+            words += ["--run-dir", str(path)] if suffix else []
             words += ["--zero-shot"] * options.zero_shot
+            default_settings(method, config.mask)  # refuses options of other methods
             for window in windows:
-                presets.check_window(window, command.config.model)
-            presets.check_lengths(command.config)
-            suites = judging_of(command.config).suites if lengths else ()
+                presets.check_window(window, config.model)
+            presets.check_lengths(config)
+            suites = judging_of(config).suites if lengths else ()
             if lengths and not any(hasattr(suite.settings, "lengths") for suite in suites):
                 raise UserError(
                     f"--lengths {options.lengths}: no suite here has text lengths; add niah to "
                     "--eval.suites, or leave --lengths out."
                 )
-            further = windows if command.config.ratio else []  # the dense control has no window
-            chains.append(Chain(command.run_path, words, command.config, further, lengths))
+            further = windows if config.ratio else []  # the dense control has no window
+            chains.append(Chain(path, words, config, further, lengths))
     if (baseline := options.baseline) and not any(baseline in chain.kinds for chain in chains):
         raise UserError(
             f"--baseline {baseline} is not one of --methods {options.methods} or a value of --vary."
@@ -179,10 +177,9 @@ def list_variants(vary: Sequence[str]) -> list[tuple[list[str], str]]:
             raise UserError(
                 f"--vary {text}: --{name} cannot be varied; --methods, --ratios and --seeds can."
             )
-        title = f"-{name.rpartition('.')[2]}-"
-        axes.append(
-            [([f"--{name}", value], title + UNFIT.sub("_", value)) for value in split(values)]
-        )
+        suffix = f"-{name.rpartition('.')[2]}-"  # with what fits the name of a folder
+        named = [(value, suffix + re.sub(r"[^\w.+-]", "_", value)) for value in split(values)]
+        axes.append([([f"--{name}", value], suffix) for value, suffix in named])
     return [
         ([word for words, _ in chosen for word in words], "".join(suffix for _, suffix in chosen))
         for chosen in itertools.product(*axes)

@@ -17,7 +17,6 @@ from bosch.config import (
     TrainConfig,
     fill_in,
     parse_count,
-    warn_of_window,
 )
 from bosch.recipes import presets
 from bosch.recipes.recover import Command, parse_command
@@ -125,17 +124,6 @@ def test_run_folder_is_named_after_what_tells_runs_apart(
     arguments: tuple[str, ...], folder: str
 ) -> None:
     assert parse(*arguments).run_path == Path(folder)
-
-
-def test_a_window_as_long_as_the_texts_gets_a_warning() -> None:
-    tiny = presets.tiny()  # 64 tokens of 512 and 1,024
-    short = dataclasses.replace(tiny.calibration, length=512)
-    assert warn_of_window(tiny) == []
-    (warning,) = warn_of_window(dataclasses.replace(tiny, window=512, calibration=short))
-    assert warning.endswith(" calibration.length 512")
-    (warning,) = warn_of_window(dataclasses.replace(tiny, window=2_000))
-    assert "data.sequence_length 1,024, eval.niah_lengths 1,024" in warning
-    assert warn_of_window(dataclasses.replace(tiny, window=2_000, ratio=0.0)) == []
 
 
 def test_a_run_from_before_a_setting_has_its_default() -> None:

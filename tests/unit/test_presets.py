@@ -17,7 +17,7 @@ from bosch.recipes.presets import (
     paper,
     scaled_paper,
     tiny,
-    warn_of_device,
+    warnings,
 )
 from bosch.run.errors import UserError
 from tests.own_models import write_own_model
@@ -140,9 +140,12 @@ def test_a_small_model_without_preset_gets_settings_that_fit_it(tmp_path: Path) 
         check_needles(replace(config, eval=replace(config.eval, niah_lengths=(120, 512))))
 
 
-def test_training_for_days_without_a_gpu_gets_a_warning() -> None:
-    if torch.cuda.is_available():
-        pytest.skip("this machine has a GPU")
-    (warning,) = warn_of_device(paper())
-    assert "2,500,000,000 tokens takes days" in warning
-    assert warn_of_device(tiny()) == []
+def test_long_windows_and_training_for_days_without_a_gpu_get_warnings() -> None:
+    config = tiny()  # a window of 64 tokens of 512 and 1,024
+    assert warnings(config) == []
+    (warning,) = warnings(replace(config, window=1_500))
+    assert "data.sequence_length 1,024, eval.niah_lengths 1,024" in warning
+    assert warnings(replace(config, window=1_500, ratio=0.0)) == []
+    if not torch.cuda.is_available():
+        (warning,) = warnings(paper())
+        assert "2,500,000,000 tokens takes days" in warning
