@@ -11,8 +11,8 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel, StaticCache
 
 from bosch.config import TrainConfig
-from bosch.hybrid.cache import CACHE
-from bosch.hybrid.conversion import deploy
+from bosch.hybrid.cache import CACHE, kv_bytes
+from bosch.hybrid.conversion import deploy, head_size
 from bosch.hybrid.export import mask_record
 from bosch.hybrid.materialize import materialize, unmaterialize
 from bosch.hybrid.sink_files import measure_sinks, read_sinks, sinks_of, write_sinks
@@ -22,6 +22,7 @@ from bosch.model import load_model
 from bosch.recipes.materialize_model import write_hybrid
 from bosch.run.errors import UserError
 from bosch.training.trained import make_optimizer
+from tests.contracts.test_memory_saved import LENGTH, NEW, PROMPT, WAYS
 from tests.hybrid_folders import plain_folder, record_for
 from tests.model_factory import (
     FAMILIES,
@@ -159,22 +160,23 @@ def test_a_padded_batch_decodes_like_its_texts_alone(kind: str) -> None:
         assert torch.equal(together[row, start:], alone[0])
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"prefill_chunk_size": 7},
-        {"cache_implementation": "static"},
-        {"prompt_lookup_num_tokens": 3},
-    ],
-)
 @pytest.mark.parametrize("kind", ["static", "tokens"])
-def test_generating_gives_the_tokens_of_recomputation(kind: str, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_generating_gives_the_tokens_of_recomputation(way: str, kind: str) -> None:
     model, sinks = model_and_sinks("qwen3")
-    hybrid = deploy(model, MIXED, WINDOW, sinks if kind == "static" else FIRST)
-    ids = random_tokens(1, 40)
-    out = hybrid.generate(ids, max_new_tokens=8, do_sample=False, disable_compile=True, **options)
-    assert torch.equal(out, generate_anew(hybrid, ids, 8))
+    hybrid = deploy(model, MIXED, WINDOW, sinks if kind == "static" else FIRST).float()
+    ids, options = random_tokens(1, PROMPT), WAYS[way](hybrid)
+    options |= {"max_new_tokens": NEW, "do_sample": False, "return_dict_in_generate": True}
+    options |= {} if way == "own static" else {"disable_compile": True}
+    made = hybrid.generate(ids, **options)
+    if way == "beams":
+        anew = hybrid.generate(ids, **options, use_cache=False).sequences
+    else:
+        anew = generate_anew(hybrid, ids, NEW)
+    assert torch.equal(made.sequences, anew)
+    if way == "dynamic":
+        mask = mask_record(hybrid.config).mask
+        assert kv_bytes(made[CACHE]) == mask.kv_bytes(LENGTH, head_size(hybrid.config), 4)
 
 
 @every_family
