@@ -354,8 +354,3 @@ def reported_scores(rows: Sequence[ResultRow]) -> list[ReportedScore]:
         return []
     weights = {cell: w / len(parts) for part in parts for cell, w in part.weights.items()}
     return [ReportedScore("longbench", AVERAGE, "average", weights, written_by_suite=True), *parts]
-
-
-def charts(rows: Sequence[ResultRow]) -> dict[str, list[str]]:
-    """All categories of the paper's table, whatever was evaluated."""
-    return {name: [f"{name}/mean$"] for name in (AVERAGE, *category_table("paper"))}
