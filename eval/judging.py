@@ -1,76 +1,30 @@
-"""Evaluates one model: which suites with which settings, and how the model is loaded. Imports torch
-only when a model is evaluated."""
+"""Evaluates one model: checks the data, loads the model, predicts and scores. Imports torch only
+when a model is evaluated."""
 
-import dataclasses
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from bosch.config import Config
 from bosch.data.calibration import check_set
 from bosch.data.tokenizer_files import read_tokenizer
 from bosch.eval.lm_eval_bridge import SUITE as LM_EVAL
 from bosch.eval.rows import read_rows
-from bosch.eval.settings import FAST, PLAIN, GenerationSettings, Label, SuiteRun, configure_suites
+from bosch.eval.settings import GenerationSettings, Judging, Label, SuiteRun, configure_suites
 from bosch.eval.suites._interface import Request
 from bosch.model import LOCAL, load_model, load_tokenizer, read_model_config, read_shape
 from bosch.run.checkout import how_to_install
 from bosch.run.errors import UserError, check_all
-from bosch.run.fingerprint import fingerprint, fingerprint_files, hash_file, plain
+from bosch.run.fingerprint import fingerprint
 from bosch.run.progress import say
 from bosch.run.ranks import rank_and_world
 from bosch.run.stage import follow_reference
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
-
-
-@dataclass(frozen=True)
-class Judging:
-    """Which suites evaluate a model, and how it is run."""
-
-    suites: tuple[SuiteRun, ...]
-    lm_eval_tasks: tuple[str, ...] = ()
-    lm_eval_lengths: tuple[int, ...] = ()  # of its NIAH tasks, in tokens
-    lm_eval_folder: Path | None = None  # with tasks beside lm-eval's own
-    limit: int | None = None  # examples of each lm-eval task; suites have limits of their own
-    window_tokens: int | None = None  # None: the hybrid's own
-    yarn: float | None = None
-    precision: Literal["auto", "bf16", "fp32"] = "auto"
-    generation: GenerationSettings = FAST
-    yarn_from: int | None = None
-    attention: str = "auto"  # the backend
-
-    def facts(self) -> dict[str, Any]:
-        """Everything that decides the scores, for fingerprints. Files count by their content."""
-        facts: dict[str, Any] = plain(dataclasses.replace(self, generation=PLAIN))
-        del facts["generation"]
-        for name, default in (("yarn_from", None), ("lm_eval_folder", None), ("attention", "auto")):
-            if facts[name] == default:
-                del facts[name]  # runs from before this setting do not have it
-        if self.lm_eval_folder is not None:
-            facts["lm_eval_folder"] = fingerprint_files(self.lm_eval_folder)
-        if self.generation.batch is not None and self.precision != "fp32":
-            facts["batch"] = self.generation.batch  # in half precision it can decide near ties
-        if self.generation.engine != "transformers" and self.precision != "fp32":
-            facts["engine"] = self.generation.engine  # and so can this
-        facts["suites"] = {run.pop("name"): run for run in facts["suites"]}
-        contents: dict[str, list[str]] = {"essays": []}  # always there, as in earlier runs
-        for run in self.suites:
-            facts["suites"][run.name] |= run.version_facts
-            for setting, name in (run.call("files") or {}).items():
-                if (path := Path(name)).exists():
-                    content = fingerprint_files(path) if path.is_dir() else hash_file(path)
-                    contents.setdefault(setting, []).append(content)
-        return facts | contents
-
-    def positions(self, native: int) -> int:
-        """How many tokens the model reads, which has `native` positions without YaRN."""
-        return int((self.yarn_from or native) * self.yarn) if self.yarn else native
 
 
 def judging_of(config: Config) -> Judging:
@@ -107,9 +61,8 @@ def check_data(judging: Judging, model: str) -> list[str]:
 
 def check_calibration(config: Config, run_path: Path) -> int:
     """How many test examples, of those built so far, were compared with the calibration set of a
-    run. UserError if one of them contains a needle of the set.
-    """
-    from bosch.eval.examples import describe_examples, find_file
+    run. UserError if one of them contains a needle of the set."""
+    from bosch.eval.runner import describe_examples, find_file
 
     tokenizer_hash = read_tokenizer(config.model).hash
     shared = run_path.parent / "shared"
@@ -163,18 +116,8 @@ def judge(
         if judging.lm_eval_tasks:
             from bosch.eval.lm_eval_bridge import run_lm_eval
 
-            run_lm_eval(
-                load(),
-                tokenizer,
-                judging.lm_eval_tasks,
-                label,
-                out / LM_EVAL,
-                evaluation.max_positions,
-                judging.lm_eval_lengths,
-                judging.lm_eval_folder,
-                judging.limit,
-                judging.generation.batch or 1,
-            )
+            folder = out / LM_EVAL
+            run_lm_eval(load(), tokenizer, judging, label, folder, evaluation.max_positions)
         load.cache_clear()  # or the model stays while the next files are written
 
     return finish

@@ -7,13 +7,13 @@ lm-eval reports them, most of them from 0 to 1. Runs in one process only.
 
 import difflib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bosch.eval.results import make_rows, write_scores
 from bosch.eval.rows import write_rows
-from bosch.eval.settings import Label
+from bosch.eval.settings import Judging, Label
 from bosch.eval.suites._interface import Result
 from bosch.model import names_code
 from bosch.run.checkout import how_to_install
@@ -32,20 +32,13 @@ NOT_RUN = -1  # lm-eval's NIAH has a metric for each length; this is its value i
 def run_lm_eval(
     model: "PreTrainedModel",
     tokenizer: "PreTrainedTokenizerBase",
-    tasks: Sequence[str],
+    judging: Judging,
     label: Label,
     folder: Path,
     max_length: int | None = None,
-    lengths: Sequence[int] = (),
-    include: Path | None = None,
-    limit: int | None = None,
-    batch: int = 1,
 ) -> None:
-    """Write scores.json with our rows and samples.jsonl with lm-eval's.
-
-    `max_length`: longer prompts are truncated on the left by lm-eval. `lengths`: of its NIAH.
-    `include`: a folder with tasks beside lm-eval's own.
-    """
+    """Write scores.json with our rows and samples.jsonl with lm-eval's. Longer prompts than
+    `max_length` are truncated on the left by lm-eval."""
     try:
         from lm_eval import simple_evaluate
         from lm_eval.models.huggingface import HFLM
@@ -63,19 +56,21 @@ def run_lm_eval(
                 "lm-eval, or remove auto_map from a copy of the model."
             )
     metadata: dict[str, Any] = {"tokenizer": tokenizer.name_or_path}
-    if lengths:
-        metadata["max_seq_lengths"] = list(lengths)
+    if judging.lm_eval_lengths:  # of its NIAH
+        metadata["max_seq_lengths"] = list(judging.lm_eval_lengths)
+    include, tasks = judging.lm_eval_folder, list(judging.lm_eval_tasks)
     manager = TaskManager(metadata=metadata, include_path=include and str(include))
     for task in tasks:
         if task not in manager.all_tasks:
             near = difflib.get_close_matches(task, manager.all_tasks, n=1, cutoff=0.5)
             hint = f"did you mean {near[0]!r}?" if near else "`lm-eval ls tasks` lists them."
             raise UserError(f"lm-eval has no task {task!r}; {hint}")
+    batch, limit = judging.generation.batch or 1, judging.limit
     harness = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=batch, max_length=max_length)
     prepare_hub()
     try:
         results = simple_evaluate(
-            model=harness, tasks=list(tasks), task_manager=manager, limit=limit, log_samples=True
+            model=harness, tasks=tasks, task_manager=manager, limit=limit, log_samples=True
         )
     except ConnectionError as error:
         raise MissingFileError(

@@ -2,16 +2,21 @@
 
     <folder>/SUITE/predictions.jsonl    a row for each example: prediction and scores
                    scores.json          result rows, and the floor of a windowed model
+    <examples>/examples-<fingerprint>/first-00500.jsonl    the fields of each Example
+                                      first-00500.json     what they were built from, a checksum
 
 Each prediction is appended and synced to disk at once, so a killed run continues after the last
 one, with any number of ranks. Each rank writes its own file; when all have, rank 0 orders the
 predictions and scores them. There are no collectives.
+
+Examples are built once for each tokenizer, task and seed, and shared by all runs. Whoever needs
+fewer takes the first ones of a longer file.
 """
 
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +25,6 @@ from transformers import PreTrainedTokenizerBase
 
 from bosch.data.tokenizer_files import describe_tokenizer
 from bosch.eval.engine_vllm import EngineGenerator
-from bosch.eval.examples import load_examples
 from bosch.eval.generate import Generator, Key
 from bosch.eval.results import PREDICTIONS, SCORES, make_rows, write_scores
 from bosch.eval.rows import Row, read_rows, write_rows
@@ -34,13 +38,18 @@ from bosch.run.files import (
     drop_torn_line,
     open_own_file,
     read_lines,
+    read_sealed_json,
     refuse_link,
+    write_sealed_json,
 )
-from bosch.run.fingerprint import hash_file, plain
+from bosch.run.fingerprint import fingerprint, hash_file, plain
+from bosch.run.lock import FolderLock
 from bosch.run.progress import say, say_once, track
 
 CHECKSUM = "predictions_xxh3"  # in scores.json
 WORK = ".work"  # the ranks' predictions, until they are merged
+EXAMPLES_VERSION = 1  # raised when the same task, sources and tokenizer give other examples
+ALL = 10**9  # stands for "every example there is" in the order of files
 
 
 @dataclass(frozen=True)
@@ -234,3 +243,72 @@ def score(evaluation: Evaluation, run: SuiteRun, folder: Path) -> None:
             "rows": make_rows(evaluation.label, run.name, results),
         }
     write_scores(folder / run.name, content)
+
+
+# ------------------------------------------------------------------------------------- examples
+
+
+def load_examples(
+    run: SuiteRun,
+    task: Task,
+    tokenizer: PreTrainedTokenizerBase,
+    tokenizer_hash: str,
+    folder: Path,
+) -> list[Example]:
+    """The first examples of a task, read from `folder` or built and saved there.
+
+    Safe for several processes at once: one builds, the others wait. LeftOutError if the task cannot
+    be built under these settings.
+    """
+    facts = describe_examples(run, task, tokenizer_hash)
+    shared = folder / f"examples-{fingerprint(facts)[:16]}"
+    path = find_file(shared, run.limit)
+    if path is None:
+        with FolderLock(shared, say, wait=True):
+            path = find_file(shared, run.limit)  # another process may have built it meanwhile
+            if path is None:
+                examples = run.suite.build_examples(run.settings, task, tokenizer, run.limit)
+                path = write_examples(shared, examples, run.limit, facts)
+    seal = path.with_suffix(".json")
+    made_from = read_sealed_json(seal, "xxh3", *facts)
+    is_of_task = {name: made_from[name] for name in facts} == plain(facts)
+    if not path.is_file() or not is_of_task or hash_file(path) != made_from["xxh3"]:
+        raise DamagedArtifactError(
+            f"{path} is damaged: it differs from what {seal.name} says. "
+            "Delete both files; they are built again."
+        )
+    return [Example.from_row(row) for row in read_rows(path)[: run.limit]]
+
+
+def describe_examples(run: SuiteRun, task: Task, tokenizer_hash: str) -> dict[str, Any]:
+    facts = {
+        "version": EXAMPLES_VERSION,
+        "suite": run.name,
+        "task": task.name,
+        "length": task.length,
+        "sources": run.suite.sources(run.settings, task),
+        "tokenizer": tokenizer_hash,
+    }
+    return facts | run.version_facts
+
+
+def find_file(folder: Path, limit: int | None) -> Path | None:
+    """The smallest file with enough examples."""
+    needed = ALL if limit is None else limit
+    seals = sorted(folder.glob("first-*.json"), key=number_of)
+    return next((s.with_suffix(".jsonl") for s in seals if number_of(s) >= needed), None)
+
+
+def number_of(path: Path) -> int:
+    number = path.stem.removeprefix("first-")
+    return ALL if number == "all" else int(number)
+
+
+def write_examples(
+    folder: Path, examples: list[Example], limit: int | None, facts: dict[str, Any]
+) -> Path:
+    path = folder / f"first-{'all' if limit is None else f'{limit:05}'}.jsonl"
+    write_rows(path, [asdict(example) for example in examples])
+    seal = facts | {"examples": len(examples), "xxh3": hash_file(path)}
+    write_sealed_json(path.with_suffix(".json"), seal)
+    return path

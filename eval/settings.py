@@ -1,7 +1,8 @@
 """Settings of an evaluation. Does not import torch, so wrong options are refused quickly."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass, is_dataclass, replace
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
@@ -9,6 +10,7 @@ from bosch.command_line import with_options
 from bosch.eval.suites._interface import Request, Task
 from bosch.plugins import list_plugins, load_plugin, suggest
 from bosch.run.errors import UserError
+from bosch.run.fingerprint import fingerprint_files, hash_file, plain
 
 SUITES = "bosch.eval.suites"
 Engine = Literal["transformers", "vllm"]
@@ -99,6 +101,50 @@ class GenerationSettings:
 
 FAST = GenerationSettings()
 PLAIN = GenerationSettings(False, False, False, batch=1)
+
+
+@dataclass(frozen=True)
+class Judging:
+    """Which suites evaluate a model, and how it is run."""
+
+    suites: tuple[SuiteRun, ...]
+    lm_eval_tasks: tuple[str, ...] = ()
+    lm_eval_lengths: tuple[int, ...] = ()  # of its NIAH tasks, in tokens
+    lm_eval_folder: Path | None = None  # with tasks beside lm-eval's own
+    limit: int | None = None  # examples of each lm-eval task; suites have limits of their own
+    window_tokens: int | None = None  # None: the hybrid's own
+    yarn: float | None = None
+    precision: Literal["auto", "bf16", "fp32"] = "auto"
+    generation: GenerationSettings = FAST
+    yarn_from: int | None = None
+    attention: str = "auto"  # the backend
+
+    def facts(self) -> dict[str, Any]:
+        """Everything that decides the scores, for fingerprints. Files count by their content."""
+        facts: dict[str, Any] = plain(replace(self, generation=PLAIN))
+        del facts["generation"]
+        for name, default in (("yarn_from", None), ("lm_eval_folder", None), ("attention", "auto")):
+            if facts[name] == default:
+                del facts[name]  # runs from before this setting do not have it
+        if self.lm_eval_folder is not None:
+            facts["lm_eval_folder"] = fingerprint_files(self.lm_eval_folder)
+        if self.generation.batch is not None and self.precision != "fp32":
+            facts["batch"] = self.generation.batch  # in half precision it can decide near ties
+        if self.generation.engine != "transformers" and self.precision != "fp32":
+            facts["engine"] = self.generation.engine  # and so can this
+        facts["suites"] = {run.pop("name"): run for run in facts["suites"]}
+        contents: dict[str, list[str]] = {"essays": []}  # always there, as in earlier runs
+        for run in self.suites:
+            facts["suites"][run.name] |= run.version_facts
+            for setting, name in (run.call("files") or {}).items():
+                if (path := Path(name)).exists():
+                    content = fingerprint_files(path) if path.is_dir() else hash_file(path)
+                    contents.setdefault(setting, []).append(content)
+        return facts | contents
+
+    def positions(self, native: int) -> int:
+        """How many tokens the model reads, which has `native` positions without YaRN."""
+        return int((self.yarn_from or native) * self.yarn) if self.yarn else native
 
 
 @dataclass(frozen=True)

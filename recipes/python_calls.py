@@ -118,7 +118,7 @@ def search_mask(
         return calibration
 
     began = time.monotonic()
-    with _folder(folder) as path, _evaluating(model):
+    with _evaluating(model, folder) as path:
         inputs = Inputs(
             model_info=describe(model),
             load_model=lambda: model,
@@ -218,7 +218,7 @@ def evaluate(
     if tokenizer is None and not name:
         raise UserError("The model came from no folder, so pass its tokenizer: tokenizer=...")
     hybrid = getattr(model.config, "bosch", None) or {}
-    with _folder(folder) as path, _evaluating(model):
+    with _evaluating(model, folder) as path:
         evaluation = Evaluation(
             load_model=lambda: model,
             tokenizer=tokenizer or load_tokenizer(name),
@@ -261,21 +261,17 @@ def describe(model: "PreTrainedModel") -> ModelInfo:
 
 
 @contextlib.contextmanager
-def _folder(folder: str | Path | None) -> Iterator[Path]:
+def _evaluating(model: "PreTrainedModel", folder: str | Path | None) -> Iterator[Path]:
+    """The model in evaluation mode, and a folder to work in."""
+    was_training = model.training
     with tempfile.TemporaryDirectory() as temporary:
         path = Path(temporary if folder is None else folder)
         path.mkdir(parents=True, exist_ok=True)
-        yield path
-
-
-@contextlib.contextmanager
-def _evaluating(model: "PreTrainedModel") -> Iterator[None]:
-    was_training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(was_training)
+        model.eval()
+        try:
+            yield path
+        finally:
+            model.train(was_training)
 
 
 def _hash_memory(model: "PreTrainedModel") -> str:

@@ -30,7 +30,7 @@ import shutil
 import subprocess
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
@@ -38,11 +38,10 @@ from pathlib import Path
 from typing import Annotated
 
 from bosch.command_line import parse
-from bosch.config import Config, fill_in
+from bosch.config import Config
 from bosch.eval.judging import judging_of
 from bosch.eval.report.runs import RunResults, append_run, is_run, read_archive, read_run
 from bosch.eval.settings import Label
-from bosch.masks.mask import MaskFile, read_mask
 from bosch.methods._settings import default_settings, learning_tokens
 from bosch.model import find_model, read_model_info, read_shape
 from bosch.recipes import compare_runs, evaluate_model, presets
@@ -252,7 +251,8 @@ def run_chains(
 def finish_chain(chain: Chain, start: Sequence[str], place: str) -> str | None:
     """Run the chain and the further evaluations unless they are finished. Returns why one of them
     failed; None if none did."""
-    if is_finished(chain):
+    # Whatever else is found in the folder is left to recover.py.
+    if chain.is_complete and is_same_run(read_run(chain.path), chain.config):
         say(f"{place}: already finished")
     else:
         say(place)
@@ -305,32 +305,18 @@ def find_archived(chain: Chain, archived: Sequence[RunResults]) -> RunResults | 
     for run in archived:
         has_all = all(any(one.items() <= row.items() for row in run.variants) for one in wanted)
         reaches = chain.is_zero_shot or "train" in run.stage_seconds
-        if has_all and reaches and run.mask and is_same_run(run.config, run.mask, chain.config):
+        if has_all and reaches and is_same_run(run, chain.config):
             return run
     return None
 
 
-def is_finished(chain: Chain) -> bool:
-    """Whether this run has finished, with these settings and this model. All other cases are left
-    to recover.py."""
-    if not chain.is_complete:
-        return False
-    try:
-        settings = fill_in(json.loads((chain.path / "run.json").read_bytes())["config"])
-        mask = read_mask(chain.path / "mask" / "mask.json")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return False  # a damaged file
-    return is_same_run(settings, mask, chain.config)
-
-
-def is_same_run(settings: Mapping[str, object], mask: MaskFile, config: Config) -> bool:
-    """Whether a run with these settings and this mask is the one that `config` describes, with the
-    same weights."""
-    is_same = settings == json.loads(json.dumps(asdict(config)))
-    if not is_same or mask.method != config.method:
+def is_same_run(run: RunResults, config: Config) -> bool:
+    """Whether a run is the one that `config` describes, with the same weights."""
+    is_same = run.config == json.loads(json.dumps(asdict(config)))
+    if not is_same or run.mask is None or run.mask.method != config.method:
         return False
     folder = find_model(config.model)
-    return folder is None or mask.model.weight_hash == read_model_info(folder).weight_hash
+    return folder is None or run.mask.model.weight_hash == read_model_info(folder).weight_hash
 
 
 def run_chain(command: Sequence[str]) -> str | None:

@@ -9,10 +9,10 @@ weights and texts.
 import gzip
 import math
 import zlib
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from bosch.config import fill_in
 from bosch.eval.results import PREDICTIONS, SCORES
@@ -39,6 +39,7 @@ TRAINING_FIELDS = (
     *("step", "tokens", "loss", "validation_loss", "dense_validation_loss"),
     *("flops", "data_seconds", "compute_seconds"),
 )
+Found = TypeVar("Found")
 EvaluationKey = tuple[int | None, str, str]  # step (None: the dense model), suite, condition
 
 
@@ -64,19 +65,21 @@ class RunResults:
         """Everything that tells runs apart. The mask's own facts come before the configured ones;
         the ratio is the requested one, since the ratio that a mask realizes may differ a little."""
         settings = flatten(self.config)
-        model, method = settings.get("model", "?"), str(settings.get("method", "?"))
-        ratio, window = settings.get("ratio"), settings.get("window")
+        options = settings.get("mask.options")
+        words = [str(option) for option in options] if isinstance(options, list | tuple) else []
+        known = {name: settings.get(name) for name in ("ratio", "window")}
+        known |= {"method": settings.get("method", "?"), "mask.options": " ".join(words)}
+        model = settings.get("model", "?")
         if self.mask:
-            method, window = self.mask.method, self.mask.mask.window_tokens
             ratio = self.mask.ratio_asked
-            ratio = self.mask.mask.ratio if ratio is None else ratio
+            known["ratio"] = self.mask.mask.ratio if ratio is None else ratio
+            known |= {"method": self.mask.method, "window": self.mask.mask.window_tokens}
             model = settings.get("model", self.mask.model.id)
             # The model that it started from. A learned mask comes with weights of its own.
             weights = self.mask.model.weight_hash or self.mask.model.revision
-            if weights and "weights=learned" not in _words(settings.get("mask.options")):
-                settings["weights"] = weights[:12]
-        known = {"model": Path(str(model)).name, "method": method, "ratio": ratio, "window": window}
-        return settings | known | {"mask.options": " ".join(_words(settings.get("mask.options")))}
+            if weights and "weights=learned" not in words:
+                known["weights"] = weights[:12]
+        return settings | known | {"model": Path(str(model)).name}
 
     @property
     def model(self) -> str:
@@ -109,10 +112,8 @@ class RunResults:
 
     def training_points(self, name: str) -> list[tuple[int, float]]:
         """Tokens and value where the training recorded one of this name."""
-        rows = (row for row in self.training if isinstance(row.get("tokens"), int))
-        return [
-            (row["tokens"], row[name]) for row in rows if isinstance(row.get(name), int | float)
-        ]
+        numbers = ((row["tokens"], row.get(name)) for row in self.training)
+        return [(tokens, value) for tokens, value in numbers if isinstance(value, int | float)]
 
     @property
     def dense_validation_loss(self) -> float | None:
@@ -131,13 +132,8 @@ class RunResults:
     @property
     def trained_tokens(self) -> int | None:
         """Without the tokens that a learned mask was trained on."""
-        rows = [row for row in self.training if isinstance(row.get("tokens"), int)]
-        before = next((row["tokens"] for row in rows if row.get("step") == 0), 0)
-        return max((row["tokens"] - before for row in rows), default=None)
-
-
-def _words(options: object) -> list[str]:
-    return [str(option) for option in options] if isinstance(options, list | tuple) else []
+        before = next((row["tokens"] for row in self.training if row.get("step") == 0), 0)
+        return max((row["tokens"] - before for row in self.training), default=None)
 
 
 def read_runs(given: Sequence[Path | RunResults]) -> list[RunResults]:
@@ -163,15 +159,14 @@ def read_runs(given: Sequence[Path | RunResults]) -> list[RunResults]:
 def _distinguish(runs: Sequence[RunResults]) -> Iterator[RunResults]:
     """Give runs of one setup that differ in more than the seed a setup of their own: by the
     settings in which they differ, or by name where settings and seed are the same."""
-    settings, setups = [run.settings for run in runs], [run.setup for run in runs]
-    for place, (run, mine, setup) in enumerate(zip(runs, settings, setups, strict=True)):
-        alike = [s for s, other in zip(settings, setups, strict=True) if other == setup]
+    for place, run in enumerate(runs):
+        mine, alike = run.settings, [other.settings for other in runs if other.setup == run.setup]
         differences = {
             name: value
             for name, value in mine.items()
             if name != "seed" and any(other.get(name) != value for other in alike)
         }
-        if len(alike) > 1 and (run.seed is None or mine in settings[:place]):
+        if len(alike) > 1 and (run.seed is None or mine in [r.settings for r in runs[:place]]):
             differences["run"] = run.name
         yield replace(run, differences=differences)
 
@@ -190,25 +185,22 @@ def read_run(path: Path) -> RunResults:
             f"{path} is not a run folder: it has no run.json, no mask, no evaluation and no "
             "training. Name the folder of a run, such as runs/NAME."
         )
-    problems: list[str] = []
-    record = read_json(path / "run.json", problems)
-    config = record.get("config")
-    mask = None
+    reader = _Reader()
+    record = reader.read_json(path / "run.json")
+    config, mask = record.get("config"), None
     if (path / "mask" / "mask.json").is_file():
-        try:
-            mask = read_mask(path / "mask" / "mask.json")
-        except UserError as error:
-            problems.append(str(error))
-    training = _read_lines(path / "train" / "metrics.jsonl", problems)
-    rows, samples = _read_evaluations(path, training, problems)
+        mask = reader.attempt(lambda: read_mask(path / "mask" / "mask.json"), None)
+    lines = reader.read_lines(path / "train" / "metrics.jsonl")
+    training = [row for row in lines if isinstance(row.get("tokens"), int)]
+    rows, samples = reader.read_evaluations(path / "eval", training)
     # What the method recorded: in time.json, and in mask.json the summary of a search or the number
     # of tokens a learned mask was trained on.
-    cost = read_json(path / "mask" / "time.json", problems)
+    cost = reader.read_json(path / "mask" / "time.json")
     stage_seconds = {}
     for stage in ("calibration", "mask", "model", "tokens", "train"):
-        attempts = read_json(_follow(path / stage, problems) / MANIFEST, problems)
-        if isinstance(seconds := attempts.get("wall_seconds"), list):
-            stage_seconds[stage] = float(sum(seconds))
+        attempts = reader.read_json(reader.follow(path / stage) / MANIFEST).get("wall_seconds")
+        if isinstance(attempts, list):
+            stage_seconds[stage] = float(sum(attempts))
     return RunResults(
         path=path,
         name=path.resolve().name,
@@ -220,59 +212,87 @@ def read_run(path: Path) -> RunResults:
         training=training,
         mask_cost=cost | dict(mask.settings) | dict(mask.score_trace or {}) if mask else cost,
         stage_seconds=stage_seconds,
-        problems=problems,
+        problems=reader.problems,
         commit=record.get("commit"),
     )
 
 
-def _read_evaluations(
-    path: Path, training: Sequence[Row], problems: list[str]
-) -> tuple[list[Row], dict[EvaluationKey, Samples]]:
-    tokens_at = {0: 0} | {row.get("step"): row.get("tokens") for row in training}
-    folders: list[tuple[Path, dict[str, int]]] = [(p, {}) for p in (path / "eval").glob("*/")]
-    for name, column in VARIANTS.items():
-        for one in (path / "eval" / name).glob("*/"):
-            if (number := one.name.removesuffix("-dense")).isdecimal():
-                folders.append((one, {column: int(number)}))
-    rows: list[Row] = []
-    samples: dict[EvaluationKey, Samples] = {}
-    for folder, columns in sorted(folders, key=lambda item: (sum(item[1].values()), item[0])):
-        for file in sorted(_follow(folder, problems).glob(f"*/{SCORES}")):
-            written = read_json(file, problems).get("rows")
-            written = written if isinstance(written, list) else []
-            valid = []
-            for row in filter(_is_row, written):
-                known = row.get("tokens")
-                tokens = tokens_at.get(row["step"]) if known is None else known
-                valid.append(row | {"tokens": tokens, "n": row.get("n") or 0} | columns)
-            if len(valid) < len(written):
-                num_left_out = len(written) - len(valid)
-                problems.append(f"{file}: left out {num_left_out} rows without a value")
-            rows += valid
-            if valid:
-                key = (valid[0]["step"], valid[0]["suite"], condition(valid[0]))
-                samples[key] = _read_samples(file.parent, key[1], problems)
-    return rows, samples
+class _Reader:
+    """Reads what can be read, and notes what cannot."""
 
+    def __init__(self) -> None:
+        self.problems: list[str] = []
 
-def _read_samples(folder: Path, suite: str, problems: list[str]) -> Samples:
-    """Scores of single examples, in percent, by the metric that counts."""
-    headline = reporting_of(suite).headline_metric
-    samples: dict[tuple[str, int], dict[int, float]] = {}
-    num_left_out = 0
-    for row in _read_lines(folder / PREDICTIONS, problems):
+    def attempt(self, read: Callable[[], Found], default: Found) -> Found:
         try:
-            scores, cell, index = row["scores"], (row["task"], row["length"] or 0), row["index"]
-            value = float(scores[headline(cell[0]) or next(iter(scores))])
-        except (KeyError, TypeError, ValueError, StopIteration):
-            value = math.nan
-        if math.isfinite(value):
-            samples.setdefault(cell, {})[index] = 100 * value
-        else:
-            num_left_out += 1
-    if num_left_out:
-        problems.append(f"{folder / PREDICTIONS}: left out {num_left_out} rows without a score")
-    return samples
+            return read()
+        except UserError as error:
+            self.problems.append(str(error))
+            return default
+
+    def follow(self, folder: Path) -> Path:
+        return self.attempt(lambda: follow_reference(folder), folder)
+
+    def read_json(self, path: Path) -> dict[str, Any]:
+        """The object in a file; empty if there is no file, or a damaged one."""
+        return self.attempt(lambda: read_json_object(path), {}) if path.is_file() else {}
+
+    def read_lines(self, path: Path) -> list[dict[str, Any]]:
+        """The rows of a file that may still be growing: its last line may be half written."""
+        lines = read_lines(path)
+        damaged = [line.number for line in lines if line.content is None]
+        self.problems += [f"{path}, line {number} is damaged" for number in damaged]
+        return [line.content for line in lines if line.content is not None]
+
+    def read_evaluations(
+        self, folder: Path, training: Sequence[Row]
+    ) -> tuple[list[Row], dict[EvaluationKey, Samples]]:
+        tokens_at = {0: 0} | {row.get("step"): row["tokens"] for row in training}
+        evaluations: list[tuple[Path, dict[str, int]]] = [(p, {}) for p in folder.glob("*/")]
+        for name, column in VARIANTS.items():
+            for one in (folder / name).glob("*/"):
+                if (number := one.name.removesuffix("-dense")).isdecimal():
+                    evaluations.append((one, {column: int(number)}))
+        evaluations.sort(key=lambda item: (sum(item[1].values()), item[0]))
+        rows: list[Row] = []
+        samples: dict[EvaluationKey, Samples] = {}
+        for one, columns in evaluations:
+            for file in sorted(self.follow(one).glob(f"*/{SCORES}")):
+                written = self.read_json(file).get("rows")
+                written = written if isinstance(written, list) else []
+                valid = []
+                for row in filter(_is_row, written):
+                    known = row.get("tokens")
+                    tokens = tokens_at.get(row["step"]) if known is None else known
+                    valid.append(row | {"tokens": tokens, "n": row.get("n") or 0} | columns)
+                self._note_left_out(file, len(written) - len(valid), "value")
+                rows += valid
+                if valid:
+                    key = (valid[0]["step"], valid[0]["suite"], condition(valid[0]))
+                    samples[key] = self._read_samples(file.with_name(PREDICTIONS), key[1])
+        return rows, samples
+
+    def _read_samples(self, file: Path, suite: str) -> Samples:
+        """Scores of single examples, in percent, by the metric that counts."""
+        headline = reporting_of(suite).headline_metric
+        samples: dict[tuple[str, int], dict[int, float]] = {}
+        num_left_out = 0
+        for row in self.read_lines(file):
+            try:
+                scores, cell, index = row["scores"], (row["task"], row["length"] or 0), row["index"]
+                value = float(scores[headline(cell[0]) or next(iter(scores))])
+            except (KeyError, TypeError, ValueError, StopIteration):
+                value = math.nan
+            if math.isfinite(value):
+                samples.setdefault(cell, {})[index] = 100 * value
+            else:
+                num_left_out += 1
+        self._note_left_out(file, num_left_out, "score")
+        return samples
+
+    def _note_left_out(self, file: Path, count: int, what: str) -> None:
+        if count:
+            self.problems.append(f"{file}: left out {count} rows without a {what}")
 
 
 def _is_row(row: object) -> bool:
@@ -280,30 +300,6 @@ def _is_row(row: object) -> bool:
     if not isinstance(row, dict) or any(name not in row for name in names):
         return False
     return isinstance(row["value"], int | float) and math.isfinite(row["value"])
-
-
-def _follow(folder: Path, problems: list[str]) -> Path:
-    try:
-        return follow_reference(folder)
-    except UserError as error:
-        problems.append(str(error))
-        return folder
-
-
-def read_json(path: Path, problems: list[str]) -> dict[str, Any]:
-    """The object in a file; empty if there is no file, or a damaged one."""
-    try:
-        return read_json_object(path) if path.is_file() else {}
-    except UserError as error:
-        problems.append(str(error))
-        return {}
-
-
-def _read_lines(path: Path, problems: list[str]) -> list[dict[str, Any]]:
-    """The rows of a file that may still be growing: its last line may be half written."""
-    lines = read_lines(path)
-    problems += [f"{path}, line {line.number} is damaged" for line in lines if line.content is None]
-    return [line.content for line in lines if line.content is not None]
 
 
 # -------------------------------------------------------------------------------------- archives

@@ -52,7 +52,7 @@ def overview(comparison: Comparison) -> Table:
             show_count(run.seed),
             kv_saved(run),
             show_count(run.trained_tokens),
-            *(_start_to_end(comparison.curve(run, score)) for score in comparison.averages),
+            *(show_ends(comparison.curve(run, score)) for score in comparison.averages),
         ]
         for run in comparison.runs
     ]
@@ -72,7 +72,7 @@ def short_table(comparison: Comparison) -> Table:
         trained = run.trained_tokens
         cells = [run.name, MISSING if trained is None else show_tokens(trained)]
         for score in comparison.averages:
-            cells.append(_start_to_end(comparison.curve(run, score)))
+            cells.append(show_ends(comparison.curve(run, score)))
             cells.append(shares.get((run.name, score), MISSING))
         rows.append(cells)
     return Table("", header, rows)
@@ -190,21 +190,21 @@ def score_table(comparison: Comparison, suite: str) -> Table:
 def lengths_table(comparison: Comparison, suite: str) -> Table:
     """Results by task and length, at every checkpoint. Empty if the suite's have no lengths."""
     reporting = reporting_of(suite)
-    checkpoints: dict[tuple[str, int | None], dict[Cell, Point]] = {}
+    found: dict[tuple[str, int | None], dict[Cell, Point]] = {}
     for run in comparison.runs:
         with_length = [row for row in run.rows if row["suite"] == suite and row["length"]]
         steps = {row["step"] for row in with_length}
         for step in sorted(steps, key=lambda step: (step is not None, step)):
-            cells = headline_points(suite, [row for row in with_length if row["step"] == step])
-            shown = reporting.tasks_by_length or {task for task, _ in cells}
-            if values := {cell: point for cell, point in cells.items() if cell[0] in shown}:
-                checkpoints[run.name, step] = values
-    known = dict.fromkeys(cell for cells in checkpoints.values() for cell in cells)
+            of_step = [row for row in with_length if row["step"] == step]
+            found[run.name, step] = headline_points(suite, of_step)
+    known = dict.fromkeys(cell for cells in found.values() for cell in cells)
     tasks = list(reporting.tasks_by_length or dict.fromkeys(task for task, _ in known))
-    columns = sorted(known, key=lambda cell: (tasks.index(cell[0]), cell[1]))
+    columns = [cell for cell in known if cell[0] in tasks]
+    columns.sort(key=lambda cell: (tasks.index(cell[0]), cell[1]))
     rows = [
         [run, "dense" if step is None else str(step), *(show_score(cells.get(c)) for c in columns)]
-        for (run, step), cells in checkpoints.items()
+        for (run, step), cells in found.items()
+        if any(cell in cells for cell in columns)
     ]
     header = ["run", "step", *(f"{task} {length:,}" for task, length in columns)]
     return Table(f"{reporting.title} by length", header, rows, EXAMPLES)
@@ -291,7 +291,7 @@ def settings_by_section(config: Mapping[str, object]) -> list[tuple[str, str]]:
 # ----------------------------------------------------------------------------------------- cells
 
 
-def _start_to_end(curve: Curve) -> str:
+def show_ends(curve: Curve) -> str:
     """`31.2 → 88.0 (95.8)`."""
     beside = f" ({MISSING if math.isnan(curve.dense) else f'{curve.dense:.1f}'})"
     if not curve.steps:

@@ -10,7 +10,7 @@ the files of the run; it can be rebuilt at any time.
 
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +19,16 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.plugins.hparams import summary_v2 as hparams
 
 from bosch.eval.report.compare import find_scores
-from bosch.eval.report.runs import RunResults, read_json, read_run
+from bosch.eval.report.runs import RunResults, read_run
 from bosch.eval.report.tables import kv_saved, settings_by_section
 from bosch.eval.suites._reporting import AVERAGE, Row, reporting_of
 from bosch.masks.picture import mask_title
+from bosch.model_files import read_json_object
 from bosch.run.errors import MissingFileError
 from bosch.run.fingerprint import fingerprint
 from bosch.run.plain_text import markdown, markdown_table, visible
 from bosch.run.progress import say
+from bosch.run.stage import flatten
 from bosch.run.tensorboard import (
     BY_TOKENS,
     FOLDER,
@@ -113,9 +115,7 @@ def _describe_run(run: RunResults) -> Iterator[Any]:
         width, height = (int.from_bytes(png[at : at + 4], "big") for at in (16, 20))
         image = Summary.Image(encoded_image_string=png, width=width, height=height, colorspace=4)
         yield Summary(value=[Summary.Value(tag="mask", image=image)])
-    record = read_json(run.path / "run.json", [])
-    config = _mapping(record.get("config"))
-    settings = _hparams(run, config)
+    settings = _hparams(run)
     tags = sorted({tag for row in run.rows for tag in _scalar(row)})
     averages = [tag for tag in tags if f"/{AVERAGE}/" in tag]
     metrics = [hparams.Metric(tag) for tag in ("train/loss", *averages)]
@@ -127,43 +127,45 @@ def _describe_run(run: RunResults) -> Iterator[Any]:
     paragraphs = [f"**{markdown(run.name)}**"]
     if run.mask is not None:
         paragraphs.append(f"Mask: {markdown(mask_title(run.mask))}")
-    if config:
-        command = " ".join(["recover.py", *map(str, record.get("command", []))])
-        paragraphs.append(f"Command: {markdown(command)}")
-        lines = markdown_table(("settings", ""), settings_by_section(config))
+    if run.config:
+        command = read_json_object(run.path / "run.json").get("command", [])
+        paragraphs.append(f"Command: {markdown(' '.join(['recover.py', *map(str, command)]))}")
+        lines = markdown_table(("settings", ""), settings_by_section(run.config))
         paragraphs.append("\n".join(lines))
     yield text("run", "\n\n".join(paragraphs))
 
 
 def _layout(rows: Sequence[Row]) -> dict[str, dict[str, list[object]]]:
-    """Page -> chart -> its kind and tags: a page for each suite and one for the losses."""
+    """Page -> chart -> its kind and tags: a page for each suite, with its average and its tasks by
+    length or its parts, and one for the losses."""
     pages: dict[str, dict[str, list[object]]] = {}
-    for suite in dict.fromkeys(score.suite for score in find_scores(rows)):
+    scores = find_scores(rows)
+    for suite in dict.fromkeys(score.suite for score in scores):
         reporting = reporting_of(suite)
-        charts = reporting.charts([row for row in rows if row["suite"] == suite])
-        start = f"tokens/{re.escape(suite)}/"
-        pages[reporting.title] = {
-            chart: ["Multiline", [start + tag for tag in tags]] for chart, tags in charts.items()
-        }
+        parts = [score.name for score in scores if score.suite == suite and score.kind == "part"]
+        evaluated = {row["task"] for row in rows if row["suite"] == suite}
+        for task in (AVERAGE, *(reporting.tasks_by_length or parts)):
+            metric = reporting.headline_metric(task)
+            tag = rf"{re.escape(task)}(/\d+)?/{re.escape(metric) if metric else '[^/]+'}$"
+            if task in evaluated:
+                tags = [f"tokens/{re.escape(suite)}/{tag}"]
+                pages.setdefault(reporting.title, {})[task] = ["Multiline", tags]
     return pages | {"loss": LOSS_CHARTS}
 
 
-def _hparams(run: RunResults, config: Mapping[str, Any]) -> dict[str, str | int | float]:
+def _hparams(run: RunResults) -> dict[str, str | int | float]:
     """The mask's facts, and the training settings that are single values."""
-    facts: dict[str, str | int | float] = {"run": run.name}
+    facts: dict[str, object] = {"run": run.name}
     if run.mask is not None:
         mask = run.mask.mask
         facts |= {"model": run.mask.model.id, "method": run.mask.method, "ratio": mask.ratio}
         facts |= {"window": mask.window_tokens, "unit": mask.unit, "KV saved": kv_saved(run)}
-    data, mask_settings, train = (_mapping(config.get(name)) for name in ("data", "mask", "train"))
-    settings = {"seed": config.get("seed"), "tokens": data.get("tokens")}
-    if options := mask_settings.get("options"):
-        settings["options"] = " ".join(options)
-    settings |= {f"train.{name}": value for name, value in train.items()}
-    facts |= {name: v for name, v in settings.items() if isinstance(v, str | int | float)}
-    return {visible(n): visible(v) if isinstance(v, str) else v for n, v in facts.items()}
-
-
-def _mapping(value: object) -> dict[str, Any]:
-    """Of a run.json that may be damaged."""
-    return value if isinstance(value, dict) else {}
+    settings = flatten(run.config)
+    facts |= {"seed": run.seed, "tokens": settings.get("data.tokens")}
+    facts["options"] = run.settings["mask.options"] or None
+    facts |= {name: value for name, value in settings.items() if name.startswith("train.")}
+    return {
+        visible(name): visible(value) if isinstance(value, str) else value
+        for name, value in facts.items()
+        if isinstance(value, str | int | float)
+    }

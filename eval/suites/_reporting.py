@@ -4,7 +4,6 @@ The file of a suite may define any of the names that are fields of `Reporting`.
 """
 
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
@@ -56,13 +55,10 @@ class Reporting:
     # All rows of the suite in one run, of every step -> its average, then its parts. Default: the
     # result `average`, or the mean of all tasks if there is none; each task is a part.
     reported_scores: Callable[[Sequence[Row]], list[ReportedScore]]
-    # The same rows -> TensorBoard's custom scalars: chart -> regular expressions of the tags, which
-    # begin behind `tokens/<suite>/`. Default: a chart each for the average and every task.
-    charts: Callable[[Sequence[Row]], dict[str, list[str]]]
     # The metric of a task that counts. Default, or None: the first one.
     headline_metric: Callable[[str], str | None] = lambda task: None
     parts_title: str = "tasks"
-    # Rows of the table by length. Default, or empty: every task that has lengths.
+    # Rows of the table by length, and TensorBoard's charts. Default, or empty: every task.
     tasks_by_length: tuple[str, ...] = ()
     report_order: float = math.inf  # place among the suites; default: at the end, by name
 
@@ -80,11 +76,9 @@ def reporting_of(suite: str) -> Reporting:
     module = load_plugin(SUITES, suite) if suite in list_plugins(SUITES) else None
     names = (field.name for field in fields(Reporting))
     defined = {name: getattr(module, name) for name in names if hasattr(module, name)}
-    headline = defined.get("headline_metric", Reporting.headline_metric)
     defaults: dict[str, Any] = {
         "title": suite,
         "reported_scores": lambda rows: average_and_tasks(suite, rows),
-        "charts": lambda rows: chart_tasks(rows, headline),
     }
     return Reporting(**defaults | defined)
 
@@ -104,14 +98,3 @@ def average_and_tasks(suite: str, rows: Sequence[Row]) -> list[ReportedScore]:
 
 def mean_over_lengths(suite: str, task: str, lengths: Sequence[int]) -> ReportedScore:
     return ReportedScore(suite, task, "part", {(task, n): 1 / len(lengths) for n in lengths})
-
-
-def chart_tasks(
-    rows: Sequence[Row], headline_metric: Callable[[str], str | None]
-) -> dict[str, list[str]]:
-    charts = {}
-    for task in sorted({row["task"] for row in rows}, key=lambda task: (task != AVERAGE, task)):
-        metric = headline_metric(task)
-        end = re.escape(metric) if metric else "[^/]+"
-        charts[task] = [rf"{re.escape(task)}(/\d+)?/{end}$"]
-    return charts

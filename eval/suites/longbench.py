@@ -1,10 +1,15 @@
 """LongBench v1 with its own prompts and scores: 21 data sets, or the toy world's counterparts.
 
-Prompts, answer lengths and tables of categories are in eval/data.
+Prompts, answer lengths and tables of categories are in eval/data. Rows come from data.zip, from a
+folder of JSONL or Parquet files, or from the hub, whose loading script the library datasets no
+longer runs: data.zip is downloaded and read with zipfile.
 """
 
+import hashlib
 import json
 import math
+import zipfile
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -27,6 +32,7 @@ from bosch.eval.metrics import (
     rouge,
     rouge_zh,
 )
+from bosch.eval.rows import Row, find_one, from_hub, parse_rows, require, require_count, the_only
 from bosch.eval.suites import gsm8k
 from bosch.eval.suites._interface import (
     Example,
@@ -40,11 +46,10 @@ from bosch.eval.suites._interface import (
     percent,
     result_of,
 )
-from bosch.eval.suites._longbench_source import DatasetRows, describe_source, read_dataset
 from bosch.eval.suites._reporting import AVERAGE, ReportedScore
-from bosch.eval.suites._reporting import Row as ResultRow
 from bosch.plugins import suggest
 from bosch.run.errors import UserError
+from bosch.run.files import path_inside
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -52,6 +57,9 @@ if TYPE_CHECKING:
 TOY = "toy"
 MATH = "gsm8k"  # the data set of the paper's seventh category, from the suite gsm8k
 DATA_FOLDER = Path(__file__).parents[1] / "data"
+# Of data.zip as the hub has had it since 2023-08 (its Git LFS page says so).
+PUBLISHED_ZIP_SHA256 = "cb45b11a4133c6bc1d6a44b0f8e701335ff1e543195db1103472e575857f7f64"
+LARGEST_MEMBER = 1 << 31  # bytes; the largest published data set has 13 MB
 # All but classification, which also needs the names of all classes.
 METRICS: dict[str, Callable[[str, str], float]] = {
     metric.__name__: metric
@@ -157,12 +165,7 @@ def dataset_names(settings: Settings) -> tuple[str, ...]:
 
 def find_dataset(name: str) -> Dataset:
     """A data set by its name or its LongBench-E name."""
-    known = datasets()
-    extended = {f"{name}_e": spec for name, spec in known.items() if spec.num_rows_e}
-    spec = known.get(name) or extended.get(name)
-    if spec is None:
-        raise UserError(f"{name!r} is not a data set of LongBench: {suggest(name, tuple(known))}")
-    return spec
+    return datasets()[name.removesuffix("_e")]
 
 
 def list_tasks(settings: Settings) -> list[Task]:
@@ -189,8 +192,15 @@ def describe(settings: Settings) -> str:
     """A log line: which rows these are, and how long a prompt may be."""
     if settings.data == TOY:
         return "LongBench of the toy world"
+    path = locate(settings.data)
+    source = f"the folder {path}"
+    if path.is_file():
+        with path.open("rb") as file:
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        is_published = "the" if sha256 == PUBLISHED_ZIP_SHA256 else "not the"
+        source = f"{path}: {is_published} published file, sha256 {sha256}"
     longest = f"{settings.max_prompt_tokens:,} tokens"
-    return f"{describe_source(settings.data)}; prompts longer than {longest} lose their middle"
+    return f"LongBench from {source}; prompts longer than {longest} lose their middle"
 
 
 def check(settings: Settings, positions: int) -> None:
@@ -223,12 +233,6 @@ def build_examples(
         answers = tuple(row["answers"])
         examples.append(Example(index, prompt, answers, spec.max_new_tokens, stop, facts))
     return examples
-
-
-def load_rows(settings: Settings, name: str) -> DatasetRows:
-    spec = find_dataset(name)
-    num_rows = spec.num_rows_e if settings.extended else spec.num_rows
-    return read_dataset(settings.data, name, num_rows or 0)
 
 
 def cut_middle(prompt: str, tokenizer: "PreTrainedTokenizerBase", max_tokens: int) -> str:
@@ -324,6 +328,84 @@ def math_settings(settings: Settings) -> gsm8k.Settings:
     return gsm8k.Settings(data=settings.gsm8k, tasks=(gsm8k.COT.name,))
 
 
+# -------------------------------------------------------------------------------------- the rows
+
+
+@dataclass(frozen=True)
+class DatasetRows:
+    rows: list[Row]
+    path: str  # of the file; in a zip followed by the member
+    sha256: str  # of the bytes of this data set
+
+
+def load_rows(settings: Settings, name: str) -> DatasetRows:
+    spec = find_dataset(name)
+    num_rows = spec.num_rows_e if settings.extended else spec.num_rows
+    return read_dataset(settings.data, name, num_rows or 0)
+
+
+def read_dataset(source: str, name: str, num_rows: int) -> DatasetRows:
+    """The rows of one data set (`hotpotqa`, `hotpotqa_e`), each with LongBench's fields."""
+    path = locate(source)
+    if path.is_file():
+        content, where = read_member(path, name)
+    else:
+        file = find_one(path, "data", name, ("{0}.parquet", "{0}/*.jsonl", "{0}/*.parquet"))
+        content, where = file.read_bytes(), str(file)
+    rows = parse_rows(content, where)
+    for number, row in enumerate(rows, 1):
+        check_row(row, f"{where}, row {number}")
+    require_count(rows, num_rows, f"LongBench's {name}", where)
+    return DatasetRows(rows, where, hashlib.sha256(content).hexdigest())
+
+
+def locate(source: str) -> Path:
+    """The zip file or folder of a source. A hub id's data.zip is downloaded."""
+    path = Path(source)
+    if path.is_dir() and not (path / "data.zip").is_file():
+        return path
+    if path.is_dir():
+        path /= "data.zip"
+    if path.is_file():
+        if not zipfile.is_zipfile(path):
+            raise UserError(f"{path} is not a zip file; name LongBench's data.zip or a folder.")
+        return path
+    forms = "its data.zip, a folder of .jsonl or .parquet files, zai-org/LongBench, or toy"
+    with from_hub(source, "LongBench", forms):
+        from huggingface_hub import hf_hub_download
+
+        return Path(hf_hub_download(source, "data.zip", repo_type="dataset"))
+
+
+def read_member(path: Path, name: str) -> tuple[bytes, str]:
+    """A data set's bytes from data.zip, from any folder in it."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            files = [member for member in archive.namelist() if not member.startswith("__MACOSX")]
+            members = [member for member in files if member.rsplit("/", 1)[-1] == f"{name}.jsonl"]
+            member = the_only(members, name, path)
+            where = path_inside(path, member, path)
+            if (size := archive.getinfo(member).file_size) > LARGEST_MEMBER:
+                raise UserError(
+                    f"{where} would take {size:,} bytes, far more than a data set of LongBench; "
+                    "download the file again."
+                )
+            return archive.read(member), str(where)
+    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+        raise UserError(f"{path} is damaged ({error}). Download it again.") from error
+
+
+def check_row(row: Row, where: str) -> None:
+    if "input" not in row and "question" in row:
+        raise UserError(
+            f"{where} has a field `question` and no `input`: this copy (Xnhyacinth/LongBench) is "
+            "for other prompts. Use the original data.zip of zai-org/LongBench."
+        )
+    require(row, where, str, "input", "context")
+    require(row, where, list, "answers")
+    require(row, where, int, "length")
+
+
 # -------------------------------------------------------------------------------------- reports
 
 title = "LongBench"
@@ -335,7 +417,7 @@ def headline_metric(task: str) -> str | None:
     return gsm8k.HEADLINE if task == MATH else None
 
 
-def reported_scores(rows: Sequence[ResultRow]) -> list[ReportedScore]:
+def reported_scores(rows: Sequence[Row]) -> list[ReportedScore]:
     """The plain mean of the categories, and each of them, by the table that fits the rows best."""
     names = {row["task"] for row in rows}
 
@@ -354,8 +436,3 @@ def reported_scores(rows: Sequence[ResultRow]) -> list[ReportedScore]:
         return []
     weights = {cell: w / len(parts) for part in parts for cell, w in part.weights.items()}
     return [ReportedScore("longbench", AVERAGE, "average", weights, written_by_suite=True), *parts]
-
-
-def charts(rows: Sequence[ResultRow]) -> dict[str, list[str]]:
-    """All categories of the paper's table, whatever was evaluated."""
-    return {name: [f"{name}/mean$"] for name in (AVERAGE, *category_table("paper"))}

@@ -272,14 +272,6 @@ def reported_scores(rows: Sequence[Row]) -> list[ReportedScore]:
     return [ReportedScore("niah", AVERAGE, "average", weights, written_by_suite=True), *parts]
 
 
-def charts(rows: Sequence[Row]) -> dict[str, list[str]]:
-    return {
-        "average": [f"average/{METRIC}$"],
-        "single needle, by length": [rf"single/\d+/{METRIC}$"],
-        "many keys, by length": [rf"multikey/\d+/{METRIC}$"],
-    }
-
-
 @dataclass(frozen=True)
 class Build:
     """Write the examples of one task and length in RULER's format."""

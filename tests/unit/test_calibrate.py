@@ -8,8 +8,8 @@ import pytest
 
 from bosch.calibration import read_calibration
 from bosch.data.tokenizer_files import describe_tokenizer
-from bosch.eval.examples import describe_examples, load_examples, write_examples
 from bosch.eval.judging import check_calibration, judging_of
+from bosch.eval.runner import describe_examples, load_examples, write_examples
 from bosch.eval.suites._interface import Example
 from bosch.model import load_tokenizer
 from bosch.recipes.calibrate import build, main

@@ -11,7 +11,7 @@ import pytest
 from safetensors import safe_open
 
 from bosch.data.token_files import GrowingFiles
-from bosch.eval.suites._longbench_source import read_dataset
+from bosch.eval.suites.longbench import read_dataset
 from bosch.hybrid.materialize import materialize
 from bosch.hybrid.shards import INDEX, SINGLE
 from bosch.masks.picture import draw_mask

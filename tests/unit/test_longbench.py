@@ -15,8 +15,13 @@ from transformers import PreTrainedTokenizerFast
 
 from bosch.eval.suites import longbench
 from bosch.eval.suites._interface import Example, Result, Scored, Stop, Task
-from bosch.eval.suites._longbench_source import read_dataset
-from bosch.eval.suites.longbench import Settings, cut_middle, datasets, score_prediction
+from bosch.eval.suites.longbench import (
+    Settings,
+    cut_middle,
+    datasets,
+    read_dataset,
+    score_prediction,
+)
 from bosch.run.errors import MissingFileError, UserError
 from tests.odd_tokenizers import one_token_a_byte
 

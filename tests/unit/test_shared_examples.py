@@ -9,7 +9,7 @@ from transformers import AutoTokenizer
 from bosch.assets import asset_folder
 from bosch.data.tokenizer_files import describe_tokenizer
 from bosch.eval import runner
-from bosch.eval.examples import load_examples
+from bosch.eval.runner import load_examples
 from bosch.eval.settings import SuiteRun
 from bosch.eval.suites import longbench
 from bosch.eval.suites._interface import Example, Task

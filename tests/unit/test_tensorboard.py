@@ -154,7 +154,7 @@ def test_mask_and_settings_are_in_tensorboard(tmp_path: Path) -> None:
     expected: dict[str, Any] = {"run": "run", "model": "tiny", "method": "fisher", "seed": 3}
     expected |= {"ratio": 0.75, "window": 16, "unit": "group", "tokens": 1000}
     expected["KV saved"] = "75% at 32,768 tokens"
-    assert values == expected | {"train.clip_norm": 1.0}
+    assert values.items() >= (expected | {"train.clip_norm": 1.0}).items()
 
 
 def test_what_is_missing_or_damaged_is_rebuilt(tmp_path: Path) -> None:
