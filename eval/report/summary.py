@@ -81,8 +81,8 @@ def describe_recovery(recovery: Recovery) -> str:
 
 def describe_start(curve: Curve) -> str:
     """Of a run that was not evaluated before and after training."""
-    title, step = reporting_of(curve.score.suite).title, curve.steps[-1]
-    when = f"after {show_tokens(curve.tokens[-1])} tokens" if step else "before training"
+    title = reporting_of(curve.score.suite).title
+    when = f"after {show_tokens(curve.tokens[-1])} tokens" if curve.steps[-1] else "before training"
     if math.isnan(curve.dense):
         return f"{title}: {curve.values[-1]:.1f} {when}; the dense model was not evaluated"
     return f"{title}: {_gap_at(curve, -1)} points from the dense model ({curve.dense:.1f}) {when}"
