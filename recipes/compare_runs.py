@@ -17,9 +17,8 @@ from typing import Annotated
 from bosch.command_line import parse
 from bosch.config import POSITIONAL
 from bosch.eval.report.compare import Comparison, compare
-from bosch.eval.report.page import write_report
+from bosch.eval.report.page import warnings, write_report
 from bosch.eval.report.runs import RunResults, is_archive, is_run
-from bosch.eval.report.summary import warnings
 from bosch.eval.report.tables import align, baseline_table, short_table
 from bosch.run import progress
 from bosch.run.errors import MissingFileError, UserError, run_main

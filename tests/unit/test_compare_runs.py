@@ -8,9 +8,15 @@ from pathlib import Path
 import pytest
 
 from bosch.eval.report.compare import Comparison, compare, seeds_of_setups
-from bosch.eval.report.page import recovery_rows, write_report
+from bosch.eval.report.page import (
+    answers,
+    describe_recovery,
+    recovery_rows,
+    summarize,
+    warnings,
+    write_report,
+)
 from bosch.eval.report.runs import append_run, read_archive, read_run
-from bosch.eval.report.summary import answers, describe_recovery, summarize, warnings
 from bosch.eval.report.tables import MISSING, make_tables, mean_of_seeds, short_table
 from bosch.eval.rows import read_rows
 from bosch.recipes import compare_runs
