@@ -57,6 +57,11 @@ class Job:
     def is_open(self) -> bool:
         return self.ended is None and self.is_certain
 
+    @property
+    def num_positions(self) -> int:
+        """Tokens in the cache: all but the last one generated."""
+        return len(self.prompt) + len(self.tokens) - 1
+
 
 class Generator:
     """Generates with a model. Examples that need more than `max_positions` raise UserError."""
@@ -126,20 +131,33 @@ class Generator:
         """Prefill the prompt together with the answer's draft. In half precision, where any
         deviation from the plain way usually has to be redone, the draft follows only if the first
         token is right."""
-        is_shared = self._is_shared(job.prompt, following)
-        cache, num_read = self._begin(job, keep=is_shared)
+        keep, num_read = self._is_shared(job.prompt, following), 0
+        if self._trunk is not None:
+            prompt, trunk = self._trunk
+            num_read = min(common_length(prompt, job.prompt), len(job.prompt) - 1)
+            cache = copy_cache(trunk, num_read, whole=keep)
+        else:
+            cache = new_cache(self.model.config)
+            if keep:
+                keep_everything(cache)
         draft = job.draft if self.is_exact else []
         job.is_plain = num_read == 0 and not draft
-        logits_NV = self._prefill(cache, job.prompt + draft, num_read, 1 + len(draft))
-        self._trunk = (job.prompt, cache) if is_shared else None
+        tokens, num_logits, chunk = job.prompt + draft, 1 + len(draft), self.settings.prefill_chunk
+        while num_read + chunk <= len(tokens) - num_logits:
+            self._forward(cache, tokens[num_read : num_read + chunk], 1)
+            num_read += chunk
+        if draft:
+            keep_everything(cache)  # so that a wrong draft can be removed from a hybrid's cache
+        logits_NV = self._forward(cache, tokens[num_read:], num_logits)
+        self._trunk = (job.prompt, cache) if keep else None
         self._accept_draft(job, logits_NV)
         if not self.is_exact and job.is_open and job.draft[:1] == job.tokens:
             self._try_draft(job, cache)
         if not self.is_exact and not job.is_plain and not job.ended:
             job.is_certain = False  # leads are rarely large enough to try
         if job.is_open:
-            can_keep = self._trunk is None and cache.get_seq_length() == num_positions(job)
-            job.cache = cache if can_keep else copy_cache(cache, num_positions(job))
+            can_keep = self._trunk is None and cache.get_seq_length() == job.num_positions
+            job.cache = cache if can_keep else copy_cache(cache, job.num_positions)
 
     def _is_shared(self, prompt: Sequence[int], following: Job | None) -> bool:
         """Whether the next prompt begins like this one for long enough to copy the cache."""
@@ -150,29 +168,6 @@ class Generator:
         if not (self.is_exact or (may_end_with_draft and following.example.stop.when_answered)):
             return False
         return common_length(prompt, following.prompt) >= MIN_SHARED * len(following.prompt)
-
-    def _begin(self, job: Job, keep: bool) -> tuple[Cache, int]:
-        """A cache for the prompt, and how many of the prompt's tokens it already holds."""
-        if self._trunk is not None:
-            prompt, trunk = self._trunk
-            num_shared = min(common_length(prompt, job.prompt), len(job.prompt) - 1)
-            return copy_cache(trunk, num_shared, whole=keep), num_shared
-        cache = new_cache(self.model.config)
-        if keep:
-            keep_everything(cache)
-        return cache, 0
-
-    def _prefill(
-        self, cache: Cache, tokens: Sequence[int], num_read: int, num_logits: int
-    ) -> Tensor:
-        """Feed the tokens from `num_read` on to the model, in chunks; logits of the last ones."""
-        chunk, first_needed = self.settings.prefill_chunk, len(tokens) - num_logits
-        while num_read + chunk <= first_needed:
-            self._forward(cache, tokens[num_read : num_read + chunk], 1)
-            num_read += chunk
-        if num_logits > 1:
-            keep_everything(cache)  # so that a wrong draft can be removed from a hybrid's cache
-        return self._forward(cache, tokens[num_read:], num_logits)
 
     def _try_draft(self, job: Job, cache: Cache) -> None:
         """Half precision: accept the draft up to the end of the answer, or none of it."""
@@ -211,7 +206,7 @@ class Generator:
             return
         is_alone, device = len(jobs) == 1, self.model.device
         cache: Any = join_caches([job.cache for job in jobs if job.cache is not None])
-        lengths_N1 = torch.tensor([[num_positions(job)] for job in jobs], device=device)
+        lengths_N1 = torch.tensor([[job.num_positions] for job in jobs], device=device)
         longest = int(lengths_N1.max())
         # Padding is on the left.
         mask_NT = (torch.arange(longest, device=device) >= longest - lengths_N1).long()
@@ -293,11 +288,6 @@ class Generator:
             # Half of what is free: joining the caches takes the same amount once more.
             max_bytes = torch.cuda.mem_get_info(self.model.device)[0] // 2
         return sum(kv_bytes(job.cache) for job in pool if job.cache is not None) > max_bytes
-
-
-def num_positions(job: Job) -> int:
-    """Tokens in the cache: all but the last one generated."""
-    return len(job.prompt) + len(job.tokens) - 1
 
 
 def in_plain_way(settings: GenerationSettings) -> GenerationSettings:

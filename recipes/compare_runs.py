@@ -17,9 +17,8 @@ from typing import Annotated
 from bosch.command_line import parse
 from bosch.config import POSITIONAL
 from bosch.eval.report.compare import Comparison, compare
-from bosch.eval.report.page import write_report
+from bosch.eval.report.page import warnings, write_report
 from bosch.eval.report.runs import RunResults, is_archive, is_run
-from bosch.eval.report.summary import warnings
 from bosch.eval.report.tables import align, baseline_table, short_table
 from bosch.run import progress
 from bosch.run.errors import MissingFileError, UserError, run_main
@@ -46,13 +45,20 @@ class Options:
 def main(arguments: Sequence[str]) -> None:
     options = parse(Options, arguments)
     progress.set_up()
-    folders = find_runs(options.runs or sorted(Path("runs").glob("*/")))
+    given = options.runs or sorted(Path("runs").glob("*/"))
+    for path in given:
+        if not path.exists():
+            raise MissingFileError(f"{path}: no such folder or file; name run folders, as runs/*")
+    runs = [path for path in given if is_run(path) or is_archive(path)]
+    if not runs:
+        listed = ", ".join(map(str, given)) or "runs/"
+        raise UserError(f"No runs to compare in {listed}; name run folders, such as runs/NAME.")
     if not options.rebuild_tb:
-        compare_and_show(folders, options.out, options.baseline)
+        compare_and_show(runs, options.out, options.baseline)
         return
     from bosch.eval.report.tensorboard import rebuild_tensorboard
 
-    for folder in filter(Path.is_dir, folders):  # an archive has no curves
+    for folder in filter(Path.is_dir, runs):  # an archive has no curves
         try:
             with RunFolder(folder, say=say):  # a run in progress writes its own
                 rebuild_tensorboard(folder)
@@ -73,6 +79,14 @@ def compare_and_show(runs: Sequence[Path | RunResults], out: Path, baseline: str
     say(f"report in {written[0]}")
 
 
+def warn(comparison: Comparison) -> None:
+    lines = warnings(comparison)
+    for line in lines[:MOST_WARNINGS]:
+        say(f"warning: {line}")
+    if len(lines) > MOST_WARNINGS:
+        say(f"{len(lines) - MOST_WARNINGS} more warnings in the report")
+
+
 def build(run_path: Path, made_from: Sequence[Stage]) -> Stage:
     """The stage `report` of recover.py, for one run."""
 
@@ -81,26 +95,6 @@ def build(run_path: Path, made_from: Sequence[Stage]) -> Stage:
 
     inputs = {stage.name: stage for stage in made_from}
     return Stage("report", run=run, inputs=inputs, derived=True)
-
-
-def find_runs(given: Sequence[Path]) -> list[Path]:
-    """The run folders and archives among these paths. UserError if there are none."""
-    for path in given:
-        if not path.exists():
-            raise MissingFileError(f"{path}: no such folder or file; name run folders, as runs/*")
-    runs = [path for path in given if is_run(path) or is_archive(path)]
-    if not runs:
-        listed = ", ".join(map(str, given)) or "runs/"
-        raise UserError(f"No runs to compare in {listed}; name run folders, such as runs/NAME.")
-    return runs
-
-
-def warn(comparison: Comparison) -> None:
-    lines = warnings(comparison)
-    for line in lines[:MOST_WARNINGS]:
-        say(f"warning: {line}")
-    if len(lines) > MOST_WARNINGS:
-        say(f"{len(lines) - MOST_WARNINGS} more warnings in the report")
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from bosch.config import FLAT, NO_OPTION, Config, describe_config
 from bosch.data import packed
 from bosch.eval.judging import check_attention, check_calibration, check_data, judging_of
 from bosch.eval.report.compare import compare, has_recovered
-from bosch.eval.report.summary import summarize
+from bosch.eval.report.page import summarize
 from bosch.masks.kv_budget import with_kv_budget
 from bosch.methods._settings import describe_budget, learning_tokens, learns_from_tokens
 from bosch.recipes import (

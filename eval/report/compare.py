@@ -9,7 +9,7 @@ run's own (sweep.py --windows, --lengths) is a score too.
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
@@ -42,8 +42,10 @@ class Baseline:
     """What runs are compared with: one run, or those with some settings (a method is one)."""
 
     title: str
-    run: str | None = None
-    settings: Mapping[str, str] = field(default_factory=dict)
+    pairs: Mapping[
+        str, Sequence[tuple[RunResults, RunResults]]
+    ]  # setup -> runs and their baselines
+    differs_in_tokens: bool = False  # so ends of trainings of other lengths are compared
 
 
 @dataclass(frozen=True)
@@ -131,12 +133,12 @@ class Comparison:
         found = []
         for score in [*self.averages, *self.variants]:
             mean_score = self._mean_score(score)
-            for setup, members in _pair_runs(self.runs, self.baseline).items():
+            for setup, members in (self.baseline.pairs if self.baseline else {}).items():
                 pairs = [(self.curve(run, score), self.curve(base, score)) for run, base in members]
                 started = [(a, b) for a, b in pairs if a.starts_at_zero and b.starts_at_zero]
                 trained = [(a, b) for a, b in started if a.is_trained and b.is_trained]
                 ended = trained
-                if self.baseline and "data.tokens" not in self.baseline.settings:
+                if self.baseline and not self.baseline.differs_in_tokens:
                     ended = [(a, b) for a, b in trained if end_together(a, b)]
                 if started:
                     start = _difference(started, intervals.value_at(0))
@@ -293,22 +295,43 @@ def end_together(first: Curve, second: Curve) -> bool:
 
 
 def _find_baseline(wanted: str, runs: Sequence[RunResults]) -> Baseline:
-    for run in runs:
-        if wanted == run.name or Path(wanted).resolve() == run.path.resolve():
-            return Baseline(run.name, run=run.name)
+    for base in runs:
+        if wanted == base.name or Path(wanted).resolve() == base.path.resolve():
+            return Baseline(base.name, {run.name: [(run, base)] for run in runs if run is not base})
     for run in sorted(runs, key=lambda run: run.method):  # those without options come first
         of = {name: str(run.settings[name]) for name in ("method", "mask.options")}
         if wanted in (run.method, of["method"]):
-            return Baseline(run.method, settings=of)
+            return Baseline(run.method, _pair_runs(runs, of))
     parts = [part.partition("=") for part in wanted.split(",") if "=" in part]
     settings = {name.replace("-", "_"): value for name, _, value in parts}
     if settings and any(_has(run, settings) for run in runs):
-        return Baseline(wanted, settings=settings)
+        return Baseline(wanted, _pair_runs(runs, settings), "data.tokens" in settings)
     names = [*sorted({run.method for run in runs}), *(run.name for run in runs)]
     raise UserError(
         f"--baseline {wanted} is no method or run, and no run has such settings; "
         f"{suggest(wanted, names)}"
     )
+
+
+def _pair_runs(
+    runs: Sequence[RunResults], settings: Mapping[str, str]
+) -> dict[str, list[tuple[RunResults, RunResults]]]:
+    """Give each run without the baseline's settings one that has them and else agrees in COMMON."""
+
+    def others(found: Mapping[str, object]) -> dict[str, object]:
+        return {name: value for name, value in found.items() if name not in settings}
+
+    def common(run: RunResults) -> dict[str, object]:
+        return others({name: run.settings.get(name) for name in COMMON})
+
+    pairs: dict[str, list[tuple[RunResults, RunResults]]] = {}
+    bases = [run for run in runs if _has(run, settings)]
+    for run in (run for run in runs if run not in bases):
+        if candidates := [base for base in bases if common(base) == common(run)]:
+            # Of several, the one whose other settings differ in the same way.
+            alike = (b for b in candidates if others(b.differences) == others(run.differences))
+            pairs.setdefault(run.setup, []).append((run, next(alike, candidates[0])))
+    return pairs
 
 
 def _has(run: RunResults, settings: Mapping[str, str]) -> bool:
@@ -323,33 +346,6 @@ def _agrees(found: object, wanted: str) -> bool:
             if float(text) == read(wanted):
                 return True
     return text == wanted
-
-
-def _pair_runs(
-    runs: Sequence[RunResults], baseline: Baseline | None
-) -> dict[str, list[tuple[RunResults, RunResults]]]:
-    """Setup -> pairs of a run and its baseline run. A baseline that is a run is paired with every
-    other; settings give each run without them one that has them and else agrees in COMMON."""
-    if baseline is None:
-        return {}
-    if baseline.run is not None:
-        (base,) = (run for run in runs if run.name == baseline.run)
-        return {run.name: [(run, base)] for run in runs if run is not base}
-
-    def others(settings: Mapping[str, object]) -> dict[str, object]:
-        return {name: v for name, v in settings.items() if name not in baseline.settings}
-
-    def common(run: RunResults) -> dict[str, object]:
-        return others({name: run.settings.get(name) for name in COMMON})
-
-    pairs: dict[str, list[tuple[RunResults, RunResults]]] = {}
-    bases = [run for run in runs if _has(run, baseline.settings)]
-    for run in (run for run in runs if run not in bases):
-        if candidates := [base for base in bases if common(base) == common(run)]:
-            # Of several, the one whose other settings differ in the same way.
-            alike = (b for b in candidates if others(b.differences) == others(run.differences))
-            pairs.setdefault(run.setup, []).append((run, next(alike, candidates[0])))
-    return pairs
 
 
 def _difference(pairs: Sequence[tuple[Curve, Curve]], statistic: Statistic) -> Estimate | None:

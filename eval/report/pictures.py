@@ -5,7 +5,7 @@ panels of a chart side by side; `place_panel` says where its parts are, for the 
 Bands and bars are 95% intervals. The same numbers give the same bytes.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,7 +116,7 @@ def make_charts(comparison: Comparison) -> list[Chart]:
     recovery over tokens; its tables 1 and 2 are the scores before training."""
     charts = []
     for axis, name in (("tokens", "recovery"), ("flops", None), ("hours", None)):
-        panels = list(_over_training(comparison, comparison.averages, axis))
+        panels = _over_training(comparison, comparison.averages, axis)
         charts.append(Chart(name, f"averages over {AXES[axis]}", panels))
     panels = [
         Panel(f"{score.title}, before training", "ratio", lines, _dense_scores(comparison, score))
@@ -126,13 +126,13 @@ def make_charts(comparison: Comparison) -> list[Chart]:
     charts.append(Chart("zero_shot", "averages before training", panels))
     for suite in comparison.suites:
         reporting = reporting_of(suite)
-        panels = list(_over_training(comparison, comparison.parts(suite), "tokens"))
+        panels = _over_training(comparison, comparison.parts(suite))
         title = f"{reporting.title} {reporting.parts_title}"
         charts.append(Chart(parts_picture(suite), title, panels))
     panels = [
         Panel(title, "tokens", lines, _dense_losses(comparison.runs, name), is_loss=True)
         for name, title in LOSSES.items()
-        if (lines := list(_loss_lines(comparison.runs, name)))
+        if (lines := _loss_lines(comparison.runs, name))
     ]
     charts.append(Chart(None, "losses", panels))
     return [chart for chart in charts if any(panel.has_something for panel in chart.panels)]
@@ -153,39 +153,31 @@ def choose_styles(charts: Sequence[Chart]) -> dict[str, int]:
 
 
 def _over_training(
-    comparison: Comparison, scores: Sequence[ReportedScore], axis: str
-) -> Iterator[Panel]:
+    comparison: Comparison, scores: Sequence[ReportedScore], axis: str = "tokens"
+) -> list[Panel]:
+    """A panel for each score with a line per setup. Untrained runs are left out if any run was
+    trained."""
+    panels = []
     for score in scores:
-        if lines := list(lines_over_training(comparison, score, axis)):
-            yield Panel(score.title, axis, lines, _dense_scores(comparison, score))
-
-
-def lines_over_training(
-    comparison: Comparison, score: ReportedScore, axis: str = "tokens"
-) -> Iterator[Line]:
-    """A line per setup. Untrained runs are left out if any run was trained."""
-    known = comparison.curves_of(score)
-    setups = by_setup([curve for curve in known if curve.is_trained] or known)
-    runs = [curve.run for curves in setups.values() for curve in curves]
-    differ = {(r.model, r.ratio, r.window, str(dict(r.differences).items())) for r in runs}
-    for setup, curves in setups.items():
-        run = curves[0].run
-        label = run.name
-        if len(curves) > 1:
-            label = f"{run.method if len(differ) == 1 else setup} (mean of {len(curves)} seeds)"
-        common = sorted(set.intersection(*(set(curve.tokens) for curve in curves)))
-        if common and (x := _along(axis, run, common)) is not None:
-            statistics = map(intervals.value_after, common)
-            yield Line(label, x, [intervals.estimate(curves, s) for s in statistics])
-
-
-def _along(axis: str, run: RunResults, tokens: Sequence[float]) -> Numbers | None:
-    """What the training had used up when it had seen so many tokens."""
-    if axis == "tokens":
-        return np.array(tokens)
-    spent = run.spent(axis)
-    known = all(int(count) in spent for count in tokens)
-    return np.array([spent[int(count)] for count in tokens]) if known else None
+        known = comparison.curves_of(score)
+        setups = by_setup([curve for curve in known if curve.is_trained] or known)
+        runs = [curve.run for curves in setups.values() for curve in curves]
+        differ = {(r.model, r.ratio, r.window, str(dict(r.differences).items())) for r in runs}
+        lines = []
+        for setup, curves in setups.items():
+            run = curves[0].run
+            label = run.name
+            if len(curves) > 1:
+                label = f"{run.method if len(differ) == 1 else setup} (mean of {len(curves)} seeds)"
+            tokens = sorted(set.intersection(*(set(curve.tokens) for curve in curves)))
+            spent = {count: count for count in tokens} if axis == "tokens" else run.spent(axis)
+            if tokens and all(count in spent for count in tokens):
+                statistics = map(intervals.value_after, tokens)
+                points = [intervals.estimate(curves, one) for one in statistics]
+                lines.append(Line(label, np.array([spent[n] for n in tokens], float), points))
+        if lines:
+            panels.append(Panel(score.title, axis, lines, _dense_scores(comparison, score)))
+    return panels
 
 
 def _lines_over_ratios(comparison: Comparison, score: ReportedScore) -> list[Line]:
@@ -208,13 +200,15 @@ def _lines_over_ratios(comparison: Comparison, score: ReportedScore) -> list[Lin
     return lines
 
 
-def _loss_lines(runs: Sequence[RunResults], name: str) -> Iterator[Line]:
+def _loss_lines(runs: Sequence[RunResults], name: str) -> list[Line]:
     """A line per run."""
+    lines = []
     for run in runs:
         if points := run.training_points(name):
             parts = np.array_split(np.array(points, float), min(len(points), MOST_POINTS))
             means = np.array([part.mean(0) for part in parts])
-            yield Line(run.name, means[:, 0], [Estimate(float(loss)) for loss in means[:, 1]])
+            lines.append(Line(run.name, means[:, 0], [Estimate(loss) for loss in means[:, 1]]))
+    return lines
 
 
 def _dense_scores(comparison: Comparison, score: ReportedScore) -> dict[str, float]:

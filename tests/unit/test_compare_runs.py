@@ -8,10 +8,16 @@ from pathlib import Path
 import pytest
 
 from bosch.eval.report.compare import Comparison, compare, seeds_of_setups
-from bosch.eval.report.page import recovery_rows, write_report
+from bosch.eval.report.page import (
+    answers,
+    describe_recovery,
+    recovery_rows,
+    summarize,
+    warnings,
+    write_report,
+)
 from bosch.eval.report.runs import append_run, read_archive, read_run
-from bosch.eval.report.summary import warnings
-from bosch.eval.report.tables import MISSING, make_tables, mean_of_seeds
+from bosch.eval.report.tables import MISSING, make_tables, mean_of_seeds, short_table
 from bosch.eval.rows import read_rows
 from bosch.recipes import compare_runs
 from bosch.run.errors import MissingFileError, UserError
@@ -64,11 +70,6 @@ def test_there_are_intervals_where_single_examples_are_known(tmp_path: Path) -> 
     assert rows[paired.name].value == rows[without.name].value
     assert rows[paired.name].low < rows[paired.name].value < rows[paired.name].high
     assert rows[without.name].low is None
-    # Nor where the examples do not give the scores.
-    path = paired / "eval/step-000200/niah/predictions.jsonl"
-    path.write_text(path.read_text().replace(": 1.0", ": 0.0"))
-    gaps = [row.gap_share for row in compare([paired]).recoveries]
-    assert [gap.low is None for gap in gaps] == [True, False]
 
 
 def test_a_method_as_baseline_gives_differences_over_seeds_for_each_ratio(tmp_path: Path) -> None:
@@ -275,12 +276,14 @@ def test_missing_and_damaged_parts_of_runs_are_named(tmp_path: Path) -> None:
 def test_a_damaged_prediction_is_named_and_nothing_is_drawn_from_it(tmp_path: Path) -> None:
     folder = FakeRun(skill=recovering(0.1, 0.7)).write(tmp_path)
     path = folder / "eval/step-000200/niah/predictions.jsonl"
-    first, *others = read_rows(path)
-    broken = first | {"scores": {"string_match_all": math.nan}}
-    path.write_text("".join(json.dumps(row) + "\n" for row in (broken, *others)))
-    comparison = compare([folder])
-    assert [row.gap_share.low is None for row in comparison.recoveries] == [True, False]
-    assert any(f"{path}: left out 1 rows" in line for line in warnings(comparison))
+    content = path.read_text()
+    wrong = content.replace(": 1.0", ": 0.0")  # does not give the suite's own score
+    for damaged in (content.replace(": 1.0", ": NaN", 1), wrong):
+        path.write_text(damaged)
+        comparison = compare([folder])
+        assert [row.gap_share.low is None for row in comparison.recoveries] == [True, False]
+        named = [line for line in warnings(comparison) if f"{path}: left out 1 rows" in line]
+        assert len(named) == (damaged != wrong)
 
 
 def test_runs_that_are_not_comparable_are_named(tmp_path: Path) -> None:
@@ -292,6 +295,37 @@ def test_runs_that_are_not_comparable_are_named(tmp_path: Path) -> None:
     same = f"96 of 512, 1024 tokens in {more.name}, {above.name}; 60 of 512, 1024 tokens in"
     assert any("NIAH average" in line and f"{same} {fewer.name}" in line for line in lines)
     assert any(line.startswith(f"{above.name}: NIAH average: no gap") for line in lines)
+
+
+def test_the_answers_begin_with_the_best_run(tmp_path: Path) -> None:
+    """A line on the mask, then one per suite."""
+    dense = FakeRun("fisher", steps=(None,)).write(tmp_path)
+    start = FakeRun("razor", steps=(None, 0)).write(tmp_path)
+    trained = FakeRun().write(tmp_path)
+    found = dict(answers(compare([dense, start, trained])))
+    assert [*found] == [trained.name, start.name, dense.name]
+    mask, niah, longbench = found[trained.name]
+    assert mask.startswith("bosch, 12 of 16 KV groups on a window of 64 tokens")
+    assert mask.endswith("KV bytes saved: 70% at 1,024 tokens")
+    assert (niah, longbench) == tuple(map(describe_recovery, compare([trained]).recoveries))
+    assert re.fullmatch(
+        r"NIAH: -\S+ \[.+\] points from the dense model \(89.6\) before training",
+        found[start.name][1],
+    )
+    assert len(found[dense.name]) == 1  # nothing but its mask
+
+
+@pytest.mark.parametrize(
+    ("dense", "verdict"), [(0.6, "no gap to recover"), (0.65, "no significant gap to the dense")]
+)
+def test_there_is_no_share_of_a_gap_that_may_not_exist(
+    tmp_path: Path, dense: float, verdict: str
+) -> None:
+    run = FakeRun(skill=lambda step, task: dense if step is None else 0.6).write(tmp_path)
+    lines = [str(line) for line in summarize(compare([run]))]
+    assert not any("% [" in line for line in lines if "gap" in line)
+    assert any(verdict in line for line in lines)
+    assert "no significant gap" in str(short_table(compare([run])).rows)
 
 
 # ------------------------------------------------------------------------------------ the command

@@ -1,8 +1,6 @@
 """GSM8K: prompts, filters and rows as lm-eval 0.4.13 has them."""
 
-import gzip
 import hashlib
-import json
 import random
 from pathlib import Path
 
@@ -10,6 +8,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from bosch.eval.rows import write_rows
 from bosch.eval.suites import gsm8k
 from bosch.eval.suites._interface import Scored, Task
 from bosch.run.errors import MissingFileError, UserError
@@ -24,16 +23,11 @@ ROWS = {
 }
 
 
-def write_jsonl(path: Path, rows: list[dict]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("gsm8k")
     for split, rows in ROWS.items():
-        write_jsonl(folder / f"{split}.jsonl", rows)
+        write_rows(folder / f"{split}.jsonl", rows)
     return folder
 
 
@@ -92,24 +86,19 @@ def test_filters_by_hand(task: str, prediction: str, strict: int, flexible: int)
 
 
 def test_rows_are_read_from_every_form(folder: Path, tmp_path: Path) -> None:
-    forms = [tmp_path / form for form in ("jsonl.gz", "parquet", "hub")]
-    for form in forms:
-        form.mkdir()
-    with gzip.open(forms[0] / "test.jsonl.gz", "wt", encoding="utf-8") as file:
-        file.write((folder / "test.jsonl").read_text())
-    table = pyarrow.Table.from_pylist(ROWS["test"])
-    pyarrow.parquet.write_table(table, forms[1] / "test.parquet")
-    (forms[2] / "main").mkdir()
-    pyarrow.parquet.write_table(table, forms[2] / "main" / "test-00000-of-00001.parquet")
-    for form in (*forms, folder / "test.jsonl"):
+    hub = tmp_path / "main" / "test-00000-of-00001.parquet"
+    hub.parent.mkdir()
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(ROWS["test"]), hub)
+    for form in (tmp_path, folder / "test.jsonl"):
         assert gsm8k.read_split(str(form), "test") == ROWS["test"]
         sources = gsm8k.sources(gsm8k.Settings(str(form)), gsm8k.COT)
         assert sources == gsm8k.sources(gsm8k.Settings(str(folder)), gsm8k.COT)
 
 
 def test_bad_data_is_one_clear_sentence(folder: Path, tmp_path: Path) -> None:
-    few = write_jsonl(tmp_path / "few.jsonl", ROWS["test"][:3])
-    without = write_jsonl(tmp_path / "no.jsonl", [{"question": "1?"}])
+    few, without = tmp_path / "few.jsonl", tmp_path / "no.jsonl"
+    write_rows(few, ROWS["test"][:3])
+    write_rows(without, [{"question": "1?"}])
     for source, split, named in (
         (few, "test", f"{few} .*3 .*1319"),
         (without, "test", f"{without}, row 1: .*`answer`"),

@@ -13,9 +13,8 @@ from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 
 import bosch.eval.suites
 from bosch.eval.report.compare import Comparison, compare
-from bosch.eval.report.page import write_report
+from bosch.eval.report.page import summarize, write_report
 from bosch.eval.report.runs import append_run, read_run
-from bosch.eval.report.summary import summarize
 from bosch.eval.report.tables import make_tables
 from bosch.eval.report.tensorboard import rebuild_tensorboard
 from bosch.eval.settings import Label

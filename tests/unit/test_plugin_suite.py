@@ -46,16 +46,6 @@ def test_the_example_runs_with_its_options(copy: PackageCopy, tmp_path: Path) ->
     assert values == {"sums": value, "average": value}
 
 
-def test_a_wrong_option_is_one_sentence(copy: PackageCopy, tmp_path: Path) -> None:
-    options = ("--options", "mine.rwos=5", "--out", str(tmp_path / "judged"))
-    code, _, errors = copy.run(*EVALUATE, "mine", *options)
-    assert code == 2, errors
-    (line,) = errors.splitlines()
-    assert "rwos=5" in line
-    assert "'rows'" in line
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_whole_run_is_judged_by_it(copy: PackageCopy, tmp_path: Path) -> None:
     run = tmp_path / "runs" / "one"
     code, _, errors = copy.run(

@@ -15,10 +15,9 @@ from typing import Any
 import pytest
 
 from bosch.eval.report.compare import Comparison, compare
-from bosch.eval.report.page import page
+from bosch.eval.report.page import page, warnings
 from bosch.eval.report.pictures import make_charts
 from bosch.eval.report.runs import read_run
-from bosch.eval.report.summary import warnings
 from bosch.eval.report.tables import make_tables
 from launch.take_screenshots import BROWSERS, FLAGS
 from tests.run_folders import FakeRun
