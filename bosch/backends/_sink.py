@@ -15,8 +15,7 @@ each probability anew as exp(score - lse), and the sum it subtracts from the out
 merged output and total, it gives the gradients of the merged attention with respect to q, k and v;
 the sink's own share is added in closed form.
 """
-# B batch, H query heads, G kv heads, R query heads a group, T queries, S keys, N keys of the sink,
-# D head size, M rows of a group: R * T
+# B batch, H query heads, G kv heads, T queries, S keys, N keys of the sink, D head size
 
 from __future__ import annotations
 
@@ -81,12 +80,13 @@ def _merge(
     s_BHTN = s_BHTN.to(lse_BHT.dtype)
     if s_BHTN.shape[-1] == 1:
         s_BHT = s_BHTN[..., 0]
-        # Not from the total: a query that sees nothing at all has -inf for both.
-        share_BHT = torch.sigmoid(s_BHT - lse_BHT).nan_to_num_(0)
+        # Not from the total: a query that sees nothing at all has -inf for both. Only what is
+        # hidden becomes 0: a NaN elsewhere has to show.
+        share_BHT = torch.sigmoid(s_BHT - lse_BHT).masked_fill_(s_BHT == -torch.inf, 0)
         out_BHTD.lerp_(values_BHND, share_BHT[..., None].to(out_BHTD.dtype))
         return out_BHTD, torch.logaddexp(lse_BHT, s_BHT), share_BHT[..., None]
     total_BHT1 = torch.cat([lse_BHT[..., None], s_BHTN], -1).logsumexp(-1, keepdim=True)
-    share_BHTN = (s_BHTN - total_BHT1).exp_().nan_to_num_(0)
+    share_BHTN = (s_BHTN - total_BHT1).exp_().masked_fill_(s_BHTN == -torch.inf, 0)
     kept_BHT1 = 1 - share_BHTN.sum(-1, keepdim=True)
     out_BHTD.mul_(kept_BHT1.to(out_BHTD.dtype)).add_(share_BHTN.to(out_BHTD.dtype) @ values_BHND)
     return out_BHTD, total_BHT1[..., 0], share_BHTN

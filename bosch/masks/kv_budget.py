@@ -35,7 +35,8 @@ def with_kv_budget(
     count = model.num_layers * model.num_groups // width
     for windowed in range(count + 1):
         rows = [[0] * width] * windowed + [[1] * width] * (count - windowed)
-        needed = GroupMask.from_rows(rows, config.window).kv_bytes(tokens, model.head_dim)
+        mask = replace(GroupMask.from_rows(rows, config.window), sink=config.sink)
+        needed = mask.kv_bytes(tokens, model.head_dim)
         size = f"{needed / unit_bytes:.3g} {unit} at {tokens:,} tokens"
         if needed <= float(number) * unit_bytes:
             dense = "" if windowed else ", of the dense model"

@@ -10,13 +10,15 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel, StaticCache
 
+from bosch.backends import sdpa
+from bosch.backends._interface import AttentionCall
 from bosch.config import TrainConfig
 from bosch.hybrid.cache import CACHE, kv_bytes
 from bosch.hybrid.conversion import deploy, head_size
 from bosch.hybrid.export import mask_record
 from bosch.hybrid.materialize import materialize, unmaterialize
 from bosch.hybrid.sink_files import measure_sinks, read_sinks, sinks_of, write_sinks
-from bosch.hybrid.sinks import Sinks, attach_sinks
+from bosch.hybrid.sinks import Sinks, attach_sinks, sink_beyond
 from bosch.masks.mask import MaskFile, read_mask, write_mask
 from bosch.model import load_model
 from bosch.recipes.materialize_model import write_hybrid
@@ -268,6 +270,16 @@ def test_a_hybrid_without_its_sinks_or_of_an_unknown_kind_is_refused(tmp_path: P
     values = {k: v for k, v in hybrid.config.to_dict().items() if k != "bosch"}
     with pytest.raises(UserError, match="logit"):
         type(hybrid.config)(**values, bosch=hybrid.config.bosch | {"sink": {"kind": "logit"}})
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_sink_that_is_no_number_shows(count: int) -> None:
+    q, k, v = torch.randn(3, 1, 2, 40, 8)
+    beyond_BT = torch.arange(40)[None] - WINDOW
+    sink = sink_beyond(count, beyond_BT, torch.full_like(k, torch.nan), v)
+    out = sdpa.attend(AttentionCall(q, k, v, 1.0, WINDOW, sink=sink))
+    assert out[:, :, WINDOW:].isnan().all()
+    assert out[:, :, :WINDOW].isfinite().all()
 
 
 def test_weight_decay_leaves_sinks_alone() -> None:
