@@ -2,7 +2,9 @@
 
 By default one head of size 64 in one CPU thread. `python -m benchmarks gpu` uses the heads of a
 model's layer. Full attention (by sdpa) and the window on each backend run in turns at each length,
-once the forward pass alone and once with the backward pass.
+once the forward pass alone and once with the backward pass. What a sink costs:
+
+    python -m benchmarks attention --window 128 --heads 9 --groups 3 --sinks none static tokens=4
 """
 # B batch, H query heads, G kv heads, T queries, S keys, D head size
 
@@ -19,6 +21,8 @@ from torch import Tensor
 from benchmarks._measure import DeviceOptions, Row, short, speedup, time_in_turns
 from bosch.backends._interface import AttentionCall
 from bosch.hybrid import dispatch
+from bosch.hybrid.sinks import Source, make_sink
+from bosch.masks.window import sink_tokens
 from bosch.plugins import load_plugin
 from bosch.run.errors import UserError, is_out_of_memory
 from bosch.run.progress import say
@@ -28,6 +32,7 @@ COLUMNS = {
     "tokens": "tokens:,",
     "pass": "pass",
     "backend": "backend",
+    "sink": "sink",
     "full, seconds": "full_seconds:.5f",
     "window, seconds": "window_seconds:.5f",
     "speed-up": "value:.2f",
@@ -42,6 +47,7 @@ class Options(DeviceOptions):
     groups: int = 1  # KV heads
     head_size: int = 64  # size of a head
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"  # number format
+    sinks: tuple[str, ...] = ("none",)  # kinds of sink, each beside the others
     backends: tuple[str, ...] | None = None  # None: sdpa on a CPU, all that run here on a GPU
     rounds: int = 7  # how often each side is timed
 
@@ -64,29 +70,35 @@ def measure(options: Options) -> Iterator[Row]:
         full = make_call(tokens, needs_grad, device, options)
         windowed = replace(full, window_tokens=options.window)
         sides = {FULL: timed(partial(dispatch.attend, full), full)}
-        for backend in options.backends or dispatch.by_priority(windowed):
+        for backend, sink in product(
+            options.backends or dispatch.by_priority(windowed), options.sinks
+        ):
             load_plugin("bosch.backends", backend)  # an error if there is none of this name
-            side = timed(partial(dispatch.attend, windowed, backend), windowed)
+            call = with_sink(windowed, sink)
+            side = timed(partial(dispatch.attend, call, backend), call)
             try:
                 side()
-                sides[backend] = side
+                sides[f"{backend}, sink {sink}"] = side
             except Exception as error:  # the backend refuses, or memory is short
                 known = (UserError, torch.OutOfMemoryError)
                 if not (isinstance(error, known) or is_out_of_memory(error)):
                     raise
                 say(f"attention: skipped {backend} at {short(tokens)} tokens: {error}")
         seconds = time_in_turns(sides, options.rounds, device)
-        for backend in list(sides)[1:]:
+        for side_name in list(sides)[1:]:
+            backend, _, sink = side_name.partition(", sink ")
+            shown = backend if options.sinks == ("none",) else side_name
             yield {
-                "name": f"{short(tokens)} tokens, window {options.window}, {backend}, {what}",
-                "value": speedup(seconds[FULL], seconds[backend]),
+                "name": f"{short(tokens)} tokens, window {options.window}, {shown}, {what}",
+                "value": speedup(seconds[FULL], seconds[side_name]),
                 "unit": "x faster than full",
                 "tokens": tokens,
                 "window": options.window,
                 "backend": backend,
+                "sink": sink,
                 "pass": what,
                 "full_seconds": median(seconds[FULL]),
-                "window_seconds": median(seconds[backend]),
+                "window_seconds": median(seconds[side_name]),
             }
 
 
@@ -101,6 +113,15 @@ def make_call(
 
     q_BHTD, k_BGSD, v_BGSD = map(random, (options.heads, options.groups, options.groups))
     return AttentionCall(q_BHTD, k_BGSD, v_BGSD, scaling=options.head_size**-0.5)
+
+
+def with_sink(call: AttentionCall, sink: str) -> AttentionCall:
+    """Constants, or first tokens of the text."""
+    if sink == "none":
+        return call
+    source: Source = sink_tokens(sink) or (call.k_BGSD[0, :, 0], call.v_BGSD[0, :, 0])
+    assert call.window_tokens is not None
+    return replace(call, sink=make_sink(source, call.window_tokens, 0, call))
 
 
 def timed(attend: Callable[[], Tensor], call: AttentionCall) -> Callable[[], object]:

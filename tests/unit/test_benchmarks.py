@@ -43,14 +43,19 @@ def test_attention_compares_backends_with_full_attention(
     run: RunBenchmark, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = "--lengths 40 80 --window 8 --heads 4 --groups 2 --head-size 16 --rounds 2"
-    rows = run("attention", *arguments.split(), *ON_CPU, "--backends", "sdpa", "varlen")
-    sides = [(40, "forward"), (80, "forward")]
-    sides += [(tokens, "forward and backward") for tokens in (40, 80)]
-    assert [(row["tokens"], row["pass"]) for row in rows] == sides
+    arguments += " --backends sdpa varlen --sinks none static tokens=2"
+    rows = run("attention", *arguments.split(), *ON_CPU)
+    sides = [
+        (tokens, passes, sink)
+        for passes in ("forward", "forward and backward")
+        for tokens in (40, 80)
+        for sink in ("none", "static", "tokens=2")
+    ]
+    assert [(row["tokens"], row["pass"], row["sink"]) for row in rows] == sides
     assert all(row["value"] > 0 and row["backend"] == "sdpa" for row in rows)
     output = capsys.readouterr().out
     assert "varlen at 40 tokens" in output  # why it was skipped
-    assert "forward and backward │    sdpa │" in output
+    assert "forward and backward │    sdpa │   static │" in output
 
 
 def test_out_of_memory_is_a_missing_point_and_so_are_longer_ones(
