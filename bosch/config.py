@@ -255,15 +255,16 @@ class Dials:
     method: str = "bosch"  # what chooses these groups: a file of bosch/methods
     window: TokenCount = 1_024  # window size in tokens, including the current token
     seed: int = 0  # seed of everything random
-    # What a group sees of the text before its window: none; static, a constant key and value in
-    # the place of the first token; or tokens=4, the first four tokens of the text. Pretrained
-    # models need it; the embedded ones do not.
-    sink: str = "none"
+    # What a group sees of the text before its window: static, a constant key and value in the place
+    # of the first token; tokens=4, the first four tokens of the text; or none. auto: static, but
+    # none for the paper's methods, and that of the file for from_file.
+    sink: str = "auto"
 
     def __post_init__(self) -> None:
         check_ratio(self.ratio)
         check_window(self.window)
-        sink_tokens(self.sink, self.window)
+        if self.sink != "auto":
+            sink_tokens(self.sink, self.window)
         at_least(0, self, "", "seed")
 
 
@@ -304,6 +305,7 @@ def shared_fields(part: type[Any], whole: object) -> dict[str, Any]:
 def fill_in(stored: Mapping[str, object]) -> dict[str, Any]:
     """A config as a run stored it, with defaults for settings that are newer than the run."""
     config: dict[str, Any] = json.loads(json.dumps(asdict(Config())))
+    config["sink"] = "none"  # before there were any
     for name, value in stored.items():
         known = config.get(name)
         if isinstance(known, dict):  # a section

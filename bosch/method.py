@@ -6,6 +6,8 @@ file of bosch/methods with
     score_groups(inputs) -> Scores for a ranking: a score for each group, or
     select(inputs) -> Selection    for any other way to a mask that meets the ratio
     check(settings)                optional: refuse settings that would fail later
+    own_sink(settings, window)     optional: the sink that --sink auto means, where the method
+                                   brings its constants too (Selection.sinks)
 
 docs/extending.md has a complete example. `make_mask` (bosch/methods/_choose.py) calls the function
 and turns scores into the exact mask. A method leaves the model as it was: weights, configuration,
@@ -52,6 +54,7 @@ class MethodTraits:
     searches: bool = False
     measures: bool = False
     learns_from_tokens: bool = False  # it trains; `inputs.learning` holds tokens and the training
+    has_sinks: bool = True  # False: as published, it has none unless --sink asks for them
 
 
 @dataclass(frozen=True)
@@ -95,6 +98,7 @@ class Selection:
     notes: tuple[str, ...] = ()  # lines to print
     model: ModelInfo | None = None  # the model it belongs to, if the method trained the weights
     cost: Mapping[str, float] | None = None  # of a search, including `seconds`, for time.json
+    sinks: "Sinks | None" = None  # static ones that came with it; None: measured
 
 
 @dataclass(frozen=True)
@@ -139,6 +143,7 @@ class TrainLearner(Protocol):
         sequence_tokens: int,  # must divide the length of the packed sequences
         weights_rate: float | None = None,  # peak learning rate; None: that of the recovery
         weights_out: Path | None = None,  # where to write the trained model; None: nowhere
+        sinks: "Sinks | int | None" = None,  # that windows see; or how many first tokens
     ) -> None: ...
 
 
@@ -176,11 +181,14 @@ class Inputs:
         if self.sink != "none":
             from bosch.hybrid.sinks import attach_sinks  # imports torch
 
-            attach_sinks(model, sink_tokens(self.sink) or self.sinks_of(model))
+            attach_sinks(model, self.sinks_of(model))
         return model
 
-    def sinks_of(self, model: "PreTrainedModel") -> "Sinks":
-        """Measured on the first tokens of the calibration set."""
+    def sinks_of(self, model: "PreTrainedModel") -> "Sinks | int | None":
+        """What windows see: constants, measured on the first tokens of the calibration set, or a
+        number of first tokens."""
+        if self.sink != "static":
+            return sink_tokens(self.sink) or None
         from bosch.hybrid.sink_files import measure_sinks
 
         return measure_sinks(model, [haystack.ids_T for haystack in self.calibration.haystacks])

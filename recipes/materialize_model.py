@@ -94,12 +94,12 @@ def build(config: Config, mask: Stage) -> Stage:
 
 
 def write_hybrid(source: Path, mask: Path, out: Path) -> None:
-    from bosch.hybrid.materialize import materialize, read_config  # imports torch: seconds
+    from bosch.hybrid.materialize import materialize  # imports torch: seconds
     from bosch.hybrid.sink_files import read_sinks
 
     record = read_mask(mask, read_model_info(source))
     has_sinks = record.mask.sink == "static"
-    sinks = read_sinks(mask.parent, read_config(source)) if has_sinks else None
+    sinks = read_sinks(mask.parent, record) if has_sinks else None
     materialize(source, record, out, sinks)
 
 

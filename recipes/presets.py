@@ -127,6 +127,7 @@ def scaled_paper(model: str) -> Config:
     that are available."""
     config = Config(
         model=model,
+        sink="none",
         calibration=CalibrationConfig(tasks=PAPER_TASKS),
         eval=EvalConfig(niah_tasks=PAPER_TASKS),
     )
@@ -163,7 +164,7 @@ def choose(preset: str | None, model: str | None) -> tuple[Config, list[str]]:
         check_model(model)  # before its tokenizer is asked
         preset, usual, config = "tiny", tiny(), fit_needles(tiny(model))
     else:
-        preset, usual, config = "paper", paper(), scaled_paper(model)
+        preset, usual, config = "paper", paper(), for_own_model(model)
     changes = differences(plain(asdict(usual)), plain(asdict(config)))
     return config, [f"preset {preset}, scaled to the model; {changes}"]
 
@@ -172,7 +173,12 @@ def for_stage(arguments: Sequence[str]) -> Config:
     """The defaults of a single stage's command: `tiny` for the embedded models and others as small,
     hybrids included, else the paper's settings scaled to the model."""
     model = peek(arguments, "model")["model"] or TINY_MODEL
-    return tiny(model) if is_small(model) else scaled_paper(model)
+    return tiny(model) if is_small(model) else for_own_model(model)
+
+
+def for_own_model(model: str) -> Config:
+    """The paper's settings scaled to it, but with the sinks that pretrained models need."""
+    return replace(scaled_paper(model), sink="auto")
 
 
 def is_small(model: str) -> bool:

@@ -9,12 +9,12 @@ import io
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bosch.config import CalibrationConfig, JudgingConfig, MaskConfig
+from bosch.config import CalibrationConfig, Config, JudgingConfig, MaskConfig
 from bosch.eval.judging import Judging
 from bosch.eval.results import read_scores
 from bosch.eval.rows import Row
@@ -23,9 +23,10 @@ from bosch.eval.suites._interface import Request
 from bosch.hybrid.export import MASK_KEY
 from bosch.masks.mask import GroupMask, MaskFile, check_ratio, read_mask, write_mask
 from bosch.masks.picture import mask_figure
+from bosch.masks.window import sink_tokens
 from bosch.method import Inputs
 from bosch.methods._choose import make_mask, write_selection
-from bosch.methods._settings import check_settings, default_settings
+from bosch.methods._settings import check_settings, default_settings, sink_of
 from bosch.model import ModelInfo, find_model, find_tokenizer, load_tokenizer, read_model_info
 from bosch.plugins import suggest
 from bosch.run.errors import UserError
@@ -39,13 +40,27 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from bosch.calibration import Calibration
+    from bosch.hybrid.sinks import Sinks
 
 
 MASKED = "bosch_mask_in_use"  # attribute of a model inside `masked`
 
 
+@dataclass(frozen=True)
 class Mask(MaskFile):
-    """A mask (`mask`) and where it comes from: model, method, settings."""
+    """A mask (`mask`) and where it comes from: model, method, settings. And the constants that its
+    windows see, if its sink is static."""
+
+    sinks: "Sinks | None" = field(default=None, repr=False, compare=False)
+
+    @classmethod
+    def read(cls, path: Path) -> "Mask":
+        """mask.json, checked, and the sinks that lie beside it."""
+        from bosch.hybrid.sink_files import read_sinks
+
+        record = read_mask(path)
+        sinks = read_sinks(path.parent, record) if record.mask.sink == "static" else None
+        return cls(**vars(record), sinks=sinks)
 
     @property
     def ratio(self) -> float:
@@ -57,7 +72,12 @@ class Mask(MaskFile):
         return self.mask.kv_bytes(tokens, self.model.head_dim, bytes_per_value)
 
     def save(self, path: str | Path) -> None:
+        """As mask.json; static sinks in a second file beside it."""
+        from bosch.hybrid.sink_files import write_sinks
+
         write_mask(Path(path), self)
+        if self.sinks is not None:
+            write_sinks(Path(path).parent, self.sinks)
 
     def plot(self) -> "Figure":
         """A matplotlib figure: layers from the bottom up, orange for full attention."""
@@ -95,11 +115,14 @@ def search_mask(
     window: int,
     method: str = "bosch",
     folder: str | Path | None = None,
+    sink: str = "auto",
     seed: int = 0,
     **settings: Any,
 ) -> Mask:
     """The mask that a method of bosch/methods chooses. The model stays as it is.
 
+    sink: what windows see besides their tokens: none, static or tokens=S. auto: static, but none
+    for the paper's methods.
     folder: gets the mask, and what a search notes to resume from: call again with the same
     arguments after an interruption.
     settings: the method's, such as kappa=30 (`bosch search --method NAME --help` lists them).
@@ -113,7 +136,8 @@ def search_mask(
     def load_calibration() -> "Calibration":
         if calibration is None:
             raise UserError(
-                f"method {method}: it scores masks on examples; pass those of bosch.calibrate."
+                f"method {method}: masks are scored, and static sinks measured, on examples; pass "
+                "those of bosch.calibrate."
             )
         return calibration
 
@@ -129,22 +153,31 @@ def search_mask(
             settings=chosen,
             folder=path,
             load_tokenizer=lambda: find_tokenizer(Path(origin_of(model))),
+            sink=sink_of(Config(method=method, window=window, sink=sink), chosen),
         )
-        selection = make_mask(method, inputs)
-        return Mask(**vars(write_selection(method, inputs, selection, began)))
+        from bosch.hybrid.sinks import attach_sinks
+
+        try:
+            selection = make_mask(method, inputs)
+            write_selection(method, inputs, selection, began)
+        finally:
+            attach_sinks(model, None)
+        return Mask.read(path / "mask.json")
 
 
 def load_mask(path: str | Path) -> Mask:
     """A mask.json, checked."""
-    return Mask(**vars(read_mask(Path(path))))
+    return Mask.read(Path(path))
 
 
 @contextlib.contextmanager
 def masked(model: "PreTrainedModel", mask: MaskFile | GroupMask) -> "Iterator[PreTrainedModel]":
     """Inside, every call of the model and `generate` use the mask. The KV cache stays that of the
     dense model: `materialize` saves memory, this saves copying the weights."""
+    from bosch.hybrid.sinks import attach_sinks
+
     _need_our_attention(model)
-    chosen = _mask_for(model, mask)
+    chosen, sinks = _mask_for(model, mask), _sinks_of(mask)
 
     def add_mask(module: Any, arguments: Any, named: dict[str, Any]) -> Any:
         return arguments, {"bosch_mask": chosen.z, "bosch_window": chosen.window_tokens} | named
@@ -152,10 +185,12 @@ def masked(model: "PreTrainedModel", mask: MaskFile | GroupMask) -> "Iterator[Pr
     # In front of an outer mask's: what the inner one sets stays.
     hook = model.register_forward_pre_hook(add_mask, prepend=True, with_kwargs=True)
     before = getattr(model, MASKED, None)
+    sinks_before = attach_sinks(model, sinks)
     setattr(model, MASKED, chosen)
     try:
         yield model
     finally:
+        attach_sinks(model, sinks_before)
         setattr(model, MASKED, before)
         hook.remove()
 
@@ -181,7 +216,7 @@ def materialize(model: "PreTrainedModel", mask: MaskFile | GroupMask) -> "PreTra
     check_native_window(model.config)
     chosen = _mask_for(model, mask)
     origin = {MASK_KEY: mask.origin()} if isinstance(mask, MaskFile) else {}
-    hybrid = deploy(model, chosen.z, chosen.window_tokens, None, **origin)
+    hybrid = deploy(model, chosen.z, chosen.window_tokens, _sinks_of(mask), **origin)
     hybrid.config.name_or_path = model.config.name_or_path
     return hybrid
 
@@ -298,11 +333,6 @@ def _need_our_attention(model: "PreTrainedModel") -> None:
 
 def _mask_for(model: "PreTrainedModel", mask: MaskFile | GroupMask) -> GroupMask:
     chosen = mask.mask if isinstance(mask, MaskFile) else mask
-    if chosen.sink != "none":
-        raise UserError(
-            f"this mask has the sink {chosen.sink}, which a model in memory cannot be given here: "
-            "use `bosch materialize`."
-        )
     shape = (model.config.num_hidden_layers, model.config.num_key_value_heads)
     if (chosen.num_layers, chosen.num_groups) != shape:
         raise UserError(
@@ -310,6 +340,18 @@ def _mask_for(model: "PreTrainedModel", mask: MaskFile | GroupMask) -> GroupMask
             f"{shape[0]} x {shape[1]}; pass a mask made for this model."
         )
     return chosen
+
+
+def _sinks_of(mask: MaskFile | GroupMask) -> "Sinks | int | None":
+    if isinstance(mask, Mask) and mask.sinks is not None:
+        return mask.sinks
+    chosen = mask.mask if isinstance(mask, MaskFile) else mask
+    if chosen.sink == "static":
+        raise UserError(
+            "This mask has static sinks, whose constants lie beside its mask.json: pass the mask "
+            "as bosch.search_mask or bosch.load_mask gives it."
+        )
+    return sink_tokens(chosen.sink) or None
 
 
 def _settings(made: Any, known: Any, values: dict[str, Any], **further: Any) -> Any:

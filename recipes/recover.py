@@ -21,7 +21,12 @@ from bosch.eval.judging import check_attention, check_calibration, check_data, j
 from bosch.eval.report.compare import compare, has_recovered
 from bosch.eval.report.page import summarize
 from bosch.masks.kv_budget import with_kv_budget
-from bosch.methods._settings import describe_budget, learning_tokens, learns_from_tokens
+from bosch.methods._settings import (
+    describe_budget,
+    describe_sink,
+    learning_tokens,
+    learns_from_tokens,
+)
 from bosch.recipes import (
     calibrate,
     compare_runs,
@@ -260,6 +265,7 @@ def introduce(command: Command, config: Config) -> None:
     """Print what this run will do, before work begins."""
     say(f"run folder {command.run_path}")
     say(describe_budget(config))
+    say(describe_sink(config))
     for line in [*command.chosen_by, *describe_config(config), *presets.warnings(config)]:
         say(line)
     if mask_tokens := learning_tokens(config):

@@ -1,7 +1,7 @@
 """Choose the groups that get the sliding window, by any method: the stage `mask`.
 
     python recipes/search_mask.py --list
-    python recipes/search_mask.py --method interleave --ratio 0.5
+    python recipes/search_mask.py --method interleave --ratio 0.5 --calibration DIR
     python recipes/search_mask.py --method fisher --ratio 0.75 --calibration DIR --loss-tokens all
 
 Writes mask.json, its picture and, for rankings, scores.json into the folder `mask` of a run. Run
@@ -22,10 +22,13 @@ from bosch.masks.kv_budget import with_kv_budget
 from bosch.method import Inputs, Learning, MethodTraits
 from bosch.methods._choose import deciding, make_mask, write_selection
 from bosch.methods._settings import (
+    brings_sink,
     check_settings,
     default_settings,
     describe_budget,
+    describe_sink,
     list_methods,
+    sink_of,
     traits_of,
 )
 from bosch.model import (
@@ -61,18 +64,16 @@ def build(
     settings = default_settings(config.method, config.mask) if settings is None else settings
     check_settings(config.method, settings)
     inputs: dict[str, Stage | Artifact] = {}
-    has_sinks = config.sink != "none"
-    if has_sinks and traits.learns_from_tokens:
-        raise UserError(
-            f"--sink {config.sink}: {config.method} trains its mask without sinks; use another "
-            "method, or --sink none."
-        )
-    if traits.reads_calibration or config.sink == "static":
+    sink = sink_of(config, settings)
+    measures_sinks = sink == "static" and not brings_sink(config.method)
+    if traits.reads_calibration or measures_sinks:
         if calibration is None:
-            needs = f"--method {config.method}" if traits.reads_calibration else "--sink static"
+            needs, instead = f"--method {config.method}", ""
+            if not traits.reads_calibration:
+                needs, instead = "--sink static", ", or --sink none"
             raise UserError(
                 f"{needs} needs calibration examples: pass --calibration DIR, a folder made by "
-                "recipes/calibrate.py."
+                f"recipes/calibrate.py{instead}."
             )
         inputs["calibration"] = calibration
     if traits.learns_from_tokens:
@@ -93,7 +94,7 @@ def build(
         "settings": {n: _by_content(value) for n, value in deciding(settings).items()},
         **({"attention": config.mask.attention} if config.mask.attention != "auto" else {}),
         **({"learning": learning} if traits.learns_from_tokens else {}),
-        **({"sink": config.sink} if has_sinks else {}),
+        **({"sink": sink} if sink != "none" else {}),
     }
     return Stage(
         "mask",
@@ -141,7 +142,7 @@ def run_method(
         folder=folder,
         load_tokenizer=partial(find_tokenizer, model_folder),
         learning=make_learning(config, model_folder, tokens) if tokens else None,
-        sink=config.sink,
+        sink=sink_of(config, settings),
     )
     began = time.monotonic()
     selection = make_mask(config.method, inputs)
@@ -251,7 +252,8 @@ def main(arguments: Sequence[str]) -> None:
     stages = [tokens, stage] if isinstance(tokens, Stage) else [stage]
     with RunFolder(run_path, rank, world, say) as run:
         progress.log_to(run_path / "recover.log")
-        for line in [f"run folder {run_path}", describe_budget(config, options.settings), *origin]:
+        about = describe_budget(config, options.settings), describe_sink(config, options.settings)
+        for line in [f"run folder {run_path}", *about, *origin]:
             say(line)
         if rank == 0:
             refuse_blocked(run.plan(stages, "mask" if options.fresh else None))

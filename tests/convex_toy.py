@@ -67,6 +67,7 @@ class ConvexToy:
         sequence_tokens: int,
         weights_rate: float | None = None,
         weights_out: Path | None = None,
+        sinks: object = None,
     ) -> None:
         peaks = learner.parameter_groups()
         optimizer = torch.optim.AdamW(

@@ -11,6 +11,7 @@ import numpy as np
 
 from bosch.config import TrainConfig
 from bosch.data.loader import TokenFolder
+from bosch.hybrid.sinks import Sinks
 from bosch.method import Learner
 from bosch.run.files import sync_directory
 from bosch.run.group import Group
@@ -36,6 +37,7 @@ class LearnerTraining:
         sequence_tokens: int,
         weights_rate: float | None = None,
         weights_out: Path | None = None,
+        sinks: Sinks | int | None = None,
     ) -> str | None:
         """None if it finished. Else why it stopped early, with everything saved."""
         tokens = cut_sequences(self.tokens, sequence_tokens)
@@ -64,6 +66,7 @@ class LearnerTraining:
             # These may depend on the number of ranks, which must not change while a method learns.
             facts={"batch_sequences": batch_sequences, "sequence_tokens": sequence_tokens},
             learner=learner,
+            sinks=sinks,
         )
         stopped_by = train(job)
         if stopped_by is None and weights_out is not None:

@@ -67,11 +67,13 @@ def deploy(
 ) -> PreTrainedModel:
     """A new hybrid from a plain model in memory, with weights of its own. `sinks`: constants, or a
     number of first tokens."""
+    own = None
+    if isinstance(sinks, Sinks):
+        own = Sinks(*(x_LGD.to(model.device, model.dtype) for x_LGD in sinks))
     if sinks is not None:
-        is_static = isinstance(sinks, Sinks)
-        provenance["sink"] = sink_as_json("static" if is_static else f"tokens={sinks}")
+        provenance["sink"] = sink_as_json("static" if own else f"tokens={sinks}")
     config = hybrid_config(model.config, z, window_tokens, **provenance)
-    new = sink_parameters(sinks if isinstance(sinks, Sinks) else None, config)
+    new = sink_parameters(own, config)
     return convert(model, family_of(config).model_class, config, config.bosch["permutation"], new)
 
 

@@ -283,8 +283,6 @@ def logits(
     model.to(device).eval()
     is_hybrid = config.model_type.startswith(PREFIX)
     own_sinks = sinks_of(model) if is_hybrid else None
-    if isinstance(sinks, Sinks):
-        sinks = Sinks(*(x_LGD.to(device) for x_LGD in sinks))
     if sinks is not None:
         attach_sinks(model, sinks)
     with _computing_in_float64(model):

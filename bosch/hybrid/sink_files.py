@@ -10,11 +10,11 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
-from transformers import PretrainedConfig
 
 from bosch.hybrid.cache import CACHE
 from bosch.hybrid.conversion import head_size
 from bosch.hybrid.sinks import KEY, VALUE, Sinks, kind_of
+from bosch.masks.mask import MaskFile
 from bosch.masks.window import sink_tokens
 from bosch.run.errors import MissingFileError, UserError
 from bosch.run.files import write_atomically
@@ -41,7 +41,8 @@ def sinks_of(model: Any) -> Sinks | int | None:
     config, blocks = model.config, model.base_model.layers
     if kind_of(config) != "static":
         return sink_tokens(kind_of(config)) or None
-    sinks = Sinks(*(torch.zeros(_shape(config), dtype=model.dtype) for _ in range(2)))
+    shape = config.num_hidden_layers, config.num_key_value_heads, head_size(config)
+    sinks = Sinks(*(torch.zeros(shape, dtype=model.dtype) for _ in range(2)))
     for layer, block in enumerate(blocks):
         row, num_full = config.bosch["permutation"][layer], config.bosch["num_full"][layer]
         if num_full < len(row):
@@ -54,9 +55,10 @@ def write_sinks(folder: Path, sinks: Sinks) -> None:
     write_atomically(folder / FILE, save({name: x.cpu() for name, x in sinks._asdict().items()}))
 
 
-def read_sinks(folder: Path, config: PretrainedConfig) -> Sinks:
-    """Of a mask's folder, for the dense model of this config."""
-    path, shape = folder / FILE, _shape(config)
+def read_sinks(folder: Path, record: MaskFile) -> Sinks:
+    """Those of the mask in this folder."""
+    path, mask = folder / FILE, record.mask
+    shape = mask.num_layers, mask.num_groups, record.model.head_dim
     if not path.is_file():
         raise MissingFileError(
             f"{path} does not exist, but the mask beside it has static sinks; copy it from where "
@@ -73,7 +75,3 @@ def read_sinks(folder: Path, config: PretrainedConfig) -> Sinks:
         if not x_LGD.isfinite().all():
             raise UserError(f"{path}: {name} has values that are no finite numbers.")
     return sinks
-
-
-def _shape(config: PretrainedConfig) -> tuple[int, int, int]:
-    return config.num_hidden_layers, config.num_key_value_heads, head_size(config)

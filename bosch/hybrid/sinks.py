@@ -26,7 +26,7 @@ from bosch.masks.window import sink_from_json, sink_tokens
 from bosch.run.errors import UserError
 
 KEY, VALUE = "window_sink_key", "window_sink_value"
-ATTACHED = "search_sink"  # attribute of a dense model's attention modules
+ATTACHED = "search_sink"  # attribute of a dense model and of its attention modules
 Source = tuple[Tensor, Tensor] | int  # key and value (G, D), or how many first tokens
 
 
@@ -104,16 +104,17 @@ def sink_beyond(source: Source, beyond_BT: Tensor, k_BGSD: Tensor, v_BGSD: Tenso
     return Sink(k_BGND, v_BGND, beyond_BT[..., None] >= numbers_N)
 
 
-def attach_sinks(model: Any, sinks: Sinks | int | None) -> None:
+def attach_sinks(model: Any, sinks: Sinks | int | None) -> Sinks | int | None:
     """From now on every mask that a dense model is called with has these sinks, or as many first
-    tokens. None: none."""
+    tokens. None: none. Returns what it had before."""
+    before: Sinks | int | None = getattr(model, ATTACHED, None)
+    if isinstance(sinks, Sinks):
+        sinks = Sinks(*(x_LGD.to(model.device) for x_LGD in sinks))
+    setattr(model, ATTACHED, sinks)
     for layer, block in enumerate(model.base_model.layers):
-        source: Source | None = None
-        if isinstance(sinks, Sinks):
-            source = sinks.keys_LGD[layer], sinks.values_LGD[layer]
-        elif sinks:
-            source = sinks
+        source = tuple(x[layer] for x in sinks) if isinstance(sinks, Sinks) else sinks
         setattr(block.self_attn, ATTACHED, source)
+    return before
 
 
 def attached_source(module: Any) -> Source | None:

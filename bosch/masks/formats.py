@@ -54,12 +54,9 @@ def import_mask(
             f"chose the {tie['num_windowed']} of them that go on the window."
         )
     mask = GroupMask.from_windowed(windowed, model.num_layers, model.num_groups, window)
-    if sinks := min(sizes.get("sink_size", 0), window):
-        mask = replace(mask, sink=f"tokens={sinks}")
-        if sinks < sizes["sink_size"]:
-            notes.append(
-                f"sink_size is {sizes['sink_size']}; the window of {window} keeps {sinks} of them."
-            )
+    mask = replace(mask, sink=sink_beside(path, window))
+    if (asked := sizes.get("sink_size", 0)) > window:
+        notes.append(f"sink_size is {asked}; the window of {window} keeps {window} of them.")
     record = MaskFile(
         mask=mask,
         model=model,
@@ -112,6 +109,12 @@ def read_sizes(path: Path) -> dict[str, int]:
         if type(size) is not int or size < LEAST[name]:
             raise UserError(f"{path}: {name} is {size!r}; it must be a whole number of tokens.")
     return sizes
+
+
+def sink_beside(path: Path, window_tokens: int) -> str:
+    """That of the config.json beside a table; at most the window."""
+    count = min(read_sizes(path.parent / "config.json").get("sink_size", 0), window_tokens)
+    return f"tokens={count}" if count else "none"
 
 
 def smallest(

@@ -62,8 +62,11 @@ def write_selection(name: str, inputs: Inputs, selection: Selection, began: floa
     mask = replace(selection.mask, sink=inputs.sink)
     if inputs.sink == "static":
         from bosch.hybrid.sink_files import write_sinks  # imports torch
+        from bosch.hybrid.sinks import Sinks
 
-        write_sinks(folder, inputs.sinks_of(inputs.model))
+        sinks = selection.sinks or inputs.sinks_of(inputs.model)
+        assert isinstance(sinks, Sinks)
+        write_sinks(folder, sinks)
     record = MaskFile(
         mask=mask,
         model=selection.model or inputs.model_info,

@@ -137,6 +137,8 @@ def learn(
             length.sequence_tokens,
             settings.weights_learning_rate,
             inputs.folder / WEIGHTS if settings.weights == "learned" else None,
+            # Not of inputs.model, which would stay in memory beside the one that is trained.
+            inputs.sinks_of(inputs.load_model()) if inputs.sink != "none" else None,
         )
         table, figures = gates.table(), gates.figures()
         learned = {"table": table, "figures": figures, "length": asdict(length)}

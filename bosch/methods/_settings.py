@@ -3,6 +3,7 @@ MaskConfig's fields of the same names, then the command line. Importing this fil
 torch; loading a method does if the method's file does."""
 
 import dataclasses
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any, get_args
 
@@ -84,6 +85,32 @@ def default_settings(name: str, mask: MaskConfig) -> Any:
     settings_class: Any = load_method(name).Settings
     settings, dials = settings_class(**shared_fields(settings_class, mask)), vars(mask)
     return with_options(name, settings, mask.options, set_elsewhere=[*dials])
+
+
+def sink_of(config: Config, settings: object = None) -> str:
+    """What `--sink auto` means for a method: none, static or tokens=S."""
+    if config.sink != "auto":
+        return config.sink
+    if brings := brings_sink(config.method):
+        settings = settings or default_settings(config.method, config.mask)
+        return str(brings(settings, config.window))
+    return "static" if traits_of(config.method).has_sinks else "none"
+
+
+def brings_sink(name: str) -> Callable[[object, int], str] | None:
+    found: Callable[[object, int], str] | None = getattr(load_method(name), "own_sink", None)
+    return found
+
+
+def describe_sink(config: Config, settings: object = None) -> str:
+    """A line, for before work begins."""
+    sink = sink_of(config, settings)
+    if sink == "none" and config.sink == "auto":
+        return (
+            f"sink none: {config.method} is as published; windows without sinks cost a pretrained "
+            "model much (docs/own-model.md), --sink static gives it some"
+        )
+    return f"sink {sink}"
 
 
 def learning_tokens(config: Config) -> int:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from bosch.method import Inputs, MethodTraits, Selection
 from bosch.search.settings import SearchSettings
 
-traits = MethodTraits(unit="layer", searches=True)
+traits = MethodTraits(unit="layer", searches=True, has_sinks=False)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from bosch.method import Inputs, MethodTraits, Selection
 from bosch.methods.bosch_single import localize
 from bosch.search.settings import PartSettings, check_optimizer
 
-traits = MethodTraits(searches=True)
+traits = MethodTraits(searches=True, has_sinks=False)
 check = check_optimizer
 
 

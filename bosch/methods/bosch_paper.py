@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from bosch.method import Inputs, MethodTraits, Selection
 from bosch.search.settings import StageSettings, check_optimizer
 
-traits = MethodTraits(searches=True)
+traits = MethodTraits(searches=True, has_sinks=False)
 check = check_optimizer
 
 

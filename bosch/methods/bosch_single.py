@@ -10,7 +10,7 @@ from bosch.method import Inputs, MethodTraits, Selection
 from bosch.search.optimizers._interface import repair
 from bosch.search.settings import SearchSettings
 
-traits = MethodTraits(searches=True)
+traits = MethodTraits(searches=True, has_sinks=False)
 
 
 @dataclass(frozen=True)

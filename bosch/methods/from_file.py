@@ -9,7 +9,7 @@ import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bosch.masks.formats import import_mask
+from bosch.masks.formats import import_mask, sink_beside
 from bosch.masks.mask import read_mask
 from bosch.method import Inputs, MethodTraits, Selection
 from bosch.run.errors import MissingFileError, UserError
@@ -34,11 +34,20 @@ def check(settings: Settings) -> None:
         read_mask(settings.path)
 
 
+def own_sink(settings: Settings, window_tokens: int) -> str:
+    check(settings)
+    assert settings.path is not None
+    if settings.path.suffix == ".tsv":
+        return sink_beside(settings.path, window_tokens)
+    return read_mask(settings.path).mask.sink
+
+
 def select(inputs: Inputs) -> Selection:
     check(inputs.settings)
     path: Path = inputs.settings.path
     window = inputs.window_tokens
     notes: tuple[str, ...] = ()
+    sinks = None
     if path.suffix == ".tsv":
         record, notes = import_mask(path, inputs.model_info, inputs.ratio, window, inputs.seed)
         details, drawn = dict(record.settings), record.seed is not None
@@ -47,12 +56,18 @@ def select(inputs: Inputs) -> Selection:
         if (made_for := record.mask.window_tokens) != window:
             notes = (f"{path} was made for a window of {made_for} tokens; using it with {window}",)
         details, drawn = {"made_by": record.method}, False
+        if record.mask.sink == "static":
+            from bosch.hybrid.sink_files import read_sinks  # imports torch
+
+            sinks = read_sinks(path.parent, record)
     mask = record.mask
     if mask.sink != inputs.sink:
-        raise UserError(f"{path} has --sink {mask.sink}, not {inputs.sink}; name that one.")
+        raise UserError(
+            f"--sink {inputs.sink}: {path} has the sink {mask.sink}; leave --sink out, or name it."
+        )
     # A mask.json leaves nothing to choose, and there is always a requested ratio.
     advice = f"pass --ratio {json.dumps(record.ratio_asked or mask.ratio)}"
     mask.refuse_another_ratio(inputs.ratio, str(path), advice)
     mask = replace(mask, window_tokens=window)
     details["path_xxh3"] = hash_file(path)
-    return Selection(mask, details=details, drawn=drawn, notes=notes)
+    return Selection(mask, details=details, drawn=drawn, notes=notes, sinks=sinks)

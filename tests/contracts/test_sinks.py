@@ -224,7 +224,7 @@ def test_a_materialized_hybrid_has_the_masks_sinks_and_goes_back(
         materialize(dense, record, tmp_path / "hybrid")
     write_hybrid(dense, tmp_path / "mask" / "mask.json", tmp_path / "hybrid")
     hybrid = load_model(tmp_path / "hybrid", "auto", "cpu")
-    sinks = read_sinks(tmp_path / "mask", hybrid.config)
+    sinks = read_sinks(tmp_path / "mask", record)
     for layer, row in enumerate(MIXED):
         windowed = [group for group, bit in enumerate(row) if not bit]
         found = sinks_of(hybrid)
@@ -241,19 +241,18 @@ def test_a_materialized_hybrid_has_the_masks_sinks_and_goes_back(
 
 def test_sinks_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     dense = plain_folder(tmp_path / "dense")
-    mask_with_sinks(tmp_path / "mask", dense)
-    config = load_model(dense, "auto", "cpu").config
-    good, path = read_sinks(tmp_path / "mask", config), tmp_path / "mask" / "sinks.safetensors"
+    record = mask_with_sinks(tmp_path / "mask", dense)
+    good, path = read_sinks(tmp_path / "mask", record), tmp_path / "mask" / "sinks.safetensors"
     for keys_LGD, words in (
         (good.keys_LGD[:1], "keys_LGD is"),
         (good.keys_LGD * float("nan"), "no finite numbers"),
     ):
         write_sinks(tmp_path / "mask", Sinks(keys_LGD, good.values_LGD))
         with pytest.raises(UserError, match=words):
-            read_sinks(tmp_path / "mask", config)
+            read_sinks(tmp_path / "mask", record)
     path.write_bytes(b"no sinks")
     with pytest.raises(UserError, match="not a file of sinks"):
-        read_sinks(tmp_path / "mask", config)
+        read_sinks(tmp_path / "mask", record)
     path.unlink()
     with pytest.raises(UserError, match=r"sinks\.safetensors does not exist"):
         write_hybrid(dense, tmp_path / "mask" / "mask.json", tmp_path / "hybrid")

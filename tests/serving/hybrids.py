@@ -8,18 +8,22 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from bosch.hybrid.conversion import deploy
+from bosch.hybrid.sinks import Sinks
 
 TINY = Path(__file__).parents[2] / "bosch" / "assets" / "tiny-qwen3"
 WINDOW = 64
 
 
-def tiny_hybrid(ratio: float, window: int = WINDOW, seed: int = 0) -> Any:
-    """Of the embedded model, with layers that differ."""
+def tiny_hybrid(ratio: float, window: int = WINDOW, seed: int = 0, has_sinks: bool = False) -> Any:
+    """Of the embedded model, with layers that differ; with static sinks that no query ignores."""
     dense = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32).eval()
     bits = [0] * round(64 * ratio)
     bits += [1] * (64 - len(bits))
     random.Random(seed).shuffle(bits)
-    return deploy(dense, [bits[at : at + 8] for at in range(0, 64, 8)], window)
+    draw = torch.Generator().manual_seed(seed)
+    sinks = Sinks(*(torch.randn(8, 8, 16, generator=draw) for _ in range(2)))
+    rows = [bits[at : at + 8] for at in range(0, 64, 8)]
+    return deploy(dense, rows, window, sinks if has_sinks else None)
 
 
 def tiny_folder(folder: Path) -> Path:

@@ -17,7 +17,8 @@ import torch
 from bosch_vllm.packing import share_of_dense
 from transformers import AutoModelForCausalLM
 
-from bosch.hybrid.conversion import deploy
+from bosch.hybrid.conversion import deploy, head_size
+from bosch.hybrid.sinks import KEY, VALUE, Sinks
 from tests.model_factory import MIXED, tiny_model
 from tests.serving.hybrids import TINY, WINDOW, tiny_hybrid
 
@@ -108,6 +109,23 @@ def test_tokens_are_ours(ratio: float, window: int, layout: dict[str, Any], tmp_
     assert_agrees(tiny_hybrid(ratio, window), tmp_path, **layout)
 
 
+@pytest.mark.parametrize(
+    ("ratio", "window", "layout"),
+    [(0.5, WINDOW, {}), (0.75, 1, {}), (0.75, WINDOW, PACKED), (1.0, 5, PACKED)],
+)
+def test_tokens_with_static_sinks_are_ours(
+    ratio: float, window: int, layout: dict[str, Any], tmp_path: Path
+) -> None:
+    hybrid = tiny_hybrid(ratio, window, has_sinks=True)
+    theirs = assert_agrees(hybrid, tmp_path, **layout)
+    hybrid.config.bosch["sink"] = {"kind": "none"}
+    for module in hybrid.modules():
+        for name in (KEY, VALUE):
+            if hasattr(module, name):
+                delattr(module, name)
+    assert furthest(our_log_probs(hybrid, make_prompts(hybrid.config.vocab_size)), theirs) > 1e-2
+
+
 @both_layouts
 def test_whole_layers_agree(layout: dict[str, Any], tmp_path: Path) -> None:
     dense = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32).eval()
@@ -116,14 +134,23 @@ def test_whole_layers_agree(layout: dict[str, Any], tmp_path: Path) -> None:
 
 
 @both_layouts
-def test_compiled_it_agrees(layout: dict[str, Any], tmp_path: Path) -> None:
-    small = deploy(tiny_model("qwen3", num_hidden_layers=3), MIXED, 5)
+@pytest.mark.parametrize("has_sinks", [False, True])
+def test_compiled_it_agrees(has_sinks: bool, layout: dict[str, Any], tmp_path: Path) -> None:
+    small = small_hybrid("qwen3", has_sinks)
     assert_agrees(small, tmp_path, enforce_eager=False, **layout)
 
 
+@pytest.mark.parametrize("has_sinks", [False, True])
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3", "qwen3_moe"])
-def test_every_family_agrees(family: str, tmp_path: Path) -> None:
-    assert_agrees(deploy(tiny_model(family, num_hidden_layers=3), MIXED, 5), tmp_path)
+def test_every_family_agrees(family: str, has_sinks: bool, tmp_path: Path) -> None:
+    assert_agrees(small_hybrid(family, has_sinks), tmp_path)
+
+
+def small_hybrid(family: str, has_sinks: bool) -> Any:
+    dense = tiny_model(family, num_hidden_layers=3)
+    shape = 3, len(MIXED[0]), head_size(dense.config)
+    sinks = Sinks(*(torch.randn(shape, generator=torch.Generator().manual_seed(n)) for n in (0, 1)))
+    return deploy(dense, MIXED, 5, sinks if has_sinks else None)
 
 
 def test_the_window_is_neither_one_less_nor_one_more(tmp_path: Path) -> None:

@@ -54,7 +54,9 @@ def test_recover_and_search_mask_take_it_in_place_of_a_ratio(
     recover.main([*words, "--dry-run"])
     said = capsys.readouterr().out
     assert line in said
-    search_mask.main([*words, "--run-dir", "run"])
+    with pytest.raises(UserError, match="--sink static needs calibration examples"):
+        search_mask.main([*words, "--run-dir", "run"])
+    search_mask.main([*words, "--run-dir", "run", "--sink", "none"])
     assert line in capsys.readouterr().out
     assert read_mask(tmp_path / "run" / "mask" / "mask.json").mask.num_windowed == 9
     for main in (recover.main, search_mask.main):

@@ -1,5 +1,6 @@
 """The six calls of `import bosch`, on the embedded models."""
 
+import dataclasses
 import subprocess
 import sys
 from pathlib import Path
@@ -80,6 +81,35 @@ def test_all_six_calls(dense: Any, tokenizer: Any, tmp_path: Path) -> None:
     assert torch.equal(load(tmp_path / "hybrid")(ids).logits, hybrid(ids).logits)
 
 
+@pytest.mark.parametrize("sink", ["static", "tokens=2"])
+def test_sinks_come_with_the_mask(sink: str, dense: Any, tokenizer: Any, tmp_path: Path) -> None:
+    calibration = bosch.calibrate(tokenizer, questions_per_context=2, **EASY)
+    ids = torch.arange(60)[None] % 200
+    plain = dense(ids).logits
+    searched = bosch.search_mask(
+        dense, calibration, ratio=0.75, window=16, method="dcam", sink=sink
+    )
+    searched.save(tmp_path / "mask.json")
+    loaded = bosch.load_mask(tmp_path / "mask.json")
+    without = dataclasses.replace(loaded.mask, sink="none")
+    logits = []
+    for mask in (searched, loaded, without):
+        with bosch.masked(dense, mask), torch.inference_mode():
+            logits.append(dense(ids).logits)
+            texts = dense.generate(ids, max_new_tokens=8, do_sample=False)
+        hybrid = bosch.materialize(dense, mask)
+        assert (hybrid(ids).logits - logits[-1]).abs().max() < 1e-3
+        assert torch.equal(hybrid.generate(ids, max_new_tokens=8, do_sample=False), texts)
+    assert torch.equal(logits[0], logits[1])
+    assert (logits[0] - logits[2]).abs().max() > 1e-3
+    with bosch.masked(dense, without), bosch.masked(dense, loaded), torch.inference_mode():
+        assert torch.equal(dense(ids).logits, logits[0])
+    assert torch.equal(dense(ids).logits, plain)
+    if sink == "static":
+        with pytest.raises(UserError, match=r"beside its mask\.json"):
+            bosch.materialize(dense, loaded.mask)
+
+
 def test_what_a_folder_holds_of_another_search_is_not_used(
     dense: Any, tokenizer: Any, tmp_path: Path
 ) -> None:
@@ -97,9 +127,10 @@ def test_a_model_in_memory_is_known_by_its_weights() -> None:
     model = tiny_model("qwen3")
     model.set_attn_implementation("bosch")
     model.config.name_or_path = ""
-    masks = [bosch.search_mask(model, ratio=0.5, window=8, method="interleave") for _ in range(2)]
+    asked: Any = {"ratio": 0.5, "window": 8, "method": "interleave", "sink": "none"}
+    masks = [bosch.search_mask(model, **asked) for _ in range(2)]
     model.lm_head.weight.data[0, 0] += 1
-    masks.append(bosch.search_mask(model, ratio=0.5, window=8, method="interleave"))
+    masks.append(bosch.search_mask(model, **asked))
     first, second, changed = (mask.model.weight_hash for mask in masks)
     assert first == second != changed
 

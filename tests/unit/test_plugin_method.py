@@ -11,7 +11,8 @@ import pytest
 from bosch.masks.mask import read_mask
 from tests.package_copy import PackageCopy, example_of_page
 
-SEARCH = ("bosch.recipes.search_mask", "--model", "tiny-qwen3-2layer", "--ratio", "0.5")
+MODEL = ("--model", "tiny-qwen3-2layer")
+SEARCH = ("bosch.recipes.search_mask", *MODEL, "--ratio", "0.5", "--sink", "none")
 EXAMPLE = example_of_page("bosch/methods/mine.py")
 
 

@@ -110,7 +110,7 @@ def test_paper_settings_shrink_with_the_positions_of_the_model(tmp_path: Path) -
 def test_model_without_preset_gets_the_paper_scaled_and_a_line_says_so(tmp_path: Path) -> None:
     model = model_folder(tmp_path / "short", positions=4_096)
     config, [line] = choose(None, model)
-    assert config == scaled_paper(model)
+    assert config == replace(scaled_paper(model), sink="auto")
     assert "data.sequence_length: 32768 -> 4096; " in line
     known, [line] = choose(None, "Qwen/Qwen3-8B-Base")
     assert known.train.attention == "auto"

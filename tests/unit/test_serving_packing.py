@@ -82,9 +82,12 @@ def test_another_vllm_is_refused() -> None:
         (None, "another version"),
         ({**HYBRID, "num_full": [1, 0]}, "another version"),
         ({**HYBRID, "num_full": [4, 4, 4]}, "nothing would be saved"),
+        ({**HYBRID, "sink": {"kind": "tokens", "tokens": 4}}, "serves static sinks, and none"),
+        ({**HYBRID, "sink": "static"}, "serves static sinks, and none"),
     ],
 )
 def test_a_folder_that_cannot_be_served_is_refused(hybrid: Any, told: str) -> None:
     check_hybrid(HYBRID, 3, 4)
+    check_hybrid({**HYBRID, "sink": {"kind": "static"}}, 3, 4)
     with pytest.raises(ValueError, match=told):
         check_hybrid(hybrid, 3, 4)

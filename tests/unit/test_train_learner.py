@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from bosch.data.loader import Loader
 from bosch.gates import ConstrainedGates, GateLearner, RateCurve, ScalarGates
+from bosch.hybrid.sinks import Sinks, attach_sinks
 from bosch.run.tensorboard import read_metrics
 from bosch.training.learner import LearnerTraining, cut_sequences
 from bosch.training.loop import TrainJob, train
@@ -40,11 +41,18 @@ def learner_of(gates: Any, *rates: float) -> GateLearner:
     return GateLearner(gates, gates.parameter_groups(*rates), WINDOW, RateCurve(STEPS))
 
 
-def learn(dense: Path, folder: Path, gates: Any, rates: Any = (0.3, 0.2), **changes: Any) -> Any:
+def learn(
+    dense: Path,
+    folder: Path,
+    gates: Any,
+    rates: Any = (0.3, 0.2),
+    sinks: Sinks | None = None,
+    **changes: Any,
+) -> Any:
     """Train in `folder`, weights in its `weights`; the gates."""
     training = LearnerTraining(replace(SETTINGS, **changes), dense, tokens_in_memory())
-    learner = learner_of(gates, *rates)
-    assert training(learner, folder, STEPS, BATCH, SEQ_LEN, weights_out=folder / "weights") is None
+    learner, out = learner_of(gates, *rates), folder / "weights"
+    assert training(learner, folder, STEPS, BATCH, SEQ_LEN, None, out, sinks) is None
     return gates
 
 
@@ -73,19 +81,27 @@ def test_with_all_gates_at_1_it_is_ordinary_training(dense: Path, tmp_path: Path
     assert "mask/loss" in points(tmp_path / "gated" / "tb")  # beside those of the later training
 
 
-@pytest.mark.parametrize("kind", ["constrained", "scalar"])
-def test_gates_move_as_in_a_plain_loop(kind: str, dense: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "has_sinks"), [("constrained", False), ("constrained", True), ("scalar", False)]
+)
+def test_gates_move_as_in_a_plain_loop(
+    kind: str, has_sinks: bool, dense: Path, tmp_path: Path
+) -> None:
     """Batches, noise, penalty, rates and ascent, and the weights that move with the gates."""
+    sinks = None
+    if has_sinks:
+        sinks = Sinks(torch.ones(*SHAPE, 16), torch.ones(*SHAPE, 16))
     make = {"constrained": constrained, "scalar": lambda: ScalarGates(3, 4, 4, weight=0.05)}[kind]
     rates = (0.3, 0.2) if kind == "constrained" else (0.05,)
     # The whole batch at once, as below: with gradients near 0, AdamW's step depends on rounding.
-    gates = learn(dense, tmp_path / "mask", make(), rates, micro_batch_sequences=4)
+    gates = learn(dense, tmp_path / "mask", make(), rates, sinks, micro_batch_sequences=4)
 
     expected = make()
     learner = learner_of(expected, *rates)
     model: Any = AutoModelForCausalLM.from_pretrained(
         dense, dtype=torch.float32, attn_implementation="bosch"
     ).train()
+    attach_sinks(model, sinks)
     matrices = [p for p in model.parameters() if p.ndim > 1]
     vectors = [p for p in model.parameters() if p.ndim < 2]
     optimizer = torch.optim.AdamW(

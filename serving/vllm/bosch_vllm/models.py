@@ -16,6 +16,7 @@ from vllm.platforms import current_platform
 from bosch_vllm import FAMILIES
 from bosch_vllm.packing import pack_blocks, pack_units, share_of_dense
 from bosch_vllm.settings import HybridSettings, why_not_packed
+from bosch_vllm.sinks import WindowWithSink, add_parameters
 
 logger = init_logger("vllm.bosch")  # only what is below "vllm" is shown
 
@@ -23,24 +24,34 @@ logger = init_logger("vllm.bosch")  # only what is below "vllm" is shown
 class HybridAttention(nn.Module):
     """In place of the Attention of one layer, whose KV heads are ordered [full..., window...]."""
 
-    def __init__(self, stock: Any, pieces: dict[str, int], window: int, config: Any):
+    def __init__(self, owner: Any, pieces: dict[str, int], hybrid: Any, config: Any):
         super().__init__()
+        stock = owner.attn
         self.head_size, self.padded = stock.head_size, _kernel_head_size(stock)
         per_kv = stock.num_heads // stock.num_kv_heads
-        self.parts = nn.ModuleList(
-            Attention(
-                size * per_kv,
-                self.padded,
-                stock.impl.scale,
-                num_kv_heads=size,
-                cache_config=config.cache_config,
-                quant_config=stock.quant_config,
+        has_sinks = "sink" in hybrid and hybrid["sink"]["kind"] == "static"
+        self.parts, done = nn.ModuleList(), 0
+        for name, size in pieces.items():
+            is_window = name.startswith("window")
+            settings = {
+                "num_heads": size * per_kv,
+                "head_size": self.padded,
+                "scale": stock.impl.scale,
+                "num_kv_heads": size,
+                "cache_config": config.cache_config,
+                "quant_config": stock.quant_config,
                 # Like ours, it counts the token itself.
-                per_layer_sliding_window=window if name.startswith("window") else None,
-                prefix=f"{stock.layer_name}.{name}",  # one integer between dots at most
-            )
-            for name, size in pieces.items()
-        )
+                "per_layer_sliding_window": hybrid["window"] if is_window else None,
+                "prefix": f"{stock.layer_name}.{name}",  # one integer between dots at most
+            }
+            if is_window and has_sinks:
+                groups = slice(done, done + size)
+                self.parts.append(WindowWithSink(owner, groups, settings, self.padded))
+            else:
+                self.parts.append(Attention(**settings))
+            done += size if is_window else 0
+        if done and has_sinks:
+            add_parameters(owner, done, self.head_size)
         self.kv_sizes = [size * self.head_size for size in pieces.values()]
         self.q_sizes = [size * per_kv for size in self.kv_sizes]
 
@@ -79,11 +90,6 @@ def split_attention(model: Any, config: Any) -> None:
     hf_config = config.model_config.hf_config
     hybrid, num_groups = hf_config.bosch, hf_config.num_key_value_heads
     num_full, window = hybrid["num_full"], hybrid["window"]
-    if hybrid.get("sink", {"kind": "none"}) != {"kind": "none"}:
-        raise ValueError(
-            f"this hybrid has sinks ({hybrid['sink']}), which this plug-in cannot serve: use "
-            "transformers' generate, or a mask searched with --sink none."
-        )
     block, tokens = config.cache_config.block_size, config.model_config.max_model_len
     reason = why_not_packed(config)
     if reason:
@@ -99,7 +105,7 @@ def split_attention(model: Any, config: Any) -> None:
                 f"{stock.attn_backend.get_name()}; leave it out, and they get one that fits."
             )
         del built[stock.layer_name]
-        layer.self_attn.attn = HybridAttention(stock, pieces, window, config)
+        layer.self_attn.attn = HybridAttention(layer.self_attn, pieces, hybrid, config)
     logger.info(
         "bosch: layout %s, %d attention modules, %.3f of the dense KV bytes at %d tokens",
         f"units ({reason})" if reason else "packed",

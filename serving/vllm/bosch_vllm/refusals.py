@@ -28,6 +28,13 @@ def check_hybrid(hybrid: Mapping[str, object] | None, num_layers: int, num_group
             f"config.bosch of this folder has no window and no number of full groups for each of "
             f"{num_layers} layers: another version of bosch-hybrid wrote it. Materialize again."
         )
+    sink = (hybrid or {}).get("sink", {"kind": "none"})
+    kind = sink.get("kind") if isinstance(sink, Mapping) else None
+    if kind not in ("none", "static"):
+        raise ValueError(
+            f"the windows of this hybrid see {sink}; this plug-in serves static sinks, and none. "
+            "vLLM frees the first tokens with their window: use transformers' generate."
+        )
     if all(n == num_groups for n in num_full):
         raise ValueError(
             "no group of this hybrid is on the window, so nothing would be saved; serve the model "
