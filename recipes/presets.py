@@ -45,6 +45,8 @@ TINY_MODEL = "tiny-qwen3"
 SMOKE_MODEL = "tiny-qwen3-2layer"
 # Models with fewer positions or smaller weights, as the embedded ones, use the toy world.
 TOY_POSITIONS = 4_096
+SMALL_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
+EASY_TASKS = ("niah_single_1", "niah_single_2", "niah_single_3", "niah_multikey_1")
 SMALL_BYTES = 100_000_000
 
 # Sequences of 32k on a GPU at once. The paper's 8 for 1.7B fits one node of 8 GPUs: on its 16 GPUs
@@ -110,6 +112,42 @@ def smoke(model: str = SMOKE_MODEL) -> Config:
     )
 
 
+def small(model: str = SMALL_MODEL) -> Config:
+    """A pretrained model of up to about 1.5B parameters on a laptop or one GPU: hours, with texts
+    that such a model can answer questions about, and sinks. Chosen on SmolLM2-135M-Instruct."""
+    length = min(1_024, read_shape(model).positions)
+    return Config(
+        model=model,
+        window=max(1, length // 8),
+        # Of multikey_2 and 3 such models answer next to nothing.
+        calibration=CalibrationConfig(
+            examples=48, length=length, questions_per_context=4, tasks=EASY_TASKS
+        ),
+        mask=MaskConfig(kappa=6),
+        data=DataConfig(tokens=300 * length, sequence_length=length),
+        train=TrainConfig(
+            batch_sequences=2,
+            peak_learning_rate=2e-4,
+            objective="distill",
+            precision="bf16" if has_fast_bf16() else "fp32",
+        ),
+        eval=EvalConfig(
+            checkpoints=(0.0, 0.25, 0.5, 1.0),
+            suites=("niah",),
+            niah_tasks=EASY_TASKS,
+            niah_lengths=(length,),
+            niah_samples=25,
+        ),
+    )
+
+
+def has_fast_bf16() -> bool:
+    """A GPU, or a CPU whose AMX units multiply bf16 about six times as fast as fp32."""
+    import torch
+
+    return torch.cuda.is_available() or torch.cpu._is_amx_tile_supported()
+
+
 def paper(model: str = "Qwen/Qwen3-1.7B-Base") -> Config:
     """The paper's settings for its four models; for another model, scaled to its positions."""
     config = scaled_paper(model)
@@ -149,7 +187,12 @@ def scaled_paper(model: str) -> Config:
     )
 
 
-PRESETS: dict[str, Callable[..., Config]] = {"tiny": tiny, "smoke": smoke, "paper": paper}
+PRESETS: dict[str, Callable[..., Config]] = {
+    "tiny": tiny,
+    "smoke": smoke,
+    "small": small,
+    "paper": paper,
+}
 
 
 def choose(preset: str | None, model: str | None) -> tuple[Config, list[str]]:

@@ -16,7 +16,8 @@ from transformers import AutoModelForCausalLM
 
 from bosch.config import TrainConfig
 from bosch.data.loader import IGNORED, Loader, Sequences, TokenFolder
-from bosch.hybrid.conversion import deploy
+from bosch.hybrid.conversion import deploy, head_size
+from bosch.hybrid.sinks import Sinks
 from tests.hybrid_folders import WINDOW
 from tests.model_factory import MIXED, TINY, tiny_model
 
@@ -55,10 +56,14 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 
 
 def model_folder(folder: Path, hybrid: bool = True, family: str = "qwen3", **changes: Any) -> Path:
-    """A tiny model in fp32. As a hybrid, its three layers are mixed, windowed and mixed."""
+    """A tiny model in fp32. As a hybrid, its three layers are mixed, windowed and mixed, and have
+    sinks."""
     model: Any = tiny_model(family, initializer_range=0.1, **changes)
     if hybrid:
-        model = deploy(model, MIXED, WINDOW)
+        draw = torch.Generator().manual_seed(0)
+        shape = len(MIXED), len(MIXED[0]), head_size(model.config)
+        sinks = Sinks(*(0.3 * torch.randn(shape, generator=draw) for _ in range(2)))
+        model = deploy(model, MIXED, WINDOW, sinks)
     model.config.dtype = torch.float32
     model.save_pretrained(folder)
     return folder
@@ -87,8 +92,9 @@ def train_plainly(folder: Path, settings: TrainConfig = SETTINGS, masked: bool =
     teacher = AutoModelForCausalLM.from_pretrained(folder, **options)
     if hybrid := getattr(teacher.config, "bosch", None):
         hybrid["num_full"] = [teacher.config.num_key_value_heads] * len(MIXED)
-    decayed = [p for p in model.parameters() if p.ndim > 1]
-    others = [p for p in model.parameters() if p.ndim < 2]
+    matrices = {n for n, p in model.named_parameters() if p.ndim > 1 and "_sink_" not in n}
+    decayed = [p for n, p in model.named_parameters() if n in matrices]
+    others = [p for n, p in model.named_parameters() if n not in matrices]
     optimizer = torch.optim.AdamW(
         [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}],
         betas=(0.9, 0.95),

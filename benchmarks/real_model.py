@@ -1,0 +1,232 @@
+"""Every method on a real model: what its masks keep, without any training.
+
+    python launch/fetch_real_model.py runs/real
+    python -m benchmarks real_model --folder runs/real --rows rows.jsonl
+
+Masks are chosen on the calibration set of the preset `small`, and judged on questions with other
+needles, at the same length and at 4,096 tokens (teacher forcing: right if each token of the answer
+is the arg-max), and by the loss on the second halves of texts that nothing else reads. A row is
+written when it is done; the same command goes on with those that are missing.
+"""
+
+import itertools
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.functional import cross_entropy
+
+from benchmarks._measure import DeviceOptions, Row
+from bosch.calibration import Calibration
+from bosch.config import CalibrationConfig, Config, shared_fields
+from bosch.data import packed
+from bosch.data.calibration import CalibrationSettings, build_set
+from bosch.hybrid.sinks import attach_sinks
+from bosch.masks.mask import GroupMask
+from bosch.method import Inputs
+from bosch.methods._choose import make_mask, write_selection
+from bosch.methods._settings import default_settings, traits_of
+from bosch.model import load_for_search, load_tokenizer, read_model_info
+from bosch.recipes import presets, search_mask
+from bosch.run.folder import RunFolder
+from bosch.run.progress import say
+from bosch.run.stage import Artifact, Stage
+from bosch.search.scorer import Accelerations, Scorer
+
+DENSE = "dense"
+METHODS = (
+    *("single_group", "bosch", "fisher", "retrieval_head", "razor", "dcam", "interleave"),
+    *("random_groups", "bosch_layer", "l1_gates", "consa"),
+)
+JUDGING_SEED = 1_000  # added to that of the calibration set
+LONG = 4_096
+COLUMNS = {
+    **{name: name for name in ("method", "ratio", "window", "sink", "seed")},
+    "questions": "accuracy:.1f",
+    "at 4,096": "long_accuracy:.1f",
+    "log-prob.": "log_probability:.3f",
+    "loss": "value:.3f",
+    "minutes": "minutes:.1f",
+}
+
+
+@dataclass(frozen=True)
+class Options(DeviceOptions):
+    folder: Path = Path("runs/real")  # made by launch/fetch_real_model.py; gets the masks
+    rows: Path = Path("benchmarks/results/real_model.jsonl")  # gets the rows
+    methods: tuple[str, ...] = METHODS  # what chooses the groups
+    ratios: tuple[float, ...] = (0.75, 0.875, 0.95)  # shares of groups on the window
+    windows: tuple[int, ...] = (128,)  # in tokens, including the current one
+    sinks: tuple[str, ...] = ("static",)  # none, static or tokens=S
+    seeds: tuple[int, ...] = (0,)  # of calibration sets, and of what is random in a method
+    contexts: int = 30  # texts with four questions each, to judge by
+    long_contexts: int = 6  # the same of 4,096 tokens
+    texts: int = 24  # texts whose loss is measured
+    options: tuple[str, ...] = ()  # settings of the methods, as steps=60
+
+    @property
+    def title(self) -> str:
+        return f"{self.folder}, {4 * self.contexts} questions, {self.texts} texts, {self.place}"
+
+
+def measure(options: Options) -> Iterator[Row]:
+    device = options.start()
+    done: list[Row] = []
+    if options.rows.is_file():
+        done = [json.loads(line) for line in options.rows.read_text().splitlines()]
+    options.rows.parent.mkdir(parents=True, exist_ok=True)
+    bench = Bench(options, device)
+    for seed, window in itertools.product(options.seeds, options.windows):
+        wanted = [(DENSE, 0.0, "none")]
+        wanted += itertools.product(options.methods, options.ratios, options.sinks)
+        for method, ratio, sink in wanted:
+            key: Row = {"method": method, "ratio": ratio, "window": window, "sink": sink}
+            key |= {"seed": seed} | ({"options": options.options} if options.options else {})
+            plain = json.loads(json.dumps(key))
+            found = [row for row in done if {name: row.get(name) for name in plain} == plain]
+            if not found:
+                row = plain | bench.row(method, ratio, window, sink, seed)
+                with options.rows.open("a") as file:
+                    file.write(json.dumps(row) + "\n")
+                found = [row]
+            yield found[0] | {"name": f"{method} {ratio:g}, W {window}, sink {sink}, seed {seed}"}
+
+
+class Bench:
+    """The model, its texts, and the questions of each seed."""
+
+    def __init__(self, options: Options, device: torch.device) -> None:
+        self.options, self.device = options, device
+        self.path = options.folder / "model"
+        text = options.folder / "text"
+        usual = presets.small(str(self.path))
+        self.config = replace(
+            usual,
+            calibration=replace(usual.calibration, essays=str(text / "essays.json")),
+            data=replace(usual.data, source=(str(text / "train.jsonl"),)),
+            mask=replace(usual.mask, options=options.options),
+        )
+
+    @cached_property
+    def model(self) -> Any:
+        return load_for_search(self.path)
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        return load_tokenizer(str(self.path))
+
+    @cached_property
+    def held_out(self) -> torch.Tensor:
+        """(texts, tokens), of texts that are long enough."""
+        lines = (self.options.folder / "text" / "held_out.jsonl").read_text("utf-8").splitlines()
+        found = [self.tokenizer(json.loads(line)["text"])["input_ids"] for line in lines]
+        length = self.config.calibration.length
+        return torch.tensor([ids[:length] for ids in found if len(ids) >= length])
+
+    def questions(self, seed: int, contexts: int = 0, length: int = 0) -> Calibration:
+        """The calibration set of the preset, or so many other texts."""
+        asked: dict[str, Any] = shared_fields(CalibrationConfig, self.config.calibration)
+        if contexts:
+            asked |= {"examples": 4 * contexts, "length": length or asked["length"]}
+            seed += JUDGING_SEED
+        return build_set(CalibrationSettings(**asked, seed=seed), self.tokenizer)[0]
+
+    def row(self, method: str, ratio: float, window: int, sink: str, seed: int) -> Row:
+        say(f"{method} {ratio:g}, window {window}, sink {sink}, seed {seed}")
+        began = time.monotonic()
+        if method == DENSE:
+            shape = read_model_info(self.path)
+            rows = [[1] * shape.num_groups] * shape.num_layers
+            mask, cost = GroupMask.from_rows(rows, window), {"seconds": 0.0}
+        else:
+            mask, cost = self.choose(method, ratio, window, sink, seed)
+        seconds = time.monotonic() - began
+        judged = self.judge(mask, seed)
+        return {"z": mask.row_texts(), "seconds": round(seconds, 1), "cost": cost, **judged}
+
+    def choose(
+        self, method: str, ratio: float, window: int, sink: str, seed: int
+    ) -> tuple[GroupMask, dict[str, Any]]:
+        """The mask. Masks of several ratios share a folder, and so what does not depend on it."""
+        config = replace(
+            self.config, method=method, ratio=ratio, window=window, seed=seed, sink=sink
+        )
+        name = f"{method}-w{window}-{sink}-s{seed}"
+        if traits_of(method).learns_from_tokens:
+            name += f"-r{ratio}"
+        folder = self.options.folder / "masks" / "-".join([name, *self.options.options])
+        folder.mkdir(parents=True, exist_ok=True)
+        inputs = Inputs(
+            model_info=read_model_info(self.path),
+            load_model=lambda: self.model,
+            load_calibration=partial(self.questions, seed),
+            window_tokens=window,
+            ratio=ratio,
+            seed=seed,
+            settings=default_settings(method, config.mask),
+            folder=folder,
+            load_tokenizer=lambda: self.tokenizer,
+            sink=sink,
+        )
+        if traits_of(method).learns_from_tokens:
+            learning = search_mask.make_learning(config, self.path, self.tokens(config))
+            inputs = replace(inputs, learning=learning)
+        began = time.monotonic()
+        selection = make_mask(method, inputs)
+        record = write_selection(method, inputs, selection, began)
+        sinks = inputs.sinks_of(self.model)
+        attach_sinks(self.model, sinks)
+        return record.mask, json.loads((folder / "time.json").read_text())
+
+    def tokens(self, config: Config) -> Artifact:
+        with RunFolder(self.options.folder / "run", say=say) as run:
+            stage = packed.build(config)
+            assert isinstance(stage, Stage)  # of a text, not of packed tokens
+            return run.complete(stage)
+
+    @torch.inference_mode()
+    def judge(self, mask: GroupMask, seed: int) -> Row:
+        """Uses the sinks that are attached."""
+        options, window = self.options, mask.window_tokens
+        found: Row = {}
+        for name, contexts, length in (
+            ("", options.contexts, 0),
+            ("long_", options.long_contexts, LONG),
+        ):
+            asked = self.questions(seed, contexts, length)
+            scorer = Scorer(self.model, asked, window, Accelerations.none())
+            answers, _ = scorer.score(mask.z, range(len(asked.haystacks)))
+            pairs = [
+                (answer, question)
+                for number, haystack in enumerate(asked.haystacks)
+                for answer, question in zip(answers[number], haystack.questions, strict=True)
+            ]
+            right = [int(answer.correct) for answer, _ in pairs]
+            each = [a.log_probability / len(q.answer) for a, q in pairs]
+            found |= {
+                f"{name}accuracy": 100 * float(np.mean(right)),
+                f"{name}log_probability": float(np.mean(each)),
+                f"{name}right": "".join(map(str, right)),
+                f"{name}log_probabilities": [round(value, 4) for value in each],
+            }
+        losses = []
+        for ids_T in self.held_out[: options.texts]:
+            logits_TV = self.model(
+                ids_T[None].to(self.device),
+                use_cache=False,
+                bosch_mask=mask.z,
+                bosch_window=window,
+                logits_to_keep=len(ids_T) // 2 + 1,
+            ).logits[0, :-1]
+            losses.append(float(cross_entropy(logits_TV.float(), ids_T[len(ids_T) // 2 :])))
+        return found | {
+            "value": float(np.mean(losses)),
+            "unit": "nats a token",
+            "losses": [round(loss, 4) for loss in losses],
+        }

