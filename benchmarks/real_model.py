@@ -66,8 +66,8 @@ class Options(DeviceOptions):
     sinks: tuple[str, ...] = ("static",)  # none, static or tokens=S
     seeds: tuple[int, ...] = (0,)  # of calibration sets, and of what is random in a method
     contexts: int = 30  # texts with four questions each, to judge by
-    long_contexts: int = 6  # the same of 4,096 tokens
-    texts: int = 24  # texts whose loss is measured
+    long_contexts: int = 4  # the same of 4,096 tokens
+    texts: int = 12  # texts whose loss is measured
     options: tuple[str, ...] = ()  # settings of the methods, as steps=60
 
     @property

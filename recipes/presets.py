@@ -45,6 +45,8 @@ TINY_MODEL = "tiny-qwen3"
 SMOKE_MODEL = "tiny-qwen3-2layer"
 # Models with fewer positions or smaller weights, as the embedded ones, use the toy world.
 TOY_POSITIONS = 4_096
+SMALL_WEIGHTS = 1_500_000_000
+BIG_GPU_GB = 40
 SMALL_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 EASY_TASKS = ("niah_single_1", "niah_single_2", "niah_single_3", "niah_multikey_1")
 SMALL_BYTES = 100_000_000
@@ -203,9 +205,11 @@ def choose(preset: str | None, model: str | None) -> tuple[Config, list[str]]:
         return (PRESETS[preset](model) if model else PRESETS[preset]()), [f"preset {preset}"]
     if model is None:
         return tiny(), ["preset tiny, since neither --model nor --preset was given"]
-    if is_small(model):
+    if is_toy(model):
         check_model(model)  # before its tokenizer is asked
         preset, usual, config = "tiny", tiny(), fit_needles(tiny(model))
+    elif is_small(model):
+        return small(model), ["preset small, for models of up to 1.5B parameters, or without a GPU"]
     else:
         preset, usual, config = "paper", paper(), for_own_model(model)
     changes = differences(plain(asdict(usual)), plain(asdict(config)))
@@ -213,10 +217,11 @@ def choose(preset: str | None, model: str | None) -> tuple[Config, list[str]]:
 
 
 def for_stage(arguments: Sequence[str]) -> Config:
-    """The defaults of a single stage's command: `tiny` for the embedded models and others as small,
-    hybrids included, else the paper's settings scaled to the model."""
+    """The defaults of a single stage's command, by the model, which may be a hybrid."""
     model = peek(arguments, "model")["model"] or TINY_MODEL
-    return tiny(model) if is_small(model) else for_own_model(model)
+    if is_toy(model):
+        return tiny(model)
+    return small(model) if is_small(model) else for_own_model(model)
 
 
 def for_own_model(model: str) -> Config:
@@ -225,6 +230,20 @@ def for_own_model(model: str) -> Config:
 
 
 def is_small(model: str) -> bool:
+    """Whether the preset `small` suits it: few parameters, or no big GPU. The paper's own models
+    have the paper's settings."""
+    from bosch.training.model_start import build_on_meta, read_config  # seconds
+    from bosch.training.rehearsal import gpu_memory_gb
+
+    if model in PAPER_MODELS:
+        return False
+    if (gpu_memory_gb() or 0) < BIG_GPU_GB:
+        return True
+    weights = build_on_meta(read_config(fetch_config(model))).parameters()
+    return sum(weight.numel() for weight in weights) < SMALL_WEIGHTS
+
+
+def is_toy(model: str) -> bool:
     """Whether the paper's 2.5B tokens of long texts are out of proportion. A model that is not on
     this machine counts by its positions."""
     if read_shape(model).positions < TOY_POSITIONS:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Annotated
 
 from bosch.command_line import as_typed, parse, peek
-from bosch.config import FLAT, NO_OPTION, Config, describe_config
+from bosch.config import FLAT, NO_OPTION, Config, above_0, describe_config
 from bosch.data import packed
 from bosch.eval.judging import check_attention, check_calibration, check_data, judging_of
 from bosch.eval.report.compare import compare, has_recovered
@@ -27,6 +27,7 @@ from bosch.methods._settings import (
     learning_tokens,
     learns_from_tokens,
 )
+from bosch.model_files import read_json_object
 from bosch.recipes import (
     calibrate,
     compare_runs,
@@ -39,7 +40,7 @@ from bosch.recipes import (
 from bosch.run import progress
 from bosch.run.errors import UserError, check_all, run_main
 from bosch.run.files import MANIFEST
-from bosch.run.folder import RunFolder
+from bosch.run.folder import RUN, RunFolder
 from bosch.run.progress import say
 from bosch.run.ranks import rank_and_world
 from bosch.run.stage import Stage, refuse_blocked, stages_to_redo
@@ -69,6 +70,8 @@ class Command:
     preset: Annotated[str | None, "NAME"] = None
     # In place of --ratio: the smallest whose KV cache fits, as 4GiB@128k.
     kv_budget: Annotated[str | None, "BYTES@TOKENS"] = None
+    # Hours that all of it may take here: sets the tokens to train on, from 0.3M to 30M.
+    hours: Annotated[float | None, "HOURS"] = None
     # Folder of the run; None: runs/<model>-<method>-r<ratio>.
     run_dir: Annotated[Path | None, "DIR"] = None
     # Redo this stage (--dry-run lists all) and those that depend on it; old results are set aside.
@@ -86,6 +89,7 @@ class Command:
             raise UserError(
                 f"--fresh {self.fresh} and --from {self.from_} contradict each other; pass one."
             )
+        above_0(self, "", "hours")
 
     @property
     def run_path(self) -> Path:
@@ -129,10 +133,20 @@ def parse_command(arguments: Sequence[str]) -> Command:
     config, origin = presets.choose(preset, model)
     defaults = {"config": config, "preset": preset, "chosen_by": tuple(origin)}
     command = parse(Command, arguments, defaults, rarely_set=RARELY_SET)
-    if command.kv_budget is None:
-        return command
-    config, line = with_kv_budget(command.config, command.kv_budget, arguments)
-    return replace(command, config=config, chosen_by=(*origin, line))
+    config, lines = command.config, [*origin]
+    if command.kv_budget is not None:
+        config, line = with_kv_budget(config, command.kv_budget, arguments)
+        lines.append(line)
+    if command.hours is not None:
+        if given := peek(arguments, "data.tokens")["data.tokens"]:
+            raise UserError(f"--hours and --data.tokens {given} both set the tokens; pass one.")
+        if (record := command.run_path / RUN).is_file():  # begun with as many as fitted then
+            tokens = read_json_object(record)["config"]["data"]["tokens"]
+            config = replace(config, data=replace(config.data, tokens=tokens))
+        else:
+            config, line = train_model.with_hours(config, command.hours)
+            lines.append(line)
+    return replace(command, config=config, chosen_by=tuple(lines))
 
 
 def check_and_build(

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from bosch.training.schedule import TrainSchedule
 
 TEACHER = "train.teacher"
+# What --hours chooses from, and the training's share of them.
+FEWEST_TOKENS, MOST_TOKENS, TRAINING_SHARE = 300_000, 30_000_000, 0.6
 VERSION = 1  # raised when the same settings, model and tokens give other weights
 
 # on_checkpoint(step, tokens trained on so far, folder of the model), on all ranks
@@ -210,6 +212,28 @@ def settings_of(config: Config) -> Settings:
     data, shares = config.data, config.eval.checkpoints
     used = learning_tokens(config)
     return Settings(config.train, data.tokens, shares, data.document_mask, used)
+
+
+def with_hours(config: Config, hours: float) -> tuple[Config, str]:
+    """The config with as many tokens as fit into the hours here, and a line on it. Search and
+    evaluations get what the training leaves."""
+    from bosch.training.rehearsal import training_seconds
+
+    length = config.data.sequence_length
+
+    def with_tokens(tokens: float) -> Config:
+        whole = max(1, round(tokens / length)) * length
+        return replace(config, data=replace(config.data, tokens=whole))
+
+    one = with_tokens(FEWEST_TOKENS)
+    seconds = training_seconds(make_plan(one, rank_and_world()[1], "torch"), schedule_of(one))
+    fit = TRAINING_SHARE * hours * 3600 / seconds * FEWEST_TOKENS
+    config = with_tokens(min(max(fit, FEWEST_TOKENS), MOST_TOKENS))
+    line = f"--hours {hours:g}: {config.data.tokens:,} tokens"
+    if fit < FEWEST_TOKENS:
+        least = seconds / TRAINING_SHARE / 3600
+        line += f", the fewest that teach anything; they need about {least:.1f} hours"
+    return config, line
 
 
 def schedule_of(config: Config) -> "TrainSchedule":

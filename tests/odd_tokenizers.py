@@ -18,7 +18,7 @@ from tokenizers import (
 )
 from transformers import PreTrainedTokenizerFast
 
-from bosch.data.toy_world.tokenizer import corpus
+from tests.toy_tokenizer import corpus
 
 BYTES = pre_tokenizers.ByteLevel.alphabet()
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}

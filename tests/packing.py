@@ -14,7 +14,7 @@ from bosch.data.pack import PackConfig, pack_documents
 from bosch.data.sources.files import FileSource
 from bosch.data.sources.source import Source, WeightedSource
 from bosch.data.tokenizer_files import TokenizerText, describe_tokenizer
-from bosch.data.toy_world.tokenizer import train_tokenizer
+from tests.toy_tokenizer import train_tokenizer
 
 
 def toy_tokenizer() -> TokenizerText:

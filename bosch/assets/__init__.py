@@ -1,5 +1,5 @@
-"""The models that are shipped with the package: small enough for a laptop without a network. They
-were trained by benchmarks/tiny_model/pretrain.py."""
+"""The models that are shipped with the package: small enough for a laptop without a network. Their
+READMEs say how they were trained."""
 
 from pathlib import Path
 

@@ -14,6 +14,7 @@ from bosch.hybrid.remote_code import ENTRY, write_remote_code
 from bosch.hybrid.sinks import kind_of
 from bosch.masks.mask import ORIGIN, GroupMask, MaskFile, describe_bytes
 from bosch.masks.picture import draw_mask
+from bosch.masks.window import sink_tokens
 from bosch.model import ModelInfo
 from bosch.run.files import write_atomically
 from bosch.run.plain_text import markdown, markdown_table, yaml_text
@@ -23,6 +24,11 @@ PICTURE = "mask.png"
 MASK_KEY = "mask"  # in config.bosch: MaskFile.origin()
 QUOTES = "\"'"
 CACHE_HEADER = ("tokens", "this model", "full attention", "share")
+SINKS = {
+    "none": "none",
+    "static": "a constant key and value in each group on the window, which take no KV cache",
+    "tokens": "the first {} tokens of a text stay in the cache of groups on the window",
+}
 CONTEXTS = (4_096, 32_768, 131_072)  # text lengths in the card's table of KV bytes
 
 CARD_TEXT = """\
@@ -125,6 +131,7 @@ def model_card(config: PretrainedConfig, record: MaskFile, license_lines: Sequen
         ("groups on the window", f"{mask.num_windowed} of {mask.num_total}"),
         ("ratio", f"{mask.ratio:.4g}"),
         ("window", f"{mask.window_tokens:,} tokens, the token itself included"),
+        ("sink", SINKS[mask.sink.partition("=")[0]].format(sink_tokens(mask.sink))),
         ("chosen by", f"{record.method}{seed}"),
         ("chosen per", mask.unit),
     ]

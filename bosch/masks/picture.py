@@ -83,7 +83,8 @@ def write_picture(figure: "Figure", path: Path) -> None:
 def mask_title(record: MaskFile) -> str:
     mask = record.mask
     share = f"ratio {mask.ratio:.4g} ({mask.num_windowed}/{mask.num_total})"
-    return f"{visible(record.method)}, {share}, window {mask.window_tokens}"
+    sink = "" if mask.sink == "none" else f", sink {mask.sink}"
+    return f"{visible(record.method)}, {share}, window {mask.window_tokens}{sink}"
 
 
 def mask_lines(record: MaskFile) -> list[Text]:

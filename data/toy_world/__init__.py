@@ -2,4 +2,4 @@
 questions about them.
 
 `world` draws names and words and writes prose, `documents` is training text, `tasks` is toy
-LongBench, `lessons` is what the tiny model is trained on, `tokenizer` is its BPE."""
+LongBench."""

@@ -142,7 +142,8 @@ def answers(comparison: Comparison) -> list[tuple[str, list[str]]]:
             mask = run.mask.mask
             lines = [
                 f"{run.method}, {mask.num_windowed} of {mask.num_total} KV groups on a window of "
-                f"{mask.window_tokens:,} tokens; KV bytes saved: {tables.kv_saved(run)}"
+                f"{mask.window_tokens:,} tokens, sink {mask.sink}; KV bytes saved: "
+                f"{tables.kv_saved(run)}"
             ]
         for score in comparison.averages:
             curve = comparison.curve(run, score)

@@ -74,6 +74,7 @@ class RunResults:
             ratio = self.mask.ratio_asked
             known["ratio"] = self.mask.mask.ratio if ratio is None else ratio
             known |= {"method": self.mask.method, "window": self.mask.mask.window_tokens}
+            known["sink"] = self.mask.mask.sink
             model = settings.get("model", self.mask.model.id)
             # The model that it started from. A learned mask comes with weights of its own.
             weights = self.mask.model.weight_hash or self.mask.model.revision

@@ -31,10 +31,10 @@ from bosch.data.calibration import (
     write_set,
 )
 from bosch.data.needles import NEEDLE_PATTERN, PAPER_TASKS, TASKS, TOY_SIZES, build_examples
-from bosch.data.toy_world.tokenizer import train_tokenizer
 from bosch.data.toy_world.world import ToyEssays, World
 from bosch.run.errors import UserError
 from tests import odd_tokenizers
+from tests.toy_tokenizer import train_tokenizer
 
 SETTINGS = CalibrationSettings(examples=28, length=700, questions_per_context=2, essays="toy")
 

@@ -16,12 +16,12 @@ from bosch.data.pack import PackConfig, pack_documents
 from bosch.data.sources.source import WeightedSource
 from bosch.data.tokenizer_files import TokenizerText, describe_tokenizer
 from bosch.data.toy_world.documents import ToyDocuments
-from bosch.data.toy_world.tokenizer import train_tokenizer
 from bosch.run.errors import MissingFileError, UserError
 from bosch.run.files import DamagedArtifactError, seal_folder
 from bosch.run.fingerprint import fingerprint
 from tests.damage import flip_bit
 from tests.packing import toy_tokenizer
+from tests.toy_tokenizer import train_tokenizer
 
 SEQ_LEN = 128
 

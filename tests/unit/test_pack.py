@@ -27,10 +27,10 @@ from bosch.data.token_files import (
 )
 from bosch.data.tokenizer_files import TokenizerText
 from bosch.data.toy_world.documents import ToyDocuments, write_document
-from bosch.data.toy_world.tokenizer import train_tokenizer
 from bosch.run.errors import UserError
 from bosch.run.files import DamagedArtifactError, read_sealed_json
 from tests.packing import pack, toy_tokenizer, write_rows, write_texts
+from tests.toy_tokenizer import train_tokenizer
 
 DROPPED = ("dropped_behind_held_out", "dropped_at_budget", "dropped_in_tail", "dropped_too_short")
 PARTS = ("tokens_kept", "tokens_held_out", *DROPPED)

@@ -10,16 +10,21 @@ import torch
 from bosch.assets import asset_folder
 from bosch.known_models import PAPER_MODELS
 from bosch.model import ModelShape, read_model_config, read_shape
+from bosch.recipes import presets
 from bosch.recipes.presets import (
     check_lengths,
     check_needles,
     choose,
+    for_stage,
     paper,
     scaled_paper,
     tiny,
     warnings,
 )
+from bosch.recipes.recover import parse_command
+from bosch.recipes.train_model import with_hours
 from bosch.run.errors import UserError
+from bosch.training import rehearsal
 from tests.own_models import write_own_model
 
 SIX_TASKS = tuple(
@@ -107,8 +112,12 @@ def test_paper_settings_shrink_with_the_positions_of_the_model(tmp_path: Path) -
     assert (config.calibration.length, config.window) == (32_768, 1_024)
 
 
-def test_model_without_preset_gets_the_paper_scaled_and_a_line_says_so(tmp_path: Path) -> None:
+def test_a_model_for_a_big_gpu_gets_the_paper_scaled_and_a_line_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = model_folder(tmp_path / "short", positions=4_096)
+    monkeypatch.setattr(presets, "SMALL_WEIGHTS", 1_000)
+    monkeypatch.setattr(rehearsal, "gpu_memory_gb", lambda: 80.0)
     config, [line] = choose(None, model)
     assert config == replace(scaled_paper(model), sink="auto")
     assert "data.sequence_length: 32768 -> 4096; " in line
@@ -119,6 +128,40 @@ def test_model_without_preset_gets_the_paper_scaled_and_a_line_says_so(tmp_path:
     assert "train.kernels: liger -> auto" in line
     other, _ = choose("tiny", "Qwen/Qwen3-8B-Base")
     assert other == replace(tiny(), model="Qwen/Qwen3-8B-Base")
+
+
+def test_a_model_that_a_laptop_can_train_gets_the_preset_small(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = model_folder(tmp_path / "real", positions=8_192)
+    monkeypatch.setattr(rehearsal, "gpu_memory_gb", lambda: None)
+    for most in (1_000, 10_000_000):  # without a GPU, and with few parameters
+        monkeypatch.setattr(presets, "SMALL_WEIGHTS", most)
+        config, [line] = choose(None, model)
+        assert "preset small, for models of up to 1.5B parameters" in line
+        assert config == for_stage(["--model", model])
+        assert (config.sink, config.window, config.calibration.length) == ("auto", 128, 1_024)
+        assert config.train.objective == "distill"
+        check_lengths(config)
+        monkeypatch.setattr(rehearsal, "gpu_memory_gb", lambda: 80.0)
+
+
+def test_hours_choose_the_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = 300.0  # for 300,000 tokens
+    monkeypatch.setattr(rehearsal, "training_seconds", lambda plan, schedule: seconds)
+    for hours, tokens, words in (
+        (1.0, 2_160_000, "--hours 1: 2,159,616 tokens"),  # .6 of 3,600 s
+        (0.01, 300_000, "the fewest that teach anything; they need about 0.1 hours"),
+        (100.0, 30_000_000, "tokens"),
+    ):
+        config, line = with_hours(tiny(), hours)
+        assert abs(config.data.tokens - tokens) < 1_024
+        assert words in line
+    for wrong in ("0", "-1", "nan"):
+        with pytest.raises(UserError, match="hours is"):
+            parse_command(["--hours", wrong])
+    with pytest.raises(UserError, match=r"--hours and --data\.tokens 1M both"):
+        parse_command(["--hours", "1", "--data.tokens", "1M"])
 
 
 def test_a_small_model_without_preset_gets_settings_that_fit_it(tmp_path: Path) -> None:

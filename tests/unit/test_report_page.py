@@ -19,10 +19,16 @@ from bosch.eval.report.page import page, warnings
 from bosch.eval.report.pictures import make_charts
 from bosch.eval.report.runs import read_run
 from bosch.eval.report.tables import make_tables
-from launch.take_screenshots import BROWSERS, FLAGS
 from tests.run_folders import FakeRun
 
 SECONDS = 300
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
+FLAGS = (
+    "--headless=new",
+    "--no-sandbox",  # inside a container there is none
+    "--disable-gpu",
+    "--disable-background-networking",
+)
 BREAKS_OUT = "</script><script>document.title = 'broken out'</script><b>x</b>&amp;\u2028"
 HELPERS = """
 const charts = () => all(".chart").filter((chart) => !chart.hidden);

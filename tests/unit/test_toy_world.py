@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from bosch.data.toy_world.tasks import DATASETS, longbench_rows
-from bosch.data.toy_world.tokenizer import train_tokenizer
 from bosch.data.toy_world.world import SPLITS, World, split_of
 from bosch.run.errors import UserError
+from tests.toy_tokenizer import train_tokenizer
 
 
 @pytest.fixture(scope="module")

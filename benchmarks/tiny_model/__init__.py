@@ -1,1 +1,0 @@
-"""Training and measuring the embedded models."""
