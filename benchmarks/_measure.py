@@ -20,11 +20,14 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
+from bosch.hybrid.conversion import head_size
+from bosch.hybrid.sinks import KEY, VALUE
 from bosch.known_models import SHAPES, known_config
 from bosch.masks.mask import num_windowed
+from bosch.masks.window import sink_as_json
 from bosch.plugins import suggest
 from bosch.run.errors import UserError
 from bosch.run.progress import show_rows
@@ -174,11 +177,21 @@ def make_model(
     return model.eval()
 
 
-def set_hybrid(model: PreTrainedModel, ratio: float, window_tokens: int) -> None:
+def set_hybrid(
+    model: PreTrainedModel, ratio: float, window_tokens: int, sink: str = "none"
+) -> None:
     """Put this share of the groups on the window, as `spread_mask` does. Use new caches."""
     z = spread_mask(ratio, model.config.num_hidden_layers, model.config.num_key_value_heads)
-    changes = {"window": window_tokens, "num_full": [sum(row) for row in z]}
+    changes: dict[str, object] = {"window": window_tokens, "num_full": [sum(row) for row in z]}
+    changes["sink"] = sink_as_json(sink)
     model.config.bosch = {**model.config.bosch, **changes}
+    layers: Any = model.base_model.layers
+    for layer, row in zip(layers, z, strict=True):
+        shape = row.count(0), head_size(model.config)
+        for name in (KEY, VALUE):
+            found = torch.randn(shape, dtype=model.dtype, device=model.device)
+            has_one = sink == "static" and row.count(0) > 0
+            layer.self_attn.register_parameter(name, nn.Parameter(found) if has_one else None)
 
 
 def spread_mask(ratio: float, num_layers: int, num_groups: int) -> list[list[int]]:

@@ -46,6 +46,7 @@ COLUMNS = {
     "tokens": "tokens:,",
     "ratio": "ratio",
     "window": "window",
+    "sink": "sink",
     "prefill tokens/s": "prefill_tokens_per_second:,.0f",
     "decode tokens/s": "decode_tokens_per_second:,.1f",
     "p90 peak bytes": "p90_peak_bytes:,.0f",
@@ -64,6 +65,7 @@ class Options(DeviceOptions):
     window: int = 64  # window size in tokens for --ratios
     windows: tuple[int, ...] = (16, 32, 64, 128, 256)  # window sizes to measure with --window-ratio
     window_ratio: float = 0.75  # ratio for --windows
+    sinks: tuple[str, ...] = ("none",)  # none, static or tokens=S: all are measured at each point
     chunk: int = 256  # tokens of the prompt to read at once
     tokens: int = 8  # tokens to decode after each prompt
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"  # number format
@@ -105,26 +107,29 @@ def measure(options: Options) -> Iterator[Row]:
     settings = [(ratio, options.window) for ratio in options.ratios]
     settings += [(options.window_ratio, window) for window in options.windows]
     settings = list(dict.fromkeys(settings))  # each once
+    points = list(product(settings, options.sinks))
     lengths = sorted(set(options.lengths))
     deadline = math.inf if options.minutes is None else time.monotonic() + 60 * options.minutes
-    missing: dict[tuple[float, int], str] = {}
-    with track("latency", len(lengths) * len(settings), "prompts") as bar:
-        for tokens, (ratio, window) in product(lengths, settings):
-            point = f"{short(tokens)} tokens, ratio {ratio:g}, window {window}"
+    missing: dict[object, str] = {}
+    with track("latency", len(lengths) * len(points), "prompts") as bar:
+        for tokens, place in product(lengths, points):
+            (ratio, window), sink = place
+            point = f"{short(tokens)} tokens, ratio {ratio:g}, window {window}, sink {sink}"
             row: Row = {
                 "name": f"{options.model}, {point}",
                 "model": options.model,
                 "tokens": tokens,
                 "ratio": ratio,
                 "window": window,
+                "sink": sink,
                 "chunk": options.chunk,
-                "missing": missing.get((ratio, window)),
+                "missing": missing.get(place),
                 **dict.fromkeys(FIGURES),
             }
             if row["missing"] is None and time.monotonic() > deadline:
                 row["missing"] = "out of time"
             if row["missing"] is None:
-                set_hybrid(model, ratio, window)
+                set_hybrid(model, ratio, window, sink)
                 ids = random_ids(config, tokens, device)
                 row |= measure_prompt(model, ids, options)
                 # Free the cache, and what the frames of an error hold, before the next point.
@@ -132,7 +137,7 @@ def measure(options: Options) -> Iterator[Row]:
                 torch.cuda.empty_cache()
             row |= {"value": row["prefill_tokens_per_second"], "unit": "tokens/s of prefill"}
             if row["missing"] is not None:
-                missing[ratio, window] = row["missing"]
+                missing[place] = row["missing"]
                 say(f"{row['name']}: {row['missing']}")
                 row["value"] = row.pop("bytes_in_use", 0) / 1e9
                 row["unit"] = f"GB in use, then {row['missing']}"

@@ -49,6 +49,7 @@ class Options(BenchmarkOptions):
     ratios: tuple[float, ...] = (0.75, 0.5)  # ratios to search masks for
     examples: int = presets.tiny().calibration.examples  # calibration questions, four per context
     kappa: int = presets.tiny().mask.kappa  # masks tried per layer
+    sink: str = "auto"  # what windows see: none, static or tokens=S
     threads: int = 1  # CPU threads that torch uses
     runs: Path = Path("runs/search")  # folder for the calibration set and static rankings
 
@@ -64,6 +65,7 @@ def measure(options: Options) -> Iterator[Row]:
         config,
         calibration=replace(config.calibration, examples=options.examples),
         mask=replace(config.mask, kappa=options.kappa),
+        sink=options.sink,
     )
     stage = calibrate.build(config)
     folder = options.runs / f"set-{stage.fingerprint[:12]}"

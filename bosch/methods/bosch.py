@@ -5,6 +5,7 @@ ranks the groups of all layers and so gives each layer its share, stage 3 swaps 
 that promise most by the outcomes of each haystack so far. `bosch_paper` is the search as published.
 """
 
+import math
 from dataclasses import dataclass
 
 from bosch.config import above_0
@@ -24,6 +25,9 @@ class Settings(GuidedSettings):
     probed: float = 1 / 3  # share of the haystacks that stage 1 reads
     # Stage 3 tries this share of kappa masks per layer.
     effort: float = 1 / 3
+    # End with the first mask that answers as well as the dense model. On easy settings that is the
+    # one that the probes choose.
+    until_dense: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -48,5 +52,6 @@ def select(inputs: Inputs) -> Selection:
             if is_choice:
                 guides = [probes.probe_groups(search, settings.probed), *make_guides()]
                 guides = probes.rank_groups(search, guides)
-            search.solve("stage 3", groups, search.num_windowed, swaps, guides)
+            enough = search.anchors.dense.value if settings.until_dense else math.inf
+            search.solve("stage 3", groups, search.num_windowed, swaps, guides, enough=enough)
         return finish(search)

@@ -101,12 +101,14 @@ class Search:
         max_evaluations: int,
         guides: Sequence[Table] = (),
         exact_values: bool = False,
+        enough: float = math.inf,
     ) -> Solution:
         """Put the best `quota` of the variables on the window, as far as the evaluations allow, and
         update the current mask. Other groups stay as they are.
 
         A guide is a table of how global each group is. Optimizers that keep the quota start from
-        the masks that the guides choose; the first guide also decides how masks are repaired.
+        the masks that the guides choose; the first guide also decides how masks are repaired. A
+        mask with the value `enough` ends it.
         """
         planned = count_solving(len(variables), quota, max_evaluations)
         enumerated = planned == math.comb(len(variables), quota)
@@ -138,6 +140,7 @@ class Search:
                 anchors=self.anchors,
                 alpha=self.settings.alpha,
                 best_possible=weighted(self.settings.objective, 1.0, 1.0, 0.0),
+                enough=enough,
                 exact_values=exact_values,
                 end_early_in_nomad=self.settings.nomad_early_end,
                 masks_at_once=self.settings.masks_at_once,

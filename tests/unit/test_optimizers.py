@@ -142,6 +142,21 @@ def test_a_search_that_is_ended_keeps_its_best_mask(name: str) -> None:
     assert (solution.value.value if solution.value else None) == max(tried, default=None)
 
 
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_value_that_is_enough_ends_the_search_with_its_mask(name: str) -> None:
+    whole, short = Judge(entangled(8)), Judge(entangled(8))
+    optimize(name, problem_of(whole))
+    values = [whole.score(bits) for bits in whole.tried if bits.count(0) == 5]
+    enough = sorted(values)[len(values) // 2]
+    solution = optimize(name, problem_of(short, enough=enough))
+    first = next(
+        i for i, b in enumerate(whole.tried) if b.count(0) == 5 and whole.score(b) >= enough
+    )
+    assert short.tried == whole.tried[: first + 1]
+    assert solution.assignment == short.tried[-1]
+    assert solution.ended_by is None
+
+
 # --- one optimizer ---
 
 

@@ -38,6 +38,7 @@ class Problem:
     anchors: Anchors | None = None  # of the loss, for optimizers that may leave the quota
     alpha: float = 100.0
     best_possible: float = 1.0  # no value is above it
+    enough: float = math.inf  # a mask of the quota with this value ends the search
     exact_values: bool = False  # for statistics: no evaluation is stopped early
     end_early_in_nomad: bool = False  # its models then see bounds instead of some values
     masks_at_once: int = 1  # of optimizers that can propose several
@@ -85,7 +86,7 @@ def repair(assignment: Assignment, quota: int, prior: Sequence[float] = ()) -> A
 
 
 class EvaluationsSpentError(Exception):
-    """All evaluations of the problem are used."""
+    """All evaluations of the problem are used, or no more are needed."""
 
 
 @dataclass
@@ -125,6 +126,9 @@ class Trials:
         new = new[: self.left]
         for assignment, value in zip(new, self.problem.evaluate(new, threshold), strict=True):
             self.add(assignment, value, threshold)
+        if new and self.best_value >= self.problem.enough:
+            self.notes.append("a mask answers as well as the dense model: the search ends with it")
+            raise EvaluationsSpentError
         return [self.table[assignment] for assignment in assignments if assignment in self.table]
 
     def add(self, assignment: Assignment, value: Value, threshold: float | None = None) -> None:
