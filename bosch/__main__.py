@@ -31,6 +31,7 @@ PROGRAMS = {  # word -> module and what it does
     "analyze": ("bosch.recipes.analyze_masks", "Compare masks with each other."),
     "mask": ("bosch.masks.__main__", "Show, import or export a mask file."),
     "niah": ("bosch.eval.suites.niah", "Build examples of the suite niah."),
+    "ruler": ("bosch.eval.suites.ruler", "Build examples of the suite ruler."),
 }
 
 

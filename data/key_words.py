@@ -7,7 +7,7 @@ RULER builds and sorts the list: 6,171,620 strings, 12 to 50 seconds and 865 MB 
 from bisect import bisect_right
 from collections.abc import Iterable
 from functools import cache
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from itertools import accumulate, takewhile
 
 from bosch.run.checkout import how_to_install
@@ -47,16 +47,30 @@ class KeyWords:
 @cache
 def wonderwords_keys() -> KeyWords:
     """RULER's words. The nouns of wonderwords 2 and 3 differ, so the same seed gives other keys."""
+    name = f"wonderwords {version_here()}"
+    return KeyWords(words_of("adjective"), words_of("noun"), name)
+
+
+@cache
+def wonderwords_words() -> tuple[str, ...]:
+    """The words of RULER's `cwe`, sorted."""
+    version_here()
+    kinds = ("noun", "adjective", "verb")
+    return tuple(sorted({word for kind in kinds for word in words_of(kind)}))
+
+
+def version_here() -> str:
     try:
-        from wonderwords import RandomWord
-    except ImportError as error:
+        return version("wonderwords")
+    except PackageNotFoundError as error:
         raise UserError(
             "Needle keys are drawn from wonderwords, which is not installed: "
             f"{how_to_install('wonderwords', 'eval')}"
         ) from error
-    words = RandomWord(enhanced_prefixes=False)
-    return KeyWords(
-        adjectives=words.filter(include_categories=["adjective"]),
-        nouns=words.filter(include_categories=["noun"]),
-        name=f"wonderwords {version('wonderwords')}",
-    )
+
+
+def words_of(kind: str) -> list[str]:
+    from wonderwords import RandomWord
+
+    found: list[str] = RandomWord(enhanced_prefixes=False).filter(include_categories=[kind])
+    return found

@@ -384,10 +384,18 @@ def token_counter(tokenizer: "PreTrainedTokenizerBase") -> Callable[[str], int]:
 def needle_distances(example: NeedleExample, tokenizer: "PreTrainedTokenizerBase") -> list[int]:
     """For each needle asked for, the number of tokens from its start to the prompt's end. If at
     most W, a window of W sees the whole needle from the last token."""
-    encoded = tokenizer(example.prompt, add_special_tokens=False, return_offsets_mapping=True)
-    ends = [end for _, end in encoded["offset_mapping"]]
-    return [
-        len(ends) - bisect_right(ends, needle.start)
+    starts = [
+        needle.start
         for needle in example.needles
         if needle.asked and needle.value in example.outputs
     ]
+    return distances_to_end(example.prompt, starts, tokenizer)
+
+
+def distances_to_end(
+    text: str, starts: Sequence[int], tokenizer: "PreTrainedTokenizerBase"
+) -> list[int]:
+    """Tokens from each of these characters to the end of the text."""
+    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+    ends = [end for _, end in encoded["offset_mapping"]]
+    return [len(ends) - bisect_right(ends, start) for start in starts]

@@ -1,0 +1,286 @@
+"""RULER's 13 tasks, built and scored as there: the eight needle tasks of the suite `niah`, variable
+tracking, common words, frequent coded words, and questions on documents.
+
+    bosch ruler build --task vt --length 4096 --samples 500 --seed 42 --tokenizer FOLDER --out FILE
+
+The questions need files: `--squad dev-v2.0.json`, `--hotpot hotpot_dev_distractor_v1.json`, in
+`recover.py` `--eval.options ruler.squad=FILE ruler.hotpot=FILE`. Without one its task is left out;
+then there is no average: RULER's is the plain mean of all 13.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bosch.command_line import run_subcommand
+from bosch.data import needles, ruler
+from bosch.data.needles import token_counter
+from bosch.eval.metrics import string_match_all, string_match_part
+from bosch.eval.rows import write_rows
+from bosch.eval.suites import niah
+from bosch.eval.suites._interface import (
+    Example,
+    LeftOutError,
+    Request,
+    Result,
+    Scored,
+    Stop,
+    Task,
+    average,
+    by_task,
+    result_of,
+)
+from bosch.eval.suites._reporting import AVERAGE, ReportedScore, Row, mean_over_lengths
+from bosch.model import load_tokenizer
+from bosch.plugins import suggest
+from bosch.run.errors import MissingFileError, UserError
+from bosch.run.fingerprint import hash_file
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+TASKS = (*needles.TASKS, *ruler.TASKS)  # in RULER's order
+METRIC = "ruler"  # of every task the one that RULER counts
+FILES = {"qa_1": "squad", "qa_2": "hotpot"}
+COMPARED_WITH_CALIBRATION = True
+
+
+@dataclass(frozen=True)
+class Settings:
+    essays: str | None = None  # as in the suite niah, but not toy
+    punkt: Path | None = None  # folder of the English Punkt data, for essays that need it
+    squad: Path | None = None  # dev-v2.0.json; None: qa_1 is left out
+    hotpot: Path | None = None  # hotpot_dev_distractor_v1.json; None: qa_2 is left out
+    english_words: Path | None = None  # english_words.json, for cwe of more words than usual
+    tasks: tuple[str, ...] = TASKS
+    lengths: tuple[int, ...] = (4_096, 8_192, 16_384, 32_768)  # tokens with the answer
+    samples: int = 500  # for each task and length
+    seed: int = needles.DEFAULT_SEED
+
+    def __post_init__(self) -> None:
+        for name in self.tasks:
+            if name not in TASKS:
+                raise UserError(f"{name!r} is not a RULER task: {suggest(name, TASKS)}")
+        if self.samples < 1:
+            raise UserError(f"RULER needs at least 1 sample, not {self.samples}.")
+
+    @property
+    def needle(self) -> niah.Settings:
+        return niah.Settings(self.essays or "", self.punkt, samples=self.samples, seed=self.seed)
+
+    @property
+    def files(self) -> ruler.Files:
+        return ruler.Files(self.squad, self.hotpot, self.english_words)
+
+
+def configure(request: Request) -> tuple[Settings, int]:
+    config = request.config
+    essays = config.niah_essays or request.essays
+    settings = Settings(
+        essays=None if essays == niah.TOY else essays,
+        punkt=Path(request.punkt) if request.punkt else None,
+        lengths=config.niah_lengths or Settings.lengths,
+        samples=max(Settings.samples, config.niah_samples),
+    )
+    return settings, config.niah_samples
+
+
+def check(settings: Settings, positions: int) -> None:
+    if settings.essays is None:
+        raise UserError(
+            "suite ruler: its needles are hidden in essays; name them with --eval.niah-essays FILE "
+            "(evaluate_model.py: --essays). The toy world has no ruler."
+        )
+    if (longest := max(settings.lengths)) > positions:
+        raise UserError(
+            f"suite ruler, {longest:,} tokens: the model reads at most {positions:,}. Use smaller "
+            "lengths, or stretch the positions with --yarn."
+        )
+
+
+def files(settings: Settings) -> dict[str, str]:
+    named = {
+        "essays": settings.essays,
+        **{name: getattr(settings, name) for name in FILES.values()},
+    }
+    return {name: str(path) for name, path in named.items() if path}
+
+
+def list_tasks(settings: Settings) -> list[Task]:
+    names = [
+        name
+        for name in settings.tasks
+        if name not in FILES or getattr(settings, FILES[name]) is not None
+    ]
+    return [Task(name, length) for length in settings.lengths for name in names]
+
+
+def sources(settings: Settings, task: Task) -> dict[str, str]:
+    if task.name in needles.TASKS:
+        return niah.sources(settings.needle, task)
+    facts = {"samples": str(settings.samples), "seed": str(settings.seed)}
+    if task.name == "cwe":
+        facts["words"] = f"wonderwords {version('wonderwords')}"
+    if task.name in FILES:
+        path = getattr(settings, FILES[task.name])
+        facts["questions"] = hash_file(ruler.need(f"--{FILES[task.name]}", path, task.name))
+    return facts
+
+
+def build_examples(
+    settings: Settings, task: Task, tokenizer: "PreTrainedTokenizerBase", limit: int | None = None
+) -> list[Example]:
+    if task.name in needles.TASKS:
+        return niah.build_examples(settings.needle, task, tokenizer, limit)
+    budget = ruler.TEMPLATES[task.name]["answer_tokens"]
+    found = build(settings, task, tokenizer, limit)
+    return [
+        Example(
+            index,
+            one.text,
+            one.outputs,
+            budget,
+            Stop(when_answered=True),
+            {"length": one.length, "distances": distances(one, tokenizer)},
+        )
+        for index, one in enumerate(found)
+    ]
+
+
+def build(
+    settings: Settings, task: Task, tokenizer: "PreTrainedTokenizerBase", limit: int | None
+) -> list[ruler.RulerExample]:
+    num_samples = settings.samples if limit is None else min(limit, settings.samples)
+    count, given = token_counter(tokenizer), settings.files
+    try:
+        return ruler.build_examples(
+            task.name, task.length, num_samples, settings.seed, count, given
+        )
+    except needles.DoesNotFitError as error:
+        raise LeftOutError(str(error)) from error
+
+
+def distances(
+    example: ruler.RulerExample, tokenizer: "PreTrainedTokenizerBase"
+) -> list[int] | None:
+    """Tokens from the start of each source to the prompt's end; None: unknown, or all over it. The
+    fixed shuffles put the gold documents of all samples of one size in the same places."""
+    if not example.sources or not getattr(tokenizer, "is_fast", False):
+        return None
+    return needles.distances_to_end(example.text, example.sources, tokenizer)
+
+
+def score(settings: Settings, task: Task, example: Example, prediction: str) -> dict[str, float]:
+    return {METRIC: score_one(task.name, prediction, example.answers)}
+
+
+def score_one(task: str, prediction: str, answers: Sequence[str]) -> float:
+    is_part = task in ruler.TEMPLATES and ruler.TEMPLATES[task]["metric"] == "part"
+    return (string_match_part if is_part else string_match_all)(prediction, answers)
+
+
+def score_task(task: str, predictions: Sequence[str], answers: Sequence[Sequence[str]]) -> float:
+    """RULER's number for a task: 0 to 100, with two places."""
+    pairs = zip(predictions, answers, strict=True)
+    return niah.percent([score_one(task, prediction, right) for prediction, right in pairs])
+
+
+def summarize(settings: Settings, scored: Sequence[Scored]) -> list[Result]:
+    """Each task, and at each length where all 13 were evaluated their plain mean."""
+    tasks = [
+        result_of(task, METRIC, items, niah.percent) for task, items in by_task(scored).items()
+    ]
+    by_length = [
+        average(AVERAGE, METRIC, parts, length)
+        for length in settings.lengths
+        if len(parts := [result for result in tasks if result.length == length]) == len(TASKS)
+    ]
+    is_complete = len(by_length) == len(settings.lengths)
+    return [*tasks, *by_length, *([average(AVERAGE, METRIC, by_length)] if is_complete else [])]
+
+
+def floor(example: Example, window_tokens: int) -> float | None:
+    """The score of a model that sees only the end of the prompt: of needles and chains the share in
+    it, of questions 1 if a document with the answer is."""
+    if "needle_distances" in example.facts:
+        return niah.floor(example, window_tokens)
+    if not (found := example.facts["distances"]):
+        return None
+    inside = [distance <= window_tokens for distance in found]
+    is_chain = example.max_new_tokens == ruler.TEMPLATES["vt"]["answer_tokens"]
+    return sum(inside) / len(inside) if is_chain else float(any(inside))
+
+
+# -------------------------------------------------------------------------------------- reports
+
+title = "RULER"
+report_order = 2
+
+
+def reported_scores(rows: Sequence[Row]) -> list[ReportedScore]:
+    """The average over all lengths, where the suite wrote one, and each task over its lengths."""
+    lengths: dict[str, list[int]] = {}
+    for row in rows:
+        if row["task"] != AVERAGE and row["length"] not in lengths.setdefault(row["task"], []):
+            lengths[row["task"]].append(row["length"])
+    parts = [mean_over_lengths("ruler", name, lengths[name]) for name in TASKS if name in lengths]
+    weights = {cell: w / len(parts) for part in parts for cell, w in part.weights.items()}
+    return [ReportedScore("ruler", AVERAGE, "average", weights, written_by_suite=True), *parts]
+
+
+@dataclass(frozen=True)
+class Build:
+    """Write the examples of one task and length in RULER's format."""
+
+    task: str  # one of the 13: niah_single_1 ... niah_multiquery, vt, cwe, fwe, qa_1, qa_2
+    length: int  # tokens of prompt and answer together
+    tokenizer: Path  # folder of a model or tokenizer
+    out: Path  # JSONL: index, input, answer_prefix, outputs, length
+    essays: str | None = None  # for needles: a JSON or text file, a folder, or a hub id
+    punkt: Path | None = None  # folder of the English Punkt data, for essays that need it
+    squad: Path | None = None  # for qa_1: dev-v2.0.json
+    hotpot: Path | None = None  # for qa_2: hotpot_dev_distractor_v1.json
+    english_words: Path | None = None  # for cwe of more words than wonderwords has
+    samples: int = 500
+    seed: int = needles.DEFAULT_SEED
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    run_subcommand("python -m bosch.eval.suites.ruler", {"build": (Build, run_build)}, args)
+
+
+def run_build(command: Build) -> None:
+    names = ("essays", "punkt", "squad", "hotpot", "english_words", "samples", "seed")
+    given: dict[str, Any] = {name: getattr(command, name) for name in names}
+    settings = Settings(**given, tasks=(command.task,), lengths=(command.length,))
+    if command.task in needles.TASKS:
+        kind = needles.TASKS[command.task]
+        if kind.haystack == "essay" and command.essays is None:
+            raise UserError(f"{command.task} hides its needles in essays; name them with --essays.")
+        niah.run_build(
+            niah.Build(
+                command.task,
+                command.length,
+                command.tokenizer,
+                command.essays or "",
+                command.out,
+                command.samples,
+                command.seed,
+                command.punkt,
+            )
+        )
+        return
+    if not command.tokenizer.is_dir():
+        raise MissingFileError(
+            f"{command.tokenizer} is not a folder; --tokenizer names that of a model or tokenizer."
+        )
+    task = Task(command.task, command.length)
+    examples = build(settings, task, load_tokenizer(command.tokenizer), None)
+    write_rows(command.out, [example.to_row(index) for index, example in enumerate(examples)])
+    print(f"wrote {command.out}: {len(examples)} examples of {task.name} in {task.length} tokens")
+
+
+if __name__ == "__main__":
+    main()
