@@ -12,7 +12,7 @@ written when it is done; the same command goes on with those that are missing.
 import itertools
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -46,9 +46,11 @@ METHODS = (
 )
 JUDGING_SEED = 1_000  # added to that of the calibration set
 LONG = 4_096
+QUESTIONS = 4  # on each text
 COLUMNS = {
     **{name: name for name in ("method", "ratio", "window", "sink", "seed")},
     "questions": "accuracy:.1f",
+    "against": "against",
     "at 4,096": "long_accuracy:.1f",
     "log-prob.": "log_probability:.3f",
     "loss": "value:.3f",
@@ -69,10 +71,11 @@ class Options(DeviceOptions):
     long_contexts: int = 4  # the same of 4,096 tokens
     texts: int = 12  # texts whose loss is measured
     options: tuple[str, ...] = ()  # settings of the methods, as steps=60
+    baseline: str = "single_group"  # method that the others are compared with, question by question
 
     @property
     def title(self) -> str:
-        return f"{self.folder}, {4 * self.contexts} questions, {self.texts} texts, {self.place}"
+        return f"{self.folder}, {QUESTIONS * self.contexts} questions, {self.texts} texts, {self.place}"
 
 
 def measure(options: Options) -> Iterator[Row]:
@@ -95,7 +98,26 @@ def measure(options: Options) -> Iterator[Row]:
                 with options.rows.open("a") as file:
                     file.write(json.dumps(row) + "\n")
                 found = [row]
-            yield found[0] | {"name": f"{method} {ratio:g}, W {window}, sink {sink}, seed {seed}"}
+            done += [row for row in found if row not in done]
+            row = found[0] | {"against": against(found[0], options.baseline, done)}
+            yield row | {"name": f"{method} {ratio:g}, W {window}, sink {sink}, seed {seed}"}
+
+
+def against(row: Row, baseline: str, others: Sequence[Row]) -> str:
+    """The paired difference in points, with a 95 % interval over texts, each with its questions."""
+    same = ("ratio", "window", "sink", "seed", "options")
+    for other in others:
+        is_same = all(other.get(name) == row.get(name) for name in same)
+        if other["method"] == baseline != row["method"] and is_same:
+            ours, theirs = (
+                np.array([int(bit) for bit in one["right"]]).reshape(-1, QUESTIONS)
+                for one in (row, other)
+            )
+            difference = 100 * (ours - theirs).mean(1)
+            draw = np.random.default_rng(0).integers(len(difference), size=(2_000, len(difference)))
+            low, high = np.percentile(difference[draw].mean(1), [2.5, 97.5])
+            return f"{difference.mean():+.1f} [{low:+.1f}, {high:+.1f}]"
+    return ""
 
 
 class Bench:
@@ -133,7 +155,7 @@ class Bench:
         """The calibration set of the preset, or so many other texts."""
         asked: dict[str, Any] = shared_fields(CalibrationConfig, self.config.calibration)
         if contexts:
-            asked |= {"examples": 4 * contexts, "length": length or asked["length"]}
+            asked |= {"examples": QUESTIONS * contexts, "length": length or asked["length"]}
             seed += JUDGING_SEED
         return build_set(CalibrationSettings(**asked, seed=seed), self.tokenizer)[0]
 

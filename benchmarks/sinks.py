@@ -11,6 +11,7 @@ import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from benchmarks._measure import DeviceOptions, Row
+from bosch.data.toy_world.documents import ToyDocuments
 from bosch.hybrid.sink_files import measure_sinks
 from bosch.hybrid.sinks import Sinks, attach_sinks
 from bosch.masks.mask import read_mask
@@ -26,13 +28,14 @@ from bosch.model import load_model, load_tokenizer
 from bosch.run.errors import UserError
 
 MEASURED = 3  # texts
+TOY_DOCUMENTS = 30_000
 COLUMNS = {"": "name", "loss": "value:.3f", "seconds": "seconds:.0f"}
 
 
 @dataclass(frozen=True)
 class Options(DeviceOptions):
     model: Path = Path("model")  # folder of a model
-    texts: Path = Path("texts.jsonl")  # lines of {"text": ...}
+    texts: Path = Path("texts.jsonl")  # lines of {"text": ...}, or toy: of the built-in toy world
     windows: tuple[int, ...] = (128, 256)  # in tokens, including the current one
     sinks: tuple[str, ...] = ("none", "static", "tokens=1", "tokens=4", "key")  # kinds of sink
     masks: tuple[Path, ...] = ()  # further masks, as mask.json files
@@ -79,8 +82,13 @@ def measure(options: Options) -> Iterator[Row]:
 def read_texts(options: Options) -> list[Tensor]:
     """Three texts whose first tokens are measured, and those that are judged."""
     tokenizer, found = load_tokenizer(options.model), []
-    for line in options.texts.read_text("utf-8").splitlines():
-        ids = tokenizer(json.loads(line)["text"], add_special_tokens=False)["input_ids"]
+    if str(options.texts) == "toy":
+        documents = [text for (text,) in islice(ToyDocuments(0).read(0), TOY_DOCUMENTS)]
+        texts = ["\n".join(documents[n : n + 60]) for n in range(0, TOY_DOCUMENTS, 60)]
+    else:
+        texts = [json.loads(line)["text"] for line in options.texts.read_text("utf-8").splitlines()]
+    for text in texts:
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
         if len(ids) >= options.tokens:
             found.append(torch.tensor(ids[: options.tokens]))
     chosen = found[options.begin :: options.every][: MEASURED + options.count]
