@@ -75,7 +75,8 @@ class Options(DeviceOptions):
 
     @property
     def title(self) -> str:
-        return f"{self.folder}, {QUESTIONS * self.contexts} questions, {self.texts} texts, {self.place}"
+        questions = QUESTIONS * self.contexts
+        return f"{self.folder}, {questions} questions, {self.texts} texts, {self.place}"
 
 
 def measure(options: Options) -> Iterator[Row]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bosch.run.errors import UserError
-from launch.fetch_real_model import check, plain_text
+from launch.fetch_real_model import check, plain_text, tight
 from tests.unit.tiny_wheel import write_wheel
 
 PROGRAM = Path(__file__).parents[2] / "launch" / "fetch_real_model.py"
@@ -20,7 +20,9 @@ def test_tagged_text_becomes_prose() -> None:
         "ended/vbd ;/. ;/.\n\n\n\n\tHow/wrb ?/. ?/.\n"
     )
     # Tags follow the last slash; the corpus has ; ? ! twice.
-    assert plain_text(tagged) == 'The jury said "no evidence" (1), and/or ended; How?'
+    text = plain_text(tagged)
+    assert text == 'The jury said "no evidence" ( 1 ), and/or ended;; How??'
+    assert tight(text) == 'The jury said "no evidence" (1), and/or ended; How?'
 
 
 def fetch(folder: Path, *, wheels: Path, path: str = "") -> str:
