@@ -84,8 +84,8 @@ def plain_text(tagged: str) -> str:
 
 
 def tight(text: str) -> str:
-    """Without the blanks inside brackets, and with one mark where the corpus has it twice. The first
-    figures of sinks were measured without this, so corpus.jsonl is."""
+    """Without blanks inside brackets, and with one mark where the corpus has two. The first figures
+    of sinks were measured on texts without this, so corpus.jsonl is."""
     return re.sub(r"([;:?!])\1", r"\1", text.replace("( ", "(").replace(" )", ")"))
 
 
