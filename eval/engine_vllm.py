@@ -4,7 +4,8 @@ Needs vLLM and serving/vllm (docs/serving.md). It has run on CPUs only.
 """
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, MutableMapping
+from contextlib import contextmanager
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
@@ -18,6 +19,7 @@ from bosch.eval.suites._interface import Example
 from bosch.model import explain_library_errors
 from bosch.run.errors import UserError
 
+LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 PORTION = 256  # examples that the engine gets at once; what is done is on disk after each
 
 
@@ -36,13 +38,31 @@ def start_engine(folder: Path, **settings: Any) -> Any:
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-    import vllm
-    from vllm.platforms import current_platform
+    with alone_on_its_gpu(os.environ):
+        import vllm
+        from vllm.platforms import current_platform
 
-    if current_platform.is_cpu():
-        settings |= {"enforce_eager": True, "block_size": 32}
-    with explain_library_errors(f"vLLM cannot run {folder}"):
-        return vllm.LLM(str(folder), disable_log_stats=True, **settings)
+        if current_platform.is_cpu():
+            settings |= {"enforce_eager": True, "block_size": 32}
+        with explain_library_errors(f"vLLM cannot run {folder}"):
+            return vllm.LLM(str(folder), disable_log_stats=True, **settings)
+
+
+@contextmanager
+def alone_on_its_gpu(environment: MutableMapping[str, str]) -> Iterator[None]:
+    """Each rank of a launch has an engine of its own: on its GPU, not all on the first, and without
+    the launcher's variables, which vLLM takes for its own."""
+    rank = environment.get("LOCAL_RANK")
+    if rank is None:
+        yield
+        return
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    environment["CUDA_VISIBLE_DEVICES"] = visible.split(",")[int(rank)] if visible else rank
+    launched = {name: environment.pop(name) for name in LAUNCHED if name in environment}
+    try:
+        yield
+    finally:
+        environment.update(launched)
 
 
 class EngineGenerator(Generator):

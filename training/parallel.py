@@ -12,6 +12,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib.util import find_spec
+from shutil import which
 from typing import Any
 
 import torch
@@ -77,7 +78,16 @@ def leave_world() -> None:
 
 
 def choose_device(environment: Mapping[str, str]) -> torch.device:
-    if not torch.cuda.is_available() or is_true(environment.get("ACCELERATE_USE_CPU")):
+    if is_true(environment.get("ACCELERATE_USE_CPU")):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        hides_gpus = environment.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+        if which("nvidia-smi", path=environment.get("PATH")) and not hides_gpus:
+            raise UserError(
+                f"this machine has an NVIDIA driver, but torch {torch.__version__} cannot use its "
+                "GPU: the driver may be older than the build needs, or the build is for CPUs. "
+                "Install another build of torch, or set ACCELERATE_USE_CPU=true to train on the CPU."
+            )
         return torch.device("cpu")
     local_rank = int(environment.get("LOCAL_RANK", 0))
     if local_rank >= torch.cuda.device_count():

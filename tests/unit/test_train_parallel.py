@@ -1,5 +1,6 @@
 """How training reads the environment that accelerate itself sets up."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,9 +10,11 @@ from accelerate.utils.launch import prepare_multi_gpu_env, prepare_simple_launch
 from torch._dynamo.utils import counters
 
 from bosch.config import TrainConfig
+from bosch.eval.engine_vllm import alone_on_its_gpu
 from bosch.run.errors import UserError
 from bosch.training.parallel import (
     allow_graphs,
+    choose_device,
     decide,
     describe,
     refuse_silent_traps,
@@ -56,6 +59,30 @@ def test_launches_that_training_would_not_follow_are_refused(
 ) -> None:
     with pytest.raises(UserError, match=named):
         refuse_silent_traps(accelerate_environment(*options) | more)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="its GPU can be used")
+def test_a_gpu_that_torch_cannot_use_is_no_reason_to_train_on_the_cpu(tmp_path: Path) -> None:
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    driver = {"PATH": str(tmp_path)}
+    with pytest.raises(UserError, match="cannot use its GPU"):
+        choose_device(driver)
+    for asked in ({"ACCELERATE_USE_CPU": "true"}, {"CUDA_VISIBLE_DEVICES": ""}):
+        assert choose_device(driver | asked) == torch.device("cpu")
+    assert choose_device({"PATH": str(tmp_path / "none")}) == torch.device("cpu")
+
+
+def test_each_rank_has_an_engine_on_its_own_gpu() -> None:
+    launched = {"RANK": "9", "WORLD_SIZE": "16", "LOCAL_RANK": "1", "PATH": "/bin"}
+    for visible, gpu in (({}, "1"), ({"CUDA_VISIBLE_DEVICES": "4,6"}, "6")):
+        environment = {**launched, **visible}
+        with alone_on_its_gpu(environment):
+            assert environment == {"PATH": "/bin", "CUDA_VISIBLE_DEVICES": gpu}
+        assert environment == {**launched, "CUDA_VISIBLE_DEVICES": gpu}
+    alone = {"PATH": "/bin"}
+    with alone_on_its_gpu(alone):
+        assert alone == {"PATH": "/bin"}
 
 
 def test_good_launches_and_scripts_started_by_hand_pass() -> None:
