@@ -86,7 +86,7 @@ def choose_device(environment: Mapping[str, str]) -> torch.device:
             raise UserError(
                 f"this machine has an NVIDIA driver, but torch {torch.__version__} cannot use its "
                 "GPU: the driver may be older than the build needs, or the build is for CPUs. "
-                "Install another build of torch, or set ACCELERATE_USE_CPU=true to train on the CPU."
+                "Install another build of torch, or set ACCELERATE_USE_CPU=true to use the CPU."
             )
         return torch.device("cpu")
     local_rank = int(environment.get("LOCAL_RANK", 0))
