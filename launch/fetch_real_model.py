@@ -23,8 +23,8 @@ import tempfile
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+from bosch.model import LOCAL
 from bosch.run.errors import UserError, run_main
 from bosch.run.files import write_atomically
 from bosch.run.progress import disable_bars_of_libraries
@@ -114,15 +114,17 @@ def convert(gguf: Path, out: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
     disable_bars_of_libraries()
-    source: dict[str, Any] = {"pretrained_model_name_or_path": gguf.parent, "gguf_file": gguf.name}
-    packed = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
+    folder, name = gguf.parent, gguf.name
+    packed = AutoModelForCausalLM.from_pretrained(
+        folder, gguf_file=name, dtype=torch.float32, **LOCAL
+    )
     fields = packed.config.to_dict()
-    for name in ("quantization_config", "_name_or_path"):  # it would be saved as a quantized model
-        fields.pop(name, None)
+    for field in ("quantization_config", "_name_or_path"):  # it would be saved as a quantized model
+        fields.pop(field, None)
     model = LlamaForCausalLM(LlamaConfig(**fields)).float()
     model.load_state_dict(packed.state_dict())
     model.save_pretrained(out)
-    AutoTokenizer.from_pretrained(**source).save_pretrained(out)
+    AutoTokenizer.from_pretrained(folder, gguf_file=name, **LOCAL).save_pretrained(out)
 
 
 def run(command: Sequence[str], folder: str | Path, program: str) -> None:

@@ -51,7 +51,8 @@ RARELY_SET = """
 --mask.alpha --mask.gamma --mask.ratio-buckets --mask.max-variables --mask.max-layers
 --mask.razor-recent-share
 --data.held-out-sequences --data.min-document-tokens --data.workers
---train.floor-share --train.betas --train.weight-decay --train.clip-norm --train.spike
+--train.warmup-share --train.floor-share --train.betas --train.weight-decay --train.clip-norm
+--train.spike
 --train.keep-checkpoints --train.distill-weight --train.temperature --train.top-k
 --train.layer-weight --train.teacher --train.trained --train.lora-rank --train.max-steps
 --train.checkpoint-steps --train.reshard-after-forward --train.sync-every-micro-batch
