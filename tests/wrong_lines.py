@@ -98,7 +98,7 @@ WRONG_LINES = {
     "mask import nan.tsv --format duo --model good --window 8 --ratio .5": "nan.tsv 'nan'",
     # suites
     f"ruler build --task x --length 256 --tokenizer {SMALL} --out out": "",
-    f"ruler build --task qa_1 --length 1024 --tokenizer {SMALL} --squad notes.npz --out o": "notes",
+    "ruler build --task qa_1 --length 1024 --tokenizer good --squad notes.npz --out o": "notes.npz",
     f"niah build --task x --length 256 --tokenizer {SMALL} --essays toy --out out": "",
     # empty values: as a path, each would be the current folder
     "recover --run-dir=": "--run-dir empty",
