@@ -37,7 +37,7 @@ def learn(run_path: Path, log: Path, environment: dict[str, str], _: dict[str, A
 
     from bosch.data import packed
     from bosch.methods import consa
-    from bosch.recipes import presets, search_mask
+    from bosch.recipes import calibrate, presets, search_mask
     from bosch.run import progress
     from bosch.run.folder import RunFolder
 
@@ -51,8 +51,8 @@ def learn(run_path: Path, log: Path, environment: dict[str, str], _: dict[str, A
     method_settings = consa.Settings(
         token_share=1.0, gate_learning_rate=1.0, steps=12, batch_sequences=2
     )
-    tokens = packed.build(config)
-    mask = search_mask.build(config, None, tokens, method_settings)
+    calibration, tokens = calibrate.build(config), packed.build(config)  # for the sinks
+    mask = search_mask.build(config, calibration, tokens, method_settings)
     with RunFolder(run_path, rank, world, progress.say) as run:
-        run.complete(tokens)
-        run.complete(mask)
+        for stage in (calibration, tokens, mask):
+            run.complete(stage)
