@@ -126,6 +126,10 @@ def replace_events(folder: Path, events: Iterable[Event]) -> None:
     append(temporary, [begin, *events])
     for path in old:
         path.unlink(missing_ok=True)  # another run may replace a shared folder's at this moment
+    for path in folder.glob("*tfevents*"):
+        if path.is_dir():  # in the place of a file: TensorBoard would fail at it
+            with contextlib.suppress(OSError):  # it is not empty, so it is not ours
+                path.rmdir()
     temporary.rename(folder / f"events.out.tfevents.{number + 1:010d}.bosch")
 
 

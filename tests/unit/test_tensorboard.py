@@ -168,6 +168,11 @@ def test_what_is_missing_or_damaged_is_rebuilt(tmp_path: Path) -> None:
     events.write_bytes(events.read_bytes()[:-40])
     publish(run)
     assert points(run / "tb") == curves
+    (events,) = (run / "tb").iterdir()
+    events.unlink()
+    events.mkdir()  # a folder in its place
+    publish(run)
+    assert points(run / "tb") == curves
     with pytest.raises(MissingFileError, match="none"):
         rebuild_tensorboard(tmp_path / "none")
 
