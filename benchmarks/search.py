@@ -32,6 +32,7 @@ NONE, ALL = "none", "all"
 COLUMNS = {
     "method": "method",
     "ratio": "ratio",
+    "sink": "sink",
     "accelerations": "side",
     "evaluations": "evaluations",
     "layer-forwards": "layer_forwards:,.0f",
@@ -49,7 +50,7 @@ class Options(BenchmarkOptions):
     ratios: tuple[float, ...] = (0.75, 0.5)  # ratios to search masks for
     examples: int = presets.tiny().calibration.examples  # calibration questions, four per context
     kappa: int = presets.tiny().mask.kappa  # masks tried per layer
-    sink: str = "auto"  # what windows see: none, static or tokens=S
+    sinks: tuple[str, ...] = ("auto",)  # what windows see: none, static or tokens=S, each in turn
     threads: int = 1  # CPU threads that torch uses
     runs: Path = Path("runs/search")  # folder for the calibration set and static rankings
 
@@ -65,14 +66,14 @@ def measure(options: Options) -> Iterator[Row]:
         config,
         calibration=replace(config.calibration, examples=options.examples),
         mask=replace(config.mask, kappa=options.kappa),
-        sink=options.sink,
     )
     stage = calibrate.build(config)
     folder = options.runs / f"set-{stage.fingerprint[:12]}"
     with RunFolder(folder, say=lambda line: None) as run:
         calibration = run.complete(stage)
-    for ratio, method in product(options.ratios, options.methods):
-        job, title = replace(config, method=method, ratio=ratio), f"{method} at {ratio:g}"
+    for ratio, method, sink in product(options.ratios, options.methods, options.sinks):
+        job = replace(config, method=method, ratio=ratio, sink=sink)
+        title = f"{method} at {ratio:g}" + (f", sink {sink}" if sink != "auto" else "")
         with_all = search(job, Accelerations(), calibration, folder / "rankings")
         with_none = search(job, Accelerations.none(), calibration, folder / "rankings")
         # An acceleration that changes the mask is a bug in bosch/search.
@@ -114,6 +115,7 @@ def search(
     return {
         "method": config.method,
         "ratio": config.ratio,
+        "sink": config.sink,
         "evaluations": dict(record.score_trace or {})["evaluations"],
         "layer_forwards": cost["layer_forwards"],
         "seconds": cost["evaluation_seconds"],

@@ -56,8 +56,10 @@ def alone_on_its_gpu(environment: MutableMapping[str, str]) -> Iterator[None]:
     if rank is None:
         yield
         return
-    visible = environment.get("CUDA_VISIBLE_DEVICES")
-    environment["CUDA_VISIBLE_DEVICES"] = visible.split(",")[int(rank)] if visible else rank
+    # One device, where the launcher or an engine before has chosen, is the rank's.
+    visible = [name for name in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    if len(visible) != 1:
+        environment["CUDA_VISIBLE_DEVICES"] = visible[int(rank)] if visible else rank
     launched = {name: environment.pop(name) for name in LAUNCHED if name in environment}
     try:
         yield

@@ -45,11 +45,12 @@ TINY_MODEL = "tiny-qwen3"
 SMOKE_MODEL = "tiny-qwen3-2layer"
 # Models with fewer positions or smaller weights, as the embedded ones, use the toy world.
 TOY_POSITIONS = 4_096
+TOY_BYTES = 100_000_000
+# Models with fewer parameters, and all on machines without such a GPU, have the preset `small`.
 SMALL_WEIGHTS = 1_500_000_000
 BIG_GPU_GB = 40
 SMALL_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 EASY_TASKS = ("niah_single_1", "niah_single_2", "niah_single_3", "niah_multikey_1")
-SMALL_BYTES = 100_000_000
 
 # Sequences of 32k on a GPU at once. The paper's 8 for 1.7B fits one node of 8 GPUs: on its 16 GPUs
 # it would make 128 sequences a step, not 64. For 8B and 14B the paper gives no number.
@@ -244,12 +245,12 @@ def is_small(model: str) -> bool:
 
 
 def is_toy(model: str) -> bool:
-    """Whether the paper's 2.5B tokens of long texts are out of proportion. A model that is not on
-    this machine counts by its positions."""
+    """Whether it is as small as the embedded models, so that the toy world suits it. A model that
+    is not on this machine counts by its positions."""
     if read_shape(model).positions < TOY_POSITIONS:
         return True
     weights = (find_model(model) or Path(os.devnull)).glob("*.safetensors")
-    return 0 < sum(file.stat().st_size for file in weights) < SMALL_BYTES
+    return 0 < sum(file.stat().st_size for file in weights) < TOY_BYTES
 
 
 @cache

@@ -127,6 +127,8 @@ def search_mask(
     arguments after an interruption.
     settings: the method's, such as kappa=30 (`bosch search --method NAME --help` lists them).
     """
+    from bosch.hybrid.sinks import attach_sinks
+
     _need_our_attention(model)
     check_ratio(ratio)
     usual = default_settings(method, MaskConfig())
@@ -155,13 +157,12 @@ def search_mask(
             load_tokenizer=lambda: find_tokenizer(Path(origin_of(model))),
             sink=sink_of(Config(method=method, window=window, sink=sink), chosen),
         )
-        from bosch.hybrid.sinks import attach_sinks
-
+        before = attach_sinks(model, None)
         try:
             selection = make_mask(method, inputs)
             write_selection(method, inputs, selection, began)
         finally:
-            attach_sinks(model, None)
+            attach_sinks(model, before)
         return Mask.read(path / "mask.json")
 
 

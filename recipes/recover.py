@@ -142,7 +142,11 @@ def parse_command(arguments: Sequence[str]) -> Command:
         if given := peek(arguments, "data.tokens")["data.tokens"]:
             raise UserError(f"--hours and --data.tokens {given} both set the tokens; pass one.")
         if (record := command.run_path / RUN).is_file():  # begun with as many as fitted then
-            tokens = read_json_object(record)["config"]["data"]["tokens"]
+            try:
+                tokens = int(read_json_object(record)["config"]["data"]["tokens"])
+            except (KeyError, TypeError, ValueError):
+                problem = "holds no data.tokens, which --hours reads again"
+                raise UserError(f"{record} {problem}; pass --data.tokens in its place.") from None
             config = replace(config, data=replace(config.data, tokens=tokens))
         else:
             config, line = train_model.with_hours(config, command.hours)

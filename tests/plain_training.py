@@ -69,7 +69,7 @@ def model_folder(folder: Path, hybrid: bool = True, family: str = "qwen3", **cha
     return folder
 
 
-def tokens_in_memory(seed: int = 0, held_out: int = 3) -> TokenFolder:
+def tokens_in_memory(seed: int = 0, held_out: int = 3, epochs: int = 1) -> TokenFolder:
     """Random tokens, with several documents in a sequence."""
     generator = np.random.default_rng(seed)
 
@@ -78,8 +78,9 @@ def tokens_in_memory(seed: int = 0, held_out: int = 3) -> TokenFolder:
         ends = np.cumsum(generator.integers(3, 40, count * SEQ_LEN // 10))
         return Sequences(rows, ends[ends < rows.size].astype(np.uint64))
 
-    order = generator.permutation(NUM_SEQUENCES)[None].astype(np.uint32)
-    summary = {"seq_len": SEQ_LEN, "epochs": 1}
+    orders = [generator.permutation(NUM_SEQUENCES) for _ in range(epochs)]
+    order = np.stack(orders).astype(np.uint32)
+    summary = {"seq_len": SEQ_LEN, "epochs": epochs}
     return TokenFolder(
         Path("memory"), summary, sequences(NUM_SEQUENCES), sequences(held_out), order
     )

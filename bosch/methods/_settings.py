@@ -104,13 +104,12 @@ def brings_sink(name: str) -> Callable[[object, int], str] | None:
 
 def describe_sink(config: Config, settings: object = None) -> str:
     """A line, for before work begins."""
-    sink = sink_of(config, settings)
-    if sink == "none" and config.sink == "auto":
-        return (
-            f"sink none: {config.method} is as published; windows without sinks cost a pretrained "
-            "model much (docs/own-model.md), --sink static gives it some"
-        )
-    return f"sink {sink}"
+    if (sink := sink_of(config, settings)) != "none":
+        return f"sink {sink}"
+    return (
+        "sink none: windows alone cost pretrained models much (SmolLM2-135M, untrained, each group "
+        "on a window of 128: 1.11 of loss, with --sink static .27)"
+    )
 
 
 def learning_tokens(config: Config) -> int:

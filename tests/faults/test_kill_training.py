@@ -18,7 +18,7 @@ from tests.faults.training_program import (
     results,
     run,
 )
-from tests.plain_training import model_folder
+from tests.plain_training import model_folder, read_weights
 
 OBJECTIVES: dict[str, dict[str, Any]] = {
     "next-token": {},
@@ -62,6 +62,30 @@ def test_killed_training_resumes_to_the_same_bytes(
     killed.kill()
     run(tmp_path / "train", world, **options)
     assert results(tmp_path / "train") == expected
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_hundred_steps_with_sinks_killed_twice_end_as_undisturbed(
+    world: int, tmp_path: Path
+) -> None:
+    options = {"epochs": 10, "settings": {"max_steps": 100, "checkpoint_steps": 7}}
+    whole, killed = tmp_path / "whole" / "train", tmp_path / "killed" / "train"
+    for folder in (whole, killed):
+        model_folder(folder.parent / "model")
+    counts = re.findall(r"operations: (\d+)", run(whole, world, **options))
+    for _ in range(2):
+        attempt = launch(killed, world, at=int(counts[-1]) // 3, victim=world - 1, **options)
+        assert attempt.wait_for_end(world - 1) == -signal.SIGKILL, attempt.output()
+        attempt.kill()
+        assert 0 < last_checkpoint(killed) < 100
+    run(killed, world, **options)
+    assert results(killed) == results(whole)
+    before, after = (read_weights(each) for each in (whole.parent / "model", whole / "step-000100"))
+    sinks = [name for name in before if "_sink_" in name]
+    assert len(sinks) == 6  # a key and a value in each of three layers
+    for name in sinks:  # every group's, so none is without a gradient
+        assert ((after[name] - before[name]).abs().amax(-1) > 1e-3).all(), name
 
 
 @pytest.mark.faults

@@ -119,7 +119,7 @@ def launch_by_accelerate(folder: Path, arguments: list[str], **options: Any) -> 
 def main(folder: Path, log: Path, environment: dict[str, str], options: dict[str, Any]) -> None:
     """at: before its n-th operation on a file below the folder, rank `victim` sends a signal
     (`sends`: SIGKILL) to itself, or to its launcher (to: parent). bug_at: after this many steps
-    rank `victim` raises a KeyError. settings: of TrainConfig."""
+    rank `victim` raises a KeyError. settings: of TrainConfig. epochs: of the tokens."""
     enter(log, environment)
     train(folder, int(environment["RANK"]), options)
 
@@ -152,6 +152,7 @@ def train(folder: Path, rank: int, options: dict[str, Any]) -> None:
             return 1e-3
 
         loop.learning_rate = fail
+    epochs: int = options.get("epochs", 1)
     settings = {
         "max_steps": LAST_STEP,
         "checkpoint_steps": 2,
@@ -161,9 +162,9 @@ def train(folder: Path, rank: int, options: dict[str, Any]) -> None:
     job = loop.TrainJob(
         replace(SETTINGS, **settings),
         folder.parent / "model",
-        tokens_in_memory(),
+        tokens_in_memory(epochs=epochs),
         folder,
-        NUM_SEQUENCES * SEQ_LEN,
+        NUM_SEQUENCES * SEQ_LEN * epochs,
         evaluated_shares=(0.5, 1.0),
     )
     print(f"ended: {loop.train(job)}; operations: {operations[0]}", flush=True)

@@ -77,9 +77,10 @@ def test_each_rank_has_an_engine_on_its_own_gpu() -> None:
     launched = {"RANK": "9", "WORLD_SIZE": "16", "LOCAL_RANK": "1", "PATH": "/bin"}
     for visible, gpu in (({}, "1"), ({"CUDA_VISIBLE_DEVICES": "4,6"}, "6")):
         environment = {**launched, **visible}
-        with alone_on_its_gpu(environment):
-            assert environment == {"PATH": "/bin", "CUDA_VISIBLE_DEVICES": gpu}
-        assert environment == {**launched, "CUDA_VISIBLE_DEVICES": gpu}
+        for _ in range(2):  # an engine for each checkpoint
+            with alone_on_its_gpu(environment):
+                assert environment == {"PATH": "/bin", "CUDA_VISIBLE_DEVICES": gpu}
+            assert environment == {**launched, "CUDA_VISIBLE_DEVICES": gpu}
     alone = {"PATH": "/bin"}
     with alone_on_its_gpu(alone):
         assert alone == {"PATH": "/bin"}
