@@ -23,6 +23,7 @@ PROGRAMS = {  # word -> module and what it does
     "search": ("bosch.recipes.search_mask", "Choose the groups that get the sliding window."),
     "materialize": ("bosch.recipes.materialize_model", "Write the hybrid model of a mask."),
     "tokens": ("bosch.recipes.prepare_tokens", "Pack training text into tokens."),
+    "lessons": ("bosch.recipes.prepare_lessons", "Store what a teacher says of packed tokens."),
     "train": ("bosch.recipes.train_model", "Train a hybrid to recover its quality."),
     "evaluate": ("bosch.recipes.evaluate_model", "Evaluate a model on NIAH, LongBench, GSM8K."),
     "compare": ("bosch.recipes.compare_runs", "Compare runs and write a report."),

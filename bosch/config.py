@@ -145,7 +145,9 @@ class TrainConfig:
     objective: Literal["next-token", "distill"] = "next-token"
     distill_weight: float = 1.0  # share of the dense model's distribution; the rest: next-token
     temperature: float = 1.0  # of the teacher's and the student's distribution
-    top_k: int | None = None  # only the teacher's likeliest tokens; None: all
+    # Compute the teacher's likeliest tokens once for all runs, so many for each token (32 to 64);
+    # None: ask the teacher at every step.
+    stored_top_k: int | None = None
     # Weight of the squared distance between the attention outputs of layers with a window and the
     # teacher's, relative to the teacher's square; 0: off.
     layer_weight: float = 0.0
@@ -175,9 +177,14 @@ class TrainConfig:
     # On GPUs too, a resumed training ends in the same bits; slower.
     deterministic: bool = speed_only(False)
 
+    @property
+    def asks_teacher(self) -> bool:
+        """Whether a training has the teacher in memory."""
+        return self.objective == "distill" and self.stored_top_k is None
+
     def __post_init__(self) -> None:
         names = ("batch_sequences", "micro_batch_sequences", "max_steps", "checkpoint_steps")
-        at_least(1, self, "train", *names, "keep_checkpoints", "top_k", "lora_rank")
+        at_least(1, self, "train", *names, "keep_checkpoints", "stored_top_k", "lora_rank")
         at_least(0, self, "train", "weight_decay", "layer_weight")
         above_0(self, "train", "peak_learning_rate", "clip_norm", "temperature")
         for name in ("warmup_share", "floor_share", "distill_weight"):
@@ -187,6 +194,11 @@ class TrainConfig:
             raise UserError(
                 "train.layer_weight compares a hybrid with its own dense model, whose heads are in "
                 f"the same order; leave out train.teacher {self.teacher}, or the weight."
+            )
+        if self.layer_weight and self.stored_top_k is not None:
+            raise UserError(
+                "train.layer_weight compares with the teacher's attention, which train.stored_top_k"
+                " does not store; leave one of the two out."
             )
         if not all(0 <= beta < 1 for beta in self.betas):
             raise UserError(f"train.betas are {self.betas}; each must be in [0, 1).")

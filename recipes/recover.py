@@ -33,6 +33,7 @@ from bosch.recipes import (
     compare_runs,
     evaluate_model,
     materialize_model,
+    prepare_lessons,
     presets,
     search_mask,
     train_model,
@@ -53,7 +54,7 @@ RARELY_SET = """
 --data.held-out-sequences --data.min-document-tokens --data.workers
 --train.warmup-share --train.floor-share --train.betas --train.weight-decay --train.clip-norm
 --train.spike
---train.keep-checkpoints --train.distill-weight --train.temperature --train.top-k
+--train.keep-checkpoints --train.distill-weight --train.temperature --train.stored-top-k
 --train.layer-weight --train.teacher --train.trained --train.lora-rank --train.max-steps
 --train.checkpoint-steps --train.reshard-after-forward --train.sync-every-micro-batch
 --train.compile --train.deterministic
@@ -188,6 +189,7 @@ def check_and_build(
         lambda: check_attention(judging_of(config)),
         lambda: None if command.zero_shot else train_model.check_machine(config, folder.world),
         lambda: packed.check_sources(config, folder.path, chain()),
+        lambda: prepare_lessons.check_room_of(config, folder.path, chain()),
         texts,
     )
     return chain(), texts()
@@ -267,8 +269,10 @@ def build_chain(
             folder.complete(checkpoints[step])
         return config.train.until == "recovered" and has_recovered(compare([run_path]), step)
 
-    settings = train_model.settings_of(config)
-    train = train_model.build(settings, model, tokens, on_checkpoint=evaluate, fit=fit)
+    settings, lessons = train_model.settings_of(config), None
+    if config.train.objective == "distill" and config.train.stored_top_k:
+        lessons = prepare_lessons.build(config, tokens)
+    train = train_model.build(settings, model, tokens, lessons, on_checkpoint=evaluate, fit=fit)
     schedule = train_model.schedule_of(config)
     checkpoints = {
         step: evaluate_model.build_step(config, run_path, step, schedule.tokens_at(step), train)
@@ -276,7 +280,8 @@ def build_chain(
         if step
     }
     evaluations = [dense, start, *checkpoints.values()]
-    trained = [*([] if learns else packing), train, *checkpoints.values()]
+    lessons_and_train = [stage for stage in (lessons, train) if stage]
+    trained = [*([] if learns else packing), *lessons_and_train, *checkpoints.values()]
     return [*untrained, *trained, compare_runs.build(run_path, [train, *evaluations])]
 
 

@@ -21,7 +21,8 @@ from bosch.data.tokenizer_files import read_tokenizer
 from bosch.methods._settings import learning_tokens
 from bosch.model import check_weights, fetch_config, fetch_model, find_model
 from bosch.recipes import presets
-from bosch.run.errors import UserError, run_main
+from bosch.run.errors import MissingFileError, UserError, run_main
+from bosch.run.files import STARTED, read_sealed_json
 from bosch.run.folder import home_of
 from bosch.run.progress import say, show_rows
 from bosch.run.ranks import rank_and_world
@@ -84,6 +85,8 @@ class Options:
     tokens_from: Path  # folder that prepare_tokens.py wrote
     out: Path  # folder to write
     settings: Annotated[Settings, FLAT]
+    # Folder that prepare_lessons.py wrote for these tokens; None: ask the teacher at every step.
+    lessons_from: Path | None = None
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -101,19 +104,46 @@ def check_and_build(options: Options, name: str) -> Stage:
     from bosch.training.model_start import read_config
     from bosch.training.parallel import choose_device
 
-    settings = options.settings
+    settings, lessons = options.settings, None
     if settings.train.until != "budget":
         raise UserError(
             f"--until {settings.train.until} takes evaluations, which this command does not make; "
             "train with recover.py."
         )
     check_settings(settings.train, settings.document_mask, options.model)
+    if settings.train.stored_top_k and options.lessons_from is None:
+        raise UserError(
+            "train.stored_top_k needs --lessons-from: make the folder with prepare_lessons.py."
+        )
+    if options.lessons_from is not None:
+        lessons = Artifact.load(options.lessons_from)
+        settings = replace(settings, train=with_lessons(lessons.folder, tokens, settings))
     check_native_window(read_config(model.folder))
     packed = open_tokens(tokens.folder, read_tokenizer(model.folder).hash)
     budget, device = settings.tokens or packed.train.rows.size, choose_device(os.environ)
     schedule = settings.schedule(budget, packed.seq_len, device.type)
     Loader(packed, settings.train.batch_sequences).sequences(schedule.num_steps - 1)
-    return build(settings, model, tokens, name)
+    return build(settings, model, tokens, lessons, name)
+
+
+def with_lessons(folder: Path, tokens: Artifact, settings: Settings) -> TrainConfig:
+    """The settings with what the folder holds. Refuse lessons on other tokens, or none at all."""
+    try:
+        facts = read_sealed_json(folder / STARTED, "settings", "inputs")
+        stored, of_tokens = facts["settings"], facts["inputs"]["tokens"]
+        found = {name: stored[name] for name in ("likeliest", "temperature", "document_mask")}
+    except (MissingFileError, KeyError) as error:
+        raise UserError(f"{folder} holds no lessons; prepare_lessons.py makes them.") from error
+    if settings.train.objective != "distill":
+        raise UserError("--lessons-from is what a teacher says; pass --objective distill.")
+    if of_tokens != tokens.fingerprint:
+        raise UserError(f"{folder} holds lessons on other tokens than those in {tokens.folder}.")
+    train = replace(settings.train, stored_top_k=found["likeliest"])
+    asked = {"temperature": train.temperature, "document_mask": settings.document_mask}
+    for name, value in asked.items():
+        if found[name] != value:
+            raise UserError(f"{folder} was made with {name} {found[name]}, not {value}.")
+    return train
 
 
 def check_machine(config: Config, world_size: int) -> None:
@@ -145,7 +175,7 @@ def check_settings(settings: TrainConfig, packed: bool, model: str) -> None:
             "pass --train.trained lora."
         )
     if settings.objective != "distill":
-        for name in ("distill_weight", "temperature", "top_k", "layer_weight", "teacher"):
+        for name in ("distill_weight", "temperature", "stored_top_k", "layer_weight", "teacher"):
             if (value := getattr(settings, name)) != getattr(default, name):
                 raise UserError(
                     f"train.{name} is {value}, but train.objective is {settings.objective}, which "
@@ -153,10 +183,13 @@ def check_settings(settings: TrainConfig, packed: bool, model: str) -> None:
                 )
         return
     from bosch.training.model_start import read_config
-    from bosch.training.teacher import check_teacher, check_top_k
+    from bosch.training.teacher import check_teacher
 
-    if settings.top_k:
-        check_top_k(settings, model, read_config(fetch_config(model)))
+    vocabulary = read_config(fetch_config(model)).vocab_size
+    if settings.stored_top_k and settings.stored_top_k >= vocabulary:
+        raise UserError(
+            f"train.stored_top_k is {settings.stored_top_k}, but {model} has {vocabulary:,} tokens."
+        )
     if settings.teacher:
         check_teacher(fetch_model(model), fetch_model(settings.teacher, TEACHER))
         check_weights(settings.teacher)
@@ -182,14 +215,12 @@ def make_plan(config: Config, num_gpus: int, kernels: str) -> "Plan":
     from bosch.known_models import known_config
     from bosch.training.model_start import read_config
     from bosch.training.rehearsal import Plan, as_hybrid
-    from bosch.training.teacher import check_top_k
 
     def shape_of(name: str) -> "PretrainedConfig":
         known = known_config(name) if find_model(name) is None else None
         return known or read_config(fetch_config(name))
 
     model = as_hybrid(shape_of(config.model), config.ratio, config.window)
-    check_top_k(config.train, config.model, model)
     teacher = shape_of(config.train.teacher) if config.train.teacher else None
     return Plan(model, config.train, config.data.sequence_length, num_gpus, kernels, teacher)
 
@@ -245,16 +276,25 @@ def build(
     settings: Settings,
     model: Stage | Artifact,
     tokens: Stage | Artifact,
+    lessons: Stage | Artifact | None = None,
     name: str = "train",
     on_checkpoint: OnCheckpoint | None = None,
     fit: Callable[[], Config] | None = None,
 ) -> Stage:
     """The stage. `fit`: the config with a micro-batch that fits here."""
     inputs = {"model": model, "tokens": tokens}
-    if settings.train.objective == "distill" and settings.train.teacher is not None:
+    if lessons is not None:
+        inputs["lessons"] = lessons
+    elif settings.train.objective == "distill" and settings.train.teacher is not None:
         inputs["teacher"] = Artifact.load(fetch_model(settings.train.teacher, TEACHER))
 
-    def run(out: Path, model: Artifact, tokens: Artifact, teacher: Artifact | None = None) -> None:
+    def run(
+        out: Path,
+        model: Artifact,
+        tokens: Artifact,
+        teacher: Artifact | None = None,
+        lessons: Artifact | None = None,
+    ) -> None:
         from bosch.data.loader import open_tokens
         from bosch.training.loop import TrainJob, train
 
@@ -272,7 +312,8 @@ def build(
             on_checkpoint,
             run_folder=home_of(out),
             tokens_before=settings.tokens_before,
-            teacher=None if teacher is None else teacher.folder,
+            teacher=teacher.folder if teacher else None,
+            lessons=lessons.folder if lessons else None,
         )
         stopped_by = train(job)
         if stopped_by is not None:

@@ -80,7 +80,7 @@ def tokens_in_memory(seed: int = 0, held_out: int = 3, epochs: int = 1) -> Token
 
     orders = [generator.permutation(NUM_SEQUENCES) for _ in range(epochs)]
     order = np.stack(orders).astype(np.uint32)
-    summary = {"seq_len": SEQ_LEN, "epochs": epochs}
+    summary = {"seq_len": SEQ_LEN, "epochs": epochs, "token_bytes": 2}
     return TokenFolder(
         Path("memory"), summary, sequences(NUM_SEQUENCES), sequences(held_out), order
     )

@@ -18,6 +18,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -35,7 +36,8 @@ from bosch.run.progress import say, track
 from bosch.training.checkpoint import Checkpoints, TrainState
 from bosch.training.export import Weights, export_model
 from bosch.training.guards import Guards, Interruption
-from bosch.training.loss import Lesson, model_loss
+from bosch.training.lessons import Lessons
+from bosch.training.loss import Lesson, StoredLesson, model_loss, token_losses
 from bosch.training.metrics import MetricsLog, StepTimer
 from bosch.training.model_start import start_model
 from bosch.training.parallel import decide, describe, start_world
@@ -49,6 +51,8 @@ from bosch.training.trained import gradient_norm, make_optimizer, trained_parame
 OnCheckpoint = Callable[[int, int, Path], bool | None]
 ModelInputs = dict[str, object]
 MicroBatch = tuple[ModelInputs, Tensor]  # and the labels
+Teach = Callable[[ModelInputs, Tensor, float], Lesson | StoredLesson]
+FIRST_POSITIONS = 64  # of a document: their loss is one number; then for every doubling
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,7 @@ class TrainJob:
     run_folder: Path | None = None  # its `tb` gets the curves; None: the parent of `folder`
     tokens_before: int = 0  # tokens of the budget that learning the mask has used
     teacher: Path | None = None  # folder of the model to learn from; None: `model` without windows
+    lessons: Path | None = None  # folder of what the teacher says of these tokens
 
 
 def train(job: TrainJob) -> str | None:
@@ -109,7 +114,7 @@ def train(job: TrainJob) -> str | None:
                 scale = ranks.world / run.loader.num_targets(done)
                 micro_batches = list(run.split(batch))
                 gated = None if learner is None else partial(learner.model_arguments, done)
-                teach = run.teacher.teach if run.teacher else None
+                teach = run.teaching(batch)
                 loss_sum = add_gradients(model, micro_batches, scale, settings, gated, teach)
                 gate_norm = 0.0 if learner is None else finish_gradients(learner, ranks.world)
                 (loss_value,) = ranks.sum(float(loss_sum) / ranks.world)
@@ -146,7 +151,7 @@ def train(job: TrainJob) -> str | None:
                         **({"skipped": skipped} if skipped else {}),
                         **timer.figures(batch, with_flops=learner is None),
                         **gates,
-                        **(run.validation_loss(step) if is_evaluated else {}),
+                        **(run.validation_loss(step) if run.is_validated(step) else {}),
                     }
                 )
                 bar.advance(schedule.batch_tokens, loss=loss_value)
@@ -169,7 +174,7 @@ def add_gradients(
     scale: float,
     settings: TrainConfig,
     further: Callable[[], ModelInputs] | None = None,
-    teach: Callable[[ModelInputs, Tensor, float], Lesson] | None = None,
+    teach: Teach | None = None,
 ) -> Tensor:
     """Forward and backward of a step's micro-batches. Returns the sum of their losses.
 
@@ -249,7 +254,8 @@ class Run:
 
         self.model = start_model(job.model, settings, device)
         self.teacher: Teacher | None = None
-        if settings.objective == "distill":
+        self.lessons = Lessons(job.lessons, settings) if job.lessons else None
+        if settings.objective == "distill" and self.lessons is None:
             self.teacher = start_teacher(job.teacher or job.model, settings, device, self.model)
         self.guards = Guards(settings.spike)
         optimizer = make_optimizer(self.model, settings)
@@ -278,6 +284,22 @@ class Run:
         ends_here = self.ending is not None and step == self.ending[1]
         return ends_here or step in self.schedule.evaluated_steps
 
+    def is_validated(self, step: int) -> bool:
+        return self.is_evaluated(step) or step in self.schedule.validated_steps
+
+    def teaching(self, batch: Batch) -> Teach | None:
+        """What the teacher says of the micro-batches of a batch, one after another."""
+        if self.lessons is None:
+            return self.teacher.teach if self.teacher else None
+        lessons, micro = self.lessons, self.schedule.micro_batch_sequences
+        begins = iter(range(0, len(batch.sequences), micro))
+
+        def teach(inputs: ModelInputs, labels_BT: Tensor, scale: float) -> StoredLesson:
+            begin = next(begins)
+            return lessons.of(batch.sequences[begin : begin + micro], self.device)
+
+        return teach
+
     def make_batch(self, step: int) -> Batch:
         batch = self.loader.batch(step, self.ranks.rank, self.ranks.world)
         return batch.pin() if self.device.type == "cuda" else batch
@@ -286,17 +308,18 @@ class Run:
         micro, attention = self.schedule.micro_batch_sequences, self.job.settings.attention
         return split(batch.to(self.device), micro, attention)
 
-    def validation_loss(self, step: int) -> dict[str, float]:
+    def validation_loss(self, step: int) -> dict[str, Any]:
         """On the held-out slice, if there is one; at step 0 that of the dense model too. Logged."""
         if not len(self.loader.tokens.held_out.rows):
             return {}
-        losses = {"validation_loss": self.held_out_loss()}
+        found = self.held_out_loss("validation_loss")
         config = self.model.config
         if step == 0 and (hybrid := getattr(config, "bosch", None)) is not None:
             # With a window over everything, a hybrid is the dense model.
             window, hybrid["window"] = hybrid["window"], config.max_position_embeddings
-            losses["dense_validation_loss"] = self.held_out_loss()
+            found |= self.held_out_loss("dense_validation_loss")
             hybrid["window"] = window
+        losses = {name: loss for name, loss in found.items() if isinstance(loss, float)}
         shown = ", ".join(f"{n.replace('_', ' ')} {loss:.4f}" for n, loss in losses.items())
         say(f"step {step}: {shown}")
         guessing = math.log(config.vocab_size)
@@ -305,11 +328,11 @@ class Run:
             if min(losses.values()) > guessing:
                 reason = "weights, tokens and tokenizer may not belong together"
             say(f"step 0: warning: worse than guessing ({guessing:.2f}); {reason}")
-        return losses
+        return found
 
-    @torch.no_grad()
-    def held_out_loss(self) -> float:
-        """The mean over all targets of all ranks."""
+    def held_out_loss(self, name: str) -> dict[str, Any]:
+        """The mean over all targets of all ranks, that of each sequence, and that by the target's
+        position in its document, from each of these positions on."""
         micro, ranks = self.schedule.micro_batch_sequences, self.ranks
         batches = list(self.loader.held_out(micro, ranks.rank, ranks.world))
         # A forward is a collective: a rank with fewer sequences computes some without targets.
@@ -317,17 +340,36 @@ class Run:
         idle.labels_BT.fill_(IGNORED)
         most = math.ceil(len(self.loader.tokens.held_out.rows) / ranks.world)
         batches += [idle] * (math.ceil(most / micro) - len(batches))
-        total = targets = 0.0
+        sums: list[tuple[float, int]] = []  # of each sequence, and its targets
+        edges = [0]
+        while (edge := 2 * edges[-1] or FIRST_POSITIONS) < self.loader.tokens.seq_len:
+            edges.append(edge)
+        by_place = torch.zeros(2, len(edges), dtype=torch.float64)  # losses, and targets
         self.model.eval()
         for inputs, labels_BT in itertools.chain.from_iterable(map(self.split, batches)):
-            total += float(model_loss(self.model, inputs, labels_BT, 1.0))
-            targets += int((labels_BT != IGNORED).sum())
+            losses_BT = token_losses(self.model, inputs, labels_BT).double().cpu()
+            is_target_BT = (labels_BT != IGNORED).cpu()
+            sums += zip(losses_BT.sum(1).tolist(), is_target_BT.sum(1).tolist(), strict=True)
+            positions = cast(Tensor, inputs["position_ids"]).cpu().flatten()
+            places = torch.bucketize(positions, torch.tensor(edges[1:]), right=True)
+            for row, values in enumerate((losses_BT, is_target_BT.double())):
+                by_place[row].scatter_add_(0, places, values.flatten())
         self.model.train()
         for module in self.model.modules():
             if isinstance(module, FSDPModule):  # the optimizer needs the shards
                 module.reshard()
-        total, targets = ranks.sum(total, targets)
-        return total / targets
+        # Rank r has sequences r, r + world, ...
+        shares = itertools.zip_longest(*ranks.gather([pair for pair in sums if pair[1]]))
+        pairs = [pair for turn in shares for pair in turn if pair]
+        totals = ranks.sum(*by_place.flatten().tolist())
+        by_edge = zip(edges, totals[: len(edges)], totals[len(edges) :], strict=True)
+        return {
+            name: sum(loss for loss, _ in pairs) / sum(count for _, count in pairs),
+            f"{name}_by_sequence": [round(loss / count, 6) for loss, count in pairs],
+            f"{name}_by_position": {
+                str(edge): round(loss / count, 6) for edge, loss, count in by_edge if count
+            },
+        }
 
     def publish(self, step: int) -> None:
         """Export the model of an evaluated step and call on_checkpoint."""

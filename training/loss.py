@@ -34,7 +34,26 @@ class Lesson:
     head_VH: Tensor
     weight: float = 1.0  # of its distribution in the loss; the rest is cross entropy
     temperature: float = 1.0
-    top_k: int | None = None  # only its likeliest tokens count
+
+    def log_shares(self, student_NV: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
+        """Logarithms of the student's and of the teacher's shares of every token, of some rows."""
+        teacher_NV = F.linear(self.hidden_NH[rows], self.head_VH).float() / self.temperature
+        return F.log_softmax(student_NV, dim=1), F.log_softmax(teacher_NV, dim=1)
+
+
+@dataclass(frozen=True)
+class StoredLesson:
+    """The same from a file (training/lessons.py): the likeliest tokens, and what is left for all
+    others together."""
+
+    ids_NK: Tensor
+    log_shares_NR: Tensor  # R = K + 1: the last is that of all others
+    weight: float = 1.0
+    temperature: float = 1.0
+
+    def log_shares(self, student_NV: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
+        student_NR = shares_of_likeliest(student_NV, self.ids_NK[rows])
+        return student_NR, self.log_shares_NR[rows].float()
 
 
 class LossHead(nn.Linear):
@@ -94,7 +113,7 @@ def model_loss(
     inputs: Mapping[str, object],
     labels_BT: Tensor,
     scale: float,
-    lesson: Lesson | None = None,
+    lesson: Lesson | StoredLesson | None = None,
 ) -> Tensor:
     """Sum of the losses of all targets, times `scale`. Calls the whole model. Labels are already
     shifted: those of the next tokens."""
@@ -116,7 +135,7 @@ def head_loss(
     labels_BT: Tensor,
     scale: float,
     kernels: str,
-    lesson: Lesson | None = None,
+    lesson: Lesson | StoredLesson | None = None,
 ) -> Tensor:
     hidden_NH, labels_N = hidden_BTH.flatten(0, 1), labels_BT.flatten()
     if not torch.is_grad_enabled():  # kernels only look at requires_grad
@@ -133,7 +152,7 @@ def head_loss(
             accum_dtype=torch.float32,  # for the sum of a bf16 weight's gradient over chunks
         )
         return total * scale
-    if kernels == "liger" and lesson and lesson.weight == 1 and lesson.top_k is None:
+    if kernels == "liger" and isinstance(lesson, Lesson) and lesson.weight == 1:
         from liger_kernel.transformers.functional import liger_fused_linear_jsd
 
         mean: Tensor = liger_fused_linear_jsd(
@@ -167,17 +186,48 @@ def cross_entropy(logits_NV: Tensor, labels_N: Tensor) -> Tensor:
     return F.cross_entropy(logits_NV, labels_N, ignore_index=IGNORED, reduction="sum")
 
 
-def divergence(logits_NV: Tensor, lesson: Lesson, rows: slice) -> Tensor:
-    """Kullback-Leibler divergence of each row's distribution from the teacher's, which is cut to
-    its likeliest tokens. Times the square of the temperature: the gradient keeps its size."""
-    teacher_NV = F.linear(lesson.hidden_NH[rows], lesson.head_VH).float() / lesson.temperature
-    student_NV = F.log_softmax(logits_NV / lesson.temperature, dim=1)
-    if lesson.top_k is not None:
-        teacher_NV, tokens = teacher_NV.topk(lesson.top_k)
-        student_NV = student_NV.gather(1, tokens)
-    teacher_NV = F.log_softmax(teacher_NV, dim=1)
-    per_token = F.kl_div(student_NV, teacher_NV, reduction="none", log_target=True)
+def divergence(logits_NV: Tensor, lesson: Lesson | StoredLesson, rows: slice) -> Tensor:
+    """Kullback-Leibler divergence of each row's distribution from the teacher's. Times the square
+    of the temperature: the gradient keeps its size."""
+    student, teacher = lesson.log_shares(logits_NV / lesson.temperature, rows)
+    per_token = F.kl_div(student, teacher, reduction="none", log_target=True)
     return per_token.sum(1) * lesson.temperature**2
+
+
+def shares_of_likeliest(logits_NV: Tensor, ids_NK: Tensor) -> Tensor:
+    """Logarithms of these tokens' shares, and of that of all others together: (N, K + 1)."""
+    # Summed over the others themselves: 1 - (shares of the likeliest) would round to nothing.
+    others_N1 = logits_NV.scatter(1, ids_NK, -torch.inf).logsumexp(1, keepdim=True)
+    known_NR = torch.cat([logits_NV.gather(1, ids_NK), others_N1], dim=1)
+    return known_NR - logits_NV.logsumexp(1, keepdim=True)
+
+
+@torch.no_grad()
+def token_losses(model: PreTrainedModel, inputs: Mapping[str, object], labels_BT: Tensor) -> Tensor:
+    """The cross entropy of each target, 0 where there is none. Calls the whole model."""
+    head = model.get_submodule("lm_head")
+    assert isinstance(head, LossHead)
+
+    def losses(hidden_BTH: Tensor, weight_VH: Tensor) -> Tensor:
+        chunks = zip(
+            hidden_BTH.flatten(0, 1).split(CHUNK_ROWS),
+            labels_BT.flatten().split(CHUNK_ROWS),
+            strict=True,
+        )
+        found = [
+            F.cross_entropy(
+                F.linear(hidden, weight_VH).float(), labels, ignore_index=IGNORED, reduction="none"
+            )
+            for hidden, labels in chunks
+        ]
+        return torch.cat(found).view_as(labels_BT)
+
+    head.loss = losses
+    try:
+        found: Tensor = model(**inputs, use_cache=False).logits
+        return found
+    finally:
+        head.loss = None
 
 
 class ChunkedLoss(torch.autograd.Function):

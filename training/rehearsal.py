@@ -53,6 +53,7 @@ from bosch.run.errors import UserError
 from bosch.run.progress import describe_seconds, say
 from bosch.training import parallel
 from bosch.training.checkpoint import TrainState, describe_state
+from bosch.training.lessons import bytes_a_token
 from bosch.training.loop import add_gradients, split
 from bosch.training.metrics import count_active_weights, training_flops
 from bosch.training.model_start import build_on_meta, make_empty
@@ -151,8 +152,8 @@ def rehearse_here(plan: Plan) -> Rehearsal:
     changes: dict[str, Any] = {"kernels": plan.kernels, "compile": False}
     settings = decide(replace(plan.settings, **changes), CUDA)
     model = build_on_meta(plan.model)  # fake parameters on the meta device cannot leave it
-    distills = settings.objective == "distill"
-    dense = build_dense(plan.teacher or plan.model, settings) if distills else None
+    asks = settings.asks_teacher
+    dense = build_dense(plan.teacher or plan.model, settings) if asks else None
 
     with fake_world(plan.num_gpus, plan.kernels) as live:
 
@@ -302,8 +303,12 @@ def estimate(config: Config, plan: Plan, schedule: TrainSchedule | None) -> list
         states = config.train.keep_checkpoints
         disk[f"{len(exported)} evaluated checkpoints"] = len(exported) * model_bytes
         disk[f"{states} training states"] = states * STATE_BYTES * weights
+        vocabulary = plan.model.vocab_size
         if config.data.tokens_from is None:
-            disk["tokens"] = config.data.tokens * (2 if plan.model.vocab_size <= 1 << 16 else 4)
+            disk["tokens"] = config.data.tokens * (2 if vocabulary <= 1 << 16 else 4)
+        if config.train.stored_top_k:
+            size = bytes_a_token(config.train.stored_top_k, vocabulary)
+            disk["lessons"] = config.data.tokens * size
         lines.append(
             f"training: about {describe_seconds(training_seconds(plan, schedule))}, at half the "
             "speed of this machine's matrix products; search and evaluations come on top"

@@ -32,6 +32,13 @@ class TrainSchedule:
         return sorted({*self.evaluated_steps, *self.endings.values()})
 
     @property
+    def validated_steps(self) -> set[int]:
+        """With the loss on held-out texts: the evaluated ones, and 1/64, 1/32, ... of all, since
+        most of a gap closes early."""
+        halves = (round(self.num_steps / 2**power) for power in range(7))
+        return {*self.exported_steps, *(step for step in halves if step)}
+
+    @property
     def batch_tokens(self) -> int:
         return self.batch_sequences * self.seq_len
 

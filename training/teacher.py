@@ -42,7 +42,10 @@ class Pull(torch.autograd.Function):
 
 
 def start_teacher(
-    folder: Path, settings: TrainConfig, device: torch.device, student: PreTrainedModel
+    folder: Path,
+    settings: TrainConfig,
+    device: torch.device,
+    student: PreTrainedModel | None = None,
 ) -> "Teacher":
     config = read_config(folder)
     teacher = Teacher(build_dense(config, settings), settings, device, student)
@@ -64,7 +67,11 @@ class Teacher:
     """`model`, from `build_dense`, gets memory here, but no weights."""
 
     def __init__(
-        self, model: Any, settings: TrainConfig, device: torch.device, student: PreTrainedModel
+        self,
+        model: Any,
+        settings: TrainConfig,
+        device: torch.device,
+        student: PreTrainedModel | None = None,
     ) -> None:
         self.settings = settings
         model.requires_grad_(False)
@@ -73,7 +80,7 @@ class Teacher:
         model.lm_head.loss = lambda hidden_BTH, weight_VH: hidden_BTH
         self.outputs: dict[int, Tensor] = {}  # of the attention of windowed layers
         self.strength = 0.0
-        if settings.layer_weight:
+        if settings.layer_weight and student is not None:
             self.compare_layers(model, student)
         settings = replace(settings, activation_checkpointing=False)
         self.model = allocate(model, settings, device).eval()
@@ -104,13 +111,8 @@ class Teacher:
         hidden_BTH = self.model(**inputs, use_cache=False).logits
         # shard_model keeps the head gathered after a forward.
         head_VH, given = self.model.get_submodule("lm_head").weight, self.settings
-        shares = given.distill_weight, given.temperature, given.top_k
-        return Lesson(hidden_BTH.flatten(0, 1), head_VH, *shares)
-
-
-def check_top_k(settings: TrainConfig, model: str, config: PretrainedConfig) -> None:
-    if (top_k := settings.top_k or 1) > config.vocab_size:
-        raise UserError(f"train.top_k is {top_k}, but {model} has {config.vocab_size:,} tokens.")
+        hidden_NH = hidden_BTH.flatten(0, 1)
+        return Lesson(hidden_NH, head_VH, given.distill_weight, given.temperature)
 
 
 def check_teacher(model: Path, teacher: Path) -> None:

@@ -24,12 +24,15 @@ from bosch.eval.suites._reporting import (
     Cell,
     ReportedScore,
     Row,
+    Samples,
     condition,
     reporting_of,
 )
 from bosch.plugins import suggest
 from bosch.run.errors import UserError
 
+LOSS = ReportedScore("loss", "validation loss", "loss", {("loss", 0): 1.0})
+SHARES = (0.5, 0.9, 0.95, 0.99)  # of a gap, for the tokens until it is closed so far
 # The suites round a task's percent to two decimals before they average.
 ROUNDING = 0.02
 TOLERANCE = 2.0  # points below the dense model that a recovered model may be
@@ -54,8 +57,7 @@ class Recovery:
 
     curve: Curve
     gap_share: Estimate  # share of the gap to the dense model that is recovered at the end
-    tokens_to_half: Estimate
-    tokens_to_90: Estimate
+    tokens_to: Mapping[float, Estimate]  # for each of SHARES
     mean_score: Estimate  # area under the curve divided by its width
 
     @property
@@ -117,14 +119,16 @@ class Comparison:
 
     @cached_property
     def recoveries(self) -> list[Recovery]:
-        """For each average and each run that was evaluated at step 0 and after training."""
+        """Of each average and of the loss, for each run that has it at step 0 and later."""
         rows = []
-        for score in self.averages:
-            to_half, to_90 = intervals.tokens_to_share(0.5), intervals.tokens_to_share(0.9)
-            statistics = (intervals.gap_share, to_half, to_90, self._mean_score(score))
+        for score in [*self.averages, LOSS]:
             for curve in self.curves_of(score):
-                if curve.is_trained:
-                    rows.append(Recovery(curve, *(estimate([curve], s) for s in statistics)))
+                if not curve.is_trained or (curve.is_loss and math.isnan(curve.dense)):
+                    continue
+                share = estimate([curve], intervals.gap_share)
+                tokens = {n: estimate([curve], intervals.tokens_to_share(n)) for n in SHARES}
+                mean = estimate([curve], self._mean_score(score))
+                rows.append(Recovery(curve, share, tokens, mean))
         return rows
 
     @cached_property
@@ -159,6 +163,7 @@ def compare(given: Sequence[Path | RunResults], baseline: str | None = None) -> 
         for score in find_scores(rows):
             curves[run.name, score] = _read_curve(run, score, rows)
     scores = _sort_by_suite(dict.fromkeys(score for _, score in curves))
+    curves |= {(run.name, LOSS): read_losses(run) for run in runs}
     return Comparison(runs, scores, curves, found)
 
 
@@ -187,6 +192,25 @@ def _read_curve(run: RunResults, score: ReportedScore, rows: Sequence[Row]) -> C
     if not samples:
         return curve
     drawn = intervals.resample_examples([*samples.values()], dense, score.weights, score.suite)
+    return replace(curve, replicates=drawn)
+
+
+def read_losses(run: RunResults) -> Curve:
+    """The loss on held-out texts, and its replicates over their sequences."""
+    points: dict[int | None, Point] = {}
+    samples: dict[int | None, Samples] = {}
+    for row in run.training:
+        for step, name in ((None, "dense_validation_loss"), (row.get("step"), "validation_loss")):
+            if isinstance(loss := row.get(name), int | float):
+                each = row.get(f"{name}_by_sequence") or []
+                tokens = math.nan if step is None else row["tokens"]
+                points[step] = Point(-loss, n=len(each), tokens=tokens)
+                samples[step] = {("loss", 0): {n: -one for n, one in enumerate(each)}}
+    curve, dense = Curve(run, LOSS, points), samples.pop(None, None)
+    if not samples:
+        return curve
+    by_step = [samples[step] for step in points if step is not None]
+    drawn = intervals.resample_examples(by_step, dense, LOSS.weights, LOSS.suite)
     return replace(curve, replicates=drawn)
 
 

@@ -72,6 +72,11 @@ class Curve:
         return self.points[None].value if None in self.points else math.nan
 
     @property
+    def is_loss(self) -> bool:
+        """Then values are negative losses."""
+        return self.score.kind == "loss"
+
+    @property
     def starts_at_zero(self) -> bool:
         return 0 in self.points
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from rich.text import Text
 
 from bosch.eval.report import pictures, tables
-from bosch.eval.report.compare import Comparison, Recovery, end_together
+from bosch.eval.report.compare import LOSS, Comparison, Recovery, end_together
 from bosch.eval.report.intervals import NEVER, Curve, Estimate, estimate, gain_to, gap_at
 from bosch.eval.report.runs import RunResults
 from bosch.eval.rows import Row, write_rows
@@ -94,8 +94,12 @@ def recovery_rows(comparison: Comparison) -> list[Row]:
     rows = []
     for recovery in comparison.recoveries:
         names: Row = {"run": recovery.curve.run.name, "suite": recovery.curve.score.suite}
-        for statistic in ("gap_share", "tokens_to_half", "tokens_to_90", "mean_score"):
+        for statistic in ("gap_share", "mean_score"):
             rows.append(_row(names, statistic, getattr(recovery, statistic)))
+        run = recovery.curve.run
+        for share, tokens in recovery.tokens_to.items():
+            spent = {axis: run.spent_until(axis, tokens.value) for axis in ("flops", "hours")}
+            rows.append(_row(names, f"tokens_to_{100 * share:.0f}", tokens) | spent)
     for difference in comparison.differences:
         score = difference.score
         names = {"runs": difference.setup, "suite": score.suite, "score": score.name}
@@ -145,12 +149,12 @@ def answers(comparison: Comparison) -> list[tuple[str, list[str]]]:
                 f"{mask.window_tokens:,} tokens, sink {mask.sink}; KV bytes saved: "
                 f"{tables.kv_saved(run)}"
             ]
-        for score in comparison.averages:
+        for score in [*comparison.averages, LOSS]:
             curve = comparison.curve(run, score)
             ends.append(-curve.values[-1] if curve.steps else math.inf)
             if row := recovered.get((run.name, score)):
                 lines.append(describe_recovery(row))
-            elif curve.steps:
+            elif curve.steps and not curve.is_loss:
                 lines.append(describe_start(curve))
         found.append((ends, run.name, lines))
     return [(name, lines) for _, name, lines in sorted(found, key=lambda one: one[0])]
@@ -158,7 +162,7 @@ def answers(comparison: Comparison) -> list[tuple[str, list[str]]]:
 
 def describe_recovery(recovery: Recovery) -> str:
     curve = recovery.curve
-    title = reporting_of(curve.score.suite).title
+    title = curve.score.suite_title
     if math.isnan(curve.dense):
         return f"{title}: the dense model was not evaluated"
     if recovery.gap_share.value is None:
@@ -168,8 +172,11 @@ def describe_recovery(recovery: Recovery) -> str:
         verdict = f"recovered {share} of the gap to the dense model"
     else:
         verdict = "no significant gap to the dense model"
-    gaps = " to ".join(_gap_at(curve, place) for place in (0, -1))
     end = tables.show_tokens(curve.tokens[-1])
+    if curve.is_loss:
+        gaps = " to ".join(f"{curve.dense - curve.values[place]:+.3f}" for place in (0, -1))
+        return f"{title}: {verdict} ({-curve.dense:.3f}), from {gaps} after {end} tokens"
+    gaps = " to ".join(_gap_at(curve, place) for place in (0, -1))
     return f"{title}: {verdict} ({curve.dense:.1f}), from {gaps} points after {end} tokens"
 
 

@@ -14,6 +14,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+
 from bosch.config import fill_in
 from bosch.eval.results import PREDICTIONS, SCORES
 from bosch.eval.suites._reporting import Row, Samples, condition, reporting_of
@@ -36,8 +38,12 @@ VARIANTS = {"window": "window", "length": "text_tokens"}
 # What an archive has of a run besides its mask, rows and samples, and of a row of metrics.jsonl.
 COPIED_FIELDS = ("name", "commit", "config", "mask_cost", "stage_seconds")
 TRAINING_FIELDS = (
-    *("step", "tokens", "loss", "validation_loss", "dense_validation_loss"),
-    *("flops", "data_seconds", "compute_seconds"),
+    *("step", "tokens", "loss", "flops", "data_seconds", "compute_seconds"),
+    *(
+        f"{loss}{which}"
+        for loss in ("validation_loss", "dense_validation_loss")
+        for which in ("", "_by_sequence", "_by_position")
+    ),
 )
 Found = TypeVar("Found")
 EvaluationKey = tuple[int | None, str, str]  # step (None: the dense model), suite, condition
@@ -129,6 +135,13 @@ class RunResults:
             total += sum(row.get(name, 0.0) for name in names) / (1 if axis == "flops" else 3600)
             spent[row["tokens"]] = total
         return spent if total else {}
+
+    def spent_until(self, axis: str, tokens: float | None) -> float | None:
+        """None: never, or nothing was recorded."""
+        spent = self.spent(axis)
+        if tokens is None or not spent or not min(spent) <= tokens <= max(spent):
+            return None
+        return float(np.interp(tokens, [*spent], [*spent.values()]))
 
     @property
     def trained_tokens(self) -> int | None:

@@ -6,7 +6,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
-from bosch.eval.report.compare import Comparison, Recovery, headline_points, seeds_of_setups
+from bosch.eval.report.compare import (
+    SHARES,
+    Comparison,
+    Recovery,
+    headline_points,
+    seeds_of_setups,
+)
 from bosch.eval.report.intervals import LEVEL, NEVER, Curve, Estimate, Point
 from bosch.eval.report.runs import RunResults
 from bosch.eval.suites._reporting import Cell, ReportedScore, reporting_of
@@ -36,6 +42,7 @@ def make_tables(comparison: Comparison) -> dict[str, Table]:
         "variants": variants_table(comparison),
         **{f"{suite}_scores": score_table(comparison, suite) for suite in suites},
         **{f"{suite}_lengths": lengths_table(comparison, suite) for suite in suites},
+        "positions": positions_table(comparison),
         "cost": cost_table(comparison),
         "certainty": certainty_table(comparison),
     }
@@ -94,23 +101,48 @@ def recovery_table(comparison: Comparison) -> Table:
     rows = [
         [
             row.curve.run.name,
-            reporting_of(row.curve.score.suite).title,
+            row.curve.score.suite_title,
             show_gap_share(row),
-            show_estimate(row.tokens_to_half, show_tokens),
-            show_estimate(row.tokens_to_90, show_tokens),
-            show_estimate(row.mean_score, show_points),
+            *(show_estimate(tokens, show_tokens) for tokens in row.tokens_to.values()),
+            show_spent(row.curve.run, row.tokens_to[0.9].value),
+            MISSING if row.curve.is_loss else show_estimate(row.mean_score, show_points),
         ]
         for row in comparison.recoveries
     ]
-    header = ["run", "suite", "gap recovered", "tokens to 50%", "tokens to 90%", "mean score"]
+    header = ["run", "suite", "gap recovered", *(f"tokens to {share:.0%}" for share in SHARES)]
+    header += ["training to 90%", "mean score"]
     note = (
         "Gap recovered: the share of the gap between step 0 and the dense model that the last "
-        "checkpoint has closed. Tokens to 50% and 90%: training tokens until that share is first "
+        "checkpoint has closed. Tokens to 50% and more: training tokens until that share is first "
         "reached, interpolated between checkpoints, including those a learned mask was trained on. "
         "Mean score: average over the range of tokens that all runs share. In brackets: "
-        f"{LEVEL:.0%} bootstrap interval over examples, which are the same for all models."
+        f"{LEVEL:.0%} bootstrap interval over examples (of the loss: over held-out sequences), "
+        "which are the same for all models."
     )
     return Table("Recovery", header, rows, note)
+
+
+def positions_table(comparison: Comparison) -> Table:
+    """Where windows lose: the loss by the place in a document, before and after training."""
+    found: list[tuple[str, str, Mapping[str, float]]] = []
+    for run in comparison.runs:
+        kept = {
+            ("dense" if name.startswith("dense") else str(row["step"])): row[f"{name}_by_position"]
+            for row in run.training
+            for name in ("dense_validation_loss", "validation_loss")
+            if isinstance(row.get(f"{name}_by_position"), dict)
+        }
+        steps = [step for step in kept if step != "dense"]
+        shown = [step for step in ("dense", *steps[:1], *steps[1:][-1:]) if step in kept]
+        found += [(run.name, step, kept[step]) for step in shown]
+    places = list(dict.fromkeys(place for _, _, losses in found for place in losses))
+    rows = [
+        [run, step, *(f"{losses[p]:.3f}" if p in losses else MISSING for p in places)]
+        for run, step, losses in found
+    ]
+    note = "Of held-out texts, from this position of a document up to the next column's."
+    header = ["run", "step", *(f"from {int(place):,}" for place in places)]
+    return Table("Validation loss by position", header, rows, note)
 
 
 def baseline_table(comparison: Comparison) -> Table:
@@ -306,6 +338,14 @@ def show_gap_share(recovery: Recovery) -> str:
         return MISSING
     share = show_estimate(recovery.gap_share, show_share)
     return share if recovery.has_clear_gap else "no significant gap"
+
+
+def show_spent(run: RunResults, tokens: float | None) -> str:
+    """Hours and FLOPs of the training until then."""
+    hours, flops = (run.spent_until(axis, tokens) for axis in ("hours", "flops"))
+    if hours is None or flops is None:
+        return MISSING
+    return f"{show_seconds(3600 * hours)}, {flops:.1e} FLOPs"
 
 
 def kv_saved(run: RunResults) -> str:

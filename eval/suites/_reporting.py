@@ -17,8 +17,8 @@ Row = Mapping[str, Any]  # one result, as eval/results.py writes them
 Cell = tuple[str, int]  # task, length (0: the task has one length only)
 Samples = Mapping[Cell, Mapping[int, float]]  # index of an example -> its score, percent
 # The suite's headline, one of its tasks or categories, the headline under other conditions (another
-# window, longer texts).
-Kind = Literal["average", "part", "variant"]
+# window, longer texts); or the loss on held-out texts, negative, so that more is better too.
+Kind = Literal["average", "part", "variant", "loss"]
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,13 @@ class ReportedScore:
 
     @property
     def title(self) -> str:
-        return self.name if self.kind == "part" else f"{reporting_of(self.suite).title} {self.name}"
+        if self.kind in ("part", "loss"):
+            return self.name
+        return f"{reporting_of(self.suite).title} {self.name}"
+
+    @property
+    def suite_title(self) -> str:
+        return self.name if self.kind == "loss" else reporting_of(self.suite).title
 
     @property
     def full_title(self) -> str:

@@ -87,6 +87,7 @@ def results(folder: Path) -> dict[str, Any]:
             path.parent.name: hash_file(path)
             for path in sorted(folder.glob("step-*/model.safetensors"))
         },
+        "lessons": [hash_file(path) for path in sorted(folder.glob("lessons/*.npy"))],
         "curve": [
             [row.get(name) for name in ("step", "tokens", "loss", "grad_norm", "validation_loss")]
             for row in rows
@@ -119,7 +120,8 @@ def launch_by_accelerate(folder: Path, arguments: list[str], **options: Any) -> 
 def main(folder: Path, log: Path, environment: dict[str, str], options: dict[str, Any]) -> None:
     """at: before its n-th operation on a file below the folder, rank `victim` sends a signal
     (`sends`: SIGKILL) to itself, or to its launcher (to: parent). bug_at: after this many steps
-    rank `victim` raises a KeyError. settings: of TrainConfig. epochs: of the tokens."""
+    rank `victim` raises a KeyError. settings: of TrainConfig. epochs: of the tokens. With
+    stored_top_k the teacher's lessons are written first, into the folder."""
     enter(log, environment)
     train(folder, int(environment["RANK"]), options)
 
@@ -136,7 +138,7 @@ def train(folder: Path, rank: int, options: dict[str, Any]) -> None:
     import torch
 
     from bosch.run import progress
-    from bosch.training import loop
+    from bosch.training import lessons, loop
     from tests.plain_training import NUM_SEQUENCES, SEQ_LEN, SETTINGS, tokens_in_memory
 
     torch.set_num_threads(1)
@@ -159,13 +161,20 @@ def train(folder: Path, rank: int, options: dict[str, Any]) -> None:
         "keep_checkpoints": 1,
         **options.get("settings", {}),
     }
+    model, tokens, stored = folder.parent / "model", tokens_in_memory(epochs=epochs), None
+    if "stored_top_k" in settings:
+        stored = folder / "lessons"
+        stored.mkdir(exist_ok=True)
+        lessons.FILE_TOKENS = 10 * SEQ_LEN
+        lessons.write_lessons(stored, model, tokens, replace(SETTINGS, **settings), True)
     job = loop.TrainJob(
         replace(SETTINGS, **settings),
-        folder.parent / "model",
-        tokens_in_memory(epochs=epochs),
+        model,
+        tokens,
         folder,
         NUM_SEQUENCES * SEQ_LEN * epochs,
         evaluated_shares=(0.5, 1.0),
+        lessons=stored,
     )
     print(f"ended: {loop.train(job)}; operations: {operations[0]}", flush=True)
 

@@ -18,7 +18,7 @@ from bosch.eval.report.page import (
 )
 from bosch.eval.report.runs import append_run, read_archive, read_run
 from bosch.eval.report.tables import MISSING, make_tables, mean_of_seeds, short_table
-from bosch.eval.rows import read_rows
+from bosch.eval.rows import read_rows, write_rows
 from bosch.recipes import compare_runs
 from bosch.run.errors import MissingFileError, UserError
 from bosch.run.folder import RunFolder
@@ -70,6 +70,52 @@ def test_there_are_intervals_where_single_examples_are_known(tmp_path: Path) -> 
     assert rows[paired.name].value == rows[without.name].value
     assert rows[paired.name].low < rows[paired.name].value < rows[paired.name].high
     assert rows[without.name].low is None
+
+
+def test_the_loss_recovers_too_and_how_fast_is_told_in_tokens_hours_and_flops(
+    tmp_path: Path,
+) -> None:
+    folder = FakeRun(steps=(None, 0, 200)).write(tmp_path)
+    # Three held-out sequences; the gap of 0.8 is closed along a line by step 100, and then stays.
+    rows = []
+    for row in read_rows(folder / "train" / "metrics.jsonl"):
+        if "validation_loss" in row:
+            loss = 3 - 0.8 * min(1, row["step"] / 100)
+            each = [loss - 0.1, loss, loss + 0.1]
+            row |= {"validation_loss": loss, "validation_loss_by_sequence": each}
+            row["validation_loss_by_position"] = {"0": loss - 1, "64": loss + 1}
+        if row["step"] == 0:
+            row |= {
+                "dense_validation_loss": 2.2,
+                "dense_validation_loss_by_sequence": [2.1, 2.2, 2.3],
+            }
+            row["dense_validation_loss_by_position"] = {"0": 1.2, "64": 3.2}
+        rows.append(row)
+    write_rows(folder / "train" / "metrics.jsonl", rows)
+    comparison = compare([folder])
+    (loss,) = (row for row in comparison.recoveries if row.curve.is_loss)
+    last = float(loss.curve.tokens[-1])
+    assert loss.gap_share.value == pytest.approx(1)
+    assert loss.gap_share.low == pytest.approx(1)  # of each sequence as much
+    for share in (0.5, 0.9, 0.95, 0.99):
+        assert loss.tokens_to[share].value == pytest.approx(share * last / 2)
+    tables = make_tables(comparison)
+    (cells,) = (row for row in tables["recovery"].rows if row[1] == "validation loss")
+    assert cells[-2] == "1.4 min, 9.0e+12 FLOPs"  # of 9 seconds and 1e12 FLOPs for ten steps
+    assert [row[1:] for row in tables["positions"].rows] == [
+        ["dense", "1.200", "3.200"],
+        ["0", "2.000", "4.000"],
+        ["200", "1.200", "3.200"],
+    ]
+    line = describe_recovery(loss)
+    assert line.startswith("validation loss: recovered 100% of the gap to the dense model (2.200)")
+    assert "from +0.800 to +0.000 after" in line
+    row = next(
+        r
+        for r in recovery_rows(comparison)
+        if r["statistic"] == "tokens_to_90" and r["suite"] == "loss"
+    )
+    assert row["flops"] == pytest.approx(9e12)
 
 
 def test_a_method_as_baseline_gives_differences_over_seeds_for_each_ratio(tmp_path: Path) -> None:

@@ -5,26 +5,28 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import bosch.training.loss
 from bosch.assets import asset_folder
 from bosch.config import TrainConfig
-from bosch.data.loader import IGNORED
+from bosch.data.loader import IGNORED, Sequences
 from bosch.hybrid.conversion import deploy
 from bosch.recipes import presets, train_model
 from bosch.run.errors import UserError
+from bosch.training.lessons import Lessons, bytes_a_token, check_room, write_lessons
 from bosch.training.loop import TrainJob, train
-from bosch.training.loss import Lesson, head_loss, model_loss
+from bosch.training.loss import Lesson, StoredLesson, head_loss, model_loss, shares_of_likeliest
 from bosch.training.model_start import start_model
 from bosch.training.parallel import start_world
 from bosch.training.teacher import check_teacher, start_teacher
 from tests.hybrid_folders import WINDOW
-from tests.model_factory import MIXED, random_tokens, tiny_model
+from tests.model_factory import MIXED, TINY, random_tokens, tiny_model
 from tests.odd_tokenizers import with_another_tokenizer
 from tests.plain_training import SETTINGS, model_folder, tokens_in_memory
 
@@ -32,8 +34,9 @@ CASES: dict[str, dict[str, Any]] = {
     "plain": {},
     "hot": {"temperature": 3.0},
     "mixed": {"weight": 0.3, "temperature": 0.5},
-    "likeliest": {"top_k": 5},
-    "all tokens": {"top_k": 50},
+    "stored": {"stored": 5},
+    "stored, hot": {"stored": 5, "temperature": 3.0},
+    "stored, most": {"stored": 40, "weight": 0.6},
 }
 
 
@@ -56,13 +59,27 @@ def plain_loss(inputs: tuple[Tensor, ...], case: dict[str, Any]) -> Tensor:
     logits = F.linear(hidden.flatten(0, 1), weight).float()
     q = (logits / heat).log_softmax(1)
     p = (F.linear(taught, head).float() / heat).softmax(1)
-    if (k := case.get("top_k")) is not None:
-        p = torch.where(p >= p.topk(k).values[:, -1:], p, 0)
-        p = p / p.sum(1, keepdim=True)
-    rows = torch.where(p > 0, p * (p.clamp_min(1e-30).log() - q), 0).sum(1) * heat**2
+    if (k := case.get("stored")) is not None:  # all but the likeliest are one token
+        top = p.topk(k).indices
+        p, q = (
+            torch.cat([each.gather(1, top), 1 - each.gather(1, top).sum(1, keepdim=True)], 1)
+            for each in (p.double(), q.double().exp())
+        )
+        q = q.log()
+    rows = torch.where(p > 0, p * (p.clamp_min(1e-30).log() - q), 0).sum(1).float() * heat**2
     labels = labels.flatten()
     rest = F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
     return (share * rows[labels != IGNORED].sum() + (1 - share) * rest) / 100
+
+
+def make_lesson(
+    taught: Tensor, head: Tensor, stored: int | None = None, **shares: float
+) -> Lesson | StoredLesson:
+    if stored is None:
+        return Lesson(taught, head, **shares)
+    logits = F.linear(taught, head).float() / shares.get("temperature", 1.0)
+    ids = logits.topk(stored).indices
+    return StoredLesson(ids, shares_of_likeliest(logits, ids), **shares)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -74,7 +91,7 @@ def test_divergence_in_chunks_is_that_of_plain_autograd(
     def results(dtype: torch.dtype, in_chunks: bool) -> list[Tensor]:
         hidden, weight, taught, head, labels = make_inputs(dtype)
         if in_chunks:
-            lesson = Lesson(taught, head, **CASES[case])
+            lesson = make_lesson(taught, head, **CASES[case])
             loss = head_loss(hidden, weight, labels, 0.01, "torch", lesson)
         else:
             loss = plain_loss((hidden, weight, taught, head, labels), CASES[case])
@@ -179,6 +196,71 @@ def test_layers_are_drawn_to_those_of_the_teacher(recomputes: bool, tmp_path: Pa
         torch.testing.assert_close(other.grad, one.grad, rtol=1e-4, atol=1e-6, msg=name)
 
 
+def test_a_training_on_stored_lessons_is_that_with_the_teacher(tmp_path: Path) -> None:
+    """All tokens but one stored: only the rounding of what is stored is left."""
+    folder, tokens = model_folder(tmp_path / "model"), tokens_in_memory()
+    settings = replace(SETTINGS, objective="distill", distill_weight=0.9, max_steps=3)
+    stored = replace(settings, stored_top_k=TINY["vocab_size"] - 1)
+    lessons = tmp_path / "lessons"
+    lessons.mkdir()
+    write_lessons(lessons, folder, tokens, stored, True)
+    size = bytes_a_token(stored.stored_top_k or 0, 1 << 16) * tokens.train.rows.size
+    assert 0 < sum(file.stat().st_size for file in lessons.iterdir()) - size < 1_000
+    with pytest.raises(UserError, match=r"lessons: .* take 100 TB, and the disk has .* free"):
+        check_room(lessons, 10**14)
+    curves = []
+    for name, given, files in (("asked", settings, None), ("stored", stored, lessons)):
+        job = TrainJob(given, folder, tokens, tmp_path / name, 10**9, lessons=files)
+        assert train(job) is None
+        lines = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
+        curves.append([json.loads(line) for line in lines])
+    for asked, from_file in zip(*curves, strict=True):
+        for name in {"loss", "grad_norm", "validation_loss"} & asked.keys():
+            assert from_file[name] == pytest.approx(asked[name], rel=2e-3, abs=2e-5)
+    # The teacher's share of a step's work is gone.
+    assert curves[1][1]["flops"] == pytest.approx(0.75 * curves[0][1]["flops"], rel=0.02)
+
+
+def test_few_stored_tokens_give_about_the_gradient_of_all(tmp_path: Path) -> None:
+    """On the embedded model and real sentences of its world."""
+    folder = asset_folder(presets.TINY_MODEL)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    ids = torch.tensor(tokenizer("The key of the red house is 4821. " * 40)["input_ids"])[
+        None, :256
+    ]
+    rows = ids.numpy().astype("uint16")
+    tokens = replace(
+        tokens_in_memory(),
+        train=Sequences(rows, np.array([], np.uint64)),
+        held_out=Sequences(rows, np.array([], np.uint64)),
+        summary={"seq_len": rows.shape[1], "token_bytes": 2},
+    )
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    hybrid = deploy(
+        model, [[0] * model.config.num_key_value_heads] * model.config.num_hidden_layers, 16
+    )
+    hybrid.config.dtype = torch.float32
+    hybrid.save_pretrained(tmp_path / "hybrid")
+    settings = replace(SETTINGS, objective="distill", stored_top_k=32)
+    device = start_world()
+    teacher, student = (
+        start_teacher(folder, settings, device),
+        start_model(tmp_path / "hybrid", settings, device),
+    )
+    inputs: dict[str, object] = {"input_ids": ids}
+    write_lessons(tmp_path, folder, tokens, settings, True)
+    gradients = []
+    for lesson in (teacher.teach(inputs, ids), Lessons(tmp_path, settings).of([0])):
+        student.zero_grad()
+        model_loss(student, inputs, ids.roll(-1, 1), 0.01, lesson).backward()
+        gradients.append(
+            torch.cat([p.grad.flatten() for p in student.parameters() if p.grad is not None])
+        )
+    asked, stored = gradients
+    assert (asked - stored).norm() < 0.05 * asked.norm()
+    assert abs(asked.norm() - stored.norm()) < 0.01 * asked.norm()
+
+
 # --------------------------------------------------------------------------------------- bad input
 
 
@@ -186,8 +268,9 @@ def test_teachers_that_cannot_teach_this_model_are_refused(tmp_path: Path) -> No
     own = asset_folder(presets.SMOKE_MODEL)
     settings = TrainConfig(objective="distill")
     check_teacher(own, asset_folder(presets.TINY_MODEL))
+    many = replace(settings, stored_top_k=10_000)
     with pytest.raises(UserError, match=r"top_k is 10000, but .* has 2,048 tokens"):
-        train_model.check_settings(replace(settings, top_k=10_000), True, presets.SMOKE_MODEL)
+        train_model.check_settings(many, True, presets.SMOKE_MODEL)
     with pytest.raises(UserError, match="another tokenizer"):
         check_teacher(own, with_another_tokenizer(own, tmp_path / "tokenizer"))
     with pytest.raises(UserError, match=r"another family \(llama\)"):

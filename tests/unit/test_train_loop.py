@@ -106,8 +106,14 @@ def test_every_evaluated_step_is_validated_exported_and_passed_on(tmp_path: Path
         (2, 2 * step_tokens, "step-000002"),
         (5, 5 * step_tokens, "step-000005"),
     ]
-    assert [row["step"] for row in rows if "validation_loss" in row] == [0, 2, 5]
-    losses = {row["step"]: row["validation_loss"] for row in rows if "validation_loss" in row}
+    # And after 1/4 of the steps, and so on.
+    validated = {row["step"]: row for row in rows if "validation_loss" in row}
+    assert [*validated] == [0, 1, 2, 5]
+    for row in validated.values():
+        assert len(row["validation_loss_by_sequence"]) == 3
+        assert list(row["validation_loss_by_position"]) == ["0"]  # all before the 64th token
+        assert row["validation_loss_by_position"]["0"] == pytest.approx(row["validation_loss"])
+    losses = {step: row["validation_loss"] for step, row in validated.items()}
     for step, _, name in calls:
         folder = model if step == 0 else tmp_path / "train" / name
         assert losses[step] == pytest.approx(held_out_loss(folder), rel=1e-6)

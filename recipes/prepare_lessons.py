@@ -1,0 +1,125 @@
+"""Stores what the dense model says of every packed token: the stage `lessons` of a distillation.
+
+    python recipes/prepare_lessons.py --model DIR --tokens-from tokens --out lessons
+    python recipes/train_model.py --model hybrid --tokens-from tokens --lessons-from lessons \
+        --objective distill --out train
+
+All runs that train on these tokens can share it: the teacher computes once. Run the same command
+again to continue where it stopped.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from bosch.command_line import run_stage
+from bosch.config import Config, TrainConfig
+from bosch.data.tokenizer_files import read_tokenizer
+from bosch.model import check_weights, describe_source, fetch_config, fetch_model
+from bosch.recipes import presets
+from bosch.recipes.train_model import TEACHER, check_settings
+from bosch.run.errors import run_main
+from bosch.run.files import MANIFEST
+from bosch.run.progress import say
+from bosch.run.stage import Artifact, Stage, locate
+
+NAME = "lessons"
+VERSION = 1  # raised when the same teacher and tokens give other files
+LIKELIEST = 32
+
+
+@dataclass(frozen=True)
+class Options:
+    """Store the likeliest tokens that a dense model expects at every place of packed text."""
+
+    model: (
+        str  # the teacher: folder or hub id of a dense model, or of a hybrid, without its windows
+    )
+    tokens_from: Path  # folder that prepare_tokens.py wrote
+    likeliest: int = LIKELIEST  # tokens stored for each; all others together are one number
+    temperature: float = TrainConfig.temperature  # of the distribution
+    precision: Literal["bf16", "fp32"] = "bf16"  # number format of the computation
+    document_mask: bool = True  # documents in one sequence do not attend to each other
+    out: Path = Path("lessons")  # folder to write
+
+
+def main(arguments: Sequence[str]) -> None:
+    config = presets.for_stage(arguments)
+    usual = {"model": config.model, "precision": config.train.precision}
+    options = run_stage(Options, arguments, check_and_build, usual)
+    say(f"lessons in {options.out}")
+
+
+def check_and_build(options: Options, name: str) -> Stage:
+    from bosch.data.loader import open_tokens
+
+    settings = TrainConfig(
+        objective="distill",
+        stored_top_k=options.likeliest,
+        temperature=options.temperature,
+        precision=options.precision,
+    )
+    check_settings(settings, options.document_mask, options.model)
+    check_weights(options.model)
+    tokens = Artifact.load(options.tokens_from)
+    packed = open_tokens(tokens.folder, read_tokenizer(fetch_config(options.model)).hash)
+    stage = make_stage(name, options.model, settings, options.document_mask, tokens)
+    check_room(options.model, settings, packed.train.rows.size, options.out)
+    return stage
+
+
+def build(config: Config, tokens: Stage | Artifact) -> Stage:
+    """The stage of recover.py, which runs share."""
+    teacher = config.train.teacher or config.model
+    return make_stage(NAME, teacher, config.train, config.data.document_mask, tokens, shared=True)
+
+
+def make_stage(
+    name: str,
+    teacher: str,
+    settings: TrainConfig,
+    document_mask: bool,
+    tokens: Stage | Artifact,
+    shared: bool = False,
+) -> Stage:
+    facts = {
+        "teacher": describe_source(teacher),
+        "likeliest": settings.stored_top_k,
+        "temperature": settings.temperature,
+        "precision": settings.precision,
+        "document_mask": document_mask,
+    }
+
+    def run(out: Path, tokens: Artifact) -> None:
+        from bosch.data.loader import open_tokens
+        from bosch.training.lessons import write_lessons
+
+        folder = fetch_model(teacher, TEACHER)
+        packed = open_tokens(tokens.folder, read_tokenizer(folder).hash)
+        write_lessons(out, folder, packed, settings, document_mask)
+
+    inputs = {"tokens": tokens}
+    return Stage(name, run, facts, inputs, version=VERSION, ranks="all", shared=shared)
+
+
+def check_room(model: str, settings: TrainConfig, tokens: int, folder: Path) -> None:
+    """Refuse a disk that cannot hold what is not there yet."""
+    from bosch.training import lessons
+    from bosch.training.model_start import read_config
+
+    if not (folder / MANIFEST).is_file() and settings.stored_top_k:
+        vocabulary = read_config(fetch_config(model)).vocab_size
+        size = tokens * lessons.bytes_a_token(settings.stored_top_k, vocabulary)
+        done = sum(file.stat().st_size for file in folder.glob("*.npy"))
+        lessons.check_room(folder, size - done)
+
+
+def check_room_of(config: Config, run_path: Path, stages: Sequence[Stage]) -> None:
+    for stage in stages:
+        if stage.name == NAME:
+            check_room(config.model, config.train, config.data.tokens, locate(run_path, stage))
+
+
+if __name__ == "__main__":
+    run_main(main)
