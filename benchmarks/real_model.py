@@ -138,7 +138,12 @@ class Bench:
 
     @cached_property
     def model(self) -> Any:
-        return load_for_search(self.path)
+        """That chooses masks."""
+        return load_for_search(self.path, precision=self.config.mask.precision)
+
+    @cached_property
+    def judged(self) -> Any:
+        return load_for_search(self.path, precision="fp32")
 
     @cached_property
     def tokenizer(self) -> Any:
@@ -203,8 +208,8 @@ class Bench:
         began = time.monotonic()
         selection = make_mask(method, inputs)
         record = write_selection(method, inputs, selection, began)
-        sinks = inputs.sinks_of(self.model)
-        attach_sinks(self.model, sinks)
+        sinks = inputs.sinks_of(self.judged)
+        attach_sinks(self.judged, sinks)
         return record.mask, json.loads((folder / "time.json").read_text())
 
     def tokens(self, config: Config) -> Artifact:
@@ -223,7 +228,7 @@ class Bench:
             ("long_", options.long_contexts, LONG),
         ):
             asked = self.questions(seed, contexts, length)
-            scorer = Scorer(self.model, asked, window, Accelerations.none())
+            scorer = Scorer(self.judged, asked, window, Accelerations.none())
             answers, _ = scorer.score(mask.z, range(len(asked.haystacks)))
             pairs = [
                 (answer, question)
@@ -240,7 +245,7 @@ class Bench:
             }
         losses = []
         for ids_T in self.held_out[: options.texts]:
-            logits_TV = self.model(
+            logits_TV = self.judged(
                 ids_T[None].to(self.device),
                 use_cache=False,
                 bosch_mask=mask.z,

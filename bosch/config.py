@@ -77,6 +77,8 @@ class MaskConfig:
     max_layers: int | None = None  # most layers in one search; None: max(1, 32 // groups)
     razor_recent_share: float = 0.25  # method razor: share of an example that counts as recent
     attention: str = "auto"  # attention backend: auto, or a file of bosch/backends
+    # Number format of the model; auto: its own on a GPU, fp32 on the CPU.
+    precision: Literal["auto", "bf16", "fp32"] = "auto"
     # Settings of the chosen method, for example granularity=layer; `bosch search --method NAME
     # --help` lists them.
     options: tuple[str, ...] = ()

@@ -360,12 +360,17 @@ def find_tokenizer(folder: Path, **arguments: Any) -> "PreTrainedTokenizerBase |
         return None
 
 
-def load_for_search(folder: Path, attention_backend: str = "auto") -> "PreTrainedModel":
-    """The dense model, ready for search mode: in its own dtype on a GPU, in float32 on the CPU."""
+def load_for_search(
+    folder: Path, attention_backend: str = "auto", precision: str = "auto"
+) -> "PreTrainedModel":
+    """The dense model, ready for search mode. precision: `auto` is its own dtype on a GPU, float32
+    on the CPU."""
     import torch
 
     on_gpu = torch.cuda.is_available()
-    dtype, device = ("auto", "cuda") if on_gpu else (torch.float32, "cpu")
+    usual = "auto" if on_gpu else torch.float32
+    dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}.get(precision, usual)
+    device = "cuda" if on_gpu else "cpu"
     return load_model(folder, dtype, device, attention_backend, attn_implementation="bosch")
 
 

@@ -93,6 +93,7 @@ def build(
         "seed": config.seed,
         "settings": {n: _by_content(value) for n, value in deciding(settings).items()},
         **({"attention": config.mask.attention} if config.mask.attention != "auto" else {}),
+        **({"precision": config.mask.precision} if config.mask.precision != "auto" else {}),
         **({"learning": learning} if traits.learns_from_tokens else {}),
         **({"sink": sink} if sink != "none" else {}),
     }
@@ -133,7 +134,9 @@ def run_method(
     model_folder = fetch_model(config.model)
     inputs = Inputs(
         model_info=read_model_info(model_folder),
-        load_model=partial(load_for_search, model_folder, config.mask.attention),
+        load_model=partial(
+            load_for_search, model_folder, config.mask.attention, config.mask.precision
+        ),
         load_calibration=load_calibration,
         window_tokens=config.window,
         ratio=config.ratio,

@@ -109,7 +109,7 @@ def attach_sinks(model: Any, sinks: Sinks | int | None) -> Sinks | int | None:
     tokens. None: none. Returns what it had before."""
     before: Sinks | int | None = getattr(model, ATTACHED, None)
     if isinstance(sinks, Sinks):
-        sinks = Sinks(*(x_LGD.to(model.device) for x_LGD in sinks))
+        sinks = Sinks(*(x_LGD.to(model.device, model.dtype) for x_LGD in sinks))
     setattr(model, ATTACHED, sinks)
     for layer, block in enumerate(model.base_model.layers):
         source = tuple(x[layer] for x in sinks) if isinstance(sinks, Sinks) else sinks
