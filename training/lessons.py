@@ -69,7 +69,7 @@ def write_lessons(
             bar.advance(per_file * length * min(ranks.world, len(left) - turn * ranks.world))
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def taught(model: Any, batch: Batch, settings: TrainConfig, kind: np.dtype[Any]) -> NDArray[Any]:
     """(sequences, tokens)"""
     inputs = {"input_ids": batch.ids_BT, "position_ids": batch.position_ids_BT}
