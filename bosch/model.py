@@ -6,12 +6,15 @@ A model is named by a Hugging Face folder, a hub id (owner/name), or the name of
 
 import os
 import re
+import tempfile
 import traceback
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from filelock import FileLock
 
 from bosch.assets import asset_folder
 from bosch.known_models import PAPER_MODELS, SHAPES
@@ -129,10 +132,16 @@ def fetch_model(model: str, option: str = "--model") -> Path:
     from huggingface_hub import snapshot_download
 
     prepare_hub()
-    with _explain_fetching(model, option):
+    with _explain_fetching(model, option), _one_of_a_machine(model):
         # Mistral's repositories hold all weights a second time, as consolidated.safetensors.
         others = ["*/*", "consolidated*", *(f"*{suffix}" for suffix in OTHER_WEIGHTS)]
         return Path(snapshot_download(model, ignore_patterns=others))
+
+
+def _one_of_a_machine(model: str) -> FileLock:
+    """The ranks of a machine fetch a model one after another: all but the first find it there."""
+    name = re.sub(r"\W", "-", f"bosch-{os.getuid()}-{model}")
+    return FileLock(Path(tempfile.gettempdir()) / f"{name}.lock")
 
 
 def fetch_config(model: str) -> Path:
@@ -392,9 +401,13 @@ def load_model(
     """The model of a folder, dense or hybrid, in evaluation mode. `attention_backend`: a file of
     bosch/backends. `arguments` go to from_pretrained of transformers.
     """
-    from bosch.hybrid.models import PREFIX  # imports torch
+    import torch
+
+    from bosch.hybrid.models import PREFIX
     from bosch.hybrid.remote_code import is_of_this_version
 
+    if str(device).startswith("cuda"):  # or libraries would take memory of GPU 0 on every rank
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     # Each weight goes straight to its device: ranks of a machine share its memory.
     model = _load_weights(folder, dtype=dtype, device_map=device, **arguments)
     _mention_code(folder / "config.json")

@@ -19,6 +19,7 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -88,27 +89,37 @@ class Checkpoints:
 
     def load_newest(self, state: TrainState) -> int:
         """Load the newest intact checkpoint and return its step; 0 if there is none."""
-        newest = self._ranks.from_rank_0(self._find_newest)
-        if newest is None:
+        ranks = self._ranks
+        while (newest := ranks.from_rank_0(self._find_newest)) is not None:
+            path, manifest = newest
+            # Hundreds of GB: every rank takes the checksums of its share.
+            damages = ranks.gather(_damage_of(path, ranks.rank, ranks.world))
+            if not (damage := next(filter(None, damages), None)):
+                break
+            ranks.from_rank_0(partial(self._set_aside, path, damage))
+        else:
             return 0
-        path, manifest = newest
         self._ranks.all_succeed(lambda: self._load(path, manifest, state))
         self._resumed_from = int(manifest["step"])
         return self._resumed_from
 
+    def _set_aside(self, path: Path, damage: str) -> None:
+        number, aside = 1, path.with_name(f".{path.name}.bad")
+        while aside.exists():
+            number += 1
+            aside = path.with_name(f".{path.name}-{number}.bad")
+        path.rename(aside)
+        sync_directory(self.folder)
+        say(f"the checkpoint of {path.name} is damaged, moved to {aside}: {damage}")
+
     def _find_newest(self) -> tuple[Path, Manifest] | None:
+        """The newest of which the manifest is intact."""
         self._make_folder()
-        for step, path in reversed(self._by_step()):
+        for _, path in reversed(self._by_step()):
             try:
-                manifest = verify_folder(path)
-            except (DamagedArtifactError, FileNotFoundError) as damage:
-                number, aside = 1, path.with_name(f".{path.name}.bad")
-                while aside.exists():
-                    number += 1
-                    aside = path.with_name(f".{path.name}-{number}.bad")
-                path.rename(aside)
-                sync_directory(self.folder)
-                say(f"the checkpoint of step {step} is damaged, moved to {aside}: {damage}")
+                manifest = read_sealed_json(path / MANIFEST, "files", "facts", "circumstances")
+            except UserError as damage:
+                self._set_aside(path, str(damage))
                 continue
             if changed := differences(manifest["facts"], self._facts):
                 raise UserError(
@@ -313,6 +324,14 @@ def describe_state(state: TrainState) -> tuple[dict[str, Tensor], dict[str, dict
             else:
                 rest[part_name][key] = value
     return {name: tensor.detach() for name, tensor in tensors.items()}, rest
+
+
+def _damage_of(path: Path, rank: int, world: int) -> str | None:
+    try:
+        verify_folder(path, rank, world)
+    except (DamagedArtifactError, FileNotFoundError) as damage:
+        return str(damage)
+    return None
 
 
 def _named_parameters(state: TrainState) -> Iterator[tuple[str, nn.Parameter]]:

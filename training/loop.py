@@ -31,6 +31,7 @@ from bosch.config import TrainConfig
 from bosch.data.loader import IGNORED, Batch, Loader, TokenFolder, prefetch
 from bosch.hybrid.sinks import Sinks, attach_sinks
 from bosch.method import Learner
+from bosch.run.folder import free_memory
 from bosch.run.group import Group
 from bosch.run.progress import say, track
 from bosch.training.checkpoint import Checkpoints, TrainState
@@ -40,7 +41,7 @@ from bosch.training.lessons import Lessons
 from bosch.training.loss import Lesson, StoredLesson, model_loss, token_losses
 from bosch.training.metrics import MetricsLog, StepTimer
 from bosch.training.model_start import start_model
-from bosch.training.parallel import decide, describe, start_world
+from bosch.training.parallel import decide, describe, parked, start_world
 from bosch.training.schedule import learning_rate, make_schedule
 from bosch.training.teacher import Teacher, start_teacher
 from bosch.training.trained import gradient_norm, make_optimizer, trained_parameters
@@ -382,11 +383,23 @@ class Run:
         if self.job.on_checkpoint is None:
             return
         tokens, endings = self.schedule.tokens_at(step), self.schedule.endings
-        answers = self.ranks.gather(self.job.on_checkpoint(step, tokens, self.folder_of(step)))
+        # The evaluation has a whole model on every rank, beside this training's share.
+        with parked(self.device_tensors()):
+            answer = self.job.on_checkpoint(step, tokens, self.folder_of(step))
+            free_memory()
+        answers = self.ranks.gather(answer)
         is_enough = answers[0]  # rank 0's on all: they must end at the same step
         if is_enough and step in endings and self.ending is None:
             self.ending = step, endings[step]
             say(f"step {step}: recovered; training ends at step {endings[step]:,}")
+
+    def device_tensors(self) -> Iterator[Tensor]:
+        """What the training holds in the memory of a GPU."""
+        values = [value for s in self.state.optimizer.state.values() for value in s.values()]
+        teacher = self.teacher.model.parameters() if self.teacher else ()
+        for value in itertools.chain(self.model.parameters(), teacher, values):
+            if isinstance(value, Tensor) and value.device.type == "cuda":
+                yield value
 
     def folder_of(self, step: int) -> Path:
         return self.job.folder / f"step-{step:06d}" if step else self.job.model

@@ -9,7 +9,8 @@ two on a CPU, on eight GPUs and on many nodes.
 import atexit
 import datetime
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
 from shutil import which
@@ -212,11 +213,11 @@ def shard_model(model: Any, settings: TrainConfig, device: torch.device) -> None
         # Each block has its own graph, and more of them without gradients or with learned gates.
         allow_graphs(8 * len(layers))
     for index, block in enumerate(layers):
+        if settings.compile:  # before it is wrapped: Dynamo leaves a checkpointed frame uncompiled
+            block.compile()
         if settings.activation_checkpointing:
             block = checkpoint_wrapper(block, checkpoint_impl=CheckpointImpl.NO_REENTRANT)
             layers[index] = block
-        if settings.compile:
-            block.compile()
     size = dist.get_world_size()
     if size == 1 and settings.precision == "fp32" and not settings.cpu_offload:
         return
@@ -243,6 +244,24 @@ def allow_graphs(number: int) -> None:
     limits: Any = torch._dynamo.config
     for name in ("recompile_limit", "accumulated_recompile_limit"):
         setattr(limits, name, max(getattr(limits, name), number))
+
+
+@contextmanager
+def parked(tensors: Iterable[Tensor]) -> Iterator[None]:
+    """Inside, this rank's part of the tensors waits in host memory, and its own memory is free for
+    others. It comes back at the same place of the same tensors, as fully_shard needs."""
+    locals_ = (t.to_local() if isinstance(t, DTensor) else t for t in tensors)
+    storages = {storage.data_ptr(): storage for storage in map(Tensor.untyped_storage, locals_)}
+    kept = []
+    for storage in storages.values():
+        kept.append((storage, torch.UntypedStorage(storage.nbytes()).copy_(storage)))
+        storage.resize_(0)
+    try:
+        yield
+    finally:
+        for storage, host in kept:
+            storage.resize_(host.nbytes())
+            storage.copy_(host)
 
 
 def whole(tensor: Tensor) -> Tensor:

@@ -7,6 +7,10 @@ varlen_attn, whose memory is that of every flash kernel, and each row is one doc
 Python code runs with its kernels left out. Experts are computed together (by torch's grouped_mm or
 by Liger), which takes the same memory however tokens are routed. Blocks are not compiled.
 
+An evaluation has a whole model on every GPU, while the training's share waits in host memory
+(parallel.py, `parked`). Its memory is computed: weights, the cache of the longest text, and a
+chunk's activations.
+
 Not included: CUDA itself, NCCL, fragmentation, and a block that is gathered while another one is
 still in use; MARGIN_GB is for these. With offloading, one block's fp32 weights on their way are
 not counted.
@@ -43,10 +47,10 @@ from torch.utils._pytree import tree_leaves
 from transformers import PretrainedConfig
 
 from bosch.backends import varlen
-from bosch.config import Config, TrainConfig
+from bosch.config import Config, JudgingConfig, TrainConfig
 from bosch.data.loader import Batch
 from bosch.hybrid import dispatch
-from bosch.hybrid.conversion import hybrid_config, plain_config
+from bosch.hybrid.conversion import head_size, hybrid_config, plain_config
 from bosch.masks.mask import describe_bytes
 from bosch.model import find_model
 from bosch.run.errors import UserError
@@ -69,6 +73,7 @@ COLUMNS = {  # of a table of rehearsals
     "at once": "micro_batch_sequences",
     "peak, GB": "value:.1f",
     **{kind: f"{kind}:.1f" for kind in KINDS},
+    "evaluation": "evaluation:.1f",
     "fits": "fits",
 }
 KERNELS = ("torch", "liger")
@@ -113,13 +118,14 @@ class Rehearsal:
     """What a plan would take."""
 
     peak: Mapping[str, int]  # bytes by kind on one GPU, at the moment when it holds most
+    evaluation_bytes: int = 0  # of an evaluation at a checkpoint
 
     @property
     def peak_bytes(self) -> int:
         return sum(self.peak.values())
 
     def fits(self, memory_gb: float) -> bool:
-        return self.peak_bytes / 1e9 + MARGIN_GB <= memory_gb
+        return max(self.peak_bytes, self.evaluation_bytes) / 1e9 + MARGIN_GB <= memory_gb
 
     def row(self, plan: Plan, memory_gb: float) -> dict[str, Any]:
         """For a table with COLUMNS."""
@@ -130,6 +136,7 @@ class Rehearsal:
             "value": self.peak_bytes / 1e9,
             "unit": "GB",
             **{kind: self.peak[kind] / 1e9 for kind in KINDS},
+            "evaluation": self.evaluation_bytes / 1e9,
             "memory_gb": memory_gb,
             "fits": "yes" if self.fits(memory_gb) else "NO",
         }
@@ -205,7 +212,17 @@ def rehearse_here(plan: Plan) -> Rehearsal:
         live.kind = "weights"
         deque((whole(tensor.to(torch.bfloat16)) for tensor in exported), maxlen=2)
     peak = live.peak()
-    return Rehearsal({kind: peak[kind] for kind in KINDS})
+    return Rehearsal({kind: peak[kind] for kind in KINDS}, evaluation_bytes(plan))
+
+
+def evaluation_bytes(plan: Plan) -> int:
+    """In bf16, of the dense model and a text as long as in training, read in chunks."""
+    model, chunk = plan.model, min(plan.seq_len, JudgingConfig.prefill_chunk)
+    weights = sum(weight.numel() for weight in build_on_meta(model).parameters())
+    cache = 2 * model.num_hidden_layers * model.num_key_value_heads * head_size(model)
+    wide = max(model.intermediate_size, getattr(model, "moe_intermediate_size", 0))
+    activations = chunk * (6 * model.hidden_size + 3 * wide)
+    return 2 * (weights + plan.seq_len * cache + activations)
 
 
 @contextmanager

@@ -231,12 +231,16 @@ class RunFolder:
             for name, source in stage.inputs.items()
         }
         if stage.ranks == "all":
-            # These take most memory, and Python collects cycles by their number alone.
-            gc.collect()
-            torch = sys.modules.get("torch")  # not imported for this: that takes seconds
-            if torch is not None and torch.cuda.is_initialized():
-                torch.cuda.empty_cache()
+            free_memory()
         return stage.run(folder, **inputs)
+
+
+def free_memory() -> None:
+    """Before and after work that takes most of it: Python collects cycles by their number alone."""
+    gc.collect()
+    torch = sys.modules.get("torch")  # not imported for this: that takes seconds
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
 
 
 class WallTime:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -91,6 +92,30 @@ def test_wrong_options_are_refused_by_name(arguments: str, named: str) -> None:
     name, *rest = arguments.split()
     with pytest.raises(UserError, match=named):
         run_benchmark(name, rest)
+
+
+def test_head_map_compares_probes_over_texts_sets_and_methods(
+    run: RunBenchmark, tmp_path: Path
+) -> None:
+    worth = np.arange(24.0).reshape(8, 3)  # of each group, the last is worth most
+    for name, sign in (("first", 1), ("second", -1)):
+        (tmp_path / name).mkdir()
+        lines = [
+            {"index": text, "result": {"drops": (sign * worth + text % 2).tolist()}, "check": ""}
+            for text in range(4)
+        ]
+        text = "".join(f"{json.dumps(line)}\n" for line in lines)
+        (tmp_path / name / "examples.jsonl").write_text(text)
+    scores = {"method": "cheap", "larger_is": "local", "groups": (-worth).tolist()}
+    (tmp_path / "first" / "scores.json").write_text(json.dumps(scores))
+    arguments = ["--sets", str(tmp_path / "first"), str(tmp_path / "second")]
+    arguments += ["--scores", str(tmp_path / "first"), "--picture", str(tmp_path / "map.png")]
+    halves, other, cheap = run("head_map", *arguments)
+    assert (halves["value"], halves["0.75"]) == (pytest.approx(1), "6 of 6")
+    assert halves["sure"] == "24 groups above 0"
+    assert (other["value"], other["0.75"]) == (pytest.approx(-1), "0 of 6")
+    assert (cheap["name"], cheap["value"], cheap["0.875"]) == ("cheap", pytest.approx(1), "3 of 3")
+    assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
 
 
 # ---------------------------------------------------------------------------------------------- gpu

@@ -176,7 +176,7 @@ def test_damaged_checkpoint_is_set_aside_and_the_one_before_is_loaded(
     assert_equal(state, expected)
     assert names(tmp_path) == ["step-000003"]
     assert (tmp_path / ".step-000005.bad").is_dir()
-    assert re.search(rf"step 5 .*{tmp_path / '.step-000005.bad'}", caplog.text)
+    assert re.search(rf"step-000005 .*{tmp_path / '.step-000005.bad'}", caplog.text)
 
 
 def test_all_damaged_is_an_error_and_stays_one(tmp_path: Path) -> None:

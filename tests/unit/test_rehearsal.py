@@ -21,7 +21,14 @@ from bosch.run.errors import UserError
 from bosch.training import rehearsal
 from bosch.training.model_start import read_config
 from bosch.training.parallel import leave_world
-from bosch.training.rehearsal import Plan, Rehearsal, as_hybrid, choose_fitting, rehearse_here
+from bosch.training.rehearsal import (
+    Plan,
+    Rehearsal,
+    as_hybrid,
+    choose_fitting,
+    evaluation_bytes,
+    rehearse_here,
+)
 from tests.live_memory_program import SEQ_LEN, measured_peak
 from tests.model_factory import tiny_model
 
@@ -121,6 +128,15 @@ def test_state_is_divided_among_gpus_and_offloading_takes_it_off_them() -> None:
     # At least the parameters and gradients too, but not what is gathered or computed.
     assert sum(offloaded.values()) <= sum(peak.values()) - 16 * shard * 0.99
     assert offloaded["activations"] == pytest.approx(peak["activations"], rel=0.01)
+
+
+def test_an_evaluation_has_the_whole_model_on_every_gpu_and_must_fit_too() -> None:
+    plan = middle()
+    needed = evaluation_bytes(plan)
+    assert 2 * weights_of(plan) < needed < 4 * weights_of(plan)
+    assert needed == evaluation_bytes(middle(gpus=2))
+    assert Rehearsal({"loss": 10**9}, 70 * 10**9).fits(80)
+    assert not Rehearsal({"loss": 10**9}, 75 * 10**9).fits(80)
 
 
 def test_liger_takes_less_and_the_step_leaves_nothing_behind(

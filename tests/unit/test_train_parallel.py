@@ -1,5 +1,7 @@
 """How training reads the environment that accelerate itself sets up."""
 
+from dataclasses import replace
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +12,23 @@ from accelerate.utils.launch import prepare_multi_gpu_env, prepare_simple_launch
 from torch._dynamo.utils import counters
 
 from bosch.config import TrainConfig
+from bosch.data.loader import Loader
 from bosch.eval.engine_vllm import alone_on_its_gpu
 from bosch.run.errors import UserError
+from bosch.training.loop import add_gradients, split
+from bosch.training.model_start import start_model
 from bosch.training.parallel import (
     allow_graphs,
     choose_device,
     decide,
     describe,
+    parked,
     refuse_silent_traps,
+    start_world,
+    whole,
 )
 from tests.model_factory import tiny_model
+from tests.plain_training import SETTINGS, model_folder, tokens_in_memory
 
 CPU = torch.device("cpu")
 
@@ -119,6 +128,19 @@ def test_defaults_of_accelerate_do_not_count() -> None:
     assert not [line for line in describe(TrainConfig(), CPU, environment) if "ignored" in line]
 
 
+def test_parked_tensors_free_their_memory_and_come_back_as_they_were() -> None:
+    """As fully_shard needs it: the same tensors, and other views of the same memory."""
+    flat = torch.arange(12.0)
+    weight, other = flat[:8].view(2, 4), torch.ones(3)
+    with parked([weight, other, flat]):
+        assert weight.untyped_storage().nbytes() == other.untyped_storage().nbytes() == 0
+    assert weight.flatten().tolist() == list(range(8))
+    assert flat.tolist() == list(range(12))
+    weight += 1
+    assert flat[0] == 1
+    assert other.tolist() == [1, 1, 1]
+
+
 def compiled_model(num_layers: int) -> Any:
     sizes = {"num_hidden_layers": num_layers, "num_attention_heads": 4, "num_key_value_heads": 2}
     model: Any = tiny_model("qwen3", **sizes)
@@ -127,6 +149,29 @@ def compiled_model(num_layers: int) -> Any:
     for block in model.model.layers:
         block.compile(backend="eager")
     return model
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # Dynamo's
+@pytest.mark.parametrize("recomputes", [False, True])
+def test_blocks_are_compiled_under_checkpointing_too(
+    recomputes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted, since the numbers are right without any graph too."""
+    compile_block = torch.nn.Module.compile
+    eager = partialmethod(compile_block, backend="aot_eager")
+    monkeypatch.setattr(torch.nn.Module, "compile", eager)
+    folder, device = model_folder(tmp_path / "model"), start_world()
+    gradients = []
+    for compiles in (False, True):
+        torch.compiler.reset()
+        counters.clear()
+        changes = {"compile": compiles, "activation_checkpointing": recomputes}
+        model = start_model(folder, replace(SETTINGS, **changes), device)
+        batch = Loader(tokens_in_memory(), 2).batch(0)
+        add_gradients(model, list(split(batch, 1)), 0.01, SETTINGS)
+        gradients.append([whole(p.grad) for p in model.parameters() if p.grad is not None])
+    assert counters["stats"]["unique_graphs"] >= 3  # of each block
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-6)
 
 
 def test_every_block_of_a_deep_hybrid_is_compiled() -> None:
