@@ -74,7 +74,8 @@ def read_drops(folder: Path) -> NDArray[np.float64]:
 def compare(name: str, one_LG: NDArray[np.float64], other_LG: NDArray[np.float64]) -> Row:
     """Spearman's rank correlation, and the share of full groups that both would choose."""
     ranks = [np.argsort(np.argsort(each.ravel())) for each in (one_LG, other_LG)]
-    correlation = float(np.corrcoef(np.stack(ranks)).item(1))
+    table: NDArray[np.float64] = np.corrcoef(np.stack(ranks))
+    correlation = float(table[0, 1])
     row: Row = {"name": name, "value": correlation, "unit": "correlation", "sure": ""}
     for ratio in RATIOS:
         count = one_LG.size - num_windowed(ratio, one_LG.size, 1)
