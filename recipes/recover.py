@@ -50,7 +50,7 @@ from bosch.run.stage import Stage, refuse_blocked, stages_to_redo
 RARELY_SET = """
 --calibration.tasks --calibration.punkt
 --mask.alpha --mask.gamma --mask.ratio-buckets --mask.max-variables --mask.max-layers
---mask.razor-recent-share
+--mask.razor-recent-share --mask.precision
 --data.held-out-sequences --data.min-document-tokens --data.workers
 --train.warmup-share --train.floor-share --train.betas --train.weight-decay --train.clip-norm
 --train.spike

@@ -98,8 +98,8 @@ def recovery_rows(comparison: Comparison) -> list[Row]:
             rows.append(_row(names, statistic, getattr(recovery, statistic)))
         run = recovery.curve.run
         for share, tokens in recovery.tokens_to.items():
-            spent = {axis: run.spent_until(axis, tokens.value) for axis in ("flops", "hours")}
-            rows.append(_row(names, f"tokens_to_{100 * share:.0f}", tokens) | spent)
+            flops = {"flops": run.spent_until("flops", tokens.value)}
+            rows.append(_row(names, f"tokens_to_{100 * share:.0f}", tokens) | flops)
     for difference in comparison.differences:
         score = difference.score
         names = {"runs": difference.setup, "suite": score.suite, "score": score.name}
