@@ -1,0 +1,257 @@
+"""Answers of hundreds of tokens that depend on far text, scored along the answer.
+
+Each new line pushes its source further away, and a model's own earlier lines stay in its window
+while the source does not: where windows lose. Every task shows a short example, then numbered
+lines, then filler, and asks for numbered lines:
+
+    recite    the list once more, in its order
+    lookup    the values of the keys, in another order
+    running   the total after each of the steps: the far step and the near total
+
+`quarter_1` to `quarter_4` are the shares of right lines in each quarter of the answer. A model with
+full attention is flat; what falls is what windows lose.
+"""
+
+import random
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING
+
+from bosch.data.key_words import wonderwords_keys
+from bosch.data.needles import NOISE, distances_to_end, token_counter
+from bosch.data.ruler import largest
+from bosch.eval.suites._interface import (
+    Example,
+    LeftOutError,
+    Request,
+    Result,
+    Scored,
+    Stop,
+    Task,
+    average,
+    by_task,
+    percent,
+    result_of,
+)
+from bosch.eval.suites._reporting import AVERAGE, ReportedScore, Row
+from bosch.plugins import suggest
+from bosch.run.errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+METRIC = "lines"
+QUARTERS = tuple(f"quarter_{number}" for number in (1, 2, 3, 4))
+TOTALS = range(1_000)  # of running
+SHOWN = 4  # lines of the example in front
+REQUESTS = {
+    "recite": "The whole list once more:\n",
+    "lookup": "The keys in that order, with their values:\n",
+    "running": "Totals after each step:\n",
+}
+LINE = re.compile(r"^\s*(\d+)\.\s*(.*?)\s*$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Settings:
+    tasks: tuple[str, ...] = tuple(REQUESTS)
+    lengths: tuple[int, ...] = (4_096, 8_192, 16_384, 32_768)  # tokens with the answer
+    answer_tokens: int = 256  # as many lines as fit
+    samples: int = 100  # for each task and length
+    seed: int = 42
+
+    def __post_init__(self) -> None:
+        for name in self.tasks:
+            if name not in REQUESTS:
+                raise UserError(
+                    f"{name!r} is not a task of long answers: {suggest(name, tuple(REQUESTS))}"
+                )
+        for name in ("answer_tokens", "samples"):
+            if getattr(self, name) < 1:
+                raise UserError(f"long_answers.{name} must be at least 1.")
+
+
+def configure(request: Request) -> tuple[Settings, int]:
+    config = request.config
+    return Settings(lengths=config.niah_lengths or Settings.lengths), config.niah_samples
+
+
+def list_tasks(settings: Settings) -> list[Task]:
+    return [Task(name, length) for length in settings.lengths for name in settings.tasks]
+
+
+def sources(settings: Settings, task: Task) -> dict[str, str]:
+    facts = {"seed": settings.seed, "answer_tokens": settings.answer_tokens}
+    return {name: str(value) for name, value in facts.items()} | {"words": wonderwords_keys().name}
+
+
+def check(settings: Settings, positions: int) -> None:
+    if (longest := max(settings.lengths)) > positions:
+        raise UserError(
+            f"suite long_answers, {longest:,} tokens: the model reads at most {positions:,}. Use "
+            "smaller lengths, or stretch the positions with --yarn."
+        )
+
+
+def build_examples(
+    settings: Settings, task: Task, tokenizer: "PreTrainedTokenizerBase", limit: int | None = None
+) -> list[Example]:
+    wanted = settings.samples if limit is None else min(limit, settings.samples)
+    return [build(settings, task, index, tokenizer) for index in range(wanted)]
+
+
+def build(
+    settings: Settings, task: Task, index: int, tokenizer: "PreTrainedTokenizerBase"
+) -> Example:
+    """Needs no other example. The filler is the same for all."""
+    rng = random.Random(f"{settings.seed}/{task.name}/{task.length}/{index}")
+    count = token_counter(tokenizer)
+    given, asked, answer = fitting_lines(task.name, rng, settings.answer_tokens, count)
+    budget = int(1.1 * count(numbered(answer))) + 16
+    head = shown(task.name) + numbered(given) + "\n\n"
+    tail = "\n\n" + (f"Keys in order:\n{numbered(asked)}\n\n" if asked else "")
+    tail += REQUESTS[task.name] + "1."
+
+    def fits(units: int) -> bool:
+        return count(head + " ".join([NOISE] * units) + tail) + budget <= task.length
+
+    if not fits(0):
+        raise LeftOutError(
+            f"{task.name} of {len(answer)} lines cannot be built in {task.length} tokens; use a "
+            "greater length, or --eval.options long_answers.answer_tokens=N."
+        )
+    prompt = head + " ".join([NOISE] * largest(fits, 0, task.length)) + tail
+    begins = [match.start() for match in re.finditer(r"^\d+\. ", head, re.MULTILINE)][-len(given) :]
+    distances = distances_to_end(prompt, begins, tokenizer)
+    if asked:  # in the order of the answer
+        distances = [distances[[line.split(":")[0] for line in given].index(key)] for key in asked]
+    written = [count(f" {line}\n{number}.") for number, line in enumerate(answer, 2)]
+    stop = Stop(strings=(f"\n{len(answer) + 1}.",))
+    facts = {"distances": distances, "written": [0, *accumulate(written)][:-1], "given": given}
+    return Example(index, prompt, tuple(answer), budget, stop, facts)
+
+
+def fitting_lines(
+    task: str, rng: random.Random, tokens: int, count: Callable[[str], int]
+) -> tuple[list[str], list[str], list[str]]:
+    """What is listed, the keys asked for in their order (none: the list's own), and the answer, of
+    as many lines as fit into these tokens."""
+    most = tokens // 4  # a line has more
+    if task == "running":
+        start, given, answer = rng.randrange(10, 100), [], []
+        for _ in range(most):
+            step = rng.randrange(1, 10) * rng.choice((-1, 1))
+            step = step if start + step in TOTALS else -step
+            start += step
+            given.append(f"{'add' if step > 0 else 'subtract'} {abs(step)}")
+            answer.append(str(start))
+        first = int(answer[0]) - _step(given[0])
+    else:
+        words, first = wonderwords_keys(), None
+        keys = list(dict.fromkeys(words[rng.randrange(len(words))] for _ in range(most)))
+        given = answer = [f"{key}: {rng.randrange(10**6, 10**7)}" for key in keys]
+    size = largest(lambda n: count(numbered(answer[:n])) <= tokens, 1, len(answer))
+    given, answer = given[:size], answer[:size]
+    if first is not None:
+        given[0] = f"start with {first}, then {given[0]}"
+    if task != "lookup":
+        return given, [], answer
+    answer = rng.sample(given, size)
+    return given, [line.split(":")[0] for line in answer], answer
+
+
+def _step(line: str) -> int:
+    word, number = line.split()[-2:]
+    return int(number) if word == "add" else -int(number)
+
+
+def shown(task: str) -> str:
+    """The example in front: as the task, without filler."""
+    rng = random.Random(f"{task}/example")
+    given, asked, answer = fitting_lines(
+        task, rng, 10**3, lambda text: 250 * (text.count("\n") + 1)
+    )
+    keys = f"Keys in order:\n{numbered(asked)}\n\n" if asked else ""
+    return f"{numbered(given)}\n\n{keys}{REQUESTS[task]}{numbered(answer)}\n\n\n"
+
+
+def numbered(lines: Sequence[str]) -> str:
+    return "\n".join(f"{number}. {line}" for number, line in enumerate(lines, 1))
+
+
+# ------------------------------------------------------------------------------------------ scores
+
+
+def score(settings: Settings, task: Task, example: Example, prediction: str) -> dict[str, float]:
+    found: dict[int, str] = {}
+    lines = LINE.findall("1." + prediction)
+    for number, text in lines:
+        found.setdefault(int(number), text)
+    gold = example.answers
+    right = [found.get(number) == text for number, text in enumerate(gold, 1)]
+    scores = {METRIC: sum(right) / len(right)}
+    for number, name in enumerate(QUARTERS):
+        part = right[len(right) * number // 4 : max(1, len(right) * (number + 1) // 4)]
+        scores[name] = sum(part) / len(part) if part else scores[METRIC]
+    scores["prefix"] = ([*right, False].index(False)) / len(right)
+    alike = [a == b for (_, a), (_, b) in pairwise(lines)]  # three in a row
+    scores["loops"] = float(any(one and other for one, other in pairwise(alike)))
+    if task.name == "running":
+        # Right by the model's own total before: else the far step is lost, not the sum.
+        steps = [_step(line) for line in example.facts["given"]]
+        before = [int(gold[0]) - steps[0], *(_number(found.get(n)) for n in range(1, len(gold)))]
+        own = [
+            total is not None and _number(found.get(n)) == total + step
+            for n, (total, step) in enumerate(zip(before, steps, strict=True), 1)
+        ]
+        scores["local"] = sum(own) / len(own)
+    return scores
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isdecimal() else None
+
+
+def summarize(settings: Settings, scored: Sequence[Scored]) -> list[Result]:
+    """Each task by all its metrics, the average of the tasks, and that of each quarter."""
+    found = [
+        result_of(task, metric, items, percent)
+        for task, items in by_task(scored).items()
+        for metric in items[0].scores
+    ]
+
+    def mean(name: str, metric: str) -> Result:
+        return average(name, METRIC, [result for result in found if result.metric == metric])
+
+    return [*found, mean(AVERAGE, METRIC), *(mean(name, name) for name in QUARTERS)]
+
+
+def floor(example: Example, window_tokens: int) -> float | None:
+    """A line counts if its source is still in the window where it is written."""
+    places = zip(example.facts["distances"], example.facts["written"], strict=True)
+    inside = [distance + written <= window_tokens for distance, written in places]
+    return sum(inside) / len(inside)
+
+
+# ----------------------------------------------------------------------------------------- reports
+
+title = "long answers"
+report_order = 3
+parts_title = "quarters of the answer"
+
+
+def headline_metric(task: str) -> str:
+    return METRIC
+
+
+def reported_scores(rows: Sequence[Row]) -> list[ReportedScore]:
+    """The average of the tasks, and of each quarter of their answers."""
+    cells = {(row["task"], row["length"] or 0): 0.0 for row in rows if row["task"] in REQUESTS}
+    weights = {cell: 1 / len(cells) for cell in cells}
+    names = [name for name in QUARTERS if any(row["task"] == name for row in rows)]
+    return [
+        ReportedScore("long_answers", AVERAGE, "average", weights, written_by_suite=True),
+        *(ReportedScore("long_answers", name, "part", {}, True) for name in names),
+    ]
