@@ -1,0 +1,204 @@
+"""LongBench v2: 503 multiple-choice questions on texts of 8,000 to 2,000,000 words.
+
+    bosch evaluate --model DIR --suite longbench_v2 --options longbench_v2.data=data.json
+
+Prompts, extraction and scores are LongBench's; answers are greedy, where it samples at a
+temperature of 0.1. A model that was not tuned to chat seldom writes the sentence that is looked
+for: `longbench_v2.mode=letter` begins it, and the next token is the answer. Chance is 25, and the
+standard error of all questions 2.2.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from bosch.eval.rows import Row, from_hub, read_rows, require
+from bosch.eval.suites._interface import (
+    Example,
+    Request,
+    Result,
+    Scored,
+    Stop,
+    Task,
+    percent,
+    result_of,
+)
+from bosch.eval.suites._reporting import AVERAGE, ReportedScore
+from bosch.eval.suites._reporting import Row as ResultRow
+from bosch.run.errors import UserError
+from bosch.run.progress import say
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+HUB_ID = "zai-org/LongBench-v2"
+PROMPT_FILE = Path(__file__).parents[1] / "data" / "longbench_v2_prompt.txt"
+TASK = Task("longbench_v2")
+METRIC = "accuracy"
+NUM_ROWS = 503
+CHOICES = ("A", "B", "C", "D")
+FIELDS = ("_id", "difficulty", "length", "question", "answer", "context")
+BEGIN = "\n\nThe correct answer is ("  # of mode `letter`
+# The first that is found counts; also "The correct answer is Apple".
+PATTERNS = (r"The correct answer is \(([A-D])\)", r"The correct answer is ([A-D])")
+MAX_NEW_TOKENS = 128
+MAX_PROMPT_TOKENS = 120_000  # LongBench's, for all models
+
+
+@dataclass(frozen=True)
+class Settings:
+    data: str = HUB_ID  # data.json, other rows (JSONL, Parquet), or a hub id
+    mode: Literal["sentence", "letter"] = "sentence"  # whether the model writes the whole sentence
+    max_prompt_tokens: int = MAX_PROMPT_TOKENS  # longer prompts lose their middle
+
+    def __post_init__(self) -> None:
+        if self.max_prompt_tokens < 2:
+            raise UserError(
+                f"longbench_v2.max_prompt_tokens is {self.max_prompt_tokens}; at least 2 are needed."
+            )
+
+
+def configure(request: Request) -> tuple[Settings, int | None]:
+    room = request.positions - MAX_NEW_TOKENS
+    return Settings(max_prompt_tokens=min(MAX_PROMPT_TOKENS, room)), request.config.samples
+
+
+def files(settings: Settings) -> dict[str, str]:
+    return {"data": settings.data}
+
+
+def list_tasks(settings: Settings) -> list[Task]:
+    return [TASK]
+
+
+def sources(settings: Settings, task: Task) -> dict[str, str]:
+    text = json.dumps([[row[name] for name in FIELDS] for row in read_data(settings.data)])
+    return {"sha256": sha256(text.encode()).hexdigest()}
+
+
+def describe(settings: Settings) -> str:
+    count = len(read_data(settings.data))
+    known = "" if count == NUM_ROWS else f" (LongBench v2 has {NUM_ROWS})"
+    return (
+        f"{count} questions{known}; prompts longer than {settings.max_prompt_tokens:,} tokens lose "
+        "their middle"
+    )
+
+
+def build_examples(
+    settings: Settings, task: Task, tokenizer: "PreTrainedTokenizerBase", limit: int | None = None
+) -> list[Example]:
+    template = PROMPT_FILE.read_text("utf-8")
+    examples = []
+    for index, row in enumerate(read_data(settings.data)[:limit]):
+        whole = template
+        parts = {"$DOC$": row["context"], "$Q$": row["question"]}
+        parts |= {f"$C_{letter}$": row[f"choice_{letter}"] for letter in CHOICES}
+        for mark, text in parts.items():  # one after another: a text may hold a later mark
+            whole = whole.replace(mark, text.strip())
+        prompt, is_cut = cut_middle(whole, tokenizer, settings.max_prompt_tokens)
+        facts = {"difficulty": row["difficulty"], "length": row["length"], "is_cut": is_cut}
+        budget, stop = MAX_NEW_TOKENS, Stop()
+        if settings.mode == "letter":
+            prompt, budget = prompt + BEGIN, 1
+        examples.append(Example(index, prompt, (row["answer"],), budget, stop, facts))
+    if cut := sum(bool(one.facts["is_cut"]) for one in examples):
+        say(f"longbench_v2: {cut} of {len(examples)} prompts lose their middle")
+    return examples
+
+
+def cut_middle(
+    prompt: str, tokenizer: "PreTrainedTokenizerBase", max_tokens: int
+) -> tuple[str, bool]:
+    """The text of the first and last tokens, of an odd number one more of the last."""
+    tokens = tokenizer(prompt)["input_ids"]
+    if len(tokens) <= max_tokens:
+        return prompt, False
+    first = max_tokens // 2
+    kept = tokens[:first] + tokens[first - max_tokens :]
+    return str(tokenizer.decode(kept, skip_special_tokens=True)), True
+
+
+def score(settings: Settings, task: Task, example: Example, prediction: str) -> dict[str, float]:
+    text = prediction if settings.mode == "sentence" else f"{BEGIN}{prediction.strip()})"
+    return {METRIC: float(extract(text) == example.answers[0])}
+
+
+def extract(response: str) -> str | None:
+    """An empty response is wrong too; LongBench's script leaves it out of the count."""
+    text = response.strip().replace("*", "")
+    found = (re.search(pattern, text) for pattern in PATTERNS)
+    return next((match[1] for match in found if match), None)
+
+
+def summarize(settings: Settings, scored: Sequence[Scored]) -> list[Result]:
+    """All questions, then those of each difficulty and length, then those that were read whole."""
+    parts = {AVERAGE: list(scored)}
+    parts["easy"] = [one for one in scored if one.example.facts["difficulty"] == "easy"]
+    parts["hard"] = [one for one in scored if one.example.facts["difficulty"] != "easy"]
+    for length in ("short", "medium", "long"):
+        parts[length] = [one for one in scored if one.example.facts["length"] == length]
+    parts["uncut"] = [one for one in scored if not one.example.facts["is_cut"]]
+    whole, *rest = parts.items()
+    return [
+        replace(result_of(TASK, METRIC, items, percent), task=name)
+        for name, items in [(TASK.name, whole[1]), whole, *rest]
+        if items
+    ]
+
+
+@lru_cache(maxsize=2)
+def read_data(source: str) -> list[Row]:
+    """The rows, checked. A list in one JSON file, or rows as other data sets have them."""
+    path = Path(source)
+    path = path / "data.json" if path.is_dir() else path
+    if path.is_file() and path.suffix == ".json":
+        try:
+            rows = json.loads(path.read_text("utf-8-sig"))
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{path} is not JSON ({error}).") from error
+        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+            raise UserError(f"{path} must hold a list of questions, as LongBench v2's data.json.")
+    elif path.is_file():
+        rows = read_rows(path)
+    else:
+        with from_hub(source, "LongBench v2", f"data.json, a file of its rows, or {HUB_ID}"):
+            from datasets import load_dataset
+
+            rows = load_dataset(source, split="train").to_list()
+    for number, row in enumerate(rows, 1):
+        where = f"{source}, question {number}"
+        if "choices" in row:
+            raise UserError(
+                f"{where} has `choices`: lm-eval's copy, of another form; use {HUB_ID}."
+            )
+        require(row, where, str, *FIELDS, *(f"choice_{letter}" for letter in CHOICES))
+        if row["answer"] not in CHOICES:
+            raise UserError(f"{where}: the answer is {row['answer']!r:.40}, not A, B, C or D.")
+    if not rows:
+        raise UserError(f"{source} holds no questions.")
+    return rows
+
+
+# -------------------------------------------------------------------------------------- reports
+
+title = "LongBench v2"
+report_order = 2.5
+
+
+def reported_scores(rows: Sequence[ResultRow]) -> list[ReportedScore]:
+    weights = {(TASK.name, 0): 1.0}
+    names = dict.fromkeys(row["task"] for row in rows)
+    return [
+        ReportedScore("longbench_v2", AVERAGE, "average", weights, written_by_suite=True),
+        *(
+            ReportedScore("longbench_v2", name, "part", {}, written_by_suite=True)
+            for name in names
+            if name not in (AVERAGE, TASK.name)
+        ),
+    ]
