@@ -3,6 +3,7 @@
     python recipes/materialize_model.py --model DIR --mask mask.json --out hybrid
     python recipes/materialize_model.py --model hybrid --out dense-again --reverse
     python recipes/materialize_model.py --model train/step-000500 --out for-the-hub
+    python recipes/materialize_model.py --model hybrid --out for-any-engine --layer-types
 
 Run the same command again and it continues where it stopped. In recover.py it is the stage `model`.
 """
@@ -43,10 +44,15 @@ class Options:
     # a mask.json; leave it out for a model that is already a hybrid
     mask: Annotated[Path | None, "FILE"] = None
     reverse: bool = False  # restore the dense model from the hybrid
+    # Of a hybrid of whole layers: write the plain model with its family's own layer_types, which
+    # any engine serves.
+    layer_types: bool = False
 
     def __post_init__(self) -> None:
         if self.reverse and self.mask:
             raise UserError("--reverse takes no --mask: the hybrid contains its mask.")
+        if self.layer_types and (self.reverse or self.mask):
+            raise UserError("--layer-types takes a hybrid, without --mask and --reverse.")
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -72,6 +78,8 @@ def check_and_build(options: Options, name: str) -> Stage:
         materialize.read_hybrid(source)
         settings["reverse"] = options.reverse
         export = materialize.unmaterialize if options.reverse else materialize.export_hybrid
+        if options.layer_types:
+            settings["layer_types"], export = True, materialize.as_layer_types
         run = partial(export, source)
     check_weights(str(source))
     files = hash_text_files(str(source))

@@ -43,7 +43,7 @@ from bosch.hybrid.models import PREFIX, check_native_window, family_of
 from bosch.hybrid.permute import Permutation, inverse
 from bosch.hybrid.shards import PROGRESS, rewrite_weights, weight_files
 from bosch.hybrid.sink_files import sinks_of
-from bosch.hybrid.sinks import Sinks, attach_sinks
+from bosch.hybrid.sinks import Sinks, attach_sinks, kind_of
 from bosch.masks.mask import MaskFile
 from bosch.masks.window import sink_as_json
 from bosch.model import (
@@ -102,6 +102,45 @@ def unmaterialize(source: Path, out: Path) -> None:
     keep_tokenizer(source, hybrid, out, config)
     _judge(out, source, compare_logits(out, config, source, hybrid))
     _publish(out, config)
+
+
+def as_layer_types(source: Path, out: Path) -> None:
+    """Write a hybrid of whole layers as the plain model with its family's own `layer_types`, which
+    every engine of the family serves with the window's memory."""
+    hybrid = read_hybrid(source)
+    groups, window = hybrid.num_key_value_heads, hybrid.bosch["window"]
+    plain = plain_config(hybrid)
+    if getattr(plain, "layer_types", None) is None:
+        raise UserError(
+            f"{source}: the family {plain.model_type} has no layer_types in transformers; qwen2 "
+            "and qwen3 have."
+        )
+    for layer, count in enumerate(hybrid.bosch["num_full"]):
+        if count not in (0, groups):
+            raise UserError(
+                f"{source}: layer {layer} has {count} of {groups} groups full, which no layer type "
+                "can say; choose a mask of whole layers (--method bosch_layer or interleave)."
+            )
+    if (sink := kind_of(hybrid)) != "none":
+        raise UserError(
+            f"{source} has the sink {sink}, which layer types have not; make the hybrid with "
+            "--sink none."
+        )
+    kinds = [
+        "full_attention" if count else "sliding_attention" for count in hybrid.bosch["num_full"]
+    ]
+    plain.update({"layer_types": kinds, "sliding_window": window, "use_sliding_window": True})
+    plain.architectures = [family_of(plain).plain_model_class.__name__]
+    vars(plain).pop("auto_map", None)
+    _write(source, out, None, plain)  # groups of whole layers were never moved
+    keep_tokenizer(source, hybrid, out, plain)
+    ids = check_text(hybrid)
+    own, stock = copy.deepcopy(hybrid), copy.deepcopy(plain)
+    own.bosch["window"] = stock.sliding_window = min(CHECK_WINDOW, window)
+    ours, _ = logits(family_of(hybrid).model_class, source, own, ids)
+    theirs, _ = logits(family_of(plain).plain_model_class, out, stock, ids, attention="eager")
+    _judge(out, source, float((ours - theirs).abs().max() / ours.abs().max()))
+    _publish(out, plain)
 
 
 def export_hybrid(source: Path, out: Path) -> None:
@@ -228,9 +267,7 @@ def compare_logits(
     largest logit."""
     family, z = family_of(hybrid), export.full_groups(hybrid)
     window = min(CHECK_WINDOW, hybrid.bosch["window"])
-    length = min(CHECK_TOKENS, hybrid.max_position_embeddings)
-    generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(hybrid.vocab_size, (1, length), generator=generator)
+    ids = check_text(hybrid)
 
     shortened = copy.deepcopy(hybrid)
     shortened.bosch["window"] = window
@@ -238,6 +275,11 @@ def compare_logits(
     mask = {"bosch_mask": z, "bosch_window": window}
     searched, _ = logits(family.plain_model_class, plain_folder, plain, ids, sinks, **mask)
     return float((deployed - searched).abs().max() / searched.abs().max())
+
+
+def check_text(config: PretrainedConfig) -> Tensor:
+    length = min(CHECK_TOKENS, config.max_position_embeddings)
+    return torch.randint(config.vocab_size, (1, length), generator=torch.Generator().manual_seed(0))
 
 
 def _judge(out: Path, source: Path, difference: float) -> None:
@@ -259,6 +301,7 @@ def logits(
     config: PretrainedConfig,
     ids: Tensor,
     sinks: Sinks | int | None = None,
+    attention: str = "bosch",
     **kwargs: Any,
 ) -> tuple[Tensor, Sinks | int | None]:
     """The last logits of a text in float64, from weights that stay in their own type, and a
@@ -267,7 +310,7 @@ def logits(
         model, loading = model_class.from_pretrained(
             folder,
             config=config,
-            attn_implementation="bosch",
+            attn_implementation=attention,
             experts_implementation="eager",  # the grouped kernel has no float64
             dtype="auto",
             output_loading_info=True,

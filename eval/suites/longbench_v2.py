@@ -59,7 +59,7 @@ class Settings:
     def __post_init__(self) -> None:
         if self.max_prompt_tokens < 2:
             raise UserError(
-                f"longbench_v2.max_prompt_tokens is {self.max_prompt_tokens}; at least 2 are needed."
+                f"longbench_v2.max_prompt_tokens is {self.max_prompt_tokens}; at least 2 needed."
             )
 
 

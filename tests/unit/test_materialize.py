@@ -12,9 +12,11 @@ from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from bosch.data.tokenizer_files import describe_tokenizer
+from bosch.hybrid.cache import CACHE
 from bosch.hybrid.conversion import deploy, head_size, hybrid_config
 from bosch.hybrid.materialize import (
     CHECK_TOLERANCE,
+    as_layer_types,
     compare_logits,
     materialize,
     read_config,
@@ -23,6 +25,7 @@ from bosch.hybrid.materialize import (
 from bosch.hybrid.models import family_of
 from bosch.hybrid.remote_code import remote_code
 from bosch.hybrid.shards import PROGRESS, rewrite_weights
+from bosch.hybrid.sinks import Sinks
 from bosch.recipes import materialize_model
 from bosch.run.errors import UserError
 from tests import odd_tokenizers
@@ -31,6 +34,50 @@ from tests.model_factory import FAMILIES, MIXED, logits, random_tokens, tiny_mod
 from tests.process_memory import PeakMemory, resident_bytes
 
 every_family = pytest.mark.parametrize("family", FAMILIES)
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+def test_whole_layers_become_layer_types_that_any_engine_knows(family: str, tmp_path: Path) -> None:
+    """Stock transformers generates the same tokens, and its cache holds the window."""
+    dense, hybrid, out = (tmp_path / name for name in ("dense", "hybrid", "stock"))
+    plain_folder(dense, family)
+    z = [[1] * 4, [0] * 4, [1] * 4]
+    materialize(dense, record_for(dense, z), hybrid)
+    command = ["--model", str(hybrid), "--out", str(out)]
+    materialize_model.main([*command, "--layer-types"])
+    config = json.loads((out / "config.json").read_text())
+    kinds = ["full_attention", "sliding_attention", "full_attention"]
+    assert (config["layer_types"], config["sliding_window"]) == (kinds, WINDOW)
+    assert config["architectures"] == [family_of(read_config(dense)).plain_model_class.__name__]
+    assert not {"bosch", "auto_map"} & config.keys()
+    ids, answers = random_tokens(1, 3 * WINDOW), []
+    for folder in (hybrid, out):
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        done = model.generate(ids, max_new_tokens=20, do_sample=False, return_dict_in_generate=True)
+        answers.append(done.sequences.tolist())
+    assert answers[0] == answers[1]
+    cache = getattr(done, CACHE)
+    held = [layer.keys.shape[2] for layer in cache.layers]
+    assert held[0] == held[2] == 3 * WINDOW + 19
+    assert held[1] <= WINDOW
+
+
+def test_what_layer_types_cannot_say_is_refused(tmp_path: Path) -> None:
+    for family, z, named in (
+        ("qwen3", MIXED, r"layer 0 has \d of 4 groups full, which no layer type"),
+        ("llama", [[1] * 4, [0] * 4, [1] * 4], "the family llama has no layer_types"),
+    ):
+        dense, hybrid = tmp_path / family, tmp_path / f"{family}-hybrid"
+        plain_folder(dense, family)
+        materialize(dense, record_for(dense, z), hybrid)
+        with pytest.raises(UserError, match=named):
+            as_layer_types(hybrid, tmp_path / "out")
+    sinks = Sinks(*(torch.zeros(3, 4, 16) for _ in range(2)))
+    whole: Any = deploy(tiny_model("qwen3"), [[1] * 4, [0] * 4, [1] * 4], WINDOW, sinks)
+    whole.save_pretrained(tmp_path / "static")
+    with pytest.raises(UserError, match="has the sink static, which layer types have not"):
+        as_layer_types(tmp_path / "static", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 @every_family
