@@ -134,7 +134,7 @@ def make_charts(comparison: Comparison) -> list[Chart]:
         for name, title in LOSSES.items()
         if (lines := _loss_lines(comparison.runs, name))
     ]
-    charts.append(Chart(None, "losses", panels))
+    charts.append(Chart("losses", "losses", panels))
     return [chart for chart in charts if any(panel.has_something for panel in chart.panels)]
 
 
@@ -298,7 +298,7 @@ def draw_picture(chart: Chart, styles: Mapping[str, int]) -> "Figure":
 
 def draw_pictures(charts: Sequence[Chart], out: Path) -> list[Path]:
     """A picture of each chart. Those of an earlier comparison are deleted."""
-    names = ["recovery", "zero_shot"]
+    names = ["recovery", "zero_shot", "losses"]
     for suite in list_plugins(SUITES):
         with suppress(UserError):  # its file is broken
             names.append(parts_picture(suite))
