@@ -3,7 +3,7 @@ warnings on the page are here too; a terminal shows them as well.
 
 report.html    the answer, charts that answer to the pointer, tables; for a browser
 table.md       the tables, to paste elsewhere
-*.png          the same charts: recovery over tokens, scores before training, tasks, losses; for papers
+*.png          the same charts, for papers: recovery, scores before training, tasks, losses
 results.jsonl  every result of every run
 recovery.jsonl how far and how fast each run recovers, with intervals
 """
