@@ -44,6 +44,8 @@ def start_engine(folder: Path, **settings: Any) -> Any:
 
         if current_platform.is_cpu():
             settings |= {"enforce_eager": True, "block_size": 32}
+            # Its default wants nine tenths of the machine's memory free, which other programs use.
+            settings.setdefault("gpu_memory_utilization", 0.4)
         with explain_library_errors(f"vLLM cannot run {folder}"):
             return vllm.LLM(str(folder), disable_log_stats=True, **settings)
 
