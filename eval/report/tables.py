@@ -341,11 +341,11 @@ def show_gap_share(recovery: Recovery) -> str:
 
 
 def show_spent(run: RunResults, tokens: float | None) -> str:
-    """Hours and FLOPs of the training until then."""
+    """FLOPs and hours of the training until then."""
     hours, flops = (run.spent_until(axis, tokens) for axis in ("hours", "flops"))
     if hours is None or flops is None:
         return MISSING
-    return f"{show_seconds(3600 * hours)}, {flops:.1e} FLOPs"
+    return f"{flops:.1e} FLOPs, {show_seconds(3600 * hours)}"
 
 
 def kv_saved(run: RunResults) -> str:

@@ -225,6 +225,8 @@ def summarize(settings: Settings, scored: Sequence[Scored]) -> list[Result]:
     def mean(name: str, metric: str) -> Result:
         return average(name, METRIC, [result for result in found if result.metric == metric])
 
+    if not found:
+        return []
     return [*found, mean(AVERAGE, METRIC), *(mean(name, name) for name in QUARTERS)]
 
 
