@@ -91,9 +91,13 @@ def measure(options: Options) -> Iterator[Row]:
         wanted += itertools.product(options.methods, options.ratios, options.sinks)
         for method, ratio, sink in wanted:
             key: Row = {"method": method, "ratio": ratio, "window": window, "sink": sink}
-            key |= {"seed": seed} | ({"options": options.options} if options.options else {})
+            key["seed"] = seed
+            if options.options and method != DENSE:
+                key["options"] = options.options
             plain = json.loads(json.dumps(key))
-            found = [row for row in done if {name: row.get(name) for name in plain} == plain]
+            names = {"options", *plain}
+            wanted_row = {name: plain.get(name) for name in names}
+            found = [row for row in done if {name: row.get(name) for name in names} == wanted_row]
             if not found:
                 row = plain | bench.row(method, ratio, window, sink, seed)
                 with options.rows.open("a") as file:
@@ -106,8 +110,8 @@ def measure(options: Options) -> Iterator[Row]:
 
 def against(row: Row, baseline: str, others: Sequence[Row]) -> str:
     """The paired difference in points, with a 95 % interval over texts, each with its questions."""
-    same = ("ratio", "window", "sink", "seed", "options")
-    for other in others:
+    same = ("ratio", "window", "sink", "seed")
+    for other in (other for other in others if "options" not in other):
         is_same = all(other.get(name) == row.get(name) for name in same)
         if other["method"] == baseline != row["method"] and is_same:
             ours, theirs = (
