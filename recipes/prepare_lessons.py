@@ -33,9 +33,7 @@ LIKELIEST = 32
 class Options:
     """Store the likeliest tokens that a dense model expects at every place of packed text."""
 
-    model: (
-        str  # the teacher: folder or hub id of a dense model, or of a hybrid, without its windows
-    )
+    model: str  # the teacher: folder or hub id of a dense model (of a hybrid without its windows)
     tokens_from: Path  # folder that prepare_tokens.py wrote
     likeliest: int = LIKELIEST  # tokens stored for each; all others together are one number
     temperature: float = TrainConfig.temperature  # of the distribution
@@ -110,6 +108,8 @@ def check_room(model: str, settings: TrainConfig, tokens: int, folder: Path) -> 
 
     if not (folder / MANIFEST).is_file() and settings.stored_top_k:
         vocabulary = read_config(fetch_config(model)).vocab_size
+        if settings.stored_top_k >= vocabulary:
+            return  # check_settings refuses it
         size = tokens * lessons.bytes_a_token(settings.stored_top_k, vocabulary)
         done = sum(file.stat().st_size for file in folder.glob("*.npy"))
         lessons.check_room(folder, size - done)

@@ -50,7 +50,9 @@ WRONG_LINES = {
     "recover --eval.niah-lengths 99 512": "--niah-lengths 99",
     "recover --data.min-document-tokens 1000000": "min_document_tokens 1,000,000",
     "recover --preset smoke --data.tokens-from tokens --data.tokens 1M": "tokens 3,906",
-    "recover --train.objective distill --train.stored-top-k 9999": "stored_top_k 9999 2,048",
+    "recover --data.tokens 9000000000 --train.objective distill --train.stored-top-k 9999": (
+        "stored_top_k 9999 2,048"
+    ),
     "recover --train.objective distill --train.stored-top-k 0": "train.stored_top_k at least 1",
     "recover --train.objective next-token --train.stored-top-k 5": "stored_top_k 5 next-token",
     "recover --train.stored-top-k 8 --train.layer-weight 1": "train.layer_weight leave out",
