@@ -6,13 +6,19 @@
 Masks are chosen on the calibration set of the preset `small`, and judged on questions with other
 needles, at the same length and at 4,096 tokens (teacher forcing: right if each token of the answer
 is the arg-max), and by the loss on the second halves of texts that nothing else reads. A row is
-written when it is done; the same command goes on with those that are missing.
+written when it is done; the same command goes on with those that are missing. A mask that another
+row or `--judged` has judged is not judged again.
+
+Layer-forwards of choosing a mask: tokens that passed the MLP of a layer, in texts of the length of
+the calibration set. Backward passes are not in them. Ratios share scores, so the first row of a
+method, window and set has most of them.
 """
 
 import itertools
 import json
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -21,6 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from benchmarks._measure import DeviceOptions, Row
 from bosch.calibration import Calibration
@@ -55,13 +62,18 @@ COLUMNS = {
     "log-prob.": "log_probability:.3f",
     "loss": "value:.3f",
     "minutes": "minutes:.1f",
+    "layer-forwards": "layer_forwards:,.0f",
 }
+# What judging a mask writes.
+ANSWERS = ("accuracy", "log_probability", "right", "log_probabilities")
+JUDGED = (*ANSWERS, *(f"long_{name}" for name in ANSWERS), "value", "unit", "losses")
 
 
 @dataclass(frozen=True)
 class Options(DeviceOptions):
     folder: Path = Path("runs/real")  # made by launch/fetch_real_model.py; gets the masks
     rows: Path = Path("benchmarks/results/real_model.jsonl")  # gets the rows
+    judged: tuple[Path, ...] = ()  # rows of the same model and questions, whose masks are judged
     methods: tuple[str, ...] = METHODS  # what chooses the groups
     ratios: tuple[float, ...] = (0.75, 0.875, 0.95)  # shares of groups on the window
     windows: tuple[int, ...] = (128,)  # in tokens, including the current one
@@ -81,9 +93,8 @@ class Options(DeviceOptions):
 
 def measure(options: Options) -> Iterator[Row]:
     device = options.start()
-    done: list[Row] = []
-    if options.rows.is_file():
-        done = [json.loads(line) for line in options.rows.read_text().splitlines()]
+    done = read_rows(options.rows)
+    judged = {same_answers(row): row for file in options.judged for row in read_rows(file)}
     options.rows.parent.mkdir(parents=True, exist_ok=True)
     bench = Bench(options, device)
     for seed, window in itertools.product(options.seeds, options.windows):
@@ -99,7 +110,8 @@ def measure(options: Options) -> Iterator[Row]:
             wanted_row = {name: plain.get(name) for name in names}
             found = [row for row in done if {name: row.get(name) for name in names} == wanted_row]
             if not found:
-                row = plain | bench.row(method, ratio, window, sink, seed)
+                judged |= {same_answers(row): row for row in done}
+                row = plain | bench.row(method, ratio, window, sink, seed, judged)
                 with options.rows.open("a") as file:
                     file.write(json.dumps(row) + "\n")
                 found = [row]
@@ -107,6 +119,15 @@ def measure(options: Options) -> Iterator[Row]:
             row = found[0] | {"against": against(found[0], options.baseline, done)}
             row["minutes"] = row["seconds"] / 60
             yield row | {"name": f"{method} {ratio:g}, W {window}, sink {sink}, seed {seed}"}
+
+
+def read_rows(file: Path) -> list[Row]:
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
+
+
+def same_answers(row: Row) -> tuple[Any, ...]:
+    """Rows that agree in this have the same model to judge: static sinks come from the set."""
+    return tuple(row["z"]), row["window"], row["sink"], row["seed"]
 
 
 def against(row: Row, baseline: str, others: Sequence[Row]) -> str:
@@ -170,18 +191,28 @@ class Bench:
             seed += JUDGING_SEED
         return build_set(CalibrationSettings(**asked, seed=seed), self.tokenizer)[0]
 
-    def row(self, method: str, ratio: float, window: int, sink: str, seed: int) -> Row:
+    def row(
+        self,
+        method: str,
+        ratio: float,
+        window: int,
+        sink: str,
+        seed: int,
+        judged: dict[tuple[Any, ...], Row],
+    ) -> Row:
         say(f"{method} {ratio:g}, window {window}, sink {sink}, seed {seed}")
         began = time.monotonic()
-        if method == DENSE:
-            shape = read_model_info(self.path)
-            rows = [[1] * shape.num_groups] * shape.num_layers
-            mask, cost = GroupMask.from_rows(rows, window), {"seconds": 0.0}
-        else:
-            mask, cost = self.choose(method, ratio, window, sink, seed)
-        seconds = time.monotonic() - began
-        judged = self.judge(mask, seed)
-        return {"z": mask.row_texts(), "seconds": round(seconds, 1), "cost": cost, **judged}
+        with count_layer_forwards(self.config.calibration.length) as work:
+            if method == DENSE:
+                shape = read_model_info(self.path)
+                rows = [[1] * shape.num_groups] * shape.num_layers
+                mask, cost = GroupMask.from_rows(rows, window), {"seconds": 0.0}
+            else:
+                mask, cost = self.choose(method, ratio, window, sink, seed)
+        row: Row = {"z": mask.row_texts(), "seconds": round(time.monotonic() - began, 1)}
+        row |= {"cost": cost, "layer_forwards": round(work[0])}
+        known = judged.get((tuple(row["z"]), window, sink, seed))
+        return row | ({n: known[n] for n in JUDGED} if known else self.judge(mask, seed))
 
     def choose(
         self, method: str, ratio: float, window: int, sink: str, seed: int
@@ -263,3 +294,19 @@ class Bench:
             "unit": "nats a token",
             "losses": [round(loss, 4) for loss in losses],
         }
+
+
+@contextmanager
+def count_layer_forwards(length: int) -> Iterator[list[float]]:
+    """Of all models, in the first place of the list."""
+    work = [0.0]
+
+    def count(module: torch.nn.Module, inputs: Any) -> None:
+        if type(module).__name__.endswith("MLP"):
+            work[0] += inputs[0].shape[:-1].numel() / length
+
+    handle = register_module_forward_pre_hook(count)
+    try:
+        yield work
+    finally:
+        handle.remove()
