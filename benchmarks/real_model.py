@@ -118,6 +118,7 @@ def measure(options: Options) -> Iterator[Row]:
             done += [row for row in found if row not in done]
             row = found[0] | {"against": against(found[0], options.baseline, done)}
             row["minutes"] = row["seconds"] / 60
+            row.setdefault("layer_forwards", None)  # older rows have none
             yield row | {"name": f"{method} {ratio:g}, W {window}, sink {sink}, seed {seed}"}
 
 
