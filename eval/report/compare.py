@@ -9,7 +9,7 @@ run's own (sweep.py --windows, --lengths) is a score too.
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
@@ -18,7 +18,7 @@ from bosch.config import parse_count
 from bosch.eval import lm_eval_bridge
 from bosch.eval.report import intervals
 from bosch.eval.report.intervals import Curve, Estimate, Point, Statistic, estimate
-from bosch.eval.report.runs import RunResults, read_runs
+from bosch.eval.report.runs import LOSSES, RunResults, read_runs
 from bosch.eval.suites._reporting import (
     AVERAGE,
     Cell,
@@ -44,10 +44,9 @@ COMMON = ("model", "method", "mask.options", "ratio", "window", "seed")
 class Baseline:
     """What runs are compared with: one run, or those with some settings (a method is one)."""
 
-    title: str
-    pairs: Mapping[
-        str, Sequence[tuple[RunResults, RunResults]]
-    ]  # setup -> runs and their baselines
+    title: str = ""
+    # Runs and their baselines, by setup.
+    pairs: Mapping[str, Sequence[tuple[RunResults, RunResults]]] = field(default_factory=dict)
     differs_in_tokens: bool = False  # so ends of trainings of other lengths are compared
 
 
@@ -69,14 +68,13 @@ class Recovery:
 
 @dataclass(frozen=True)
 class BaselineDifference:
-    """Points above the baseline, averaged over seeds. None: not evaluated, or not trained as
-    far."""
+    """Points above the baseline, averaged over the seeds that were evaluated so far."""
 
     setup: str  # of the runs; the run's name where the baseline is one run
     score: ReportedScore
-    start: Estimate | None  # before training
-    end: Estimate | None  # after training
-    mean: Estimate | None  # of the mean score
+    start: Estimate  # before training
+    end: Estimate  # after training
+    mean: Estimate  # of the mean score
 
 
 @dataclass(frozen=True)
@@ -84,7 +82,7 @@ class Comparison:
     runs: Sequence[RunResults]
     scores: Sequence[ReportedScore]  # of any run, suite by suite
     curves: Mapping[tuple[str, ReportedScore], Curve]  # by run and score
-    baseline: Baseline | None = None
+    baseline: Baseline = Baseline()
 
     def curve(self, run: RunResults, score: ReportedScore) -> Curve:
         """Without points where the run has none."""
@@ -113,7 +111,7 @@ class Comparison:
         """Over the range of tokens that all trained runs share: means over different ranges are not
         comparable. The curve of a learned mask begins after the tokens it learned from."""
         trained = [curve for curve in self.curves_of(score) if curve.is_trained]
-        until = min((float(curve.tokens[-1]) for curve in trained), default=0.0)
+        until = min((curve.end for curve in trained), default=0.0)
         since = max((float(curve.tokens[0]) for curve in trained), default=0.0)
         return intervals.mean_score(until, since)
 
@@ -123,12 +121,11 @@ class Comparison:
         rows = []
         for score in [*self.averages, LOSS]:
             for curve in self.curves_of(score):
-                if not curve.is_trained or (curve.is_loss and math.isnan(curve.dense)):
-                    continue
-                share = estimate([curve], intervals.gap_share)
-                tokens = {n: estimate([curve], intervals.tokens_to_share(n)) for n in SHARES}
-                mean = estimate([curve], self._mean_score(score))
-                rows.append(Recovery(curve, share, tokens, mean))
+                if curve.is_trained and not (curve.is_loss and math.isnan(curve.dense)):
+                    share = estimate([curve], intervals.gap_share)
+                    tokens = {n: estimate([curve], intervals.tokens_to_share(n)) for n in SHARES}
+                    mean = estimate([curve], self._mean_score(score))
+                    rows.append(Recovery(curve, share, tokens, mean))
         return rows
 
     @cached_property
@@ -136,34 +133,35 @@ class Comparison:
         """For each average and each setup that has a baseline run to be compared with."""
         found = []
         for score in [*self.averages, *self.variants]:
-            mean_score = self._mean_score(score)
-            for setup, members in (self.baseline.pairs if self.baseline else {}).items():
+            for setup, members in self.baseline.pairs.items():
                 pairs = [(self.curve(run, score), self.curve(base, score)) for run, base in members]
                 started = [(a, b) for a, b in pairs if a.starts_at_zero and b.starts_at_zero]
                 trained = [(a, b) for a, b in started if a.is_trained and b.is_trained]
-                ended = trained
-                if self.baseline and not self.baseline.differs_in_tokens:
-                    ended = [(a, b) for a, b in trained if end_together(a, b)]
+                any_end = self.baseline.differs_in_tokens
+                ended = [(a, b) for a, b in trained if any_end or is_as_long(a.end, b.end)]
                 if started:
                     start = _difference(started, intervals.value_at(0))
                     end = _difference(ended, intervals.value_at(-1))
-                    mean = _difference(trained, mean_score)
+                    mean = _difference(trained, self._mean_score(score))
                     found.append(BaselineDifference(setup, score, start, end, mean))
         return found
+
+
+def _difference(pairs: Sequence[tuple[Curve, Curve]], statistic: Statistic) -> Estimate:
+    return estimate([a for a, _ in pairs], statistic, [b for _, b in pairs])
 
 
 def compare(given: Sequence[Path | RunResults], baseline: str | None = None) -> Comparison:
     """`given`: run folders, and files written by `sweep.py --rows`. `baseline`: a method, the name
     or folder of one of the runs, or the settings of some (`window=64,train.trained=all`)."""
     runs = read_runs(given)
-    found = None if baseline is None else _find_baseline(baseline, runs)
-    curves = {}
+    found = Baseline() if baseline is None else _find_baseline(baseline, runs)
+    curves: dict[tuple[str, ReportedScore], Curve] = {}
     for run in runs:
         rows = [*run.rows, *run.variants]
-        for score in find_scores(rows):
-            curves[run.name, score] = _read_curve(run, score, rows)
+        curves |= {(run.name, score): _read_curve(run, score, rows) for score in find_scores(rows)}
     scores = _sort_by_suite(dict.fromkeys(score for _, score in curves))
-    curves |= {(run.name, LOSS): read_losses(run) for run in runs}
+    curves |= {(run.name, LOSS): _read_losses(run) for run in runs}
     return Comparison(runs, scores, curves, found)
 
 
@@ -175,42 +173,41 @@ def _read_curve(run: RunResults, score: ReportedScore, rows: Sequence[Row]) -> C
         if (row["suite"], condition(row)) == (score.suite, score.condition):
             by_step.setdefault(row["step"], []).append(row)
     points: dict[int | None, Point] = {}
+    samples: dict[int | None, Samples] = {}
+    has_samples = bool(score.weights)
     for step in sorted(by_step, key=lambda step: -1 if step is None else step):
         point = read_point(score, by_step[step])
-        if point is not None and (step is None or not math.isnan(point.tokens)):
-            points[step] = point
-    curve = Curve(run, score, points)
-    samples = {s: run.samples.get((s, score.suite, score.condition), {}) for s in points}
-    for step, point in points.items():
-        if not score.weights or any(not samples[step].get(cell) for cell in score.weights):
-            return curve
-        means = {cell: fmean(samples[step][cell].values()) for cell in score.weights}
-        total = sum(weight * means[cell] for cell, weight in score.weights.items())
-        if abs(total - point.value) > ROUNDING:
-            return curve
-    dense = samples.pop(None, None)
-    if not samples:
-        return curve
-    drawn = intervals.resample_examples([*samples.values()], dense, score.weights, score.suite)
-    return replace(curve, replicates=drawn)
+        if point is None or (step is not None and math.isnan(point.tokens)):
+            continue
+        known = run.samples.get((step, score.suite, score.condition), {})
+        points[step], samples[step] = point, known
+        if has_samples := has_samples and all(known.get(cell) for cell in score.weights):
+            total = sum(w * fmean(known[cell].values()) for cell, w in score.weights.items())
+            has_samples = abs(total - point.value) <= ROUNDING
+    return _with_replicates(Curve(run, score, points), samples if has_samples else {})
 
 
-def read_losses(run: RunResults) -> Curve:
+def _read_losses(run: RunResults) -> Curve:
     """The loss on held-out texts, and its replicates over their sequences."""
     points: dict[int | None, Point] = {}
     samples: dict[int | None, Samples] = {}
     for row in run.training:
-        for step, name in ((None, "dense_validation_loss"), (row.get("step"), "validation_loss")):
+        for name in reversed(LOSSES):
             if isinstance(loss := row.get(name), int | float):
                 each = row.get(f"{name}_by_sequence") or []
-                tokens = math.nan if step is None else row["tokens"]
+                is_dense = name.startswith("dense")
+                step, tokens = (None, math.nan) if is_dense else (row.get("step"), row["tokens"])
                 points[step] = Point(-loss, n=len(each), tokens=tokens)
                 samples[step] = {("loss", 0): {n: -one for n, one in enumerate(each)}}
-    curve, dense = Curve(run, LOSS, points), samples.pop(None, None)
-    if not samples:
+    return _with_replicates(Curve(run, LOSS, points), samples)
+
+
+def _with_replicates(curve: Curve, samples: Mapping[int | None, Samples]) -> Curve:
+    by_step = [samples[step] for step in curve.steps if step in samples]
+    if not by_step:
         return curve
-    by_step = [samples[step] for step in points if step is not None]
-    drawn = intervals.resample_examples(by_step, dense, LOSS.weights, LOSS.suite)
+    score = curve.score
+    drawn = intervals.resample_examples(by_step, samples.get(None), score.weights, score.suite)
     return replace(curve, replicates=drawn)
 
 
@@ -226,10 +223,11 @@ def find_scores(rows: Sequence[Row]) -> list[ReportedScore]:
             by_suite.setdefault((row["suite"], condition(row)), []).append(row)
     found: list[ReportedScore] = []
     for (suite, name), members in by_suite.items():
-        scores = reporting_of(suite).reported_scores(members)
-        averages = [score for score in scores if score.kind == "average"]
-        variants = [replace(score, name=name, kind="variant") for score in averages]
-        found += variants if name else scores
+        for score in reporting_of(suite).reported_scores(members):
+            if not name:
+                found.append(score)
+            elif score.kind == "average":
+                found.append(replace(score, name=name, kind="variant"))
     return _sort_by_suite(found)
 
 
@@ -302,17 +300,17 @@ def seeds_of_setups(
     curves = comparison.curves_of(score)
     if not at_end:
         return by_setup(curve for curve in curves if curve.starts_at_zero)
-    longest = by_setup(curve for curve in curves if curve.is_trained)
-    for setup, members in longest.items():
-        last = max(members, key=lambda curve: float(curve.tokens[-1]))
-        longest[setup] = [curve for curve in members if end_together(curve, last)]
-    return longest
+    setups = by_setup(curve for curve in curves if curve.is_trained)
+    for setup, members in setups.items():
+        last = max(curve.end for curve in members)
+        setups[setup] = [curve for curve in members if is_as_long(curve.end, last)]
+    return setups
 
 
-def end_together(first: Curve, second: Curve) -> bool:
+def is_as_long(end: float, other: float) -> bool:
     """Whether two trainings saw as many tokens. The part that a learned mask takes is rounded to
     whole steps, so the sums may differ slightly."""
-    return math.isclose(float(first.tokens[-1]), float(second.tokens[-1]), rel_tol=0.01)
+    return math.isclose(end, other, rel_tol=0.01)
 
 
 # ---------------------------------------------------------------------------------- the baseline
@@ -341,26 +339,28 @@ def _pair_runs(
     runs: Sequence[RunResults], settings: Mapping[str, str]
 ) -> dict[str, list[tuple[RunResults, RunResults]]]:
     """Give each run without the baseline's settings one that has them and else agrees in COMMON."""
-
-    def others(found: Mapping[str, object]) -> dict[str, object]:
-        return {name: value for name, value in found.items() if name not in settings}
-
-    def common(run: RunResults) -> dict[str, object]:
-        return others({name: run.settings.get(name) for name in COMMON})
-
+    common = [name for name in COMMON if name not in settings]
     pairs: dict[str, list[tuple[RunResults, RunResults]]] = {}
     bases = [run for run in runs if _has(run, settings)]
-    for run in (run for run in runs if run not in bases):
-        if candidates := [base for base in bases if common(base) == common(run)]:
+
+    def differences(run: RunResults) -> dict[str, object]:
+        return {name: value for name, value in run.differences.items() if name not in settings}
+
+    for run in runs:
+        candidates = [
+            base
+            for base in bases
+            if all(base.settings.get(n) == run.settings.get(n) for n in common)
+        ]
+        if candidates and run not in bases:
             # Of several, the one whose other settings differ in the same way.
-            alike = (b for b in candidates if others(b.differences) == others(run.differences))
-            pairs.setdefault(run.setup, []).append((run, next(alike, candidates[0])))
+            candidates.sort(key=lambda base: differences(base) != differences(run))
+            pairs.setdefault(run.setup, []).append((run, candidates[0]))
     return pairs
 
 
 def _has(run: RunResults, settings: Mapping[str, str]) -> bool:
-    own = run.settings
-    return all(_agrees(own.get(name), value) for name, value in settings.items())
+    return all(_agrees(run.settings.get(name), value) for name, value in settings.items())
 
 
 def _agrees(found: object, wanted: str) -> bool:
@@ -370,7 +370,3 @@ def _agrees(found: object, wanted: str) -> bool:
             if float(text) == read(wanted):
                 return True
     return text == wanted
-
-
-def _difference(pairs: Sequence[tuple[Curve, Curve]], statistic: Statistic) -> Estimate | None:
-    return estimate([a for a, _ in pairs], statistic, [b for _, b in pairs]) if pairs else None

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import zip_longest
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,8 +38,7 @@ class Point:
     tokens: float = math.nan  # that the model was trained on; nan: the dense model
 
 
-@dataclass(frozen=True)
-class Replicates:
+class Replicates(NamedTuple):
     """The same curve on many resamples of the examples."""
 
     values: Numbers  # [replicate, point]
@@ -64,6 +64,7 @@ class Curve:
 
     @cached_property
     def values(self) -> Numbers:
+        """Of a loss, its negatives."""
         return np.array([self.points[step].value for step in self.steps], float)
 
     @property
@@ -72,8 +73,12 @@ class Curve:
         return self.points[None].value if None in self.points else math.nan
 
     @property
+    def end(self) -> float:
+        """Tokens at the last checkpoint."""
+        return float(self.tokens[-1])
+
+    @property
     def is_loss(self) -> bool:
-        """Then values are negative losses."""
         return self.score.kind == "loss"
 
     @property
@@ -97,7 +102,6 @@ class Estimate:
 
     @property
     def excludes_zero(self) -> bool:
-        """Whether the number differs significantly from zero."""
         return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
 
 
@@ -109,7 +113,9 @@ def estimate(
     curves: Sequence[Curve], statistic: Statistic, baseline: Sequence[Curve] = ()
 ) -> Estimate:
     """The mean over curves, each of which is one seed, less that of the baseline's curves, which
-    are resampled with the same examples. Seeds are resampled as well."""
+    are resampled with the same examples. Seeds are resampled as well. Undefined without curves."""
+    if not curves:
+        return Estimate(None, num_seeds=0)
     values, resampled = [], []
     for curve, base in zip_longest(curves, baseline):
         value, replicates = _apply(statistic, curve)
@@ -121,27 +127,26 @@ def estimate(
     table = np.array(np.broadcast_arrays(*resampled)).T  # [replicate, seed]
     seeds = np.random.default_rng(0).integers(0, len(values), table.shape)
     mean, means = float(np.mean(values)), np.take_along_axis(table, seeds, axis=1).mean(axis=1)
-    return Estimate(None if math.isnan(mean) else mean, *interval(means), len(values))
-
-
-def interval(replicates: Numbers) -> tuple[float | None, float | None]:
-    """The middle 95% of the replicates, infinite ones (not reached) included. (None, None) if more
-    than 5% of them are undefined."""
-    known = np.sort(replicates[~np.isnan(replicates)])
-    if len(known) < LEVEL * len(replicates) or len(known) == 0:
-        return None, None
-    # Without interpolation, which infinite values would break.
-    tail = (1 - LEVEL) / 2
-    first, last = math.floor(tail * len(known)), math.ceil((1 - tail) * len(known)) - 1
-    return float(known[first]), float(known[last])
+    return Estimate(None if math.isnan(mean) else mean, *_interval(means), len(values))
 
 
 def _apply(statistic: Statistic, curve: Curve) -> tuple[float, Numbers]:
     """The statistic of the curve and of its replicates; one nan if there are none."""
     value = float(statistic(curve.tokens, curve.values, np.asarray(curve.dense)))
     again = curve.replicates
-    unknown = np.array([math.nan])
-    return value, statistic(curve.tokens, again.values, again.dense) if again else unknown
+    return value, statistic(curve.tokens, *again) if again else np.array([math.nan])
+
+
+def _interval(replicates: Numbers) -> tuple[float | None, float | None]:
+    """The middle 95% of the replicates, infinite ones (not reached) included. (None, None) if more
+    than 5% of them are undefined."""
+    known = np.sort(replicates[~np.isnan(replicates)])
+    if len(known) < LEVEL * len(replicates):
+        return None, None
+    # Without interpolation, which infinite values would break.
+    tail = (1 - LEVEL) / 2
+    first, last = math.floor(tail * len(known)), math.ceil((1 - tail) * len(known)) - 1
+    return float(known[first]), float(known[last])
 
 
 # ----------------------------------------------------------------------------------- statistics
@@ -182,8 +187,7 @@ def tokens_to_share(share: float) -> Statistic:
         after = np.argmax(reached, axis=-1)[..., None]
         before = np.maximum(after - 1, 0)
         low, high = (np.take_along_axis(values, place, -1) for place in (before, after))
-        rise = np.where(high > low, high - low, 1.0)
-        part = np.clip((level - low) / rise, 0, 1)
+        part = np.clip((level - low) / np.where(high > low, high - low, 1.0), 0, 1)
         crossing = (tokens[before] + part * (tokens[after] - tokens[before]))[..., 0]
         return np.where(np.isnan(gap), np.nan, np.where(reached.any(-1), crossing, NEVER))
 
@@ -197,11 +201,10 @@ def mean_score(until: float = math.inf, since: float = -math.inf) -> Statistic:
         begin, end = max(since, float(tokens[0])), min(until, float(tokens[-1]))
         if end <= begin:
             return np.full(values.shape[:-1], np.nan)
-        inside = tokens[(tokens > begin) & (tokens < end)]
-        places = np.concatenate([[begin], inside, [end]])
+        places = np.array([begin, *tokens[(tokens > begin) & (tokens < end)], end])
         # The weight of each point in the curve's height at each place.
-        parts = np.array([np.interp(places, tokens, one) for one in np.eye(len(tokens))])
-        heights = values @ parts
+        weights = np.array([np.interp(places, tokens, one) for one in np.eye(len(tokens))])
+        heights = values @ weights
         area = ((heights[..., 1:] + heights[..., :-1]) / 2 * np.diff(places)).sum(-1)
         return np.asarray(area / (end - begin))
 
@@ -223,17 +226,16 @@ def resample_examples(
     has only one example of it, or if the points answered different examples."""
     models = [*points, dense] if dense is not None else list(points)
     total = np.zeros((NUM_REPLICATES, len(models)))
-    for cell, weight in weights.items():
-        cells = [model.get(cell, {}) for model in models]
+    for (task, length), weight in weights.items():
+        cells = [model.get((task, length), {}) for model in models]
         indexes = sorted(cells[0])
-        if len(indexes) < 2 or any(sorted(scores) != indexes for scores in cells):
+        count = len(indexes)
+        if count < 2 or any(sorted(scores) != indexes for scores in cells):
             return None
         scores = np.array([[scores[index] for index in indexes] for scores in cells])
         # Seeded by name, so that every run draws the same examples of a cell.
-        name = f"{suite}/{cell[0]}/{cell[1]}/{len(indexes)}"
-        generator = np.random.default_rng(zlib.crc32(name.encode()))
-        share = np.full(len(indexes), 1 / len(indexes))
-        counts = generator.multinomial(len(indexes), share, NUM_REPLICATES)
-        total += weight * counts @ scores.T / len(indexes)
+        generator = np.random.default_rng(zlib.crc32(f"{suite}/{task}/{length}/{count}".encode()))
+        counts = generator.multinomial(count, np.full(count, 1 / count), NUM_REPLICATES)
+        total += weight * counts @ scores.T / count
     last = total[:, -1] if dense is not None else np.full(NUM_REPLICATES, math.nan)
     return Replicates(total[:, : len(points)], last)

@@ -9,17 +9,16 @@ recovery.jsonl how far and how fast each run recovers, with intervals
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from rich.text import Text
 
 from bosch.eval.report import pictures, tables
-from bosch.eval.report.compare import LOSS, Comparison, Recovery, end_together
+from bosch.eval.report.compare import LOSS, Comparison, Recovery, is_as_long
 from bosch.eval.report.intervals import NEVER, Curve, Estimate, estimate, gain_to, gap_at
 from bosch.eval.report.runs import RunResults
 from bosch.eval.rows import Row, write_rows
-from bosch.eval.suites._reporting import reporting_of
 from bosch.masks.picture import mask_lines, mask_title
 from bosch.run.errors import UserError
 from bosch.run.files import write_atomically
@@ -48,7 +47,7 @@ def write_report(comparison: Comparison, out: Path) -> list[Path]:
 def page(
     comparison: Comparison,
     charts: Sequence[pictures.Chart],
-    all_tables: Sequence[tables.Table],
+    all_tables: Iterable[tables.Table],
     warning_lines: Sequence[str],
 ) -> str:
     import jinja2
@@ -79,42 +78,38 @@ def page(
 
 
 def tables_in_markdown(all_tables: Sequence[tables.Table], warning_lines: Sequence[str]) -> str:
-    parts = []
-    if warning_lines:
-        parts.append("\n".join(["## Warnings", "", *(f"- {markdown(w)}" for w in warning_lines)]))
+    parts = ["\n".join(["## Warnings", "", *(f"- {markdown(w)}" for w in warning_lines)])]
     for table in all_tables:
         lines = [f"## {markdown(table.title)}", "", *markdown_table(table.header, table.rows)]
         parts.append("\n".join([*lines, *(["", table.note] if table.note else [])]))
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join(parts[0 if warning_lines else 1 :]) + "\n"
 
 
 def recovery_rows(comparison: Comparison) -> list[Row]:
     """A row per run, suite and statistic; with a baseline also one per setup, score and statistic.
     "never": not reached."""
-    rows = []
+    rows: list[Row] = []
+
+    def add(names: Row, statistic: str, found: Estimate, **more: object) -> None:
+        numbers = {"value": found.value, "low": found.low, "high": found.high}
+        written = {key: "never" if number == NEVER else number for key, number in numbers.items()}
+        rows.append(names | {"statistic": statistic} | written | more)
+
     for recovery in comparison.recoveries:
-        names: Row = {"run": recovery.curve.run.name, "suite": recovery.curve.score.suite}
-        for statistic in ("gap_share", "mean_score"):
-            rows.append(_row(names, statistic, getattr(recovery, statistic)))
         run = recovery.curve.run
+        names = {"run": run.name, "suite": recovery.curve.score.suite}
+        add(names, "gap_share", recovery.gap_share)
+        add(names, "mean_score", recovery.mean_score)
         for share, tokens in recovery.tokens_to.items():
-            flops = {"flops": run.spent_until("flops", tokens.value)}
-            rows.append(_row(names, f"tokens_to_{100 * share:.0f}", tokens) | flops)
-    for difference in comparison.differences:
-        score = difference.score
-        names = {"runs": difference.setup, "suite": score.suite, "score": score.name}
-        for statistic in ("start", "end", "mean"):
-            points: Estimate | None = getattr(difference, statistic)
-            if points is not None:
-                names |= {"seeds": points.num_seeds}
-                rows.append(_row(names, f"{statistic}_beside_baseline", points))
+            flops = run.spent_until("flops", tokens.value)
+            add(names, f"tokens_to_{100 * share:.0f}", tokens, flops=flops)
+    for row in comparison.differences:
+        names = {"runs": row.setup, "suite": row.score.suite, "score": row.score.name}
+        for statistic, points in (("start", row.start), ("end", row.end), ("mean", row.mean)):
+            if points.num_seeds:
+                seeds = {"seeds": points.num_seeds}
+                add(names | seeds, f"{statistic}_beside_baseline", points)
     return rows
-
-
-def _row(names: Row, statistic: str, estimate: Estimate) -> Row:
-    numbers = {"value": estimate.value, "low": estimate.low, "high": estimate.high}
-    written = {key: "never" if number == NEVER else number for key, number in numbers.items()}
-    return names | {"statistic": statistic} | written
 
 
 # -------------------------------------------------------------------------------------- in words
@@ -131,7 +126,8 @@ def summarize(comparison: Comparison) -> Iterator[str | Text]:
         if (score := tables.calibration_score(run)) != tables.MISSING:
             yield f"calibration questions answered right (dense model): {score}"
     yield from tables.align(tables.checkpoint_table(comparison, run))
-    yield from map(describe_recovery, comparison.recoveries)
+    for recovery in comparison.recoveries:
+        yield describe(recovery.curve, recovery)
 
 
 def answers(comparison: Comparison) -> list[tuple[str, list[str]]]:
@@ -150,51 +146,38 @@ def answers(comparison: Comparison) -> list[tuple[str, list[str]]]:
                 f"{tables.kv_saved(run)}"
             ]
         for score in [*comparison.averages, LOSS]:
-            curve = comparison.curve(run, score)
+            curve, recovery = comparison.curve(run, score), recovered.get((run.name, score))
             ends.append(-curve.values[-1] if curve.steps else math.inf)
-            if row := recovered.get((run.name, score)):
-                lines.append(describe_recovery(row))
-            elif curve.steps and not curve.is_loss:
-                lines.append(describe_start(curve))
+            if recovery or (curve.steps and not curve.is_loss):
+                lines.append(describe(curve, recovery))
         found.append((ends, run.name, lines))
     return [(name, lines) for _, name, lines in sorted(found, key=lambda one: one[0])]
 
 
-def describe_recovery(recovery: Recovery) -> str:
-    curve = recovery.curve
+def describe(curve: Curve, recovery: Recovery | None) -> str:
+    """How far a score is from the dense model's. No recovery: only one checkpoint is known."""
+
+    def gap(place: int) -> str:
+        if curve.is_loss:
+            return f"{curve.dense - curve.values[place]:+.3f}"
+        return tables.show_estimate(estimate([curve], gap_at(place)), tables.show_change)
+
     title = curve.score.suite_title
+    dense = f"({-curve.dense:.3f})" if curve.is_loss else f"({curve.dense:.1f})"
+    tokens = tables.show_tokens(curve.end)
+    when = f"after {tokens} tokens" if curve.steps[-1] else "before training"
     if math.isnan(curve.dense):
-        return f"{title}: the dense model was not evaluated"
+        return f"{title}: {curve.values[-1]:.1f} {when}; the dense model was not evaluated"
+    if recovery is None:
+        return f"{title}: {gap(-1)} points from the dense model {dense} {when}"
     if recovery.gap_share.value is None:
         verdict = "no gap to recover, since step 0 is not below the dense model"
     elif recovery.has_clear_gap:
-        share = tables.show_estimate(recovery.gap_share, tables.show_share)
-        verdict = f"recovered {share} of the gap to the dense model"
+        verdict = f"recovered {tables.show_gap_share(recovery)} of the gap to the dense model"
     else:
         verdict = "no significant gap to the dense model"
-    end = tables.show_tokens(curve.tokens[-1])
-    if curve.is_loss:
-        gaps = " to ".join(f"{curve.dense - curve.values[place]:+.3f}" for place in (0, -1))
-        return f"{title}: {verdict} ({-curve.dense:.3f}), from {gaps} after {end} tokens"
-    gaps = " to ".join(_gap_at(curve, place) for place in (0, -1))
-    return f"{title}: {verdict} ({curve.dense:.1f}), from {gaps} points after {end} tokens"
-
-
-def describe_start(curve: Curve) -> str:
-    """Of a run that was not evaluated before and after training."""
-    title = reporting_of(curve.score.suite).title
-    when = (
-        f"after {tables.show_tokens(curve.tokens[-1])} tokens"
-        if curve.steps[-1]
-        else "before training"
-    )
-    if math.isnan(curve.dense):
-        return f"{title}: {curve.values[-1]:.1f} {when}; the dense model was not evaluated"
-    return f"{title}: {_gap_at(curve, -1)} points from the dense model ({curve.dense:.1f}) {when}"
-
-
-def _gap_at(curve: Curve, place: int) -> str:
-    return tables.show_estimate(estimate([curve], gap_at(place)), tables.show_change)
+    unit = "" if curve.is_loss else " points"
+    return f"{title}: {verdict} {dense}, from {gap(0)} to {gap(-1)}{unit} {when}"
 
 
 # -------------------------------------------------------------------------------------- warnings
@@ -204,25 +187,20 @@ def warnings(comparison: Comparison) -> list[str]:
     """What a reader must know before the numbers: missing parts, runs that are not comparable, and
     checkpoints below step 0."""
     lines = [f"{run.name}: {problem}" for run in comparison.runs for problem in run.problems]
-    runs_lacking: dict[str, list[str]] = {}
+    lacking: dict[str, list[str]] = {}
     for run in comparison.runs:
         for part in missing_parts(comparison, run):
-            runs_lacking.setdefault(part, []).append(run.name)
-    lines += [f"{list_runs(names)}: {part}" for part, names in runs_lacking.items()]
+            lacking.setdefault(part, []).append(run.name)
+    lines += [f"{list_runs(names)}: {part}" for part, names in lacking.items()]
     lines += different_examples(comparison)
-    ends: list[tuple[Curve, list[str]]] = []  # of a training, and the runs that end there
+    ends: dict[float, list[str]] = {}  # tokens at the end of a training -> runs
     for curve in (recovery.curve for recovery in comparison.recoveries):
-        alike = (names for end, names in ends if end_together(curve, end))
-        if (names := next(alike, None)) is None:
-            ends.append((curve, [curve.run.name]))
-        elif curve.run.name not in names:
-            names.append(curve.run.name)
+        end = next((tokens for tokens in ends if is_as_long(tokens, curve.end)), curve.end)
+        ends.setdefault(end, []).append(curve.run.name)
     if len(ends) > 1:
-        listed = [
-            f"{tables.show_tokens(curve.tokens[-1])} in {list_runs(names)}" for curve, names in ends
-        ]
+        listed = [f"{tables.show_tokens(end)} in {list_runs(names)}" for end, names in ends.items()]
         lines.append(f"runs were trained on different numbers of tokens: {'; '.join(listed)}")
-    if comparison.baseline and len(comparison.runs) > 1 and not comparison.differences:
+    if comparison.baseline.title and len(comparison.runs) > 1 and not comparison.differences:
         lines.append(
             f"{comparison.baseline.title}: no run is compared to it: none is like it in model, "
             "ratio, window and seed, or step 0 was not evaluated"
@@ -231,9 +209,9 @@ def warnings(comparison: Comparison) -> list[str]:
 
 
 def list_runs(names: Sequence[str], most: int = 4) -> str:
-    if len(names) <= most:
-        return ", ".join(names)
-    return f"{', '.join(names[:most])} and {len(names) - most} more runs"
+    names = list(dict.fromkeys(names))
+    more = f" and {len(names) - most} more runs" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def missing_parts(comparison: Comparison, run: RunResults) -> list[str]:
@@ -243,15 +221,15 @@ def missing_parts(comparison: Comparison, run: RunResults) -> list[str]:
         return ["not evaluated yet"]
     curves = [comparison.curve(run, score) for score in comparison.scores]
     parts = []
-    if not any(row["step"] is None for row in run.rows):
+    if all(row["step"] is not None for row in run.rows):
         parts.append("the dense model was not evaluated, so the gap to it is unknown")
     if not any(curve.starts_at_zero for curve in curves):
         parts.append("step 0 was not evaluated")
     elif not any(curve.is_trained for curve in curves):
         parts.append("evaluated only before training")
     for curve in curves:
-        is_average = curve.score.kind == "average"
-        if run.ratio and is_average and curve.is_trained and curve.dense <= curve.values[0]:
+        has_no_gap = curve.is_trained and curve.dense <= curve.values[0]
+        if run.settings["ratio"] and curve.score.kind == "average" and has_no_gap:
             title = curve.score.title
             parts.append(f"{title}: no gap to recover, step 0 is not below the dense model")
     return parts
@@ -263,7 +241,7 @@ def different_examples(comparison: Comparison) -> list[str]:
     for score in comparison.averages:
         test_sets: dict[str, list[str]] = {}
         for run in comparison.runs:
-            with_length = {r["length"] for r in run.rows if r["suite"] == score.suite}
+            with_length = {row["length"] for row in run.rows if row["suite"] == score.suite}
             lengths = ", ".join(map(str, sorted(with_length - {0, None})))
             for n in sorted({point.n for point in comparison.curve(run, score).points.values()}):
                 test_set = f"{n} of {lengths} tokens" if lengths else str(n)
@@ -279,19 +257,17 @@ def drops(comparison: Comparison) -> list[str]:
     lines, num_others = [], 0
     scores = sorted(comparison.scores, key=lambda score: score.kind)
     for curve in (curve for score in scores for curve in comparison.curves_of(score)):
-        lost: dict[int, Estimate] = {}
-        for place, step in enumerate(curve.steps):
-            if curve.starts_at_zero and curve.values[place] < curve.values[0] - 1e-9:
-                points = estimate([curve], gain_to(place))
-                lost |= {step: points} if points.excludes_zero else {}
-                num_others += not points.excludes_zero
+        places = enumerate(curve.steps if curve.starts_at_zero else ())
+        gains = {step: estimate([curve], gain_to(place)) for place, step in places}
+        below = {step: gain for step, gain in gains.items() if (gain.value or 0) < -1e-9}
+        lost = {step: gain for step, gain in below.items() if gain.excludes_zero}
+        num_others += len(below) - len(lost)
         if lost:
-            worst = tables.show_estimate(
-                min(lost.values(), key=lambda e: e.value or 0), tables.show_change
-            )
+            worst = min(lost.values(), key=lambda gain: gain.value or 0)
             lines.append(
                 f"{curve.run.name}: {curve.score.full_title} is below step 0 at steps "
-                f"{', '.join(map(str, lost))}: at worst {worst} points"
+                f"{', '.join(map(str, lost))}: at worst "
+                f"{tables.show_estimate(worst, tables.show_change)} points"
             )
     if num_others:
         others = "more scores" if lines else "scores"

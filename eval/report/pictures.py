@@ -5,9 +5,10 @@ panels of a chart side by side; `place_panel` says where its parts are, for the 
 Bands and bars are 95% intervals. The same numbers give the same bytes.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +36,6 @@ AXES = {
     "hours": "hours of training, without evaluations",
     "ratio": "share of groups on the window",
 }
-LOSSES = {"validation_loss": "validation loss", "loss": "training loss"}
 MOST_POINTS = 200  # of a line; the points of a longer one are averaged
 MOST_BANDS = 6  # lines with bands in a panel; more of them would cover each other
 MOST_MARKERS = 60  # points of a line with markers
@@ -69,6 +69,10 @@ class Line:
         known = [(x, point.low, point.high) for x, point in points if point.low is not None]
         return np.array(known, float).reshape(-1, 3).T
 
+    @property
+    def has_markers(self) -> bool:
+        return len(self.x) < MOST_MARKERS
+
 
 @dataclass(frozen=True)
 class Panel:
@@ -81,9 +85,6 @@ class Panel:
     def show(self, value: float) -> str:
         return f"{value:.4f}" if self.is_loss else show_points(value)
 
-    def show_place(self, x: float) -> str:
-        return show_tokens(x) if self.axis == "tokens" else f"{x:.3g}"
-
     @property
     def unit(self) -> str:
         return "nats per token" if self.is_loss else "score (%)"
@@ -91,9 +92,8 @@ class Panel:
     def has_bars(self, line: Line) -> bool:
         return self.axis == "ratio" or len(line.points) == 1
 
-    @property
-    def has_bands(self) -> bool:
-        return len(self.lines) <= MOST_BANDS
+    def has_band(self, line: Line) -> bool:
+        return len(self.lines) <= MOST_BANDS and not self.has_bars(line) and line.intervals.size > 0
 
     @property
     def has_something(self) -> bool:
@@ -116,25 +116,20 @@ def make_charts(comparison: Comparison) -> list[Chart]:
     recovery over tokens; its tables 1 and 2 are the scores before training."""
     charts = []
     for axis, name in (("tokens", "recovery"), ("flops", None), ("hours", None)):
-        panels = _over_training(comparison, comparison.averages, axis)
+        panels = [_over_training(comparison, score, axis) for score in comparison.averages]
         charts.append(Chart(name, f"averages over {AXES[axis]}", panels))
-    panels = [
-        Panel(f"{score.title}, before training", "ratio", lines, _dense_scores(comparison, score))
-        for score in comparison.averages
-        if (lines := _lines_over_ratios(comparison, score))
-    ]
+    panels = [_over_ratios(comparison, score) for score in comparison.averages]
     charts.append(Chart("zero_shot", "averages before training", panels))
     for suite in comparison.suites:
-        reporting = reporting_of(suite)
-        panels = _over_training(comparison, comparison.parts(suite))
-        title = f"{reporting.title} {reporting.parts_title}"
+        panels = [_over_training(comparison, score, "tokens") for score in comparison.parts(suite)]
+        title = f"{reporting_of(suite).title} {reporting_of(suite).parts_title}"
         charts.append(Chart(parts_picture(suite), title, panels))
     panels = [
-        Panel(title, "tokens", lines, _dense_losses(comparison.runs, name), is_loss=True)
-        for name, title in LOSSES.items()
-        if (lines := _loss_lines(comparison.runs, name))
+        _losses(comparison.runs, "validation_loss", "validation loss"),
+        _losses(comparison.runs, "loss", "training loss"),
     ]
     charts.append(Chart("losses", "losses", panels))
+    charts = [replace(chart, panels=[p for p in chart.panels if p.lines]) for chart in charts]
     return [chart for chart in charts if any(panel.has_something for panel in chart.panels)]
 
 
@@ -149,66 +144,57 @@ def choose_styles(charts: Sequence[Chart]) -> dict[str, int]:
     return {label: number for number, label in enumerate(dict.fromkeys(labels))}
 
 
-# ----------------------------------------------------------------------------------------- lines
+# ---------------------------------------------------------------------------------------- panels
 
 
-def _over_training(
-    comparison: Comparison, scores: Sequence[ReportedScore], axis: str = "tokens"
-) -> list[Panel]:
-    """A panel for each score with a line per setup. Untrained runs are left out if any run was
-    trained."""
-    panels = []
-    for score in scores:
-        known = comparison.curves_of(score)
-        setups = by_setup([curve for curve in known if curve.is_trained] or known)
-        runs = [curve.run for curves in setups.values() for curve in curves]
-        differ = {(r.model, r.ratio, r.window, str(dict(r.differences).items())) for r in runs}
-        lines = []
-        for setup, curves in setups.items():
-            run = curves[0].run
-            label = run.name
-            if len(curves) > 1:
-                label = f"{run.method if len(differ) == 1 else setup} (mean of {len(curves)} seeds)"
-            tokens = sorted(set.intersection(*(set(curve.tokens) for curve in curves)))
-            spent = {count: count for count in tokens} if axis == "tokens" else run.spent(axis)
-            if tokens and all(count in spent for count in tokens):
-                statistics = map(intervals.value_after, tokens)
-                points = [intervals.estimate(curves, one) for one in statistics]
-                lines.append(Line(label, np.array([spent[n] for n in tokens], float), points))
-        if lines:
-            panels.append(Panel(score.title, axis, lines, _dense_scores(comparison, score)))
-    return panels
+def _over_training(comparison: Comparison, score: ReportedScore, axis: str) -> Panel:
+    """A line per setup. Untrained runs are left out if any run was trained."""
+    known = comparison.curves_of(score)
+    lines = []
+    for setup, curves in by_setup([curve for curve in known if curve.is_trained] or known).items():
+        run, num_seeds = curves[0].run, len(curves)
+        tokens = sorted(set.intersection(*(set(curve.tokens) for curve in curves)))
+        spent = {count: count for count in tokens} if axis == "tokens" else run.spent(axis)
+        if tokens and all(count in spent for count in tokens):
+            label = run.name if num_seeds == 1 else f"{setup} (mean of {num_seeds} seeds)"
+            points = [intervals.estimate(curves, intervals.value_after(n)) for n in tokens]
+            lines.append(Line(label, np.array([spent[n] for n in tokens], float), points))
+    return Panel(score.title, axis, lines, _dense_scores(comparison, score))
 
 
-def _lines_over_ratios(comparison: Comparison, score: ReportedScore) -> list[Line]:
+def _over_ratios(comparison: Comparison, score: ReportedScore) -> Panel:
     """Scores before training: a line per method."""
-    one_model = len({run.model for run in comparison.runs}) == 1
-    one_window = len({run.window for run in comparison.runs}) == 1
     starts: dict[str, dict[float, Estimate]] = {}
     for curves in seeds_of_setups(comparison, score, at_end=False).values():
-        run = curves[0].run
-        if run.ratio:
-            label = run.method if one_model else f"{run.model} {run.method}"
-            label += "" if one_window else f" W{run.window}"
-            label += "".join(f", {name} {value}" for name, value in run.differences.items())
+        run, settings = curves[0].run, curves[0].run.settings
+        if settings["ratio"]:
+            label = f"{settings['model']} {run.method} W{settings['window']}"
             start = intervals.estimate(curves, intervals.value_at(0))
-            starts.setdefault(label, {})[run.ratio] = start
+            label += run.described_differences
+            starts.setdefault(label, {})[settings["ratio"]] = start
     lines = []
-    for number, (label, by_ratio) in enumerate(starts.items()):
-        ratios, shift = sorted(by_ratio), 0.03 * ((number + 1) / (len(starts) + 1) - 0.5)
+    for number, (label, by_ratio) in enumerate(starts.items(), 1):
+        ratios, shift = sorted(by_ratio), 0.03 * (number / (len(starts) + 1) - 0.5)
         lines.append(Line(label, np.array(ratios), [by_ratio[r] for r in ratios], shift))
-    return lines
+    title = f"{score.title}, before training"
+    return Panel(title, "ratio", lines, _dense_scores(comparison, score))
 
 
-def _loss_lines(runs: Sequence[RunResults], name: str) -> list[Line]:
-    """A line per run."""
-    lines = []
+def _losses(runs: Sequence[RunResults], name: str, title: str) -> Panel:
+    """A line per run. Runs with other held-out texts have a dense loss of their own."""
+    lines: list[Line] = []
+    dense: dict[str, Any] = {}
     for run in runs:
-        if points := run.training_points(name):
-            parts = np.array_split(np.array(points, float), min(len(points), MOST_POINTS))
-            means = np.array([part.mean(0) for part in parts])
-            lines.append(Line(run.name, means[:, 0], [Estimate(loss) for loss in means[:, 1]]))
-    return lines
+        rows = [row for row in run.training if isinstance(row.get(name), int | float)]
+        if rows:
+            points = np.array([(row["tokens"], row[name]) for row in rows], float)
+            parts = np.array_split(points, min(len(points), MOST_POINTS))
+            x, means = np.array([part.mean(0) for part in parts]).T
+            lines.append(Line(run.name, x, [Estimate(loss) for loss in means]))
+        loss = run.training[0].get("dense_validation_loss") if run.training else None
+        if name == "validation_loss" and loss not in (None, *dense.values()):
+            dense[run.name] = loss
+    return Panel(title, "tokens", lines, _name_dense(dense), is_loss=True)
 
 
 def _dense_scores(comparison: Comparison, score: ReportedScore) -> dict[str, float]:
@@ -216,15 +202,8 @@ def _dense_scores(comparison: Comparison, score: ReportedScore) -> dict[str, flo
     scores: dict[str, float] = {}
     for run in comparison.runs:
         if None in (points := comparison.curve(run, score).points):
-            scores.setdefault(run.model, points[None].value)
+            scores.setdefault(run.settings["model"], points[None].value)
     return _name_dense(scores)
-
-
-def _dense_losses(runs: Sequence[RunResults], name: str) -> dict[str, float]:
-    """The same for the validation loss. Runs with other held-out texts have one of their own."""
-    first = {run.dense_validation_loss: run.name for run in reversed(runs)}
-    heights = {run: loss for loss, run in first.items() if loss is not None}
-    return _name_dense(heights) if name == "validation_loss" else {}
 
 
 def _name_dense(heights: Mapping[str, float]) -> dict[str, float]:
@@ -240,26 +219,20 @@ def draw_panel(axes: "Axes", panel: Panel, styles: Mapping[str, int]) -> None:
 
     for line in panel.lines:
         style = styles[line.label]
-        color = COLORS[style % len(COLORS)]
-        x = line.x + line.shift
-        dashes = DASHES[style // len(COLORS) % len(DASHES)]
-        marker = MARKERS[style % len(MARKERS)] if len(x) < MOST_MARKERS else ""
-        label = picture_label(line.label)
-        axes.plot(x, line.y, dashes, color=color, marker=marker, ms=4, lw=1.5, label=label)
-        known, low, high = line.intervals
+        color, dashes = COLORS[style % len(COLORS)], DASHES[style // len(COLORS) % len(DASHES)]
+        marker = MARKERS[style % len(MARKERS)] if line.has_markers else ""
+        look: dict[str, Any] = {"color": color, "marker": marker, "ms": 4, "lw": 1.5}
+        axes.plot(line.x + line.shift, line.y, dashes, label=picture_label(line.label), **look)
         if panel.has_bars(line):
-            axes.vlines(known, low, high, color=color, alpha=0.5, lw=1.5)
-        elif len(known) and panel.has_bands:
-            axes.fill_between(known, low, high, color=color, alpha=0.13, lw=0)
+            axes.vlines(*line.intervals, color=color, alpha=0.5, lw=1.5)
+        elif panel.has_band(line):
+            axes.fill_between(*line.intervals, color=color, alpha=0.13, lw=0)
     for label, height in panel.dense.items():
         axes.axhline(height, color=INK, alpha=0.6, lw=1, ls=(0, (6, 2)))
         text = picture_label(f"{label} {panel.show(height)}")
         # On the side of the line that curves reach last.
         side, points = ("bottom", 3) if panel.is_loss else ("top", -3)
-        place: dict[str, Any] = {
-            "xycoords": axes.get_yaxis_transform(),
-            "textcoords": "offset points",
-        }
+        place: Any = {"xycoords": axes.get_yaxis_transform(), "textcoords": "offset points"}
         axes.annotate(text, (0.01, height), (0, points), va=side, alpha=0.8, **place)
     axes.set(title=picture_label(panel.title), xlabel=AXES[panel.axis], ylabel=panel.unit)
     axes.xaxis.set_major_locator(MaxNLocator(5))
@@ -277,22 +250,21 @@ def draw_picture(chart: Chart, styles: Mapping[str, int]) -> "Figure":
     from matplotlib.figure import Figure  # without pyplot, which keeps state and picks a display
 
     columns = min(COLUMNS, len(chart.panels))
-    rows = -(-len(chart.panels) // columns)
+    rows = math.ceil(len(chart.panels) / columns)
     size = (PANEL[0] * columns, PANEL[1] * rows + 0.5)
     figure = Figure(figsize=size, dpi=130, layout="constrained")
-    for place, panel in enumerate(chart.panels, 1):
-        draw_panel(figure.add_subplot(rows, columns, place), panel, styles)
     handles: dict[str, Any] = {}
-    for axes in figure.axes:
+    for place, panel in enumerate(chart.panels, 1):
+        axes = figure.add_subplot(rows, columns, place)
+        draw_panel(axes, panel, styles)
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
     longest = 0.5 + 0.057 * max(map(len, handles))  # inches, with the line beside it
     columns = max(1, min(len(handles), int(size[0] / longest)))
-    further_rows = max(0, -(-len(handles) // columns) - 2)  # two are part of every figure
+    further_rows = max(0, math.ceil(len(handles) / columns) - 2)  # two are part of every figure
     figure.set_figheight(size[1] + further_rows * LEGEND_ROW)
-    keys, labels = list(handles.values()), list(handles)
     style: dict[str, Any] = {"ncols": columns, "frameon": False, "fontsize": 8}
-    figure.legend(keys, labels, loc="outside lower center", **style)
+    figure.legend([*handles.values()], [*handles], loc="outside lower center", **style)
     return figure
 
 
@@ -305,12 +277,10 @@ def draw_pictures(charts: Sequence[Chart], out: Path) -> list[Path]:
     for name in names:
         (out / f"{name}.png").unlink(missing_ok=True)
     styles = choose_styles(charts)
-    paths = []
-    for chart in charts:
-        if chart.name is not None:
-            paths.append(out / f"{chart.name}.png")
-            write_picture(draw_picture(chart, styles), paths[-1])
-    return paths
+    pictures = {out / f"{chart.name}.png": chart for chart in charts if chart.name is not None}
+    for path, chart in pictures.items():
+        write_picture(draw_picture(chart, styles), path)
+    return list(pictures)
 
 
 def place_panel(panel: Panel, styles: Mapping[str, int]) -> dict[str, Any]:
@@ -335,26 +305,20 @@ def place_panel(panel: Panel, styles: Mapping[str, int]) -> dict[str, Any]:
         number, curve = styles[line.label], at(line.x + line.shift, line.y)
         known, low, high = line.intervals
         lows, highs = at(known, low), at(known, high)
-        has_bars, has_markers = panel.has_bars(line), len(curve) < MOST_MARKERS
-        bars = list(zip(lows, highs, strict=True)) if has_bars else []
-        band = [*lows, *reversed(highs)] if panel.has_bands and not has_bars else []
-        lines.append((number, curve, has_markers, bars, band))
+        bars = list(zip(lows, highs, strict=True)) if panel.has_bars(line) else []
+        band = [*lows, *reversed(highs)] if panel.has_band(line) else []
+        lines.append((number, curve, line.has_markers, bars, band))
         for place, x, point in zip(curve, line.x, line.points, strict=True):
             changes = [(point.value or 0.0) - height for height in panel.dense.values()]
             shown = [f"{'−' if c < 0 else '+'}{panel.show(abs(c))}" for c in changes]
-            value = show_estimate(point, panel.show)
-            points.append([*place, number, value, panel.show_place(x), *shown])
-    dense = [(at(left, y)[0][1], name, panel.show(y)) for name, y in panel.dense.items()]
+            where = show_tokens(x) if panel.axis == "tokens" else f"{x:.3g}"
+            points.append([*place, number, show_estimate(point, panel.show), where, *shown])
+    tips = {"title": visible(panel.title), "axis": AXES[panel.axis], "points": points}
     return {
         "box": [*at(left, top)[0], *at(right, bottom)[0]],
         "x_ticks": [(at(x, top)[0][0], label) for x, label in ticks(axes.xaxis, left, right)],
         "y_ticks": [(at(left, y)[0][1], label) for y, label in ticks(axes.yaxis, bottom, top)],
-        "dense": dense,
+        "dense": [(at(left, y)[0][1], name, panel.show(y)) for name, y in panel.dense.items()],
         "lines": lines,
-        "tips": {
-            "title": visible(panel.title),
-            "axis": AXES[panel.axis],
-            "dense": [visible(name) for name in panel.dense],
-            "points": points,
-        },
+        "tips": tips | {"dense": [visible(name) for name in panel.dense]},
     }

@@ -9,8 +9,9 @@ weights and texts.
 import gzip
 import math
 import zlib
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,28 +23,18 @@ from bosch.eval.suites._reporting import Row, Samples, condition, reporting_of
 from bosch.masks.mask import GroupMask, MaskFile, read_mask
 from bosch.model import ModelInfo
 from bosch.model_files import read_json_object
+from bosch.run import files
 from bosch.run.errors import MissingFileError, UserError
-from bosch.run.files import (
-    MANIFEST,
-    parse_lines,
-    path_inside,
-    read_lines,
-    sealed_lines,
-    write_atomically,
-)
 from bosch.run.stage import flatten, follow_reference
 
 # eval/window/128 and eval/length/4096 hold more evaluations: the column that names the condition.
 VARIANTS = {"window": "window", "length": "text_tokens"}
 # What an archive has of a run besides its mask, rows and samples, and of a row of metrics.jsonl.
 COPIED_FIELDS = ("name", "commit", "config", "mask_cost", "stage_seconds")
+LOSSES = ("validation_loss", "dense_validation_loss")
 TRAINING_FIELDS = (
     *("step", "tokens", "loss", "flops", "data_seconds", "compute_seconds"),
-    *(
-        f"{loss}{which}"
-        for loss in ("validation_loss", "dense_validation_loss")
-        for which in ("", "_by_sequence", "_by_position")
-    ),
+    *(f"{loss}{which}" for loss in LOSSES for which in ("", "_by_sequence", "_by_position")),
 )
 Found = TypeVar("Found")
 EvaluationKey = tuple[int | None, str, str]  # step (None: the dense model), suite, condition
@@ -66,31 +57,24 @@ class RunResults:
     # Further settings in which it differs from runs that are read with it.
     differences: Mapping[str, object] = field(default_factory=dict)
 
-    @property
-    def settings(self) -> dict[str, object]:
+    @cached_property
+    def settings(self) -> dict[str, Any]:
         """Everything that tells runs apart. The mask's own facts come before the configured ones;
         the ratio is the requested one, since the ratio that a mask realizes may differ a little."""
-        settings = flatten(self.config)
-        options = settings.get("mask.options")
+        found: dict[str, Any] = dict.fromkeys(("ratio", "window", "seed")) | {"method": "?"}
+        found |= {"model": self.mask.model.id if self.mask else "?"} | flatten(self.config)
+        options = found.get("mask.options")
         words = [str(option) for option in options] if isinstance(options, list | tuple) else []
-        known = {name: settings.get(name) for name in ("ratio", "window")}
-        known |= {"method": settings.get("method", "?"), "mask.options": " ".join(words)}
-        model = settings.get("model", "?")
+        found |= {"mask.options": " ".join(words), "model": Path(str(found["model"])).name}
         if self.mask:
-            ratio = self.mask.ratio_asked
-            known["ratio"] = self.mask.mask.ratio if ratio is None else ratio
-            known |= {"method": self.mask.method, "window": self.mask.mask.window_tokens}
-            known["sink"] = self.mask.mask.sink
-            model = settings.get("model", self.mask.model.id)
+            mask, asked = self.mask.mask, self.mask.ratio_asked
+            found |= {"method": self.mask.method, "window": mask.window_tokens, "sink": mask.sink}
+            found["ratio"] = mask.ratio if asked is None else asked
             # The model that it started from. A learned mask comes with weights of its own.
             weights = self.mask.model.weight_hash or self.mask.model.revision
             if weights and "weights=learned" not in words:
-                known["weights"] = weights[:12]
-        return settings | known | {"model": Path(str(model)).name}
-
-    @property
-    def model(self) -> str:
-        return str(self.settings["model"])
+                found["weights"] = weights[:12]
+        return found
 
     @property
     def method(self) -> str:
@@ -98,34 +82,16 @@ class RunResults:
         return f"{self.settings['method']} {self.settings['mask.options']}".strip()
 
     @property
-    def ratio(self) -> Any:
-        return self.settings["ratio"]
-
-    @property
-    def window(self) -> Any:
-        return self.settings["window"]
-
-    @property
-    def seed(self) -> Any:
-        return self.config.get("seed")
-
-    @property
     def setup(self) -> str:
         """The same for runs that differ only in the seed: model, method, ratio, window, and any
         other setting in which the runs that are read together differ."""
-        ratio = "?" if self.ratio is None else f"{self.ratio:g}"
-        further = [f"{name} {value}" for name, value in self.differences.items()]
-        return ", ".join([f"{self.model} {self.method} r{ratio} W{self.window}", *further])
-
-    def training_points(self, name: str) -> list[tuple[int, float]]:
-        """Tokens and value where the training recorded one of this name."""
-        numbers = ((row["tokens"], row.get(name)) for row in self.training)
-        return [(tokens, value) for tokens, value in numbers if isinstance(value, int | float)]
+        model, ratio, window = (self.settings[name] for name in ("model", "ratio", "window"))
+        shown = "?" if ratio is None else f"{ratio:g}"
+        return f"{model} {self.method} r{shown} W{window}{self.described_differences}"
 
     @property
-    def dense_validation_loss(self) -> float | None:
-        """Of the model that the hybrid came from."""
-        return next((row.get("dense_validation_loss") for row in self.training), None)
+    def described_differences(self) -> str:
+        return "".join(f", {name} {value}" for name, value in self.differences.items())
 
     def spent(self, axis: str) -> dict[int, float]:
         """What the training had used up at each number of tokens: `flops`, or `hours`."""
@@ -167,12 +133,13 @@ def read_runs(given: Sequence[Path | RunResults]) -> list[RunResults]:
         while name in named:
             name += "'"
         named[name] = replace(run, name=name)
-    return list(_distinguish(list(named.values())))
+    return _distinguish(list(named.values()))
 
 
-def _distinguish(runs: Sequence[RunResults]) -> Iterator[RunResults]:
+def _distinguish(runs: Sequence[RunResults]) -> list[RunResults]:
     """Give runs of one setup that differ in more than the seed a setup of their own: by the
     settings in which they differ, or by name where settings and seed are the same."""
+    found = []
     for place, run in enumerate(runs):
         mine, alike = run.settings, [other.settings for other in runs if other.setup == run.setup]
         differences = {
@@ -180,9 +147,11 @@ def _distinguish(runs: Sequence[RunResults]) -> Iterator[RunResults]:
             for name, value in mine.items()
             if name != "seed" and any(other.get(name) != value for other in alike)
         }
-        if len(alike) > 1 and (run.seed is None or mine in [r.settings for r in runs[:place]]):
+        again = mine["seed"] is None or mine in [other.settings for other in runs[:place]]
+        if len(alike) > 1 and again:
             differences["run"] = run.name
-        yield replace(run, differences=differences)
+        found.append(replace(run, differences=differences))
+    return found
 
 
 # ----------------------------------------------------------------------------------- run folders
@@ -200,8 +169,8 @@ def read_run(path: Path) -> RunResults:
             "training. Name the folder of a run, such as runs/NAME."
         )
     reader = _Reader()
-    record = reader.read_json(path / "run.json")
-    config, mask = record.get("config"), None
+    record, mask = reader.read_json(path / "run.json"), None
+    config = record.get("config")
     if (path / "mask" / "mask.json").is_file():
         mask = reader.attempt(lambda: read_mask(path / "mask" / "mask.json"), None)
     lines = reader.read_lines(path / "train" / "metrics.jsonl")
@@ -212,7 +181,8 @@ def read_run(path: Path) -> RunResults:
     cost = reader.read_json(path / "mask" / "time.json")
     stage_seconds = {}
     for stage in ("calibration", "mask", "model", "tokens", "train"):
-        attempts = reader.read_json(reader.follow(path / stage) / MANIFEST).get("wall_seconds")
+        manifest = reader.read_json(reader.follow(path / stage) / files.MANIFEST)
+        attempts = manifest.get("wall_seconds")
         if isinstance(attempts, list):
             stage_seconds[stage] = float(sum(attempts))
     return RunResults(
@@ -253,25 +223,27 @@ class _Reader:
 
     def read_lines(self, path: Path) -> list[dict[str, Any]]:
         """The rows of a file that may still be growing: its last line may be half written."""
-        lines = read_lines(path)
-        damaged = [line.number for line in lines if line.content is None]
-        self.problems += [f"{path}, line {number} is damaged" for number in damaged]
-        return [line.content for line in lines if line.content is not None]
+        rows = []
+        for number, row in files.read_lines(path):
+            if row is None:
+                self.problems.append(f"{path}, line {number} is damaged")
+            else:
+                rows.append(row)
+        return rows
 
     def read_evaluations(
         self, folder: Path, training: Sequence[Row]
     ) -> tuple[list[Row], dict[EvaluationKey, Samples]]:
         tokens_at = {0: 0} | {row.get("step"): row["tokens"] for row in training}
-        evaluations: list[tuple[Path, dict[str, int]]] = [(p, {}) for p in folder.glob("*/")]
+        places: list[tuple[int, Path, dict[str, int]]] = [(0, p, {}) for p in folder.glob("*/")]
         for name, column in VARIANTS.items():
-            for one in (folder / name).glob("*/"):
-                if (number := one.name.removesuffix("-dense")).isdecimal():
-                    evaluations.append((one, {column: int(number)}))
-        evaluations.sort(key=lambda item: (sum(item[1].values()), item[0]))
+            for path in (folder / name).glob("*/"):
+                if (digits := path.name.removesuffix("-dense")).isdecimal():
+                    places.append((int(digits), path, {column: int(digits)}))
         rows: list[Row] = []
         samples: dict[EvaluationKey, Samples] = {}
-        for one, columns in evaluations:
-            for file in sorted(self.follow(one).glob(f"*/{SCORES}")):
+        for _, path, columns in sorted(places, key=lambda place: place[:2]):
+            for file in sorted(self.follow(path).glob(f"*/{SCORES}")):
                 written = self.read_json(file).get("rows")
                 written = written if isinstance(written, list) else []
                 valid = []
@@ -290,18 +262,17 @@ class _Reader:
         """Scores of single examples, in percent, by the metric that counts."""
         headline = reporting_of(suite).headline_metric
         samples: dict[tuple[str, int], dict[int, float]] = {}
-        num_left_out = 0
-        for row in self.read_lines(file):
+        rows, num_read = self.read_lines(file), 0
+        for row in rows:
             try:
                 scores, cell, index = row["scores"], (row["task"], row["length"] or 0), row["index"]
                 value = float(scores[headline(cell[0]) or next(iter(scores))])
             except (KeyError, TypeError, ValueError, StopIteration):
-                value = math.nan
+                continue
             if math.isfinite(value):
                 samples.setdefault(cell, {})[index] = 100 * value
-            else:
-                num_left_out += 1
-        self._note_left_out(file, num_left_out, "score")
+                num_read += 1
+        self._note_left_out(file, len(rows) - num_read, "score")
         return samples
 
     def _note_left_out(self, file: Path, count: int, what: str) -> None:
@@ -336,12 +307,14 @@ def append_run(archive: Path, run: RunResults) -> None:
     record["training"] = [
         {name: row[name] for name in TRAINING_FIELDS if name in row} for row in run.training
     ]
-    line = sealed_lines([record])
+    line = files.sealed_lines([record])
     before = archive.read_bytes() if archive.is_file() else b""
-    if before and archive.suffix != ".gz":
+    if archive.suffix == ".gz":
+        line = gzip.compress(line)
+    elif before:
         before = before.rstrip(b"\n") + b"\n"  # reading allows a last line without one
     archive.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(archive, before + (gzip.compress(line) if archive.suffix == ".gz" else line))
+    files.write_atomically(archive, before + line)
 
 
 def read_archive(archive: Path) -> list[RunResults]:
@@ -352,7 +325,7 @@ def read_archive(archive: Path) -> list[RunResults]:
         content = gzip.decompress(content) if archive.suffix == ".gz" else content
     except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"{archive} cannot be read ({error}); name another file.") from error
-    for number, record in parse_lines(content.rstrip(b"\n") + b"\n"):  # a torn line counts
+    for number, record in files.parse_lines(content.rstrip(b"\n") + b"\n"):  # a torn line counts
         try:
             if record is None:
                 raise ValueError("its checksum differs")
@@ -373,20 +346,19 @@ def _identity(run: RunResults) -> Hashable:
 def _parse_run(archive: Path, record: Mapping[str, Any]) -> RunResults:
     mask = record["mask"]
     if mask is not None:
-        rows = [tuple(row) for row in mask["mask"]["z"]]
-        groups = GroupMask(**mask["mask"] | {"z": tuple(rows)})
+        groups = GroupMask(**mask["mask"] | {"z": tuple(map(tuple, mask["mask"]["z"]))})
         mask = MaskFile(**mask | {"mask": groups, "model": ModelInfo(**mask["model"])})
-    samples: dict[EvaluationKey, dict[tuple[str, int], dict[int, float]]] = {}
+    samples: dict[EvaluationKey, Any] = {}
     for step, suite, under, task, length, scores in record["samples"]:
         known = {index: score for index, score in enumerate(scores) if score is not None}
         samples.setdefault((step, suite, under), {})[task, length] = known
-    copied: dict[str, Any] = {name: record[name] for name in COPIED_FIELDS}
+    copied = {name: record[name] for name in COPIED_FIELDS} | {"config": fill_in(record["config"])}
     return RunResults(
-        path=path_inside(archive, record["name"], archive, flat=True),
+        path=files.path_inside(archive, record["name"], archive, flat=True),
         mask=mask,
         rows=[row for row in record["rows"] if not condition(row)],
         variants=[row for row in record["rows"] if condition(row)],
-        samples=dict[EvaluationKey, Samples](samples),
+        samples=samples,
         training=record["training"],
-        **copied | {"config": fill_in(record["config"])},
+        **copied,
     )

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from statistics import fmean, stdev
+from typing import Any
 
 from bosch.eval.report.compare import (
     SHARES,
@@ -14,8 +15,8 @@ from bosch.eval.report.compare import (
     seeds_of_setups,
 )
 from bosch.eval.report.intervals import LEVEL, NEVER, Curve, Estimate, Point
-from bosch.eval.report.runs import RunResults
-from bosch.eval.suites._reporting import Cell, ReportedScore, reporting_of
+from bosch.eval.report.runs import LOSSES, RunResults
+from bosch.eval.suites._reporting import ReportedScore, Row, reporting_of
 
 MISSING = "–"
 EXAMPLES = "± standard error over examples."
@@ -54,9 +55,9 @@ def overview(comparison: Comparison) -> Table:
         [
             run.name,
             run.method,
-            MISSING if run.ratio is None else f"{run.ratio:g}",
-            show_count(run.window),
-            show_count(run.seed),
+            MISSING if run.settings["ratio"] is None else f"{run.settings['ratio']:g}",
+            show_count(run.settings["window"]),
+            show_count(run.settings["seed"]),
             kv_saved(run),
             show_count(run.trained_tokens),
             *(show_ends(comparison.curve(run, score)) for score in comparison.averages),
@@ -85,18 +86,6 @@ def short_table(comparison: Comparison) -> Table:
     return Table("", header, rows)
 
 
-def checkpoint_table(comparison: Comparison, run: RunResults) -> Table:
-    """One run's averages and losses: the dense model, step 0, every checkpoint."""
-    losses = {r["step"]: r["validation_loss"] for r in run.training if "validation_loss" in r}
-    rows = []
-    for step, tokens, *cells in _checkpoints(comparison, run, comparison.averages):
-        name = f"{step} model" if step == "dense" else f"step {step}"
-        loss = f"{losses[int(step)]:.4f}" if step != "dense" and int(step) in losses else MISSING
-        rows.append([name, tokens, loss, *cells])
-    header = ["", "tokens", "validation loss", *(score.title for score in comparison.averages)]
-    return Table("", header, rows)
-
-
 def recovery_table(comparison: Comparison) -> Table:
     rows = [
         [
@@ -113,36 +102,12 @@ def recovery_table(comparison: Comparison) -> Table:
     header += ["training to 90%", "mean score"]
     note = (
         "Gap recovered: the share of the gap between step 0 and the dense model that the last "
-        "checkpoint has closed. Tokens to 50% and more: training tokens until that share is first "
-        "reached, interpolated between checkpoints, including those a learned mask was trained on. "
-        "Mean score: average over the range of tokens that all runs share. In brackets: "
-        f"{LEVEL:.0%} bootstrap interval over examples (of the loss: over held-out sequences), "
-        "which are the same for all models."
+        "checkpoint has closed. Tokens to 50%: until that share is first reached, interpolated "
+        "between checkpoints, with those that a learned mask was trained on. Mean score: over the "
+        f"tokens that all runs share. In brackets: {LEVEL:.0%} bootstrap interval over examples "
+        "(of the loss: held-out sequences), which are the same for all models."
     )
     return Table("Recovery", header, rows, note)
-
-
-def positions_table(comparison: Comparison) -> Table:
-    """Where windows lose: the loss by the place in a document, before and after training."""
-    found: list[tuple[str, str, Mapping[str, float]]] = []
-    for run in comparison.runs:
-        kept = {
-            ("dense" if name.startswith("dense") else str(row["step"])): row[f"{name}_by_position"]
-            for row in run.training
-            for name in ("dense_validation_loss", "validation_loss")
-            if isinstance(row.get(f"{name}_by_position"), dict)
-        }
-        steps = [step for step in kept if step != "dense"]
-        shown = [step for step in ("dense", *steps[:1], *steps[1:][-1:]) if step in kept]
-        found += [(run.name, step, kept[step]) for step in shown]
-    places = list(dict.fromkeys(place for _, _, losses in found for place in losses))
-    rows = [
-        [run, step, *(f"{losses[p]:.3f}" if p in losses else MISSING for p in places)]
-        for run, step, losses in found
-    ]
-    note = "Of held-out texts, from this position of a document up to the next column's."
-    header = ["run", "step", *(f"from {int(place):,}" for place in places)]
-    return Table("Validation loss by position", header, rows, note)
 
 
 def baseline_table(comparison: Comparison) -> Table:
@@ -152,15 +117,13 @@ def baseline_table(comparison: Comparison) -> Table:
         for row in comparison.differences
     ]
     note = (
-        "Percentage points above the baseline run of the same model, ratio, window and seed, but "
-        f"for what the baseline names. In brackets: {LEVEL:.0%} bootstrap interval over seeds and "
-        "examples, which are the same for both runs; * marks intervals that exclude zero, of "
-        "which one in twenty does so by chance. In parentheses: the number of seeds. One seed "
-        "says nothing about others, and with few seeds the intervals are too narrow."
+        "Points above the baseline run of the same model, ratio, window and seed, but for what the "
+        f"baseline names. In brackets: {LEVEL:.0%} bootstrap interval over seeds and examples, "
+        "which are the same for both runs; * marks those that exclude zero, one in twenty by "
+        "chance. In parentheses: the number of seeds. With few, the intervals are too narrow."
     )
     header = ["runs", "score", "before training", "after training", "mean score"]
-    title = comparison.baseline.title if comparison.baseline else ""
-    return Table(f"Difference from {title}, in points", header, rows, note)
+    return Table(f"Difference from {comparison.baseline.title}, in points", header, rows, note)
 
 
 def seed_table(comparison: Comparison, at_end: bool) -> Table:
@@ -174,7 +137,7 @@ def seed_table(comparison: Comparison, at_end: bool) -> Table:
 def variants_table(comparison: Comparison) -> Table:
     """Figure 4 and table 6 of the paper."""
     header, rows = _means(comparison, comparison.variants, at_end=False)
-    for model, run in {run.model: run for run in comparison.runs}.items():
+    for model, run in {run.settings["model"]: run for run in comparison.runs}.items():
         curves = [comparison.curve(run, score) for score in comparison.variants]
         if any(None in curve.points for curve in curves):
             rows.append([f"{model}, dense", *(show_score(c.points.get(None)) for c in curves)])
@@ -187,15 +150,13 @@ def _means(
 ) -> tuple[list[str], list[list[str]]]:
     """A header, and a row of means over the seeds of each setup."""
     columns = [seeds_of_setups(comparison, score, at_end) for score in scores]
-    rows = []
-    for setup in dict.fromkeys(setup for column in columns for setup in column):
-        row = [setup]
+    rows = {setup: [setup] for column in columns for setup in column}
+    for setup, cells in rows.items():
         for column in columns:
             values = [curve.values[-1 if at_end else 0] for curve in column.get(setup, ())]
-            mean = show_score(mean_of_seeds(values)) if values else MISSING
-            row.append(f"{mean} ({len(values)})" if values else MISSING)
-        rows.append(row)
-    return ["runs", *(score.title for score in scores)], rows
+            mean = f"{show_score(mean_of_seeds(values))} ({len(values)})" if values else MISSING
+            cells.append(mean)
+    return ["runs", *(score.title for score in scores)], list(rows.values())
 
 
 def mean_of_seeds(values: Sequence[float]) -> Point:
@@ -208,10 +169,10 @@ def score_table(comparison: Comparison, suite: str) -> Table:
     """Every score of a suite at every checkpoint."""
     scores = [score for score in comparison.scores if score.suite == suite]
     rows = [
-        [run.name, *cells]
+        [run.name, show_step(step), *cells]
         for run in comparison.runs
-        for cells in _checkpoints(comparison, run, scores)
-        if {*cells[2:]} != {MISSING}
+        for step, *cells in _checkpoints(comparison, run, scores)
+        if {*cells[1:]} != {MISSING}
     ]
     header = ["run", "step", "tokens", *(score.name.removeprefix(f"{suite}_") for score in scores)]
     has_lengths = any(length for score in scores for _, length in score.weights)
@@ -219,27 +180,72 @@ def score_table(comparison: Comparison, suite: str) -> Table:
     return Table(f"{reporting_of(suite).title} scores", header, rows, note)
 
 
+def checkpoint_table(comparison: Comparison, run: RunResults) -> Table:
+    """One run's averages and losses: the dense model, step 0, every checkpoint."""
+    losses = {row["step"]: row.get("validation_loss") for row in run.training}
+    rows = []
+    for step, tokens, *cells in _checkpoints(comparison, run, comparison.averages):
+        name = "dense model" if step is None else f"step {step}"
+        loss = losses.get(step)
+        rows.append([name, tokens, MISSING if loss is None else f"{loss:.4f}", *cells])
+    header = ["", "tokens", "validation loss", *(score.title for score in comparison.averages)]
+    return Table("", header, rows)
+
+
+def _checkpoints(
+    comparison: Comparison, run: RunResults, scores: Sequence[ReportedScore]
+) -> list[tuple[Any, ...]]:
+    """Step, tokens and a cell per score: of the dense model, then of every checkpoint."""
+    curves = [comparison.curve(run, score) for score in scores]
+    tokens = {step: curve.points[step].tokens for curve in curves for step in curve.steps}
+    shown = {None: MISSING} | {step: show_tokens(tokens[step]) for step in sorted(tokens)}
+    return [(s, shown[s], *(show_score(curve.points.get(s)) for curve in curves)) for s in shown]
+
+
 def lengths_table(comparison: Comparison, suite: str) -> Table:
     """Results by task and length, at every checkpoint. Empty if the suite's have no lengths."""
     reporting = reporting_of(suite)
-    found: dict[tuple[str, int | None], dict[Cell, Point]] = {}
+    found: dict[tuple[str, int | None], list[Row]] = {}
     for run in comparison.runs:
         with_length = [row for row in run.rows if row["suite"] == suite and row["length"]]
-        steps = {row["step"] for row in with_length}
-        for step in sorted(steps, key=lambda step: (step is not None, step)):
-            of_step = [row for row in with_length if row["step"] == step]
-            found[run.name, step] = headline_points(suite, of_step)
-    known = dict.fromkeys(cell for cells in found.values() for cell in cells)
-    tasks = list(reporting.tasks_by_length or dict.fromkeys(task for task, _ in known))
-    columns = [cell for cell in known if cell[0] in tasks]
+        for row in sorted(with_length, key=lambda row: (row["step"] is not None, row["step"])):
+            found.setdefault((run.name, row["step"]), []).append(row)
+    points = {place: headline_points(suite, rows) for place, rows in found.items()}
+    columns = list(dict.fromkeys(cell for cells in points.values() for cell in cells))
+    tasks = list(reporting.tasks_by_length or dict.fromkeys(task for task, _ in columns))
+    columns = [cell for cell in columns if cell[0] in tasks]
     columns.sort(key=lambda cell: (tasks.index(cell[0]), cell[1]))
     rows = [
-        [run, "dense" if step is None else str(step), *(show_score(cells.get(c)) for c in columns)]
-        for (run, step), cells in found.items()
+        [run, show_step(step), *(show_score(cells.get(cell)) for cell in columns)]
+        for (run, step), cells in points.items()
         if any(cell in cells for cell in columns)
     ]
     header = ["run", "step", *(f"{task} {length:,}" for task, length in columns)]
     return Table(f"{reporting.title} by length", header, rows, EXAMPLES)
+
+
+def positions_table(comparison: Comparison) -> Table:
+    """Where windows lose: the loss by the place in a document, before and after training."""
+    shown: list[tuple[str, str, Mapping[str, float]]] = []
+    for run in comparison.runs:
+        losses = {
+            None if name.startswith("dense") else row["step"]: row[f"{name}_by_position"]
+            for row in run.training
+            for name in LOSSES
+            if isinstance(row.get(f"{name}_by_position"), dict)
+        }
+        steps = [step for step in losses if step is not None]
+        for step in dict.fromkeys((None, *steps[:1], *steps[-1:])):
+            if step in losses:
+                shown.append((run.name, show_step(step), losses[step]))
+    places = list(dict.fromkeys(place for _, _, losses in shown for place in losses))
+    rows = [
+        [run, step, *(f"{losses[p]:.3f}" if p in losses else MISSING for p in places)]
+        for run, step, losses in shown
+    ]
+    note = "Of held-out texts, from this position of a document up to the next column's."
+    header = ["run", "step", *(f"from {int(place):,}" for place in places)]
+    return Table("Validation loss by position", header, rows, note)
 
 
 def cost_table(comparison: Comparison) -> Table:
@@ -259,10 +265,7 @@ def cost_table(comparison: Comparison) -> Table:
     ]
     header = ["run", "calibration score S (dense)", "mask evaluations", "layer forwards"]
     header += ["mask tokens", "mask time", "training time", "training tokens"]
-    note = (
-        "Mask evaluations, layer forwards, mask tokens and mask time: what the method spent on the "
-        "mask. S: share of calibration examples with every answer token right."
-    )
+    note = "S: share of calibration examples with every answer token right."
     return Table("Cost", header, rows, note)
 
 
@@ -285,52 +288,43 @@ def certainty_table(comparison: Comparison) -> Table:
     return Table("How sure the masks are", header, rows, note)
 
 
-def _checkpoints(
-    comparison: Comparison, run: RunResults, scores: Sequence[ReportedScore]
-) -> list[list[str]]:
-    """Step, tokens and a cell per score: of the dense model, then of every checkpoint."""
-    curves = [comparison.curve(run, score) for score in scores]
-    tokens = {s: curve.points[s].tokens for curve in curves for s in curve.steps}
-    rows = [["dense", MISSING, *(show_score(curve.points.get(None)) for curve in curves)]]
-    for step in sorted(tokens):
-        cells = [show_score(curve.points.get(step)) for curve in curves]
-        rows.append([str(step), show_tokens(tokens[step]), *cells])
-    return rows
-
-
 def align(table: Table) -> list[str]:
     """The table as lines of plain text."""
-    lines = [table.header, *table.rows]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    widths = [max(map(len, column)) for column in zip(table.header, *table.rows, strict=True)]
     return [
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in lines
+        "  ".join(map(str.ljust, line, widths)).rstrip() for line in (table.header, *table.rows)
     ]
 
 
 def settings_by_section(config: Mapping[str, object]) -> list[tuple[str, str]]:
     """Pairs of a section and its `field value, field value`. Settings without a section come first,
     as `run`."""
-    plain = {name: value for name, value in config.items() if not isinstance(value, dict)}
-    sections = {name: value for name, value in config.items() if isinstance(value, dict)}
+    sections: dict[str, dict[str, object]] = {"run": {}}
+    for name, value in config.items():
+        if isinstance(value, dict):
+            sections[name] = value
+        else:
+            sections["run"][name] = value
     return [
         (section, ", ".join(f"{name} {value}" for name, value in values.items()))
-        for section, values in {"run": plain, **sections}.items()
-        if values or section != "run"
+        for section, values in sections.items()
+        if values
     ]
 
 
 # ----------------------------------------------------------------------------------------- cells
 
 
+def show_step(step: int | None) -> str:
+    return "dense" if step is None else str(step)
+
+
 def show_ends(curve: Curve) -> str:
     """`31.2 → 88.0 (95.8)`."""
-    beside = f" ({MISSING if math.isnan(curve.dense) else f'{curve.dense:.1f}'})"
-    if not curve.steps:
-        return MISSING + beside
-    first = f"{curve.values[0]:.1f}" if curve.starts_at_zero else MISSING
-    is_only_start = curve.steps == [0]
-    return f"{first}{beside}" if is_only_start else f"{first} → {curve.values[-1]:.1f}{beside}"
+    shown = f"{curve.values[0]:.1f}" if curve.starts_at_zero else MISSING
+    if curve.steps and curve.steps != [0]:
+        shown += f" → {curve.values[-1]:.1f}"
+    return f"{shown} ({MISSING if math.isnan(curve.dense) else f'{curve.dense:.1f}'})"
 
 
 def show_gap_share(recovery: Recovery) -> str:
@@ -351,10 +345,9 @@ def show_spent(run: RunResults, tokens: float | None) -> str:
 def kv_saved(run: RunResults) -> str:
     if run.mask is None:
         return MISSING
-    mask, model = run.mask.mask, run.mask.model
+    mask, size = run.mask.mask, run.mask.model.head_dim
     context = run.config.get("data", {}).get("sequence_length") or 16 * mask.window_tokens
-    hybrid = mask.kv_bytes(context, model.head_dim)
-    saved = 1 - hybrid / mask.dense_kv_bytes(context, model.head_dim)
+    saved = 1 - mask.kv_bytes(context, size) / mask.dense_kv_bytes(context, size)
     return f"{saved:.0%} at {context:,} tokens"
 
 
@@ -362,8 +355,8 @@ def calibration_score(run: RunResults) -> str:
     """The score S of the mask and, in parentheses, of the dense model: `0.83 (0.98)`."""
     records = (run.mask_cost.get(name) for name in ("hybrid", "dense"))
     values = [record.get("accuracy") if isinstance(record, dict) else None for record in records]
-    hybrid, dense = (f"{v:.2f}" if isinstance(v, int | float) else None for v in values)
-    return f"{hybrid} ({dense or MISSING})" if hybrid else MISSING
+    hybrid, dense = (f"{v:.2f}" if isinstance(v, int | float) else MISSING for v in values)
+    return MISSING if hybrid == MISSING else f"{hybrid} ({dense})"
 
 
 show_points = "{:.1f}".format
@@ -381,9 +374,9 @@ def show_tokens(count: float) -> str:
     return f"{count:.0f}"
 
 
-def show_estimate(estimate: Estimate | None, write: Callable[[float], str]) -> str:
+def show_estimate(estimate: Estimate, write: Callable[[float], str]) -> str:
     """`62% [41%, 80%]`."""
-    if estimate is None or estimate.value is None:
+    if estimate.value is None:
         return MISSING
     text = write(estimate.value)
     if estimate.low is None or estimate.high is None:
@@ -392,13 +385,13 @@ def show_estimate(estimate: Estimate | None, write: Callable[[float], str]) -> s
     return text if low == high == text else f"{text} [{low}, {high}]"
 
 
-def show_difference(estimate: Estimate | None) -> str:
+def show_difference(estimate: Estimate) -> str:
     """`+8.1 [+3.1, +12.8]* (3)`: excludes zero, three seeds."""
-    text = show_estimate(estimate, show_change)
-    if estimate is None or estimate.value is None:
-        return text
+    if estimate.value is None:
+        return MISSING
     seeds = "1 seed" if estimate.num_seeds == 1 else str(estimate.num_seeds)
-    return f"{text}{'*' if estimate.excludes_zero else ''} ({seeds})"
+    star = "*" if estimate.excludes_zero else ""
+    return f"{show_estimate(estimate, show_change)}{star} ({seeds})"
 
 
 def show_score(point: Point | None) -> str:

@@ -161,7 +161,7 @@ def _hparams(run: RunResults) -> dict[str, str | int | float]:
         facts |= {"model": run.mask.model.id, "method": run.mask.method, "ratio": mask.ratio}
         facts |= {"window": mask.window_tokens, "unit": mask.unit, "KV saved": kv_saved(run)}
     settings = flatten(run.config)
-    facts |= {"seed": run.seed, "tokens": settings.get("data.tokens")}
+    facts |= {"seed": run.settings["seed"], "tokens": settings.get("data.tokens")}
     facts["options"] = run.settings["mask.options"] or None
     facts |= {name: value for name, value in settings.items() if name.startswith("train.")}
     return {

@@ -10,7 +10,7 @@ import pytest
 from bosch.eval.report.compare import Comparison, compare, seeds_of_setups
 from bosch.eval.report.page import (
     answers,
-    describe_recovery,
+    describe,
     recovery_rows,
     summarize,
     warnings,
@@ -107,7 +107,7 @@ def test_the_loss_recovers_too_and_how_fast_is_told_in_tokens_hours_and_flops(
         ["0", "2.000", "4.000"],
         ["200", "1.200", "3.200"],
     ]
-    line = describe_recovery(loss)
+    line = describe(loss.curve, loss)
     assert line.startswith("validation loss: recovered 100% of the gap to the dense model (2.200)")
     assert "from +0.800 to +0.000 after" in line
     row = next(
@@ -234,8 +234,8 @@ def test_shorter_runs_are_named_and_not_averaged_at_the_end(tmp_path: Path) -> N
     setups = [seeds_of_setups(comparison, niah, at_end).values() for at_end in (True, False)]
     assert [[len(members) for members in of] for of in setups] == [[2, 1], [3, 1]]
     beside = {row.setup: row.end for row in comparison.differences}
-    assert beside[whole[1].name] is not None
-    assert beside[half.name] is beside[other.name] is None
+    assert beside[whole[1].name].value is not None
+    assert beside[half.name].value is beside[other.name].value is None
     names = f"100k in {half.name}, {other.name}"
     assert any(names in line for line in warnings(comparison))
 
@@ -353,7 +353,9 @@ def test_the_answers_begin_with_the_best_run(tmp_path: Path) -> None:
     mask, niah, longbench = found[trained.name]
     assert mask.startswith("bosch, 12 of 16 KV groups on a window of 64 tokens")
     assert mask.endswith("KV bytes saved: 70% at 1,024 tokens")
-    assert (niah, longbench) == tuple(map(describe_recovery, compare([trained]).recoveries))
+    assert (niah, longbench) == tuple(
+        describe(row.curve, row) for row in compare([trained]).recoveries
+    )
     assert re.fullmatch(
         r"NIAH: -\S+ \[.+\] points from the dense model \(89.6\) before training",
         found[start.name][1],
