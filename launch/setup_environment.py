@@ -25,19 +25,16 @@ import subprocess
 import sys
 import venv
 from importlib.util import find_spec
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-CONSTRAINTS = ROOT / "launch" / "constraints.txt"
 RECORD = "setup.json"
 SOURCES = {  # environment -> the file that decides its versions
     ".venv": "launch/constraints.txt",
     ".venv-oldest": "pyproject.toml",
     ".venv-newest": "pyproject.toml",
 }
-INDEX_VARIABLE = "PIP_EXTRA_INDEX_URL"
 # Run by the environment's interpreter; -I keeps PYTHONPATH and the working folder out of it.
 PROBE = "import sys, importlib.util as u; print(sys.version_info[:2], all(map(u.find_spec, {})))"
 
@@ -71,8 +68,8 @@ def check_python(version: tuple[int, int], has_ensurepip: bool) -> None:
         )
     if not has_ensurepip:
         sys.exit(
-            f"{sys.executable} cannot create virtual environments. On Debian and Ubuntu this is a "
-            f"package of its own: apt install python{running}-venv"
+            f"{sys.executable} cannot create virtual environments; on Debian and Ubuntu: "
+            f"apt install python{running}-venv"
         )
 
 
@@ -87,7 +84,7 @@ def decide(environment: Path, extras: list[str]) -> tuple[str, str]:
         return "build", f"it was made in {record['folder']}"
     needed = ("pip", "torch", "transformers", "accelerate") if record else ("pip",)
     try:
-        probe = [python_of(environment), "-I", "-c", PROBE.format(needed)]
+        probe = [f"{environment}/bin/python", "-I", "-c", PROBE.format(needed)]
         answer = subprocess.check_output(probe, text=True)
     except (OSError, subprocess.CalledProcessError):
         answer = ""
@@ -106,10 +103,10 @@ def decide(environment: Path, extras: list[str]) -> tuple[str, str]:
 
 def install(environment: Path, extras: list[str], lock: int, from_nothing: bool) -> None:
     previous = (not from_nothing and read_record(environment)) or {"extras": []}
-    wanted = {*extras, *previous["extras"]}
-    built_last = sorted(extra for extra in wanted if f"{extra}-build" in optional_requirements())
+    wanted, optional = {*extras, *previous["extras"]}, project()["optional-dependencies"]
+    built_last = sorted(extra for extra in wanted if f"{extra}-build" in optional)
     extras = sorted(wanted - {*built_last} | {f"{extra}-build" for extra in built_last})
-    record_file, python = environment / RECORD, python_of(environment)
+    record_file, python = environment / RECORD, f"{environment}/bin/python"
     record = {"folder": str(environment), "fingerprint": fingerprint(environment), "extras": extras}
     record_file.write_text(json.dumps(record | {"finished": False}))
     if from_nothing:
@@ -119,45 +116,40 @@ def install(environment: Path, extras: list[str], lock: int, from_nothing: bool)
             elif path != record_file:
                 path.unlink()
         venv.EnvBuilder(with_pip=True, symlinks=True).create(environment)
-    constraints = environment / "constraints.txt"
-    constraints.write_text(versions(environment))
+    (environment / "constraints.txt").write_text(versions(environment))
     # Only pip's errors are shown: it also warns of the machine's own settings.
     pip = [python, "-m", "pip", "--disable-pip-version-check", "--no-input", "install", "-qq"]
-    pip += ["--constraint", str(constraints)]
+    pip += ["--constraint", f"{environment}/constraints.txt"]
     if environment.name == ".venv-newest":
         pip += ["--upgrade", "--upgrade-strategy", "eager"]
-    if is_linux_without_gpu() and not os.environ.keys() & {"PIP_INDEX_URL", INDEX_VARIABLE}:
+    if is_linux_without_gpu() and not os.environ.keys() & {"PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL"}:
         print(
             "set-up: no NVIDIA GPU was found, but pip may download a torch built for CUDA: several "
-            f"GB.\n  For the small CPU build press Ctrl-C, set {INDEX_VARIABLE} to PyTorch's CPU "
+            "GB.\n  For the small CPU build press Ctrl-C, set PIP_EXTRA_INDEX_URL to PyTorch's CPU "
             "wheel index\n  (pytorch.org > Get Started > CPU) and run the command again.",
             flush=True,
         )
     print("set-up: downloading and installing packages takes minutes", flush=True)
     target = f"{ROOT}[{','.join(extras)}]" if extras else str(ROOT)
     # pip inherits the lock: when only this process is killed, the next set-up waits for pip too.
-    if subprocess.run([*pip, "--editable", target], pass_fds=[lock], check=False).returncode:
+    if subprocess.run([*pip, "--editable", target], pass_fds=[lock]).returncode:
         sys.exit(
             f"set-up: pip could not install the versions of {SOURCES[environment.name]}; its "
             "message is above. If they do not exist for your Python or machine, change that file"
         )
-    if subprocess.run([python, "-I", "-c", "import torch, transformers"], check=False).returncode:
+    if subprocess.run([python, "-I", "-c", "import torch, transformers"]).returncode:
         sys.exit("set-up: the installed packages cannot be imported; the reason is above")
     record_file.write_text(json.dumps(record | {"finished": True}))
     for extra in built_last:
         # Without isolation the build sees .venv's torch.
-        packages = ["--no-build-isolation", *optional_requirements()[extra]]
-        if subprocess.run([*pip, *packages], pass_fds=[lock], check=False).returncode:
+        packages = ["--no-build-isolation", *optional[extra]]
+        if subprocess.run([*pip, *packages], pass_fds=[lock]).returncode:
             sys.exit(
                 f"set-up: .venv is complete but for the extra {extra}, which pip could not build; "
                 "its message is above. Nothing needs it: torch's own kernels run instead"
             )
         extras.append(extra)
         record_file.write_text(json.dumps(record | {"finished": True}))
-
-
-def python_of(environment: Path) -> str:
-    return str(environment / "bin" / "python")
 
 
 def fingerprint(environment: Path) -> str:
@@ -169,10 +161,11 @@ def fingerprint(environment: Path) -> str:
 def versions(environment: Path) -> str:
     """Constraints for pip: the tested set, the lower end of each range, or none for the newest."""
     if environment.name == ".venv":
-        return CONSTRAINTS.read_text()
+        return (ROOT / SOURCES[environment.name]).read_text()
     if environment.name == ".venv-newest":
         return ""
-    wanted = [*project()["dependencies"], *chain(*optional_requirements().values())]
+    optional = project()["optional-dependencies"].values()
+    wanted = [*project()["dependencies"], *(one for extra in optional for one in extra)]
     lowest = [re.match(r"([\w-]+)>=([\w.]+)", requirement) for requirement in wanted]
     return "".join(f"{found[1]}=={found[2]}\n" for found in lowest if found)
 
@@ -180,10 +173,6 @@ def versions(environment: Path) -> str:
 def requirements() -> str:
     """The part of pyproject.toml that decides what is installed; settings of tools follow it."""
     return (ROOT / "pyproject.toml").read_text().partition("\n[tool.ruff")[0]
-
-
-def optional_requirements() -> dict[str, list[str]]:
-    return dict(project().get("optional-dependencies", {}))
 
 
 def project() -> dict[str, Any]:

@@ -71,10 +71,11 @@ def main(arguments: Sequence[str]) -> None:
 def compare_and_show(runs: Sequence[Path | RunResults], out: Path, baseline: str | None) -> None:
     comparison = compare(runs, baseline)
     written = write_report(comparison, out)
-    for table in (short_table(comparison), baseline_table(comparison)):
-        title = [f"{table.title}:"] if table.title else []
-        for line in [*title, *align(table)] if table.rows else ():
-            say(line)
+    lines = align(short_table(comparison))
+    if (differences := baseline_table(comparison)).rows:
+        lines += [f"{differences.title}:", *align(differences)]
+    for line in lines:
+        say(line)
     warn(comparison)
     say(f"report in {written[0]}")
 
@@ -93,8 +94,7 @@ def build(run_path: Path, made_from: Sequence[Stage]) -> Stage:
     def run(out: Path, **_: Artifact) -> None:
         write_report(compare([run_path]), out)
 
-    inputs = {stage.name: stage for stage in made_from}
-    return Stage("report", run=run, inputs=inputs, derived=True)
+    return Stage("report", run=run, inputs={stage.name: stage for stage in made_from}, derived=True)
 
 
 if __name__ == "__main__":

@@ -25,6 +25,11 @@ LENGTHS = (512, 1024)
 Skill = Callable[[int | None, str], float]
 
 
+def recovering(start: float, end: float) -> Skill:
+    """Every task on a straight line from step 0 to step 200."""
+    return lambda step, task: 1.0 if step is None else start + (end - start) * step / 200
+
+
 @dataclass(frozen=True)
 class FakeRun:
     method: str = "bosch"

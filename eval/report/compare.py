@@ -135,7 +135,7 @@ class Comparison:
         for score in [*self.averages, *self.variants]:
             for setup, members in self.baseline.pairs.items():
                 pairs = [(self.curve(run, score), self.curve(base, score)) for run, base in members]
-                started = [(a, b) for a, b in pairs if a.starts_at_zero and b.starts_at_zero]
+                started = [(a, b) for a, b in pairs if 0 in a.points and 0 in b.points]
                 trained = [(a, b) for a, b in started if a.is_trained and b.is_trained]
                 any_end = self.baseline.differs_in_tokens
                 ended = [(a, b) for a, b in trained if any_end or is_as_long(a.end, b.end)]
@@ -174,17 +174,16 @@ def _read_curve(run: RunResults, score: ReportedScore, rows: Sequence[Row]) -> C
             by_step.setdefault(row["step"], []).append(row)
     points: dict[int | None, Point] = {}
     samples: dict[int | None, Samples] = {}
-    has_samples = bool(score.weights)
     for step in sorted(by_step, key=lambda step: -1 if step is None else step):
         point = read_point(score, by_step[step])
-        if point is None or (step is not None and math.isnan(point.tokens)):
-            continue
-        known = run.samples.get((step, score.suite, score.condition), {})
-        points[step], samples[step] = point, known
-        if has_samples := has_samples and all(known.get(cell) for cell in score.weights):
-            total = sum(w * fmean(known[cell].values()) for cell, w in score.weights.items())
-            has_samples = abs(total - point.value) <= ROUNDING
-    return _with_replicates(Curve(run, score, points), samples if has_samples else {})
+        if point is not None and (step is None or not math.isnan(point.tokens)):
+            points[step] = point
+            known = run.samples.get((step, score.suite, score.condition), {})
+            if score.weights and all(known.get(cell) for cell in score.weights):
+                total = sum(w * fmean(known[cell].values()) for cell, w in score.weights.items())
+                if abs(total - point.value) <= ROUNDING:
+                    samples[step] = known
+    return _with_replicates(Curve(run, score, points), samples)
 
 
 def _read_losses(run: RunResults) -> Curve:
@@ -203,10 +202,9 @@ def _read_losses(run: RunResults) -> Curve:
 
 
 def _with_replicates(curve: Curve, samples: Mapping[int | None, Samples]) -> Curve:
-    by_step = [samples[step] for step in curve.steps if step in samples]
-    if not by_step:
+    if not curve.steps or samples.keys() != curve.points.keys():
         return curve
-    score = curve.score
+    by_step, score = [samples[step] for step in curve.steps], curve.score
     drawn = intervals.resample_examples(by_step, samples.get(None), score.weights, score.suite)
     return replace(curve, replicates=drawn)
 
@@ -299,7 +297,7 @@ def seeds_of_setups(
     longest of their setup are left out at the end."""
     curves = comparison.curves_of(score)
     if not at_end:
-        return by_setup(curve for curve in curves if curve.starts_at_zero)
+        return by_setup(curve for curve in curves if 0 in curve.points)
     setups = by_setup(curve for curve in curves if curve.is_trained)
     for setup, members in setups.items():
         last = max(curve.end for curve in members)

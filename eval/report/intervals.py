@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import zip_longest
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +21,9 @@ from bosch.eval.report.runs import RunResults
 from bosch.eval.suites._reporting import Cell, ReportedScore, Samples
 
 Numbers = NDArray[np.float64]
+# A curve on many resamples of the examples, [replicate, point], and the dense model's [replicate]
+# (nan: it was not evaluated).
+Replicates = tuple[Numbers, Numbers]
 
 LEVEL = 0.95  # confidence level of every interval
 NUM_REPLICATES = 2000
@@ -36,13 +38,6 @@ class Point:
     stderr: float = math.nan  # nan: unknown
     n: int = 0  # examples behind it
     tokens: float = math.nan  # that the model was trained on; nan: the dense model
-
-
-class Replicates(NamedTuple):
-    """The same curve on many resamples of the examples."""
-
-    values: Numbers  # [replicate, point]
-    dense: Numbers  # [replicate]; nan: the dense model was not evaluated
 
 
 @dataclass(frozen=True)
@@ -82,13 +77,9 @@ class Curve:
         return self.score.kind == "loss"
 
     @property
-    def starts_at_zero(self) -> bool:
-        return 0 in self.points
-
-    @property
     def is_trained(self) -> bool:
         """Whether step 0 and at least one later step were evaluated."""
-        return self.starts_at_zero and len(self.steps) > 1
+        return 0 in self.points and len(self.steps) > 1
 
 
 @dataclass(frozen=True)
@@ -113,7 +104,8 @@ def estimate(
     curves: Sequence[Curve], statistic: Statistic, baseline: Sequence[Curve] = ()
 ) -> Estimate:
     """The mean over curves, each of which is one seed, less that of the baseline's curves, which
-    are resampled with the same examples. Seeds are resampled as well. Undefined without curves."""
+    are resampled with the same examples. Seeds are resampled as well. Undefined without curves;
+    without an interval if more than 5% of the replicates are undefined."""
     if not curves:
         return Estimate(None, num_seeds=0)
     values, resampled = [], []
@@ -126,8 +118,14 @@ def estimate(
         resampled.append(replicates)
     table = np.array(np.broadcast_arrays(*resampled)).T  # [replicate, seed]
     seeds = np.random.default_rng(0).integers(0, len(values), table.shape)
-    mean, means = float(np.mean(values)), np.take_along_axis(table, seeds, axis=1).mean(axis=1)
-    return Estimate(None if math.isnan(mean) else mean, *_interval(means), len(values))
+    means = np.take_along_axis(table, seeds, axis=1).mean(axis=1)
+    known, tail, low, high = np.sort(means[~np.isnan(means)]), (1 - LEVEL) / 2, None, None
+    if len(known) >= LEVEL * len(means):
+        # Without interpolation, which infinite values (not reached) would break.
+        low = float(known[math.floor(tail * len(known))])
+        high = float(known[math.ceil((1 - tail) * len(known)) - 1])
+    mean = float(np.mean(values))
+    return Estimate(None if math.isnan(mean) else mean, low, high, len(values))
 
 
 def _apply(statistic: Statistic, curve: Curve) -> tuple[float, Numbers]:
@@ -135,18 +133,6 @@ def _apply(statistic: Statistic, curve: Curve) -> tuple[float, Numbers]:
     value = float(statistic(curve.tokens, curve.values, np.asarray(curve.dense)))
     again = curve.replicates
     return value, statistic(curve.tokens, *again) if again else np.array([math.nan])
-
-
-def _interval(replicates: Numbers) -> tuple[float | None, float | None]:
-    """The middle 95% of the replicates, infinite ones (not reached) included. (None, None) if more
-    than 5% of them are undefined."""
-    known = np.sort(replicates[~np.isnan(replicates)])
-    if len(known) < LEVEL * len(replicates):
-        return None, None
-    # Without interpolation, which infinite values would break.
-    tail = (1 - LEVEL) / 2
-    first, last = math.floor(tail * len(known)), math.ceil((1 - tail) * len(known)) - 1
-    return float(known[first]), float(known[last])
 
 
 # ----------------------------------------------------------------------------------- statistics
@@ -238,4 +224,4 @@ def resample_examples(
         counts = generator.multinomial(count, np.full(count, 1 / count), NUM_REPLICATES)
         total += weight * counts @ scores.T / count
     last = total[:, -1] if dense is not None else np.full(NUM_REPLICATES, math.nan)
-    return Replicates(total[:, : len(points)], last)
+    return total[:, : len(points)], last

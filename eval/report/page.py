@@ -23,6 +23,7 @@ from bosch.masks.picture import mask_lines, mask_title
 from bosch.run.errors import UserError
 from bosch.run.files import write_atomically
 from bosch.run.plain_text import markdown, markdown_table, visible
+from bosch.run.stage import flatten
 
 TEMPLATE = "report.html.jinja"  # beside this file, with its style and its script
 
@@ -72,17 +73,18 @@ def page(
         charts=drawn,
         tables=all_tables,
         runs=comparison.runs,
-        settings_by_section=tables.settings_by_section,
+        flatten=flatten,
         axes=pictures.AXES,
     )
 
 
 def tables_in_markdown(all_tables: Sequence[tables.Table], warning_lines: Sequence[str]) -> str:
-    parts = ["\n".join(["## Warnings", "", *(f"- {markdown(w)}" for w in warning_lines)])]
+    warned = ["## Warnings", "", *(f"- {markdown(line)}" for line in warning_lines), ""]
+    lines = warned if warning_lines else []
     for table in all_tables:
-        lines = [f"## {markdown(table.title)}", "", *markdown_table(table.header, table.rows)]
-        parts.append("\n".join([*lines, *(["", table.note] if table.note else [])]))
-    return "\n\n".join(parts[0 if warning_lines else 1 :]) + "\n"
+        lines += [f"## {markdown(table.title)}", "", *markdown_table(table.header, table.rows), ""]
+        lines += [table.note, ""] if table.note else []
+    return "\n".join(lines)
 
 
 def recovery_rows(comparison: Comparison) -> list[Row]:
@@ -223,15 +225,10 @@ def missing_parts(comparison: Comparison, run: RunResults) -> list[str]:
     parts = []
     if all(row["step"] is not None for row in run.rows):
         parts.append("the dense model was not evaluated, so the gap to it is unknown")
-    if not any(curve.starts_at_zero for curve in curves):
+    if not any(0 in curve.points for curve in curves):
         parts.append("step 0 was not evaluated")
     elif not any(curve.is_trained for curve in curves):
         parts.append("evaluated only before training")
-    for curve in curves:
-        has_no_gap = curve.is_trained and curve.dense <= curve.values[0]
-        if run.settings["ratio"] and curve.score.kind == "average" and has_no_gap:
-            title = curve.score.title
-            parts.append(f"{title}: no gap to recover, step 0 is not below the dense model")
     return parts
 
 
@@ -253,15 +250,15 @@ def different_examples(comparison: Comparison) -> list[str]:
 
 
 def drops(comparison: Comparison) -> list[str]:
-    """Checkpoints below step 0, averages first. Those that may be noise are only counted."""
-    lines, num_others = [], 0
+    """Checkpoints that are significantly below step 0, averages first."""
+    lines = []
     scores = sorted(comparison.scores, key=lambda score: score.kind)
     for curve in (curve for score in scores for curve in comparison.curves_of(score)):
-        places = enumerate(curve.steps if curve.starts_at_zero else ())
+        places = enumerate(curve.steps if 0 in curve.points else ())
         gains = {step: estimate([curve], gain_to(place)) for place, step in places}
-        below = {step: gain for step, gain in gains.items() if (gain.value or 0) < -1e-9}
-        lost = {step: gain for step, gain in below.items() if gain.excludes_zero}
-        num_others += len(below) - len(lost)
+        lost = {
+            s: gain for s, gain in gains.items() if gain.excludes_zero and (gain.value or 0) < 0
+        }
         if lost:
             worst = min(lost.values(), key=lambda gain: gain.value or 0)
             lines.append(
@@ -269,9 +266,4 @@ def drops(comparison: Comparison) -> list[str]:
                 f"{', '.join(map(str, lost))}: at worst "
                 f"{tables.show_estimate(worst, tables.show_change)} points"
             )
-    if num_others:
-        others = "more scores" if lines else "scores"
-        lines.append(
-            f"{num_others} {others} of checkpoints are below step 0, but not significantly"
-        )
     return lines

@@ -69,10 +69,6 @@ class Line:
         known = [(x, point.low, point.high) for x, point in points if point.low is not None]
         return np.array(known, float).reshape(-1, 3).T
 
-    @property
-    def has_markers(self) -> bool:
-        return len(self.x) < MOST_MARKERS
-
 
 @dataclass(frozen=True)
 class Panel:
@@ -220,7 +216,7 @@ def draw_panel(axes: "Axes", panel: Panel, styles: Mapping[str, int]) -> None:
     for line in panel.lines:
         style = styles[line.label]
         color, dashes = COLORS[style % len(COLORS)], DASHES[style // len(COLORS) % len(DASHES)]
-        marker = MARKERS[style % len(MARKERS)] if line.has_markers else ""
+        marker = MARKERS[style % len(MARKERS)] if len(line.x) < MOST_MARKERS else ""
         look: dict[str, Any] = {"color": color, "marker": marker, "ms": 4, "lw": 1.5}
         axes.plot(line.x + line.shift, line.y, dashes, label=picture_label(line.label), **look)
         if panel.has_bars(line):
@@ -249,22 +245,19 @@ def draw_picture(chart: Chart, styles: Mapping[str, int]) -> "Figure":
     """For papers: all panels side by side, with one legend below."""
     from matplotlib.figure import Figure  # without pyplot, which keeps state and picks a display
 
-    columns = min(COLUMNS, len(chart.panels))
+    columns = min(COLUMNS, len(chart.panels))  # of panels, and of names in the legend
     rows = math.ceil(len(chart.panels) / columns)
-    size = (PANEL[0] * columns, PANEL[1] * rows + 0.5)
-    figure = Figure(figsize=size, dpi=130, layout="constrained")
+    names = {line.label for panel in chart.panels for line in panel.lines}
+    height = PANEL[1] * rows + 0.2 + LEGEND_ROW * math.ceil(len(names) / columns)
+    figure = Figure(figsize=(PANEL[0] * columns, height), dpi=130, layout="constrained")
     handles: dict[str, Any] = {}
     for place, panel in enumerate(chart.panels, 1):
         axes = figure.add_subplot(rows, columns, place)
         draw_panel(axes, panel, styles)
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
-    longest = 0.5 + 0.057 * max(map(len, handles))  # inches, with the line beside it
-    columns = max(1, min(len(handles), int(size[0] / longest)))
-    further_rows = max(0, math.ceil(len(handles) / columns) - 2)  # two are part of every figure
-    figure.set_figheight(size[1] + further_rows * LEGEND_ROW)
-    style: dict[str, Any] = {"ncols": columns, "frameon": False, "fontsize": 8}
-    figure.legend([*handles.values()], [*handles], loc="outside lower center", **style)
+    style: Any = {"loc": "outside lower center", "ncols": columns, "frameon": False, "fontsize": 8}
+    figure.legend([*handles.values()], [*handles], **style)
     return figure
 
 
@@ -307,7 +300,7 @@ def place_panel(panel: Panel, styles: Mapping[str, int]) -> dict[str, Any]:
         lows, highs = at(known, low), at(known, high)
         bars = list(zip(lows, highs, strict=True)) if panel.has_bars(line) else []
         band = [*lows, *reversed(highs)] if panel.has_band(line) else []
-        lines.append((number, curve, line.has_markers, bars, band))
+        lines.append((number, curve, len(curve) < MOST_MARKERS, bars, band))
         for place, x, point in zip(curve, line.x, line.points, strict=True):
             changes = [(point.value or 0.0) - height for height in panel.dense.values()]
             shown = [f"{'−' if c < 0 else '+'}{panel.show(abs(c))}" for c in changes]

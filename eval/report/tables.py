@@ -154,15 +154,12 @@ def _means(
     for setup, cells in rows.items():
         for column in columns:
             values = [curve.values[-1 if at_end else 0] for curve in column.get(setup, ())]
-            mean = f"{show_score(mean_of_seeds(values))} ({len(values)})" if values else MISSING
-            cells.append(mean)
+            count = len(values)
+            error = stdev(values) / math.sqrt(count) if count > 1 else math.nan
+            cells.append(
+                f"{show_score(Point(fmean(values), error))} ({count})" if count else MISSING
+            )
     return ["runs", *(score.title for score in scores)], list(rows.values())
-
-
-def mean_of_seeds(values: Sequence[float]) -> Point:
-    """With the standard error over the seeds; nan for one."""
-    count = len(values)
-    return Point(fmean(values), stdev(values) / math.sqrt(count) if count > 1 else math.nan, count)
 
 
 def score_table(comparison: Comparison, suite: str) -> Table:
@@ -296,22 +293,6 @@ def align(table: Table) -> list[str]:
     ]
 
 
-def settings_by_section(config: Mapping[str, object]) -> list[tuple[str, str]]:
-    """Pairs of a section and its `field value, field value`. Settings without a section come first,
-    as `run`."""
-    sections: dict[str, dict[str, object]] = {"run": {}}
-    for name, value in config.items():
-        if isinstance(value, dict):
-            sections[name] = value
-        else:
-            sections["run"][name] = value
-    return [
-        (section, ", ".join(f"{name} {value}" for name, value in values.items()))
-        for section, values in sections.items()
-        if values
-    ]
-
-
 # ----------------------------------------------------------------------------------------- cells
 
 
@@ -321,7 +302,7 @@ def show_step(step: int | None) -> str:
 
 def show_ends(curve: Curve) -> str:
     """`31.2 → 88.0 (95.8)`."""
-    shown = f"{curve.values[0]:.1f}" if curve.starts_at_zero else MISSING
+    shown = f"{curve.values[0]:.1f}" if 0 in curve.points else MISSING
     if curve.steps and curve.steps != [0]:
         shown += f" → {curve.values[-1]:.1f}"
     return f"{shown} ({MISSING if math.isnan(curve.dense) else f'{curve.dense:.1f}'})"

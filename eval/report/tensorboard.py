@@ -20,28 +20,15 @@ from tensorboard.plugins.hparams import summary_v2 as hparams
 
 from bosch.eval.report.compare import find_scores
 from bosch.eval.report.runs import RunResults, read_run
-from bosch.eval.report.tables import kv_saved, settings_by_section
+from bosch.eval.report.tables import kv_saved
 from bosch.eval.suites._reporting import AVERAGE, Row, reporting_of
 from bosch.masks.picture import mask_title
 from bosch.model_files import read_json_object
-from bosch.run.errors import MissingFileError
+from bosch.run import tensorboard as curve_files
 from bosch.run.fingerprint import fingerprint
 from bosch.run.plain_text import markdown, markdown_table, visible
 from bosch.run.progress import say
 from bosch.run.stage import flatten
-from bosch.run.tensorboard import (
-    BY_TOKENS,
-    FOLDER,
-    METRICS,
-    is_finite,
-    on_both_axes,
-    read_events,
-    read_metrics,
-    replace_events,
-    tags_of,
-    tolerating_write_errors,
-    training_events,
-)
 
 LOSS_CHARTS: dict[str, list[object]] = {
     "training loss": ["Multiline", ["tokens/train/loss$"]],
@@ -52,27 +39,24 @@ LOSS_CHARTS: dict[str, list[object]] = {
 
 def rebuild_tensorboard(run_path: Path) -> None:
     """Write all TensorBoard files of a run, from its metrics, scores and mask."""
-    if not run_path.is_dir():
-        raise MissingFileError(f"{run_path} is not a run folder; name one, such as runs/NAME.")
     run = read_run(run_path)
     for problem in run.problems:
         say(f"TensorBoard: {problem}")
     curves: list[Event] = []
     times: dict[int, float] = {}
     for name in ("mask", "train"):
-        metrics = run_path / name / METRICS
-        rows = read_metrics(metrics) if metrics.is_file() else []
-        curves += training_events(rows, name)
+        rows = curve_files.read_metrics(run_path / name / curve_files.METRICS)
+        curves += curve_files.training_events(rows, name)
         times = {row["step"]: row["time"] for row in rows if "time" in row}
     with_step = [row for row in run.rows if row["step"] is not None]
     for row in sorted(with_step, key=lambda row: row["step"]):
         when = times.get(row["step"])  # it was trained
-        curves += on_both_axes(row["step"], row["tokens"], _scalar(row), when)
-    with tolerating_write_errors(run_path):
+        curves += curve_files.on_both_axes(row["step"], row["tokens"], _scalar(row), when)
+    with curve_files.tolerating_write_errors(run_path):
         # As TensorBoard's class: torch has another build of the protocol's classes.
         plain = [Summary.FromString(one.SerializeToString()) for one in _describe_run(run)]
         events = [Event(wall_time=time.time(), summary=summary) for summary in plain]
-        replace_events(run_path / FOLDER, [*events, *curves])
+        curve_files.replace_events(run_path / curve_files.FOLDER, [*events, *curves])
         _draw_dense_lines(run_path.parent / "shared", run.rows)
 
 
@@ -86,13 +70,15 @@ def _draw_dense_lines(shared: Path, rows: Sequence[Row]) -> None:
     folder = shared / f"dense-{fingerprint(scalars)[:8]}"
     ends = [(row["step"], row["tokens"]) for row in rows if row["step"] is not None]
     step, tokens = max(ends, default=(0, 0))
-    for event in read_events(folder):
-        if tags_of(event)[0].startswith(BY_TOKENS):
+    for event in curve_files.read_events(folder):
+        if curve_files.tags_of(event)[0].startswith(curve_files.BY_TOKENS):
             tokens = max(tokens, event.step)
         else:
             step = max(step, event.step)
     places = sorted({(0, 0), (step, tokens)})
-    replace_events(folder, [e for place in places for e in on_both_axes(*place, scalars, None)])
+    curve_files.replace_events(
+        folder, [e for place in places for e in curve_files.on_both_axes(*place, scalars, None)]
+    )
 
 
 def _scalar(row: Row) -> dict[str, float]:
@@ -100,7 +86,7 @@ def _scalar(row: Row) -> dict[str, float]:
     names = (row["suite"], row["task"], row.get("length"), row["metric"])
     value = row["value"]
     tag = "/".join(visible(name) for name in names if name)  # an average has no length
-    return {tag: float(value)} if is_finite(value) else {}
+    return {tag: float(value)} if curve_files.is_finite(value) else {}
 
 
 def _describe_run(run: RunResults) -> Iterator[Any]:
@@ -130,7 +116,7 @@ def _describe_run(run: RunResults) -> Iterator[Any]:
     if run.config:
         command = read_json_object(run.path / "run.json").get("command", [])
         paragraphs.append(f"Command: {markdown(' '.join(['recover.py', *map(str, command)]))}")
-        lines = markdown_table(("settings", ""), settings_by_section(run.config))
+        lines = markdown_table(("settings", ""), list(flatten(run.config).items()))
         paragraphs.append("\n".join(lines))
     yield text("run", "\n\n".join(paragraphs))
 
@@ -160,9 +146,9 @@ def _hparams(run: RunResults) -> dict[str, str | int | float]:
         mask = run.mask.mask
         facts |= {"model": run.mask.model.id, "method": run.mask.method, "ratio": mask.ratio}
         facts |= {"window": mask.window_tokens, "unit": mask.unit, "KV saved": kv_saved(run)}
-    settings = flatten(run.config)
-    facts |= {"seed": run.settings["seed"], "tokens": settings.get("data.tokens")}
-    facts["options"] = run.settings["mask.options"] or None
+    settings = run.settings
+    facts |= {"seed": settings["seed"], "tokens": settings.get("data.tokens")}
+    facts["options"] = settings["mask.options"] or None
     facts |= {name: value for name, value in settings.items() if name.startswith("train.")}
     return {
         visible(name): visible(value) if isinstance(value, str) else value

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from bosch.eval.report.compare import Comparison, compare
-from bosch.eval.report.page import page, warnings
+from bosch.eval.report.page import page
 from bosch.eval.report.pictures import make_charts
 from bosch.eval.report.runs import read_run
 from bosch.eval.report.tables import make_tables
-from tests.run_folders import FakeRun
+from tests.run_folders import FakeRun, recovering
 
 SECONDS = 300
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
@@ -66,32 +66,19 @@ def browse(report: Path, script: str) -> Any:
     return json.loads(unescape(found[1]))
 
 
-def rising(start: float, end: float) -> Any:
-    return lambda step, task: 1.0 if step is None else start + (end - start) * step / 200
-
-
 @pytest.fixture(scope="module")
 def comparison(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
     """Each run is better than the one before."""
     runs = tmp_path_factory.mktemp("runs")
     ends = {"bosch": 0.9, "fisher": 0.7, "razor": 0.5}
-    return compare(
-        [FakeRun(name, skill=rising(0.1, end)).write(runs) for name, end in ends.items()]
-    )
+    fakes = [FakeRun(name, skill=recovering(0.1, end)) for name, end in ends.items()]
+    return compare([fake.write(runs) for fake in fakes])
 
 
 def write_page(comparison: Comparison, folder: Path) -> Path:
     """Without the pictures, which take longest."""
-    path = folder / "report.html"
-    path.write_text(
-        page(
-            comparison,
-            make_charts(comparison),
-            make_tables(comparison).values(),
-            warnings(comparison),
-        ),
-        "utf-8",
-    )
+    tables, path = make_tables(comparison).values(), folder / "report.html"
+    path.write_text(page(comparison, make_charts(comparison), tables, []), "utf-8")
     return path
 
 

@@ -48,9 +48,9 @@ def new_checkout(folder: Path) -> Path:
     return folder
 
 
-def start(checkout: Path, *arguments: str, **variables: str) -> subprocess.Popen[str]:
+def start(checkout: Path, *arguments: str) -> subprocess.Popen[str]:
     environment = {"PATH": os.environ["PATH"], "HOME": str(checkout), "PIP_NO_INDEX": "1"}
-    environment |= {"PIP_FIND_LINKS": "wheels", "PIP_CONFIG_FILE": os.devnull, **variables}
+    environment |= {"PIP_FIND_LINKS": "wheels", "PIP_CONFIG_FILE": os.devnull}
     return subprocess.Popen(
         [sys.executable, "launch/setup_environment.py", *arguments],
         cwd=checkout,
@@ -62,10 +62,10 @@ def start(checkout: Path, *arguments: str, **variables: str) -> subprocess.Popen
     )
 
 
-def run(checkout: Path, *arguments: str, **variables: str) -> str:
-    process = start(checkout, *arguments, **variables)
+def run(checkout: Path, *arguments: str, status: int = 0) -> str:
+    process = start(checkout, *arguments)
     output, _ = process.communicate()
-    assert process.returncode == 0, output
+    assert process.returncode == status, output
     return output
 
 
@@ -83,17 +83,14 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def copied(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The same in another folder, as if it had been set up there; what this process looks at."""
     checkout = shutil.copytree(made, tmp_path / "copied", symlinks=True)
-    environment = checkout / ".venv"
-    change_record(checkout, folder=str(environment))
+    change_folder(checkout, str(checkout / ".venv"))
     monkeypatch.setattr(setup_environment, "ROOT", checkout)
-    constraints = checkout / "launch" / "constraints.txt"
-    monkeypatch.setattr(setup_environment, "CONSTRAINTS", constraints)
     return checkout
 
 
-def change_record(checkout: Path, **changes: object) -> None:
+def change_folder(checkout: Path, folder: str) -> None:
     path = checkout / ".venv" / "setup.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"folder": folder}))
 
 
 def test_a_second_setup_reuses_the_first_until_extras_or_requirements_change(made: Path) -> None:
@@ -112,7 +109,7 @@ def test_a_second_setup_reuses_the_first_until_extras_or_requirements_change(mad
 @pytest.mark.parametrize(
     ("damage", "action", "reason"),
     [
-        (lambda c: change_record(c, folder="/moved/.venv"), "build", "it was made in /moved/.venv"),
+        (lambda c: change_folder(c, "/moved/.venv"), "build", "it was made in /moved/.venv"),
         (lambda c: (c / ".venv/setup.json").write_text("{"), "build", "the last set-up did not"),
         (lambda c: (c / ".venv/setup.json").unlink(), "update", "this set-up did not create it"),
     ],
@@ -148,20 +145,13 @@ def test_killed_setup_is_repaired_by_the_one_that_waited_for_it(tmp_path: Path) 
 
 
 def test_the_tested_versions_are_installed_or_named(made: Path, tmp_path: Path) -> None:
-    assert "update .venv (the requirements have changed)" in change_versions(made, "torch>=2.13\n")
+    (made / "launch" / "constraints.txt").write_text("torch>=2.13\n")
+    assert "update .venv (the requirements have changed)" in run(made)
     checkout = new_checkout(tmp_path / "checkout")
     (checkout / "launch" / "constraints.txt").write_text("torch==99.0\n")
-    process = start(checkout)
-    output, _ = process.communicate()
-    assert process.returncode == 1
-    last = output.splitlines()[-1]
+    last = run(checkout, status=1).splitlines()[-1]
     assert last.startswith("set-up: ")
     assert "launch/constraints.txt" in last
-
-
-def change_versions(checkout: Path, text: str) -> str:
-    (checkout / "launch" / "constraints.txt").write_text(text)
-    return run(checkout)
 
 
 def test_both_ends_of_the_ranges_have_their_own_environments(made: Path) -> None:

@@ -12,9 +12,8 @@ from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from bosch.eval.report.tensorboard import rebuild_tensorboard
-from bosch.masks.mask import GroupMask, MaskFile, write_mask
+from bosch.masks.mask import read_mask
 from bosch.masks.picture import draw_mask
-from bosch.model import ModelInfo
 from bosch.recipes.evaluate_model import publish
 from bosch.run.errors import MissingFileError, UserError
 from bosch.run.files import write_sealed_json
@@ -25,8 +24,8 @@ from tests.small_disk import small_disk
 from tests.smoke_chain import points
 
 
-def open_log(run: Path, first: int, rank: int = 0) -> MetricsLog:
-    log = MetricsLog(run / "train", rank)
+def open_log(run: Path, first: int) -> MetricsLog:
+    log = MetricsLog(run / "train", 0)
     if first == 1:
         log.start(0)
         log.write({"step": 0, "tokens": 0})
@@ -34,10 +33,10 @@ def open_log(run: Path, first: int, rank: int = 0) -> MetricsLog:
     return log
 
 
-def write_steps(run: Path, first: int, last: int, attempt: float = 0.0) -> None:
+def write_steps(run: Path, first: int, last: int) -> None:
     log = open_log(run, first)
     for step in range(first, last + 1):
-        log.write({"step": step, "tokens": 100 * step, "loss": step + attempt, "skipped": "spike"})
+        log.write({"step": step, "tokens": 100 * step, "loss": float(step), "skipped": "spike"})
 
 
 def test_a_cut_off_last_line_is_dropped_and_a_damaged_one_is_named(
@@ -70,13 +69,13 @@ def test_a_training_does_not_resume_with_rows_missing(missing: int, tmp_path: Pa
 # --- evaluations ---
 
 
-def write_scores(run: Path, step: int | None, value: float | None, **changes: Any) -> Path:
+def write_scores(run: Path, step: int | None, value: float) -> Path:
     folder = run / "eval" / ("dense" if step is None else f"step-{step:06d}") / "niah"
     folder.mkdir(parents=True, exist_ok=True)
     tokens = None if step is None else 100 * step
     row = {"run": run.name, "step": step, "tokens": tokens, "suite": "niah", "task": "average"}
     row |= {"length": 512, "metric": "score", "value": value, "stderr": 0.1, "n": 8}
-    (folder / "scores.json").write_text(json.dumps({"rows": [row | changes]}))
+    (folder / "scores.json").write_text(json.dumps({"rows": [row]}))
     return folder
 
 
@@ -102,10 +101,9 @@ def test_the_dense_model_is_a_horizontal_line_even_if_its_scores_are_shared(
     for step in (0, 9):
         write_scores(run, step, float(step))
     shutil.copytree(write_scores(tmp_path / "other", None, 7.0), shared / "niah")
-    write_sealed_json(
-        _made(run / "eval" / "dense") / "reference.json",
-        {"folder": "../../../shared/eval-dense-0123", "facts": {}},
-    )
+    (run / "eval" / "dense").mkdir()
+    reference = {"folder": "../../../shared/eval-dense-0123", "facts": {}}
+    write_sealed_json(run / "eval" / "dense" / "reference.json", reference)
     rebuild_tensorboard(run)
     lines = {
         "niah/average/512/score": [(0, 7), (9, 7)],
@@ -115,79 +113,53 @@ def test_the_dense_model_is_a_horizontal_line_even_if_its_scores_are_shared(
     assert points(dense) == lines
 
 
-def _made(folder: Path) -> Path:
-    folder.mkdir(parents=True)
-    return folder
-
-
 # --- mask and settings ---
 
 
-def full_run(path: Path) -> None:
-    mask = GroupMask.from_rows([[1, 0], [0, 0]], 16)
-    model = ModelInfo("tiny", None, None, 2, 2, 4, 8)
-    record = MaskFile(mask, model, "fisher")
-    _made(path / "mask")
-    write_mask(path / "mask" / "mask.json", record)
-    draw_mask(record, path / "mask" / "mask.png")
-    config: dict[str, Any] = {"seed": 3, "data": {"tokens": 1000}}
-    config["train"] = {"clip_norm": 1.0, "betas": [0.9, 0.95]}
-    (path / "run.json").write_text(json.dumps({"config": config}))
-    write_steps(path, 1, 2)
-    write_scores(path, 0, 4.0)
-
-
-def test_mask_and_settings_are_in_tensorboard(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    full_run(run)
+def test_mask_settings_and_a_chart_for_each_curve_are_in_tensorboard(tmp_path: Path) -> None:
+    run = FakeRun("fisher", seed=3, steps=(None, 0, 100)).write(tmp_path)
+    draw_mask(read_mask(run / "mask" / "mask.json"), run / "mask" / "mask.png")
     rebuild_tensorboard(run)
     reader = EventAccumulator(str(run / "tb")).Reload()
     [image] = reader.Images("mask")
     assert image.encoded_image_string == (run / "mask" / "mask.png").read_bytes()
     assert image.width > 100
-    plugin_data = {
-        tag: HParamsPluginData.FromString(reader.SummaryMetadata(tag).plugin_data.content)
-        for tag in reader.PluginTagToContent("hparams")
-    }
-    session = plugin_data["_hparams_/session_start_info"].session_start_info
-    values = {name: it.string_value or it.number_value for name, it in session.hparams.items()}
-    expected: dict[str, Any] = {"run": "run", "model": "tiny", "method": "fisher", "seed": 3}
-    expected |= {"ratio": 0.75, "window": 16, "unit": "group", "tokens": 1000}
-    expected["KV saved"] = "75% at 32,768 tokens"
-    assert values.items() >= (expected | {"train.clip_norm": 1.0}).items()
 
+    content = reader.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
+    hparams = HParamsPluginData.FromString(content).session_start_info.hparams
+    values = {name: it.string_value or it.number_value for name, it in hparams.items()}
+    expected: dict[str, Any] = {"run": run.name, "model": "tiny-qwen3", "method": "fisher"}
+    expected |= {"ratio": 0.75, "window": 64, "unit": "group", "seed": 3, "tokens": 393_216}
+    expected |= {"KV saved": "70% at 1,024 tokens", "train.clip_norm": 1.0}
+    assert values.items() >= expected.items()
 
-def test_what_is_missing_or_damaged_is_rebuilt(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    full_run(run)
-    shutil.rmtree(run / "tb")
-    rebuild_tensorboard(run)
-    curves = points(run / "tb")
-    assert curves["train/loss"] == [(1, 1.0), (2, 2.0)]
-    (events,) = (run / "tb").iterdir()
-    events.write_bytes(events.read_bytes()[:-40])
-    publish(run)
-    assert points(run / "tb") == curves
-    (events,) = (run / "tb").iterdir()
-    events.unlink()
-    events.mkdir()  # a folder in its place
-    publish(run)
-    assert points(run / "tb") == curves
-    with pytest.raises(MissingFileError, match="none"):
-        rebuild_tensorboard(tmp_path / "none")
-
-
-def test_every_chart_has_curves(tmp_path: Path) -> None:
-    folder = FakeRun("fisher", steps=(None, 0, 100)).write(tmp_path)
-    rebuild_tensorboard(folder)
-    facts = EventAccumulator(str(folder / "tb")).Reload()
-    (event,) = facts.Tensors("custom_scalars__config__")
+    (event,) = reader.Tensors("custom_scalars__config__")
     layout = Layout.FromString(event.tensor_proto.string_val[0])
-    curves = points(folder / "tb")
+    curves = points(run / "tb")
     charts = [chart for page in layout.category for chart in page.chart]
     assert charts
     for chart in charts:
         assert any(re.match(regex, tag) for regex in chart.multiline.tag for tag in curves)
+
+
+def test_what_is_missing_or_damaged_is_rebuilt(tmp_path: Path) -> None:
+    write_steps(tmp_path, 1, 2)
+    write_scores(tmp_path, 0, 4.0)
+    shutil.rmtree(tmp_path / "tb")
+    rebuild_tensorboard(tmp_path)
+    curves = points(tmp_path / "tb")
+    assert curves["train/loss"] == [(1, 1.0), (2, 2.0)]
+    (events,) = (tmp_path / "tb").iterdir()
+    events.write_bytes(events.read_bytes()[:-40])
+    publish(tmp_path)
+    assert points(tmp_path / "tb") == curves
+    (events,) = (tmp_path / "tb").iterdir()
+    events.unlink()
+    events.mkdir()  # a folder in its place
+    publish(tmp_path)
+    assert points(tmp_path / "tb") == curves
+    with pytest.raises(MissingFileError, match="none"):
+        rebuild_tensorboard(tmp_path / "none")
 
 
 # --- a full disk ---

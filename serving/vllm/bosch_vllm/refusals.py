@@ -15,8 +15,8 @@ def check_version(version: str) -> None:
 
 def check_hybrid(hybrid: Mapping[str, object] | None, num_layers: int, num_groups: int) -> None:
     """Refuse a `config.bosch` that another version wrote, or that has nothing on a window."""
-    num_full = (hybrid or {}).get("num_full")
-    window = (hybrid or {}).get("window")
+    hybrid = hybrid or {}
+    num_full, window = hybrid.get("num_full"), hybrid.get("window")
     if (
         not isinstance(num_full, Sequence)
         or len(num_full) != num_layers
@@ -28,7 +28,7 @@ def check_hybrid(hybrid: Mapping[str, object] | None, num_layers: int, num_group
             f"config.bosch of this folder has no window and no number of full groups for each of "
             f"{num_layers} layers: another version of bosch-hybrid wrote it. Materialize again."
         )
-    sink = (hybrid or {}).get("sink", {"kind": "none"})
+    sink = hybrid.get("sink", {"kind": "none"})
     kind = sink.get("kind") if isinstance(sink, Mapping) else None
     if kind not in ("none", "static"):
         raise ValueError(

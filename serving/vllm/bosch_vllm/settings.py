@@ -10,6 +10,7 @@ from vllm.platforms import current_platform
 from bosch_vllm.refusals import check_hybrid, check_version
 
 NOT_RUN = "this has not been run"
+LAYOUTS = ("units", "packed")
 BLOCKS_FIRST = ("BLHNC", "BLNHC")  # layouts of the cache in which each block is one piece of memory
 
 
@@ -23,26 +24,16 @@ class HybridSettings(VerifyAndUpdateConfig):
         )
         layout = vllm_config.additional_config.get("bosch_layout", "units")
         parallel, cache = vllm_config.parallel_config, vllm_config.cache_config
+        keeps_all = vllm_config.scheduler_config.disable_hybrid_kv_cache_manager
+        unequal = "ranks would get unequal parts of its full and window groups"
         for name, asked, reason in (
-            (
-                "--tensor-parallel-size above 1",
-                parallel.tensor_parallel_size > 1,
-                "ranks would get unequal parts of its full and window groups",
-            ),
+            ("--tensor-parallel-size above 1", parallel.tensor_parallel_size > 1, unequal),
             ("--pipeline-parallel-size above 1", parallel.pipeline_parallel_size > 1, NOT_RUN),
             ("speculative decoding", vllm_config.speculative_config is not None, NOT_RUN),
             ("LoRA", vllm_config.lora_config is not None, NOT_RUN),
             ("an fp8 KV cache", cache.cache_dtype.startswith("fp8"), NOT_RUN),
-            (
-                "--disable-hybrid-kv-cache-manager",
-                bool(vllm_config.scheduler_config.disable_hybrid_kv_cache_manager),
-                "that keeps every entry of its window groups, so nothing would be saved",
-            ),
-            (
-                f"bosch_layout {layout}",
-                layout not in ("units", "packed"),
-                "its layouts are units and packed",
-            ),
+            ("--disable-hybrid-kv-cache-manager", keeps_all, "nothing would be saved"),
+            (f"bosch_layout {layout}", layout not in LAYOUTS, "its layouts are units and packed"),
         ):
             if asked:
                 raise ValueError(f"bosch_vllm cannot serve a hybrid with {name}: {reason}.")
