@@ -63,7 +63,8 @@ class Recovery:
     def has_clear_gap(self) -> bool:
         """Whether step 0 is significantly below the dense model. If not, the share is undefined for
         some of the resamples and arbitrary for others."""
-        return self.curve.replicates is None or self.gap_share.low is not None
+        is_known = self.curve.replicates is None or self.gap_share.low is not None
+        return is_known and self.gap_share.value is not None
 
 
 @dataclass(frozen=True)
@@ -209,9 +210,6 @@ def _with_replicates(curve: Curve, samples: Mapping[int | None, Samples]) -> Cur
     return replace(curve, replicates=drawn)
 
 
-# ---------------------------------------------------------------------------------------- scores
-
-
 def find_scores(rows: Sequence[Row]) -> list[ReportedScore]:
     """The scores that these rows hold, suite by suite. lm-eval's rows hold none: its metrics have
     other scales."""
@@ -309,9 +307,6 @@ def is_as_long(end: float, other: float) -> bool:
     """Whether two trainings saw as many tokens. The part that a learned mask takes is rounded to
     whole steps, so the sums may differ slightly."""
     return math.isclose(end, other, rel_tol=0.01)
-
-
-# ---------------------------------------------------------------------------------- the baseline
 
 
 def _find_baseline(wanted: str, runs: Sequence[RunResults]) -> Baseline:

@@ -135,9 +135,6 @@ def _apply(statistic: Statistic, curve: Curve) -> tuple[float, Numbers]:
     return value, statistic(curve.tokens, *again) if again else np.array([math.nan])
 
 
-# ----------------------------------------------------------------------------------- statistics
-
-
 def value_at(place: int) -> Statistic:
     return lambda tokens, values, dense: values[..., place]
 
@@ -200,9 +197,6 @@ def mean_score(until: float = math.inf, since: float = -math.inf) -> Statistic:
 def _gap(values: Numbers, dense: Numbers) -> Numbers:
     gap = dense - values[..., 0]
     return np.where(gap > 1e-9, gap, np.nan)
-
-
-# ----------------------------------------------------------------------------------- replicates
 
 
 def resample_examples(

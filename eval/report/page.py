@@ -36,10 +36,14 @@ def write_report(comparison: Comparison, out: Path) -> list[Path]:
         raise UserError(f"{out} is not a folder; name another one for the report.") from error
     all_tables, lines = [*tables.make_tables(comparison).values()], warnings(comparison)
     charts = pictures.make_charts(comparison)
+    text = ["## Warnings", "", *(f"- {markdown(line)}" for line in lines), ""] if lines else []
+    for table in all_tables:
+        text += [f"## {markdown(table.title)}", "", *markdown_table(table.header, table.rows), ""]
+        text += [table.note, ""] if table.note else []
     paths = [out / name for name in ("report.html", "table.md", "results.jsonl", "recovery.jsonl")]
     rows = [{**r, "run": run.name} for run in comparison.runs for r in (*run.rows, *run.variants)]
     write_atomically(paths[0], page(comparison, charts, all_tables, lines))
-    write_atomically(paths[1], tables_in_markdown(all_tables, lines))
+    write_atomically(paths[1], "\n".join(text))
     write_rows(paths[2], rows)
     write_rows(paths[3], recovery_rows(comparison))
     return [*paths, *pictures.draw_pictures(charts, out)]
@@ -54,12 +58,6 @@ def page(
     import jinja2
     from markupsafe import Markup
 
-    styles = pictures.choose_styles(charts)
-    drawn = []
-    for chart in charts:
-        panels = [(panel, pictures.place_panel(panel, styles)) for panel in chart.panels]
-        labels = dict.fromkeys(line.label for panel in chart.panels for line in panel.lines)
-        drawn.append((chart.title, panels, [(label, styles[label]) for label in labels]))
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent, "utf-8"),
         autoescape=True,
@@ -70,21 +68,14 @@ def page(
     return environment.get_template(TEMPLATE).render(
         answers=answers(comparison),
         warnings=warning_lines,
-        charts=drawn,
+        charts=charts,
+        styles=pictures.choose_styles(charts),
+        place_panel=pictures.place_panel,
         tables=all_tables,
         runs=comparison.runs,
         flatten=flatten,
         axes=pictures.AXES,
     )
-
-
-def tables_in_markdown(all_tables: Sequence[tables.Table], warning_lines: Sequence[str]) -> str:
-    warned = ["## Warnings", "", *(f"- {markdown(line)}" for line in warning_lines), ""]
-    lines = warned if warning_lines else []
-    for table in all_tables:
-        lines += [f"## {markdown(table.title)}", "", *markdown_table(table.header, table.rows), ""]
-        lines += [table.note, ""] if table.note else []
-    return "\n".join(lines)
 
 
 def recovery_rows(comparison: Comparison) -> list[Row]:
@@ -172,17 +163,10 @@ def describe(curve: Curve, recovery: Recovery | None) -> str:
         return f"{title}: {curve.values[-1]:.1f} {when}; the dense model was not evaluated"
     if recovery is None:
         return f"{title}: {gap(-1)} points from the dense model {dense} {when}"
-    if recovery.gap_share.value is None:
-        verdict = "no gap to recover, since step 0 is not below the dense model"
-    elif recovery.has_clear_gap:
-        verdict = f"recovered {tables.show_gap_share(recovery)} of the gap to the dense model"
-    else:
-        verdict = "no significant gap to the dense model"
+    share = tables.show_gap_share(recovery)
+    verdict = f"recovered {share} of the gap" if recovery.has_clear_gap else share
     unit = "" if curve.is_loss else " points"
-    return f"{title}: {verdict} {dense}, from {gap(0)} to {gap(-1)}{unit} {when}"
-
-
-# -------------------------------------------------------------------------------------- warnings
+    return f"{title}: {verdict} to the dense model {dense}, from {gap(0)} to {gap(-1)}{unit} {when}"
 
 
 def warnings(comparison: Comparison) -> list[str]:

@@ -106,6 +106,10 @@ class Chart:
     title: str
     panels: Sequence[Panel]
 
+    @property
+    def labels(self) -> list[str]:
+        return list(dict.fromkeys(line.label for panel in self.panels for line in panel.lines))
+
 
 def make_charts(comparison: Comparison) -> list[Chart]:
     """All that have something to show, the most important first. Figure 3 of the paper is the
@@ -136,8 +140,8 @@ def parts_picture(suite: str) -> str:
 
 def choose_styles(charts: Sequence[Chart]) -> dict[str, int]:
     """A number for each label, the same in all charts: it chooses color, dashes and marker."""
-    labels = (line.label for chart in charts for panel in chart.panels for line in panel.lines)
-    return {label: number for number, label in enumerate(dict.fromkeys(labels))}
+    labels = dict.fromkeys(label for chart in charts for label in chart.labels)
+    return {label: number for number, label in enumerate(labels)}
 
 
 # ---------------------------------------------------------------------------------------- panels
@@ -195,11 +199,11 @@ def _losses(runs: Sequence[RunResults], name: str, title: str) -> Panel:
 
 def _dense_scores(comparison: Comparison, score: ReportedScore) -> dict[str, float]:
     """By label, of each dense model. Runs of one model share it."""
-    scores: dict[str, float] = {}
+    heights: dict[str, float] = {}
     for run in comparison.runs:
         if None in (points := comparison.curve(run, score).points):
-            scores.setdefault(run.settings["model"], points[None].value)
-    return _name_dense(scores)
+            heights.setdefault(run.settings["model"], points[None].value)
+    return _name_dense(heights)
 
 
 def _name_dense(heights: Mapping[str, float]) -> dict[str, float]:
@@ -245,18 +249,19 @@ def draw_picture(chart: Chart, styles: Mapping[str, int]) -> "Figure":
     """For papers: all panels side by side, with one legend below."""
     from matplotlib.figure import Figure  # without pyplot, which keeps state and picks a display
 
-    columns = min(COLUMNS, len(chart.panels))  # of panels, and of names in the legend
-    rows = math.ceil(len(chart.panels) / columns)
-    names = {line.label for panel in chart.panels for line in panel.lines}
-    height = PANEL[1] * rows + 0.2 + LEGEND_ROW * math.ceil(len(names) / columns)
-    figure = Figure(figsize=(PANEL[0] * columns, height), dpi=130, layout="constrained")
+    columns = min(COLUMNS, len(chart.panels))
+    rows, width = math.ceil(len(chart.panels) / columns), PANEL[0] * columns
+    longest = 0.5 + 0.057 * max(map(len, chart.labels))  # inches, with the line beside it
+    across = max(1, int(width / longest))  # names in a row of the legend
+    height = PANEL[1] * rows + 0.2 + LEGEND_ROW * math.ceil(len(chart.labels) / across)
+    figure = Figure(figsize=(width, height), dpi=130, layout="constrained")
     handles: dict[str, Any] = {}
     for place, panel in enumerate(chart.panels, 1):
         axes = figure.add_subplot(rows, columns, place)
         draw_panel(axes, panel, styles)
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
-    style: Any = {"loc": "outside lower center", "ncols": columns, "frameon": False, "fontsize": 8}
+    style: Any = {"loc": "outside lower center", "ncols": across, "frameon": False, "fontsize": 8}
     figure.legend([*handles.values()], [*handles], **style)
     return figure
 

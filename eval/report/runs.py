@@ -133,21 +133,18 @@ def read_runs(given: Sequence[Path | RunResults]) -> list[RunResults]:
         while name in named:
             name += "'"
         named[name] = replace(run, name=name)
-    return _distinguish(list(named.values()))
-
-
-def _distinguish(runs: Sequence[RunResults]) -> list[RunResults]:
-    """Give runs of one setup that differ in more than the seed a setup of their own: by the
-    settings in which they differ, or by name where settings and seed are the same."""
-    found = []
-    for place, run in enumerate(runs):
-        mine, alike = run.settings, [other.settings for other in runs if other.setup == run.setup]
+    # Runs of one setup that differ in more than the seed get a setup of their own: by the settings
+    # in which they differ, or by name where settings and seed are the same.
+    found: list[RunResults] = []
+    for run in named.values():
+        mine = run.settings
+        alike = [other.settings for other in named.values() if other.setup == run.setup]
         differences = {
             name: value
             for name, value in mine.items()
             if name != "seed" and any(other.get(name) != value for other in alike)
         }
-        again = mine["seed"] is None or mine in [other.settings for other in runs[:place]]
+        again = mine["seed"] is None or mine in [other.settings for other in found]
         if len(alike) > 1 and again:
             differences["run"] = run.name
         found.append(replace(run, differences=differences))
@@ -165,8 +162,8 @@ def is_run(path: Path) -> bool:
 def read_run(path: Path) -> RunResults:
     if not is_run(path):
         raise MissingFileError(
-            f"{path} is not a run folder: it has no run.json, no mask, no evaluation and no "
-            "training. Name the folder of a run, such as runs/NAME."
+            f"{path} is not a run folder: it has no run.json, mask, evaluation or training. Name "
+            "the folder of a run, such as runs/NAME."
         )
     reader = _Reader()
     record, mask = reader.read_json(path / "run.json"), None

@@ -75,10 +75,9 @@ def short_table(comparison: Comparison) -> Table:
     shares = {(r.curve.run.name, r.curve.score): show_gap_share(r) for r in comparison.recoveries}
     header, rows = ["run", "tokens"], []
     for score in comparison.averages:
-        header += [f"{reporting_of(score.suite).title} (dense)", "gap recovered"]
+        header += [f"{score.suite_title} (dense)", "gap recovered"]
     for run in comparison.runs:
-        trained = run.trained_tokens
-        cells = [run.name, MISSING if trained is None else show_tokens(trained)]
+        cells = [run.name, show_tokens(run.trained_tokens)]
         for score in comparison.averages:
             cells.append(show_ends(comparison.curve(run, score)))
             cells.append(shares.get((run.name, score), MISSING))
@@ -102,10 +101,9 @@ def recovery_table(comparison: Comparison) -> Table:
     header += ["training to 90%", "mean score"]
     note = (
         "Gap recovered: the share of the gap between step 0 and the dense model that the last "
-        "checkpoint has closed. Tokens to 50%: until that share is first reached, interpolated "
-        "between checkpoints, with those that a learned mask was trained on. Mean score: over the "
-        f"tokens that all runs share. In brackets: {LEVEL:.0%} bootstrap interval over examples "
-        "(of the loss: held-out sequences), which are the same for all models."
+        "checkpoint has closed. Tokens: with those of a learned mask, interpolated between "
+        "checkpoints. Mean score: over the tokens that all runs share. In brackets: "
+        f"{LEVEL:.0%} bootstrap interval over examples, the same for all models."
     )
     return Table("Recovery", header, rows, note)
 
@@ -118,9 +116,9 @@ def baseline_table(comparison: Comparison) -> Table:
     ]
     note = (
         "Points above the baseline run of the same model, ratio, window and seed, but for what the "
-        f"baseline names. In brackets: {LEVEL:.0%} bootstrap interval over seeds and examples, "
-        "which are the same for both runs; * marks those that exclude zero, one in twenty by "
-        "chance. In parentheses: the number of seeds. With few, the intervals are too narrow."
+        f"baseline names. In brackets: {LEVEL:.0%} bootstrap interval over seeds and examples, the "
+        "same for both runs; * marks those without zero, one in twenty by chance. In parentheses: "
+        "the number of seeds. With few, the intervals are too narrow."
     )
     header = ["runs", "score", "before training", "after training", "mean score"]
     return Table(f"Difference from {comparison.baseline.title}, in points", header, rows, note)
@@ -345,10 +343,10 @@ show_change = "{:+.1f}".format  # points
 show_share = "{:.0%}".format
 
 
-def show_tokens(count: float) -> str:
+def show_tokens(count: float | None) -> str:
     """`1.25M`."""
-    if count == NEVER:
-        return "not reached"
+    if count is None or count == NEVER:
+        return MISSING if count is None else "not reached"
     for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
         if count >= size:
             return f"{count / size:.3g}{unit}"

@@ -323,16 +323,12 @@ def test_the_answers_begin_with_the_best_run(tmp_path: Path) -> None:
     assert len(found[dense.name]) == 1  # nothing but its mask
 
 
-@pytest.mark.parametrize(
-    ("dense", "verdict"), [(0.6, "no gap to recover"), (0.65, "no significant gap to the dense")]
-)
-def test_there_is_no_share_of_a_gap_that_may_not_exist(
-    tmp_path: Path, dense: float, verdict: str
-) -> None:
+@pytest.mark.parametrize("dense", [0.6, 0.65])
+def test_there_is_no_share_of_a_gap_that_may_not_exist(tmp_path: Path, dense: float) -> None:
     run = FakeRun(skill=lambda step, task: dense if step is None else 0.6).write(tmp_path)
     lines = [str(line) for line in page.summarize(compare([run]))]
     assert not any("% [" in line for line in lines if "gap" in line)
-    assert any(verdict in line for line in lines)
+    assert any("no significant gap to the dense model" in line for line in lines)
     assert "no significant gap" in str(short_table(compare([run])).rows)
 
 

@@ -23,12 +23,8 @@ from tests.run_folders import FakeRun, recovering
 
 SECONDS = 300
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
-FLAGS = (
-    "--headless=new",
-    "--no-sandbox",  # inside a container there is none
-    "--disable-gpu",
-    "--disable-background-networking",
-)
+# Inside a container there is no sandbox.
+FLAGS = "--headless=new --no-sandbox --disable-gpu --disable-background-networking".split()
 BREAKS_OUT = "</script><script>document.title = 'broken out'</script><b>x</b>&amp;\u2028"
 HELPERS = """
 const charts = () => all(".chart").filter((chart) => !chart.hidden);
@@ -57,10 +53,8 @@ def browse(report: Path, script: str) -> Any:
     shown = report.parent / "copy.html"
     shown.write_text(report.read_text() + f"<script>document.body.append({element})</script>")
     profile = f"--user-data-dir={report.parent / 'profile'}"
-    command = [browser, *FLAGS, profile, "--virtual-time-budget=5000", "--dump-dom"]
-    done = subprocess.run(
-        [*command, shown.as_uri()], capture_output=True, text=True, timeout=SECONDS
-    )
+    command = [browser, *FLAGS, profile, "--virtual-time-budget=5000", "--dump-dom", shown.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
     found = re.search("<pre>(.+?)</pre>", done.stdout, re.DOTALL)
     assert found, done.stdout + done.stderr
     return json.loads(unescape(found[1]))

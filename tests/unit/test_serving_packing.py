@@ -4,13 +4,7 @@ import re
 from typing import Any
 
 import pytest
-from bosch_vllm.packing import (
-    Packing,
-    heads_in_a_block,
-    pack_blocks,
-    pack_units,
-    share_of_dense,
-)
+from bosch_vllm.packing import Packing, heads_in_a_block, pack_blocks, pack_units, share_of_dense
 from bosch_vllm.refusals import check_hybrid, check_version
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -53,11 +47,10 @@ def test_blocks_hold_every_head_once_in_order(num_full: list[int], kept: int, to
     assert heads(packing, "window") == num_window
     capacity = heads_in_a_block(sum(num_full), sum(num_window), kept, tokens)
     filled: dict[str, list[int]] = {"full": [], "window": []}
-    for pieces in packing:
-        for name, size in pieces.items():
-            assert size > 0
-            kind, number = name.split("_block")
-            filled[kind] += [int(number)] * size
+    for name, size in (piece for pieces in packing for piece in pieces.items()):
+        assert size > 0
+        kind, number = name.split("_block")
+        filled[kind] += [int(number)] * size
     for blocks in filled.values():  # in the order of layers, and none but the last has room
         assert blocks == [at // capacity for at in range(len(blocks))]
 
@@ -69,8 +62,8 @@ def test_share_of_dense_counts_window_entries() -> None:
 
 
 def test_another_vllm_is_refused() -> None:
-    check_version("0.32.0")
-    check_version("0.32.1.post1+cpu")
+    for version in ("0.32.0", "0.32.1.post1+cpu"):
+        check_version(version)
     for version in ("0.31.2", "0.3.2", "dev"):
         with pytest.raises(ValueError, match=re.escape(f"this is {version};")):
             check_version(version)
