@@ -256,7 +256,7 @@ def headline_points(suite: str, rows: Sequence[Row]) -> dict[Cell, Point]:
         if row["metric"] == (headline(row["task"]) or row["metric"]):
             numbers = (row.get(name) for name in ("stderr", "tokens"))
             stderr, tokens = (math.nan if number is None else number for number in numbers)
-            point = Point(row["value"], stderr, row.get("n") or 0, tokens)
+            point = Point(row["value"], stderr, row["n"], tokens)
             cells.setdefault((row["task"], row["length"] or 0), point)
     return cells
 

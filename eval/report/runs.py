@@ -172,7 +172,7 @@ def read_run(path: Path) -> RunResults:
         mask = reader.attempt(lambda: read_mask(path / "mask" / "mask.json"), None)
     lines = reader.read_lines(path / "train" / "metrics.jsonl")
     training = [row for row in lines if isinstance(row.get("tokens"), int)]
-    rows, samples = reader.read_evaluations(path / "eval", training)
+    rows, samples = reader.read_evaluations(path / "eval")
     # What the method recorded: in time.json, and in mask.json the summary of a search or the number
     # of tokens a learned mask was trained on.
     cost = reader.read_json(path / "mask" / "time.json")
@@ -228,10 +228,7 @@ class _Reader:
                 rows.append(row)
         return rows
 
-    def read_evaluations(
-        self, folder: Path, training: Sequence[Row]
-    ) -> tuple[list[Row], dict[EvaluationKey, Samples]]:
-        tokens_at = {0: 0} | {row.get("step"): row["tokens"] for row in training}
+    def read_evaluations(self, folder: Path) -> tuple[list[Row], dict[EvaluationKey, Samples]]:
         places: list[tuple[int, Path, dict[str, int]]] = [(0, p, {}) for p in folder.glob("*/")]
         for name, column in VARIANTS.items():
             for path in (folder / name).glob("*/"):
@@ -243,11 +240,7 @@ class _Reader:
             for file in sorted(self.follow(path).glob(f"*/{SCORES}")):
                 written = self.read_json(file).get("rows")
                 written = written if isinstance(written, list) else []
-                valid = []
-                for row in filter(_is_row, written):
-                    known = row.get("tokens")
-                    tokens = tokens_at.get(row["step"]) if known is None else known
-                    valid.append(row | {"tokens": tokens, "n": row.get("n") or 0} | columns)
+                valid = [row | columns for row in written if _is_row(row)]
                 self._note_left_out(file, len(written) - len(valid), "value")
                 rows += valid
                 if valid:
@@ -278,7 +271,7 @@ class _Reader:
 
 
 def _is_row(row: object) -> bool:
-    names = ("step", "suite", "task", "length", "metric", "value")
+    names = ("step", "tokens", "suite", "task", "length", "metric", "value", "n")
     if not isinstance(row, dict) or any(name not in row for name in names):
         return False
     return isinstance(row["value"], int | float) and math.isfinite(row["value"])
