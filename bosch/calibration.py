@@ -1,11 +1,8 @@
-"""The calibration set as the search and the static methods read it: token ids, and the positions of
-the answers and the needles.
+"""The calibration set as the search and the static methods read it. data/calibration.py builds it.
 
-data/calibration.py builds the set. `bosch` does not import `data`, so the types that both use are
-defined here, with the file that passes between them. `calibration.safetensors` holds `ids` (all
-haystacks, concatenated), `ends` (where each ends) and `questions` (Q, 5): index of the haystack,
-start and stop of the answer, start and stop of the needle, as positions in it. Its metadata field
-`tasks` is a JSON list with the task of each question.
+`calibration.safetensors` holds `ids` (all haystacks, concatenated), `ends` (where each ends) and
+`questions` (Q, 5): index of the haystack, start and stop of the answer, start and stop of the
+needle, as positions in it. Its metadata field `tasks` is a JSON list with each question's task.
 """
 
 import json
@@ -64,20 +61,18 @@ def write_calibration(folder: Path, calibration: Calibration) -> None:
     import torch  # here: --help and wrong command lines load no torch
     from safetensors.torch import save
 
-    haystacks = calibration.haystacks
+    texts = [haystack.ids_T for haystack in calibration.haystacks]
+    asked = [(n, q) for n, h in enumerate(calibration.haystacks) for q in h.questions]
     positions = [
-        (number, q.answer.start, q.answer.stop, q.needle.start, q.needle.stop)
-        for number, haystack in enumerate(haystacks)
-        for q in haystack.questions
+        (n, q.answer.start, q.answer.stop, q.needle.start, q.needle.stop) for n, q in asked
     ]
-    lengths = torch.tensor([len(haystack.ids_T) for haystack in haystacks])
     tensors = {
-        "ids": torch.cat([haystack.ids_T for haystack in haystacks]).long(),
-        "ends": lengths.cumsum(0),
+        "ids": torch.cat(texts).long(),
+        "ends": torch.tensor([len(ids_T) for ids_T in texts]).cumsum(0),
         "questions": torch.tensor(positions, dtype=torch.long).reshape(-1, 5),
     }
-    tasks = [q.task for haystack in haystacks for q in haystack.questions]
-    write_atomically(folder / FILE, save(tensors, {"tasks": json.dumps(tasks)}))
+    tasks = json.dumps([question.task for _, question in asked])
+    write_atomically(folder / FILE, save(tensors, {"tasks": tasks}))
 
 
 def read_calibration(folder: Path) -> Calibration:
@@ -85,9 +80,7 @@ def read_calibration(folder: Path) -> Calibration:
 
     path = folder / FILE
     if not path.is_file():
-        raise MissingFileError(
-            f"{path} does not exist; pass the folder of a calibration set (recipes/calibrate.py)."
-        )
+        raise MissingFileError(f"{path} does not exist; pass the folder of a calibration set.")
     try:
         with safe_open(path, "pt") as file:
             ids, ends, positions = (file.get_tensor(name) for name in ("ids", "ends", "questions"))

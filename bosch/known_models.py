@@ -5,45 +5,29 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-
-def _shape(
-    hidden_size: int,
-    intermediate_size: int,
-    num_hidden_layers: int,
-    num_attention_heads: int,
-    **others: object,
-) -> dict[str, Any]:
-    return {
-        "vocab_size": 151_936,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
-        "max_position_embeddings": 32_768,
-        "tie_word_embeddings": False,
-        "hidden_size": hidden_size,
-        "intermediate_size": intermediate_size,
-        "num_hidden_layers": num_hidden_layers,
-        "num_attention_heads": num_attention_heads,
-        **others,
-    }
+FIELDS = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+COMMON = {
+    "vocab_size": 151_936,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+    "max_position_embeddings": 32_768,
+    "tie_word_embeddings": False,
+}
 
 
+def _shape(*sizes: int, **others: int) -> dict[str, Any]:
+    return COMMON | dict(zip(FIELDS, sizes, strict=True)) | others
+
+
+EXPERTS = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768}
+OF_30B = {"num_key_value_heads": 4, "max_position_embeddings": 40_960, **EXPERTS}
 SHAPES = {
     "Qwen3-1.7B": _shape(2048, 6144, 28, 16, tie_word_embeddings=True),
     "Qwen3-4B": _shape(2560, 9728, 36, 32, tie_word_embeddings=True),
     "Qwen3-8B": _shape(4096, 12_288, 36, 32),
     "Qwen3-14B": _shape(5120, 17_408, 40, 40),
-    "Qwen3-30B-A3B": _shape(
-        2048,
-        6144,
-        48,
-        32,
-        num_key_value_heads=4,
-        max_position_embeddings=40_960,
-        num_experts=128,
-        num_experts_per_tok=8,
-        moe_intermediate_size=768,
-    ),
+    "Qwen3-30B-A3B": _shape(2048, 6144, 48, 32, **OF_30B),
     # 4 layers of 8 heads, each its own group: small enough for one core of a laptop.
     "mini": _shape(256, 768, 4, 8, vocab_size=1024, head_dim=64),
 }

@@ -10,11 +10,8 @@ file of bosch/methods with
                                    brings its constants too (Selection.sinks)
 
 docs/extending.md has a complete example. `make_mask` (bosch/methods/_choose.py) calls the function
-and turns scores into the exact mask. A method leaves the model as it was: weights, configuration,
-mode.
-
-A field of Settings with the name of a MaskConfig field takes its value from there. Importing this
-file does not import torch, which keeps `--help` fast.
+and turns scores into the exact mask. A method leaves weights, configuration and mode of the model
+as they were. A field of Settings with the name of a MaskConfig field takes its value from there.
 """
 # L layers, G groups a layer, H query heads a layer
 
@@ -79,9 +76,7 @@ class Scores:
     def of_heads(
         cls, heads_LH: "Tensor", num_groups: int, larger_is: Literal["local", "global"]
     ) -> "Scores":
-        """A group's score is the mean over its query heads. The paper found the mean better than
-        the maximum for every method.
-        """
+        """A group's score is the mean over its query heads, in the paper better than the most."""
         groups_LG = heads_LH.unflatten(1, (num_groups, -1)).mean(-1)
         return cls(as_table(groups_LG), larger_is, as_table(heads_LH))
 
@@ -107,12 +102,9 @@ class NoSettings:
 
 
 class Learner(Protocol):
-    """What a method trains together with the model's weights.
-
-    `done` is the number of steps completed. Everything must be a function of it and of the
-    parameters: every rank and micro-batch of a step sees the same, and so does a step that is
-    repeated after a kill.
-    """
+    """What a method trains together with the model's weights. Everything must be a function of its
+    parameters and of `done`, the number of completed steps: every rank and micro-batch of a step
+    sees the same, and so does a step that is repeated after a kill."""
 
     module: "nn.Module"  # its parameters, complete on every rank; saved in checkpoints
 
@@ -131,8 +123,7 @@ class Learner(Protocol):
 
 class TrainLearner(Protocol):
     """Train a copy of the model and a learner on tokens: what the recipe gives to a method that
-    learns. Every rank calls it. After a kill it resumes from the checkpoints in `folder`.
-    """
+    learns. Every rank calls it. After a kill it resumes from the checkpoints in `folder`."""
 
     def __call__(
         self,
@@ -158,9 +149,7 @@ class Learning:
 
 @dataclass(frozen=True)
 class Inputs:
-    """Everything a method may use. Model and calibration set are loaded on first use: rules over
-    layers need neither.
-    """
+    """Everything a method may use. Model and calibration set are loaded on first use."""
 
     model_info: ModelInfo
     load_model: "Callable[[], PreTrainedModel]"  # in evaluation mode, attn_implementation="bosch"
@@ -225,9 +214,8 @@ class Inputs:
         return num_windowed(self.ratio, self.num_layers, 1)
 
     def mask_of(self, windowed: list[tuple[int, int]]) -> GroupMask:
-        return GroupMask.from_windowed(
-            windowed, self.num_layers, self.num_groups, self.window_tokens
-        )
+        shape = self.num_layers, self.num_groups
+        return GroupMask.from_windowed(windowed, *shape, self.window_tokens)
 
     def mask_of_layers(self, windowed: set[int]) -> GroupMask:
         rows = [[int(layer not in windowed)] * self.num_groups for layer in range(self.num_layers)]

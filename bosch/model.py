@@ -1,5 +1,5 @@
 """Models: how they are found, what their config says, and how models and tokenizers are loaded.
-Importing this file loads neither torch nor transformers. bosch/model_files.py checks their files.
+Importing this file loads neither torch nor transformers.
 
 A model is named by a Hugging Face folder, a hub id (owner/name), or the name of an embedded one.
 """
@@ -8,8 +8,8 @@ import os
 import re
 import tempfile
 import traceback
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -23,12 +23,11 @@ from bosch.model_files import (
     PACKAGE,
     TOKENIZER_CONFIG,
     check_folder,
-    check_generation_config,
-    check_tokenizer_names,
     hash_weights,
     read_json_object,
 )
 from bosch.run.errors import MissingFileError, UserError, is_user_error
+from bosch.run.files import path_inside
 from bosch.run.fingerprint import fingerprint, hash_file
 from bosch.run.hub import prepare_hub
 from bosch.run.progress import say
@@ -50,6 +49,7 @@ OTHER_WEIGHTS = ".bin .pt .pth .ckpt .h5 .msgpack .gguf .onnx .ot".split()
 # For every from_pretrained of transformers. Code in a model's folder is never run: without False,
 # transformers would ask on a terminal.
 LOCAL = {"local_files_only": True, "trust_remote_code": False}
+NEVER_RUN = "code in a model's folder is never run; use a model that transformers loads without it"
 
 
 @dataclass(frozen=True)
@@ -67,10 +67,8 @@ class ModelInfo:
 
     def __post_init__(self) -> None:
         for name in SHAPE:
-            if getattr(self, name) < 1:
-                raise UserError(
-                    f"{self.id}: {name} is {getattr(self, name)}; it must be 1 or more."
-                )
+            if (value := getattr(self, name)) < 1:
+                raise UserError(f"{self.id}: {name} is {value}; it must be 1 or more.")
         if self.num_query_heads % self.num_groups:
             raise UserError(
                 f"{self.id}: {self.num_query_heads} query heads cannot be divided evenly among "
@@ -100,8 +98,6 @@ class ModelInfo:
 
 
 class ModelShape(NamedTuple):
-    """What has to be known about a model before it is loaded."""
-
     num_layers: int
     num_groups: int  # KV heads a layer
     positions: int
@@ -127,46 +123,41 @@ def find_model(model: str, option: str = "--model") -> Path | None:
 
 def fetch_model(model: str, option: str = "--model") -> Path:
     """The folder of a model. A hub model is downloaded: safetensors files and all small files."""
-    if (folder := find_model(model, option)) is not None:
-        return folder
-    from huggingface_hub import snapshot_download
-
-    prepare_hub()
-    with _explain_fetching(model, option), _one_of_a_machine(model):
-        # Mistral's repositories hold all weights a second time, as consolidated.safetensors.
-        others = ["*/*", "consolidated*", *(f"*{suffix}" for suffix in OTHER_WEIGHTS)]
-        return Path(snapshot_download(model, ignore_patterns=others))
-
-
-def _one_of_a_machine(model: str) -> FileLock:
-    """The ranks of a machine fetch a model one after another: all but the first find it there."""
+    # Mistral's repositories hold all weights a second time, as consolidated.safetensors.
+    others = ["*/*", "consolidated*", *(f"*{suffix}" for suffix in OTHER_WEIGHTS)]
+    # The ranks of a machine fetch one after another: all but the first find the model there.
     name = re.sub(r"\W", "-", f"bosch-{os.getuid()}-{model}")
-    return FileLock(Path(tempfile.gettempdir()) / f"{name}.lock")
+
+    def fetch(hub: Any) -> Path:
+        with FileLock(Path(tempfile.gettempdir()) / f"{name}.lock"):
+            return Path(hub.snapshot_download(model, ignore_patterns=others))
+
+    return _find_or_fetch(model, option, fetch)
 
 
 def fetch_config(model: str) -> Path:
     """A folder with the model's config.json. Of a hub model only that file is downloaded."""
-    if (folder := find_model(model)) is not None:
+    return _find_or_fetch(
+        model, "--model", lambda hub: Path(hub.hf_hub_download(model, "config.json")).parent
+    )
+
+
+def _find_or_fetch(model: str, option: str, fetch: Callable[[Any], Path]) -> Path:
+    if (folder := find_model(model, option)) is not None:
         return folder
-    from huggingface_hub import hf_hub_download
+    import huggingface_hub
 
     prepare_hub()
-    with _explain_fetching(model):
-        return Path(hf_hub_download(model, "config.json")).parent
-
-
-def _explain_fetching(model: str, option: str = "--model") -> AbstractContextManager[None]:
     problem = f"{option} {model} is not a folder on this machine and cannot be fetched from the hub"
-    return explain_library_errors(problem, MissingFileError)
+    with explain_library_errors(problem, MissingFileError):
+        return fetch(huggingface_hub)
 
 
 @contextmanager
 def explain_library_errors(problem: str, kind: type[UserError] = UserError) -> Iterator[None]:
-    """Turn any error of a library that is called inside into `PROBLEM: its reason`. transformers,
-    tokenizers and the hub raise errors of every type on damaged files.
-
-    An error of our own code that the library calls, such as a family's config class, is left alone.
-    """
+    """Turn any error of a library that is called inside into `PROBLEM: its reason`: they raise
+    errors of every type on damaged files. An error of our own code that the library calls, such as
+    a family's config class, is left alone."""
     try:
         yield
     except Exception as error:
@@ -175,27 +166,19 @@ def explain_library_errors(problem: str, kind: type[UserError] = UserError) -> I
         is_ours = frames and frames[-1].filename.startswith(f"{PACKAGE}{os.sep}")
         if is_user_error(error) or is_ours:
             raise
-        raise kind(f"{problem}: {_reason(error)}") from error
-
-
-NEVER_RUN = "code in a model's folder is never run; use a model that transformers loads without it"
-
-
-def _reason(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    if "trust_remote_code" in text:
-        return f"it needs code of its own, and {NEVER_RUN}."
-    if not text or isinstance(error, LookupError | TypeError | AttributeError):
-        text = f"{type(error).__name__} {text}".strip()
-    return text if len(text) <= 300 else f"{text[:300]}..."
+        text = " ".join(str(error).split())
+        if "trust_remote_code" in text:
+            text = f"it needs code of its own, and {NEVER_RUN}."
+        elif not text or isinstance(error, LookupError | TypeError | AttributeError):
+            text = f"{type(error).__name__} {text}".strip()
+        raise kind(f"{problem}: {text if len(text) <= 300 else f'{text[:300]}...'}") from error
 
 
 # ------------------------------------------------------------------------- what its folder says
 
 
 def read_shape(model: str) -> ModelShape:
-    """Shape of a model from its config.json, which is fetched from the hub if necessary; that of
-    the paper's models is known."""
+    """From its config.json, which is fetched if necessary; that of the paper's models is known."""
     if model in PAPER_MODELS and find_model(model) is None:
         folder, config = Path(model), SHAPES[PAPER_MODELS[model]]
     else:
@@ -208,29 +191,22 @@ def read_shape(model: str) -> ModelShape:
 def read_model_info(folder: Path) -> ModelInfo:
     """Shape and identity of the model in a folder."""
     config = read_model_config(folder)
-    model_id, revision, parts = folder.resolve().name, None, folder.absolute().parts
+    shape = {field: _count(config, n, folder) for field, n in zip(SHAPE, NEEDED, strict=True)}
     # The hub's cache: models--Qwen--Qwen3-0.6B/snapshots/<commit>. Elsewhere weights are hashed.
-    if len(parts) >= 3 and parts[-2] == "snapshots" and parts[-3].startswith("models--"):
-        model_id = parts[-3].removeprefix("models--").replace("--", "/")
-        revision = parts[-1]
-    return ModelInfo(
-        id=model_id,
-        revision=revision,
-        weight_hash=None if revision else hash_weights(folder),
-        **{field: _count(config, name, folder) for field, name in zip(SHAPE, NEEDED, strict=True)},
-    )
+    if cached := re.search(r"/models--([^/]+)/snapshots/([^/]+)$", str(folder.absolute())):
+        return ModelInfo(cached[1].replace("--", "/"), cached[2], None, **shape)
+    return ModelInfo(folder.resolve().name, None, hash_weights(folder), **shape)
 
 
 def describe_source(model: str) -> str | dict[str, object]:
-    """A model in a stage's settings: a hub model is given by its id, so that planning a run
-    downloads nothing."""
+    """For a stage's settings. A hub model is its id, so that planning a run downloads nothing."""
     folder = find_model(model)
     return model if folder is None else describe_model(folder)
 
 
 def describe_model(folder: Path) -> dict[str, object]:
     """What decides the output of the model in a folder, for a stage's settings: its weights and its
-    config, in which for example a window or the scaling of positions may be edited."""
+    config, in which for example a window may be edited."""
     config = read_model_config(folder)
     deciding = {name: value for name, value in config.items() if name not in NO_DECISION}
     return {**asdict(read_model_info(folder)), "config": fingerprint(deciding)}
@@ -255,7 +231,13 @@ def read_model_config(folder: Path) -> dict[str, Any]:
     config = read_json_object(path)
     if "auto_map" in config:
         _refuse_unknown_code(config, path)
-    check_generation_config(folder)
+    # transformers silently ignores a file that it cannot read, and with it the end tokens.
+    generation = folder / GENERATION
+    ends = read_json_object(generation).get("eos_token_id") if generation.is_file() else None
+    if not all(type(end) is int for end in (ends if isinstance(ends, list) else [ends or 0])):
+        raise UserError(
+            f"{generation}: eos_token_id is {ends!r:.60}; it must be one or more token ids."
+        )
     # In place of its number of groups a hybrid has a word that plain families refuse.
     missing = [name for name in NEEDED if config.get(name) in (None, "bosch_hybrid")]
     if not missing:
@@ -341,7 +323,10 @@ def _read_tokenizer(model: str | Path, **arguments: Any) -> "PreTrainedTokenizer
     if folder is not None:
         if names_code(config := folder / "config.json"):
             _refuse_unknown_code(read_json_object(config), config)
-        check_tokenizer_names(folder)
+        path = folder / TOKENIZER_CONFIG
+        files = read_json_object(path).get("fast_tokenizer_files") if path.is_file() else None
+        for name in files if isinstance(files, list) else []:
+            path_inside(folder, name, path, flat=True)
     else:
         prepare_hub()
     problem = f"{folder or model} has no tokenizer that can be loaded"
@@ -376,10 +361,8 @@ def load_for_search(
     on the CPU."""
     import torch
 
-    on_gpu = torch.cuda.is_available()
-    usual = "auto" if on_gpu else torch.float32
+    device, usual = ("cuda", "auto") if torch.cuda.is_available() else ("cpu", torch.float32)
     dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}.get(precision, usual)
-    device = "cuda" if on_gpu else "cpu"
     return load_model(folder, dtype, device, attention_backend, attn_implementation="bosch")
 
 
@@ -399,8 +382,7 @@ def load_model(
     **arguments: Any,
 ) -> "PreTrainedModel":
     """The model of a folder, dense or hybrid, in evaluation mode. `attention_backend`: a file of
-    bosch/backends. `arguments` go to from_pretrained of transformers.
-    """
+    bosch/backends. `arguments` go to from_pretrained of transformers."""
     import torch
 
     from bosch.hybrid.models import PREFIX

@@ -56,30 +56,10 @@ def weight_names(index: Path) -> list[str]:
     return sorted({file.name for file in files})
 
 
-def check_tokenizer_names(folder: Path) -> None:
-    """Refuse a tokenizer whose config names versions of it outside of the folder."""
-    path = folder / TOKENIZER_CONFIG
-    names = read_json_object(path).get("fast_tokenizer_files") if path.is_file() else None
-    for name in names if isinstance(names, list) else []:
-        path_inside(folder, name, path, flat=True)
-
-
-def check_generation_config(folder: Path) -> None:
-    """transformers silently ignores a file that it cannot read, and with it the end tokens."""
-    path = folder / GENERATION
-    ends = read_json_object(path).get("eos_token_id") if path.is_file() else None
-    if not all(type(end) is int for end in (ends if isinstance(ends, list) else [ends or 0])):
-        raise UserError(f"{path}: eos_token_id is {ends!r:.60}; it must be one or more token ids.")
-
-
 def hash_weights(folder: Path) -> str | None:
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        return None
-    stats = [(path, path.stat()) for path in files]
-    return _hash_files(
-        tuple((p, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for p, s in stats)
-    )
+    stats = [(path, path.stat()) for path in sorted(folder.glob("*.safetensors"))]
+    files = tuple((p, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for p, s in stats)
+    return _hash_files(files) if files else None
 
 
 @functools.lru_cache

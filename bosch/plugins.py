@@ -1,12 +1,9 @@
-"""A folder of plug-ins is its own registry: `bosch/methods/fisher.py` is the method `fisher`. There
-is no list to edit.
+"""A folder of plug-ins is its own registry: `bosch/methods/fisher.py` is the method `fisher`. A
+file whose name begins with `_` is a part of the folder, not a plug-in. What every plug-in must
+define is named in `NEEDS` in the folder's `__init__.py`.
 
-The folders are bosch/methods, bosch/backends, bosch/families and eval/suites. A file whose name
-begins with `_` is a part of the folder, not a plug-in. What every plug-in of a folder must define
-is named in `NEEDS` in the folder's `__init__.py`.
-
-A broken file (a syntax error, a failed import, a missing name) is one UserError that names it. It
-is raised when that plug-in is loaded; listing the folder and loading others goes on.
+A broken file is one UserError that names it when that plug-in is loaded; listing the folder and
+loading others goes on.
 """
 
 import ast
@@ -44,18 +41,14 @@ def load_plugin(package: str, name: str) -> ModuleType:
     needs = getattr(importlib.import_module(package), "NEEDS", ())
     for needed in needs:
         if not hasattr(module, needed):
-            raise BrokenPluginError(
-                f"{path} does not define {needed}; a plug-in of this folder defines "
-                f"{', '.join(needs)}."
-            )
+            each = f"a plug-in of this folder defines {', '.join(needs)}."
+            raise BrokenPluginError(f"{path} does not define {needed}; {each}")
     return module
 
 
 def describe_plugin(package: str, name: str) -> str:
     """First sentence of a plug-in's docstring, for --help, read without importing the plug-in. Of a
     file that cannot be read, what is wrong with it."""
-    if name not in list_plugins(package):
-        load_plugin(package, name)  # raises the error that names the others
     try:
         tree = ast.parse((_folder(package) / f"{name}.py").read_bytes())
     except (SyntaxError, ValueError, OSError) as error:  # ValueError: a null byte

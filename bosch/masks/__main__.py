@@ -52,19 +52,12 @@ class Show:
 
     mask: Annotated[Path, POSITIONAL]  # a mask.json
     png: Path | None = None  # also write the picture to this file
-    context: tuple[int, ...] = (
-        4096,
-        32768,
-        131072,
-    )  # tokens to print the cache of, in bfloat16
+    context: tuple[int, ...] = (4096, 32768, 131072)  # tokens to print the cache of, in bfloat16
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    commands: Commands = {
-        "show": (Show, run_show),
-        "import": (Import, run_import),
-        "export": (Export, run_export),
-    }
+    commands: Commands = {"show": (Show, run_show), "import": (Import, run_import)}
+    commands["export"] = Export, run_export
     run_subcommand("python -m bosch.masks", commands, arguments)
 
 

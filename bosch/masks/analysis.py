@@ -11,6 +11,7 @@ import math
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from math import comb
 from pathlib import Path
 from typing import Any
 
@@ -68,11 +69,10 @@ def read_masks(paths: Sequence[Path]) -> list[NamedMask]:
     for group in comparable(masks).values():
         possible = []
         for mask in group:
-            seed = "" if mask.record.seed is None else f" s{mask.record.seed}"
-            seeded = f"{mask.record.method}{seed}"
-            run = mask.path.resolve().parent.parent.name
-            window = f"{seeded} W{mask.mask.window_tokens}"
-            possible.append((mask.record.method, seeded, window, run, str(mask.path)))
+            method, seed = mask.record.method, mask.record.seed
+            seeded = method if seed is None else f"{method} s{seed}"
+            window, run = f"{seeded} W{mask.mask.window_tokens}", mask.path.resolve().parents[1]
+            possible.append((method, seeded, window, run.name, str(mask.path)))
         # The shortest unique names.
         names = next(names for names in zip(*possible, strict=True) if len({*names}) == len(names))
         named |= {mask.path: name for mask, name in zip(group, names, strict=True)}
@@ -88,25 +88,20 @@ def comparable(masks: Iterable[NamedMask]) -> dict[tuple[str, float], list[Named
 
 
 def find_chains(masks: Sequence[NamedMask]) -> dict[str, list[NamedMask]]:
-    """Chains of at least two masks that differ only in their ratio, by rising ratio.
-
-    A mask without a seed (nothing in it was random) joins the chain of every seed that has no mask
-    of its ratio. Of masks that differ in nothing that a mask file records, such as those of two
-    calibration sets, the last one is used.
-    """
-
-    def kind_of(mask: NamedMask) -> tuple[str, str, str]:
-        return mask.record.method, mask.model, f"W{mask.mask.window_tokens}"
-
-    seeds: dict[tuple[str, str, str], dict[int | None, None]] = {}
+    """Chains of at least two masks that differ only in their ratio, by rising ratio. A mask without
+    a seed (nothing in it was random) joins the chain of every seed that has no mask of its ratio.
+    Of masks that differ in nothing that a mask file records, the last one is used."""
+    kinds: dict[tuple[str, str, str], list[NamedMask]] = {}
     for mask in masks:
-        seeds.setdefault(kind_of(mask), {})[mask.record.seed] = None
+        kind = mask.record.method, mask.model, f"W{mask.mask.window_tokens}"
+        kinds.setdefault(kind, []).append(mask)
     chains: dict[tuple[str, ...], list[NamedMask]] = {}
-    for kind, of_kind in seeds.items():
-        drawn: list[int | None] = [seed for seed in of_kind if seed is not None]
-        for seed in drawn or [None]:
-            members = [m for m in masks if kind_of(m) == kind and m.record.seed in (seed, None)]
+    for (method, *others), of_kind in kinds.items():
+        for seed in dict.fromkeys(mask.record.seed for mask in of_kind):
+            if seed is None and any(mask.record.seed is not None for mask in of_kind):
+                continue
             # Masks with the seed come last, so that they are used.
+            members = [mask for mask in of_kind if mask.record.seed in (seed, None)]
             members.sort(key=lambda mask: mask.record.seed is not None)
             chain = {mask.ratio: mask for mask in members}
             if len(chain) < 2:
@@ -117,7 +112,6 @@ def find_chains(masks: Sequence[NamedMask]) -> dict[str, list[NamedMask]]:
                         f"{other.path} is left out of the turnover: {used.path} has the same "
                         "method, ratio and seed; analyze one calibration set at a time"
                     )
-            method, *others = kind
             name = (method, "" if seed is None else f"s{seed}", *others)
             chains[name] = [chain[ratio] for ratio in sorted(chain)]
     # Only the parts of a name that differ between chains, and always the method.
@@ -154,29 +148,22 @@ def compare(first: GroupMask, second: GroupMask) -> Agreement:
 
     rows = zip(first.z, second.z, strict=True)
     shared = sum(pair == (0, 0) for row in rows for pair in zip(*row, strict=True))
-    return Agreement(
-        shared=shared,
-        distance=distance(shared),
-        expected_shared=num_first * num_second / first.num_total,
-        expected_distance=math.fsum(
-            chance * distance(count) for count, chance in overlap_chances(first, second).items()
-        ),
-    )
+    by_chance = num_first * num_second / first.num_total
+    chances = overlap_chances(first, second).items()
+    expected = math.fsum(chance * distance(count) for count, chance in chances)
+    return Agreement(shared, distance(shared), by_chance, expected)
 
 
 def overlap_chances(first: GroupMask, second: GroupMask) -> dict[int, float]:
-    """Probability of each number of shared windowed groups if the second mask is drawn at random.
-    If both masks choose whole layers, layers are drawn.
-    """
+    """Probability of each number of shared windowed groups if the second mask is drawn at random:
+    groups, or layers if both masks choose whole layers."""
     size = first.num_groups if first.unit == second.unit == "layer" else 1
     total, marked, drawn = (
         count // size for count in (first.num_total, first.num_windowed, second.num_windowed)
     )
     # Integers until the division, so that no factorial overflows.
     return {
-        k * size: math.comb(marked, k)
-        * math.comb(total - marked, drawn - k)
-        / math.comb(total, drawn)
+        k * size: comb(marked, k) * comb(total - marked, drawn - k) / comb(total, drawn)
         for k in range(min(marked, drawn) + 1)
     }
 
@@ -202,18 +189,11 @@ def turnover(smaller: GroupMask, larger: GroupMask) -> Turnover:
     raw = (num_smaller - agreement.shared) / num_smaller
     chance = (num_smaller - agreement.expected_shared) / num_smaller
     most = min(num_smaller, larger.num_full) / num_smaller
-    return Turnover(
-        raw=raw,
-        normalized=raw / most if most else None,
-        chance=chance,
-        normalized_chance=chance / most if most else None,
-    )
+    return Turnover(raw, raw / most if most else None, chance, chance / most if most else None)
 
 
 def longest_blocks(mask: GroupMask) -> dict[str, tuple[int, ...]]:
-    """For each kind, the layers of the longest run of neighboring layers (the first of several):
-    full, fuller than the mask, windowed. Empty if no layer is of this kind.
-    """
+    """For each kind, the layers of the longest run of neighboring layers (the first of several)."""
     shares, limit = mask.layer_ratios, mask.ratio - 1e-9
     kinds = {
         "full": [share == 0 for share in shares],
@@ -234,9 +214,7 @@ def write_replacements(
     smaller: NamedMask, larger: NamedMask, seeds: int, folder: Path
 ) -> list[dict[str, Any]]:
     """Write A' of the paper for each seed: the larger ratio's mask, made to window the groups that
-    only the smaller ratio's mask windows. Table 5 asks whether it scores worse than the larger mask
-    itself; `--method from_file` scores both.
-    """
+    only the smaller ratio's mask windows. Table 5 asks whether it scores worse than the larger."""
     rows = []
     for seed in range(seeds):
         mask, count = replace_groups(smaller.mask, larger.mask, seed)
@@ -254,8 +232,7 @@ def write_replacements(
 
 def replace_groups(smaller: GroupMask, larger: GroupMask, seed: int) -> tuple[GroupMask, int]:
     """The larger mask, with the groups that only the smaller one windows in place of as many of its
-    own, drawn at random; and how many. If both masks choose whole layers, layers are replaced.
-    """
+    own, drawn at random; and how many. If both masks choose whole layers, layers are replaced."""
     unit: Unit = "layer" if smaller.unit == larger.unit == "layer" else "group"
     width = larger.num_groups if unit == "layer" else 1  # groups that are chosen together
     chosen, before = (

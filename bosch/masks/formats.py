@@ -1,8 +1,6 @@
 """Import and export of masks in the format of DuoAttention, which PruLong has too: a TSV with one
-line per layer and one number per KV head. Groups with larger numbers keep full attention.
-
-The config.json beside the table has the window, `recent_size`, and `sink_size`: the first tokens of
-a text, which their windowed heads also see, as those of a mask with the sink `tokens=S` do.
+line per layer and one number per KV head. Groups with larger numbers keep full attention. The
+config.json beside it has the window, `recent_size`, and `sink_size`: S of the sink `tokens=S`.
 """
 
 import json
@@ -28,9 +26,8 @@ LEAST = {"sink_size": 0, "recent_size": 1}  # in tokens
 def import_mask(
     path: Path, model: ModelInfo, ratio: float, window_tokens: int | None = None, seed: int = 0
 ) -> tuple[MaskFile, tuple[str, ...]]:
-    """A table as a MaskFile for `model`, and the notes to print. As many groups as `ratio` stands
-    for, those of the smallest numbers, get the window; `seed` breaks ties. The window is the file's
-    own if none is given."""
+    """A table as a MaskFile for `model`, and the notes to print. The groups of the smallest numbers
+    get the window, which is the file's own if none is given; `seed` breaks ties."""
     if not path.is_file():
         problem = "is a folder" if path.is_dir() else "does not exist"
         raise MissingFileError(f"{path} {problem}; pass the file to import.")
@@ -46,8 +43,7 @@ def import_mask(
         notes.append(f"the window is {window} tokens, from {source}.")
     elif recent not in (None, window):
         notes.append(f"{source} is {recent}, but --window {window} is used.")
-    budget = num_windowed(ratio, model.num_layers, model.num_groups)
-    windowed, tie = smallest(table, budget, seed)
+    windowed, tie = smallest(table, num_windowed(ratio, model.num_layers, model.num_groups), seed)
     if tie:
         notes.append(
             f"{tie['num_tied']} groups are tied at the value {tie['value']:g}; the seed {seed} "
@@ -57,20 +53,9 @@ def import_mask(
     mask = replace(mask, sink=sink_beside(path, window))
     if (asked := sizes.get("sink_size", 0)) > window:
         notes.append(f"sink_size is {asked}; the window of {window} keeps {window} of them.")
-    record = MaskFile(
-        mask=mask,
-        model=model,
-        method=METHOD,
-        ratio_asked=ratio,
-        settings={"tie": tie, **sizes},
-        seed=seed if tie else None,
-        provenance={
-            "source": path.name,
-            "source_xxh3": hash_file(path),
-            "notes": notes,
-            **provenance(),
-        },
-    )
+    made = {"source": path.name, "source_xxh3": hash_file(path), "notes": notes, **provenance()}
+    settings, seed_used = {"tie": tie, **sizes}, seed if tie else None
+    record = MaskFile(mask, model, METHOD, ratio, settings, seed_used, provenance=made)
     return record, tuple(notes)
 
 
@@ -81,16 +66,13 @@ def read_table(path: Path, model: ModelInfo) -> list[list[float]]:
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not a text file, so it holds no table ({error}).") from error
     layers = [line.split() for line in lines if line.strip()]
-    if len(layers) != model.num_layers:
-        raise UserError(
-            f"{path} has {len(layers)} lines, but {model} has {model.num_layers} layers."
-        )
-    table = []
+    num_layers, num_groups, table = model.num_layers, model.num_groups, []
+    if len(layers) != num_layers:
+        raise UserError(f"{path} has {len(layers)} lines, but {model} has {num_layers} layers.")
     for layer, row in enumerate(layers):
-        if len(row) != model.num_groups:
+        if len(row) != num_groups:
             raise UserError(
-                f"{path}: layer {layer} has {len(row)} values, but {model} has {model.num_groups} "
-                "KV heads per layer."
+                f"{path}: layer {layer} has {len(row)} values, but {model} has {num_groups} groups."
             )
         try:
             table.append([float(text) for text in row])
@@ -140,10 +122,8 @@ def export_mask(record: MaskFile, path: Path) -> str:
     sinks, window = sink_tokens(record.mask.sink), record.mask.window_tokens
     beside = path.with_name("config.json")
     if beside.exists():
-        return (
-            f"{beside} was there and is left as it is; DuoAttention needs recent_size {window} and "
-            f"sink_size {sinks} in it."
-        )
+        needs = f"DuoAttention needs recent_size {window} and sink_size {sinks} in it."
+        return f"{beside} was there and is left as it is; {needs}"
     sizes = {"sink_size": sinks, "recent_size": window}
     write_atomically(beside, json.dumps(sizes, indent=1) + "\n")
     return f"{beside} has the window and the sinks, which the table does not contain."

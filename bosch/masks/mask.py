@@ -26,10 +26,7 @@ UNITS = get_args(Unit)
 
 @dataclass(frozen=True)
 class GroupMask:
-    """Which KV-head groups keep full attention (z in the paper).
-
-    1: full causal attention. 0: sliding window.
-    """
+    """Which KV-head groups keep full attention (z in the paper). 1: full, 0: sliding window."""
 
     z: tuple[tuple[int, ...], ...]  # [layer][group]
     window_tokens: int  # window size in tokens, including the current token
@@ -44,10 +41,8 @@ class GroupMask:
         if not self.z or not self.z[0]:
             raise UserError("A mask needs at least one layer with one group.")
         for layer, row in enumerate(self.z):
-            if len(row) != self.num_groups:
-                raise UserError(
-                    f"Layer {layer} has {len(row)} groups, but layer 0 has {self.num_groups}."
-                )
+            if len(row) != (first := len(self.z[0])):
+                raise UserError(f"Layer {layer} has {len(row)} groups, but layer 0 has {first}.")
             if any(type(bit) is not int or bit not in (0, 1) for bit in row):
                 raise UserError(
                     f"Layer {layer} is {row}; each group must be 1 (full attention) or 0 (window)."
@@ -59,40 +54,30 @@ class GroupMask:
     def from_rows(
         cls, rows: Iterable[Iterable[Any]], window_tokens: int, unit: Unit = "group"
     ) -> "GroupMask":
-        """From zeros and ones, one row per layer: lists, arrays, tensors, booleans or strings
-        ("0110")."""
-        return cls(tuple(tuple(_bit(value) for value in row) for row in rows), window_tokens, unit)
+        """One row per layer: lists, arrays, tensors, booleans or strings ("0110")."""
+        return cls(tuple(tuple(map(_bit, row)) for row in rows), window_tokens, unit)
 
     @classmethod
     def from_windowed(
-        cls,
-        windowed: Iterable[tuple[int, int]],
-        num_layers: int,
-        num_groups: int,
-        window_tokens: int,
+        cls, windowed: Iterable[tuple[int, int]], num_layers: int, num_groups: int, window: int
     ) -> "GroupMask":
         """Full attention except for the (layer, group) pairs in `windowed`."""
-        rows = [[1] * num_groups for _ in range(num_layers)]
-        for layer, group in windowed:
-            if not (0 <= layer < num_layers and 0 <= group < num_groups):
-                raise UserError(
-                    f"{(layer, group)} is outside {num_layers} layers x {num_groups} groups."
-                )
-            rows[layer][group] = 0
-        return cls.from_rows(rows, window_tokens)
+        chosen = set(windowed)
+        places = [[(layer, group) for group in range(num_groups)] for layer in range(num_layers)]
+        if outside := chosen.difference(*places):
+            raise UserError(f"{outside} is outside {num_layers} layers x {num_groups} groups.")
+        return cls.from_rows([[place not in chosen for place in row] for row in places], window)
 
     @property
     def num_layers(self) -> int:
         return len(self.z)
 
     @property
-    def num_groups(self) -> int:
-        """Groups of one layer."""
+    def num_groups(self) -> int:  # of one layer
         return len(self.z[0])
 
     @property
     def num_total(self) -> int:
-        """Groups of all layers."""
         return self.num_layers * self.num_groups
 
     @property
@@ -125,11 +110,8 @@ class GroupMask:
             )
 
     def kv_bytes(self, context_tokens: int, head_dim: int, bytes_per_value: int = 2) -> int:
-        """Bytes of the KV cache for one text.
-
-        A windowed group keeps W-1 entries, because the next token adds its own before it attends
-        (the static cache keeps W), and the first tokens of its sink.
-        """
+        """Bytes of the KV cache for one text. A windowed group keeps W-1 entries, because the next
+        token adds its own before it attends (the static cache keeps W), and those of its sink."""
         in_window = min(context_tokens, self.window_tokens - 1) + sink_tokens(self.sink)
         entries = self.num_full * context_tokens + self.num_windowed * in_window
         return entries * 2 * head_dim * bytes_per_value  # 2: keys and values
@@ -194,8 +176,7 @@ class MaskFile:
                 f"is {model.describe()}."
             )
         if self.ratio_asked is not None:
-            advice = "z or ratio_asked is wrong"
-            mask.refuse_another_ratio(self.ratio_asked, "z", advice)
+            mask.refuse_another_ratio(self.ratio_asked, "z", "z or ratio_asked is wrong")
 
     def origin(self) -> dict[str, object]:
         """All fields except z and the window, as JSON."""
@@ -247,21 +228,19 @@ def write_mask(path: Path, record: MaskFile) -> None:
 
 
 def read_mask(path: Path, model: ModelInfo | None = None) -> MaskFile:
-    """Read and check mask.json. With `model`, a mask made for another model is refused.
-
-    Every UserError names the file and the field.
-    """
+    """Read and check mask.json. With `model`, a mask made for another model is refused. Every
+    UserError names the file and the field."""
     content = read_json_object(path)
     try:
         record = _parse(content)
-        if model is not None and not model.is_same_model(record.model):
-            raise UserError(
-                f"the mask was made for {record.model.describe()}, not for {model.describe()}; "
-                "search a new mask, or pass the model that it was made for."
-            )
+        if model is None or model.is_same_model(record.model):
+            return record
+        raise UserError(
+            f"the mask was made for {record.model.describe()}, not for {model.describe()}; search "
+            "a new mask, or pass the model that it was made for."
+        )
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
-    return record
 
 
 def _parse(content: dict[str, Any]) -> MaskFile:
@@ -306,12 +285,7 @@ def _check_fields(
             )
 
 
-def _bit(value: Any) -> int:
-    """0 or 1 from a number, a boolean, a one-element tensor or a character."""
-    bit = {"0": 0, "1": 1}.get(value) if isinstance(value, str) else value
-    if bit is None or not (bit == 0 or bit == 1):
-        raise UserError(
-            f"A mask has the value {value!r}; each group must be 1 (full attention) or 0 (sliding "
-            "window)."
-        )
-    return int(bit)
+def _bit(value: Any) -> Any:
+    """0 or 1 from a number, a boolean, a one-element tensor or a character. GroupMask refuses what
+    is none of these."""
+    return next((bit for bit in (0, 1) if value in (bit, str(bit))), value)

@@ -11,48 +11,39 @@ from pathlib import Path
 
 # Packages whose versions are recorded.
 PACKAGES = "torch transformers accelerate datasets safetensors numpy PyNomadBBO liger-kernel"
+ROOT = Path(__file__).resolve().parents[2]  # the repository's folder, in a checkout
 
 
-def find_checkout() -> Path | None:
-    """The repository's folder; None for an installed package."""
-    root = Path(__file__).resolve().parents[2]
-    return root if (root / "launch" / "setup_environment.py").is_file() else None
+def is_checkout() -> bool:
+    return (ROOT / "launch" / "setup_environment.py").is_file()
 
 
 def read_version() -> str:
     """Of this code. A checkout may not be installed, or was installed at another version."""
-    if (root := find_checkout()) is None:
+    if not is_checkout():
         return importlib.metadata.version("bosch-hybrid")
-    project = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))["project"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     return str(project["version"])
 
 
 def how_to_install(packages: str, extra: str) -> str:
     """The command that installs optional packages. The project is on no index, so its extras can be
     named in a checkout only."""
-    if find_checkout() is None:
-        return f"pip install {packages}"
-    return f"python3 launch/setup_environment.py {extra}"
+    own = f"python3 launch/setup_environment.py {extra}"
+    return own if is_checkout() else f"pip install {packages}"
 
 
 @functools.cache
 def provenance() -> dict[str, object]:
-    """What produced a result, for its manifest: package versions and the commit of this code."""
+    """What produced a result, for its manifest: package versions and the commit of this code, with
+    -dirty after uncommitted changes; None outside a checkout."""
     versions = {"python": platform.python_version(), "bosch-hybrid": read_version()}
     for package in PACKAGES.split():
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[package] = importlib.metadata.version(package)
-    return {"packages": versions, "commit": _commit()}
-
-
-def _commit() -> str | None:
-    """The commit of this code, with -dirty after uncommitted changes; None outside a checkout."""
-    root = Path(__file__).resolve().parents[2]
-    if not (root / ".git").exists():
-        return None
-    describe = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    try:
-        done = subprocess.run(describe, cwd=root, capture_output=True, text=True, check=True)
-        return done.stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return None
+    commit = None
+    if (ROOT / ".git").exists():
+        describe = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+        with contextlib.suppress(OSError, subprocess.CalledProcessError):
+            commit = subprocess.check_output(describe, cwd=ROOT, text=True, stderr=subprocess.PIPE)
+    return {"packages": versions, "commit": commit and commit.strip()}

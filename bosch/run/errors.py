@@ -1,9 +1,8 @@
 """How a user's mistake ends a command: one sentence on stderr and exit code 2, with a traceback
 only under --debug. Every command line runs in `run_main` or `exit_on_user_error`.
 
-Our own checks raise UserError. Code that reads a file or loads a model turns the errors of the
-library it uses into a UserError that names the file. Every other exception is a bug, ours or a
-plug-in's: it keeps its traceback, and the process exits with 1.
+Our own checks raise UserError, and so does code that calls a library on a user's file. Every other
+exception is a bug, ours or a plug-in's: it keeps its traceback, and the process exits with 1.
 """
 
 import errno
@@ -65,14 +64,20 @@ def check_all(*checks: Callable[[], T]) -> list[T]:
 
 def is_user_error(error: BaseException) -> bool:
     """Whether an exception is reported as one sentence."""
-    if isinstance(error, OSError) and errno.errorcode.get(error.errno or 0) in REFUSED:
-        return True
-    return isinstance(error, UserError)
+    number = error.errno if isinstance(error, OSError) else None
+    return isinstance(error, UserError) or errno.errorcode.get(number or 0) in REFUSED
 
 
 def exit_on_user_error(function: Callable[[], T], debug: bool) -> T:
     """What `function` returns. A user's mistake ends the process; with `debug` it is raised."""
-    make_streams_usable()
+    # A terminal or pipe may not be able to show our signs. Output that was closed before the start
+    # (`>&-`) is None.
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+        elif isinstance(stream, io.TextIOWrapper) and stream.errors != "backslashreplace":
+            stream.reconfigure(errors="replace")
     if debug:
         return function()
     try:
@@ -91,17 +96,6 @@ def exit_on_user_error(function: Callable[[], T], debug: bool) -> T:
             raise
         print("error: " + "\n- ".join(map(visible, lines)), file=sys.stderr)
         raise SystemExit(EXIT_CODE) from None
-
-
-def make_streams_usable() -> None:
-    """For a terminal or pipe that cannot show our signs, and for output that was closed before the
-    start (`>&-`), which Python has as None."""
-    for name in ("stdout", "stderr"):
-        stream = getattr(sys, name)
-        if stream is None:
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
-        elif isinstance(stream, io.TextIOWrapper) and stream.errors != "backslashreplace":
-            stream.reconfigure(errors="replace")
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -26,7 +26,7 @@ from typing import Any, BinaryIO, NamedTuple
 import xxhash
 
 from bosch.run.errors import MissingFileError, UserError
-from bosch.run.fingerprint import hash_file, is_hidden, plain
+from bosch.run.fingerprint import hash_file, plain, visible_files
 
 MANIFEST = "manifest.json"
 STARTED = "started.json"
@@ -67,17 +67,13 @@ def verify_folder(folder: Path, rank: int = 0, world: int = 1) -> dict[str, Any]
     for path, facts in files.items():
         if not path.is_file():
             raise DamagedArtifactError(f"{path} is missing, though {folder / MANIFEST} lists it.")
-        if (size := path.stat().st_size) != facts["bytes"]:
-            raise DamagedArtifactError(
-                f"{path} is damaged: it has {size} bytes, but its manifest says {facts['bytes']}."
-            )
+        if path.stat().st_size != facts["bytes"]:
+            raise DamagedArtifactError(f"{path} is damaged: its manifest has another size.")
     mine = list(files)[rank::world]
     with ThreadPoolExecutor(HASH_THREADS) as pool:
         for path, checksum in zip(mine, pool.map(hash_file, mine), strict=True):
             if checksum != files[path]["xxh3"]:
-                raise DamagedArtifactError(
-                    f"{path} is damaged: its checksum differs from the one in its manifest."
-                )
+                raise DamagedArtifactError(f"{path} is damaged: its manifest has another checksum.")
     for path in mine:
         if path.name == MANIFEST:
             verify_folder(path.parent)
@@ -91,12 +87,10 @@ def describe_files(folder: Path) -> dict[str, dict[str, int | str]]:
     no_results = {path.parent for path in folder.rglob(NO_RESULT)}
     paths = [
         path
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-        and not is_hidden(path, folder)
-        and path != folder / MANIFEST
+        for path in visible_files(folder)
+        if path != folder / MANIFEST
         and not any(inner in path.parents and path != inner / MANIFEST for inner in sealed)
-        and not any(inner in path.parents for inner in no_results)
+        and no_results.isdisjoint(path.parents)
     ]
     with ThreadPoolExecutor(HASH_THREADS) as pool:
         checksums = pool.map(lambda path: hash_file(path, sync=True), paths)
@@ -158,8 +152,8 @@ def temporary_file(path: Path) -> Path:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what a killed process was writing: temporary files of write_atomically, and folders
-    (checkpoints, exports) that have such a name until they are complete."""
+    """Remove what a killed process was writing: files, and folders (checkpoints, exports) that
+    have such a name until they are complete."""
     for leftover in list(folder.rglob(".*.tmp")):
         if leftover.is_dir() and not leftover.is_symlink():
             shutil.rmtree(leftover)
@@ -193,20 +187,17 @@ def read_lines(path: Path, place: str = "") -> list[Line]:
 def parse_lines(content: bytes, place: str = "") -> list[Line]:
     """Without a place, lines without checksums are taken as they are, up to the first that has one:
     predictions.jsonl has its checksum in a manifest."""
-    lines = []
-    any_sealed = bool(place)
+    lines, any_sealed = [], bool(place)
     for number, text in enumerate(content.split(b"\n")[:-1], 1):
-        sealed = SEALED_LINE.fullmatch(text)
-        any_sealed = any_sealed or sealed is not None
-        if sealed is not None:
+        intact = not any_sealed and not DAMAGED_NAME.search(text)
+        if sealed := SEALED_LINE.fullmatch(text):
+            any_sealed = True
             intact = _check_of(sealed[1], place) == sealed[2].decode()
-        else:
-            intact = not any_sealed and not DAMAGED_NAME.search(text)
+            text = sealed[1] + b"}"
         row = None
         with contextlib.suppress(ValueError, RecursionError):
-            row = json.loads(sealed[1] + b"}" if sealed else text) if intact else None
-        is_row = isinstance(row, dict) and "check" not in row
-        lines.append(Line(number, row if is_row else None))
+            row = json.loads(text) if intact else None
+        lines.append(Line(number, row if isinstance(row, dict) and "check" not in row else None))
     return lines
 
 
@@ -220,18 +211,17 @@ def drop_torn_line(path: Path) -> None:
 
 
 def append_line(file: BinaryIO, content: Mapping[str, object], place: str = "") -> None:
-    """Append a line and wait until it is on the disk."""
+    """Returns when it is on the disk."""
     file.write(sealed_lines([content], place))
     file.flush()
     os.fsync(file.fileno())
 
 
 def sealed_lines(contents: Iterable[Mapping[str, object]], place: str = "") -> bytes:
-    """Lines with their checksums. A content has at least one field."""
-    texts = (json.dumps(content)[:-1] for content in contents)
-    return b"".join(
-        f'{text}, "check": "{_check_of(text.encode(), place)}"}}\n'.encode() for text in texts
-    )
+    """A content has at least one field."""
+    texts = [json.dumps(content)[:-1] for content in contents]
+    lines = [f'{text}, "check": "{_check_of(text.encode(), place)}"}}\n' for text in texts]
+    return "".join(lines).encode()
 
 
 def _check_of(text: bytes, place: str) -> str:
@@ -277,12 +267,12 @@ def refuse_foreign_links(folder: Path) -> None:
 def open_own_file(path: Path, mode: str) -> Any:
     """Like open(), but a link is refused: what it leads to is not ours to write. So is what is no
     file: a pipe would wait for a reader."""
+    refuse_link(path)
+    refuse_no_file(path)
 
     def follow_no_link(name: str, flags: int) -> int:
         return os.open(name, flags | os.O_NOFOLLOW, 0o666)
 
-    refuse_link(path)
-    refuse_no_file(path)
     return open(path, mode, opener=follow_no_link, encoding=None if "b" in mode else "utf-8")
 
 

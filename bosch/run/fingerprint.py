@@ -1,8 +1,6 @@
 """Fingerprints: a hash of everything that decides a result, so that equal work is recognized and
-reused. It is computed from a canonical JSON text.
-
-The fingerprint of a stage covers its name, version, settings and the fingerprints of its inputs. So
-it is known before anything has run, and a change early in the chain changes all later ones.
+reused. A stage's covers its name, version, settings and the fingerprints of its inputs, so it is
+known before anything has run, and a change early in the chain changes all later ones.
 """
 
 import dataclasses
@@ -35,20 +33,16 @@ def fingerprint(value: object) -> str:
 
 
 def fingerprint_files(folder: Path) -> str:
-    """Fingerprint of the content of all files below a folder, except hidden ones. For folders that
-    no stage wrote."""
-    paths = sorted(folder.rglob("*"))
-    files = [path for path in paths if path.is_file() and not is_hidden(path, folder)]
-    if not files:
-        raise MissingFileError(
-            f"{folder} holds no files; pass a folder with the files of the input."
-        )
+    """Of the content of all visible files below a folder that no stage wrote."""
+    if not (files := visible_files(folder)):
+        raise MissingFileError(f"{folder} holds no files; pass a folder with those of the input.")
     return fingerprint({path.relative_to(folder).as_posix(): hash_file(path) for path in files})
 
 
-def is_hidden(path: Path, folder: Path) -> bool:
-    """Whether a name between folder and path begins with a dot: such files are bookkeeping."""
-    return any(part.startswith(".") for part in path.relative_to(folder).parts)
+def visible_files(folder: Path) -> list[Path]:
+    """All files below a folder, sorted. Names that begin with a dot are bookkeeping."""
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    return [path for path in paths if "/." not in f"/{path.relative_to(folder).as_posix()}"]
 
 
 def hash_file(path: Path, sync: bool = False) -> str:
@@ -72,9 +66,7 @@ def plain(value: object) -> Any:
         return str(value)
     if isinstance(value, float):
         if not math.isfinite(value):
-            raise UserError(
-                f"A setting is {value}; settings must be finite numbers. Use None for 'off'."
-            )
+            raise UserError(f"A setting is {value}; it must be a finite number. None is 'off'.")
         return int(value) if value.is_integer() else value
     if value is None or isinstance(value, str | int):
         return value

@@ -27,24 +27,15 @@ from bosch.run.files import (
 )
 from bosch.run.lock import FolderLock
 from bosch.run.ranks import RANKS, Ranks
-from bosch.run.stage import (
-    REFERENCE,
-    Artifact,
-    Decision,
-    Stage,
-    examine,
-    locate,
-    plan_run,
-    refuse_blocked,
-)
+from bosch.run.stage import REFERENCE, Artifact, Decision, Stage, examine, locate, plan_run
 
 RUN = "run.json"
 SAVE_SECONDS = 5.0  # between two saves of the time that a stage has taken
 
 
 def home_of(stage_folder: Path) -> Path:
-    """Where a stage keeps its lock and its curves: in the folder of its run, or in its own folder
-    if it belongs to no run, so that other stages can be made next to it at the same time."""
+    """Where a stage keeps its lock and its curves: in its run's folder; in its own if it belongs to
+    no run, so that other stages can be made next to it at the same time."""
     run_path = stage_folder.parent
     return run_path if (run_path / RUN).is_file() else stage_folder
 
@@ -73,7 +64,7 @@ class RunFolder:
         self._ranks = Ranks(home or path, rank, world)
         self._verified: set[Path] = set()
         self._calls = 0  # numbers the stages, so that their events differ
-        self._names: tuple[str, ...] = ()  # of all stages, and those that have not begun
+        self._names: list[str] = []  # of all stages, and those that have not begun
         self._left: list[str] = []
         self._eval_seconds = 0.0  # of an evaluation
         self.expected: dict[str, float] = {}  # seconds of a stage, before it begins
@@ -86,8 +77,7 @@ class RunFolder:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
-            failed = error is not None and not isinstance(error, SystemExit)
-            self._ranks.leave(failed)
+            self._ranks.leave(failed=error is not None and not isinstance(error, SystemExit))
         finally:
             if self.rank == 0:
                 self._lock.__exit__()
@@ -96,16 +86,14 @@ class RunFolder:
         self, stages: Sequence[Stage], fresh: str | None = None, start: str | None = None
     ) -> list[Decision]:
         """Like `plan_run`, but remembers which folders are verified, so no file is read twice."""
-        decisions = plan_run(self.path, stages, fresh, start, self._verified)
-        self._left = [step.stage.name for step in decisions]
-        self._names = tuple(self._left)
+        self._names = [stage.name for stage in stages]
+        self._left = [*self._names]
         progress.time_after = self._time_after
-        return decisions
+        return plan_run(self.path, stages, fresh, start, self._verified)
 
     def _time_after(self) -> tuple[float, bool]:
         """Seconds of the stages that have not begun, and whether they are but a lower bound: until
-        an evaluation has been timed. Other stages of which nothing is known beforehand, mostly
-        short ones, count as nothing."""
+        an evaluation has been timed. Other stages of unknown time, mostly short, count as 0."""
         seconds = [
             self._eval_seconds if name.startswith("eval/") else self.expected.get(name, 0)
             for name in self._left
@@ -116,32 +104,28 @@ class RunFolder:
         """Describe the run in run.json: every setting, the command, versions and commit."""
         if self.rank == 0:
             content = {"config": dataclasses.asdict(config), "command": list(command)}
-            text = json.dumps(content | provenance(), indent=1)
-            write_atomically(self.path / RUN, text + "\n")
+            write_atomically(self.path / RUN, json.dumps(content | provenance(), indent=1) + "\n")
 
     def set_aside(self, stages: Sequence[Stage]) -> None:
         """Move stages to `replaced`, so that they are made again. The last one goes first: after a
         kill in between, no stage is left whose input was already replaced."""
         for stage in reversed(stages) if self.rank == 0 else ():
-            self._set_aside(self.path / stage.name, self.path / "replaced", stage)
+            places = [(self.path / stage.name, self.path / "replaced")]
             if stage.shared:
                 shared = locate(self.path, stage)
-                self._set_aside(shared, shared.parent / "replaced", stage)
-
-    def _set_aside(self, folder: Path, base: Path, stage: Stage) -> None:
-        if not folder.is_dir():
-            return
-        self._verified.discard(folder)
-        number = 1
-        while (old := base / f"{stage.name.replace('/', '-')}-{number}").exists():
-            number += 1
-        base.mkdir(parents=True, exist_ok=True)
-        with FolderLock(folder):  # another run may be making a shared one
-            folder.rename(old)
-        sync_directory(base)
-        self.say(
-            f"{stage.name}: the old one was moved to {old}; delete it when you no longer need it"
-        )
+                places.append((shared, shared.parent / "replaced"))
+            for folder, base in places:
+                if not folder.is_dir():
+                    continue
+                self._verified.discard(folder)
+                number = 1
+                while (old := base / f"{stage.name.replace('/', '-')}-{number}").exists():
+                    number += 1
+                base.mkdir(parents=True, exist_ok=True)
+                with FolderLock(folder):  # another run may be making a shared one
+                    folder.rename(old)
+                sync_directory(base)
+                self.say(f"{stage.name}: the old one is now {old}; delete it when it is not needed")
 
     def complete(self, stage: Stage) -> Artifact:
         """The stage's artifact: reused if it is complete, otherwise made. Every rank calls this in
@@ -156,9 +140,11 @@ class RunFolder:
             self._ranks.wait_for(0, done)
             return Artifact(folder, stage.fingerprint)
         with contextlib.ExitStack() as held:
-            if stage.shared and self._examine(stage).action != "reuse":
+            decision = examine(self.path, stage, self._verified)
+            if stage.shared and decision.action != "reuse":
                 held.enter_context(FolderLock(folder, self.say, wait=True))
-            decision = self._examine(stage)  # another run may have made it while we waited
+                # Another run may have made it while we waited.
+                decision = examine(self.path, stage, self._verified)
             if stage.name in self._left:
                 self._left.remove(stage.name)
             if decision.action == "reuse":
@@ -173,19 +159,14 @@ class RunFolder:
         self._ranks.announce(done)
         return Artifact(folder, stage.fingerprint)
 
-    def _examine(self, stage: Stage) -> Decision:
-        decision = examine(self.path, stage, self._verified)
-        refuse_blocked([decision])
-        return decision
-
     def _make(self, stage: Stage, folder: Path, decision: Decision, begun: str, ran: str) -> None:
         if stage.derived and decision.action == "run":
             shutil.rmtree(folder, ignore_errors=True)  # everything in it comes from its inputs
         folder.mkdir(parents=True, exist_ok=True)
         remove_leftovers(folder)
-        number = ""
-        if stage.name in self._names:
-            number = f"stage {self._names.index(stage.name) + 1} of {len(self._names)}, "
+        number, names = "", self._names
+        if stage.name in names:
+            number = f"stage {names.index(stage.name) + 1} of {len(names)}, "
         self.say(f"{number}{stage.name}: {decision.reason}")
         facts = stage.facts | {"fingerprint": stage.fingerprint}
         if stage.model_files:
@@ -201,10 +182,7 @@ class RunFolder:
             if finish:
                 finish()
         except KeyboardInterrupt:
-            self.say(
-                f"{stage.name}: interrupted; run the same command without --fresh or --from to "
-                "continue"
-            )
+            self.say(f"{stage.name}: interrupted; continue it without --fresh or --from")
             raise
         except Exception as error:
             # After a user's error before the first file (unfinished files can be in a hidden

@@ -4,9 +4,9 @@
     shares = Group.current().gather(mine)               # every rank's value, on every rank
     Group.current().all_succeed(write_my_part)          # an error on one rank is raised on all
 
-The messages use a gloo group of their own on the CPU, so they never wait for a GPU or mix with
-other traffic. Every rank must make every call, in the same order. With one process nothing is sent.
-For waits that are too long for a collective, see bosch/run/ranks.py.
+The messages use a gloo group of their own, so they never wait for a GPU or mix with other traffic.
+Every rank must make every call, in the same order. With one process nothing is sent. For waits that
+are too long for a collective, see bosch/run/ranks.py.
 """
 
 import functools
@@ -52,13 +52,8 @@ class Group:
         """The result of `make` on rank 0, on every rank; its error too is raised on every rank."""
         if self.world == 1:
             return make()
-        message: list[Any] = [None, None]
-        own_error = None
-        if self.rank == 0:
-            try:
-                message[0] = make()
-            except Exception as caught:
-                own_error, message[1] = caught, _as_sent(caught)
+        result, own_error = _attempt(make) if self.rank == 0 else (None, None)
+        message: list[Any] = [result, _as_sent(own_error)]
         dist.broadcast_object_list(message, src=0, group=self.gloo)
         if (error := own_error or message[1]) is not None:
             raise error
@@ -69,13 +64,9 @@ class Group:
         none goes on alone. `do` must not wait for other ranks."""
         if self.world == 1:
             return do()
-        result, own_error = None, None
-        try:
-            result = do()
-        except Exception as caught:
-            own_error = caught
+        result, own_error = _attempt(do)
         # This rank's own error first: it has the traceback.
-        for error in [own_error, *self.gather(own_error and _as_sent(own_error))]:
+        for error in [own_error, *self.gather(_as_sent(own_error))]:
             if error is not None:
                 raise error
         return cast(T, result)
@@ -100,9 +91,15 @@ def _group_of(process_group: object) -> Group:
     return Group()
 
 
-def _as_sent(error: Exception) -> Exception:
-    """The error as other ranks can receive it: some exceptions do not survive pickling, and the
-    ranks that wait for the message would hang."""
+def _attempt(do: Callable[[], T]) -> tuple[T | None, Exception | None]:
+    try:
+        return do(), None
+    except Exception as error:
+        return None, error
+
+
+def _as_sent(error: Exception | None) -> Exception | None:
+    """As other ranks can receive it: they would wait forever for what cannot be pickled."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:
@@ -111,7 +108,6 @@ def _as_sent(error: Exception) -> Exception:
 
 
 def rank_and_size() -> tuple[int, int]:
-    """Rank of this process in the group, and the number of ranks."""
     return Group.current().rank, Group.current().world
 
 
@@ -133,8 +129,8 @@ def hide_fsdp(environment: MutableMapping[str, str] = os.environ) -> None:
 
 @contextmanager
 def joined() -> Iterator[None]:
-    """Join the ranks of this launch in a process group, unless there is one already. It is gloo on
-    GPUs too: only small objects are exchanged."""
+    """Join the ranks of this launch in a process group, unless there is one already. Of gloo, as
+    only small objects are exchanged."""
     _, world = rank_and_world()
     if world == 1 or dist.is_initialized():
         yield

@@ -1,8 +1,6 @@
 """One process at a time in a folder: it holds `.lock`, which the kernel releases when the process
-ends, however it ends. The text in the file names the owner for the message of the next process.
-
-On a file system that has no locks, filelock uses the mere existence of the file. There an owner on
-another machine that was killed blocks the folder until `.lock` is deleted.
+ends, however it ends. The text in it names the owner. On a file system without locks the file's
+existence is the lock: a killed owner on another machine blocks the folder until it is deleted.
 """
 
 import contextlib
@@ -28,12 +26,10 @@ class FolderInUseError(UserError):
 
 
 class FolderLock:
-    """Holds the lock of a folder until the `with FolderLock(folder):` block or the process ends."""
+    """Holds the lock of a folder until the `with FolderLock(folder):` block or the process ends.
+    wait: for a folder that is in use, instead of raising FolderInUseError."""
 
-    def __init__(
-        self, folder: Path, say: Callable[[str], None] = print, wait: bool = False
-    ) -> None:
-        """wait: if the folder is in use, wait for it instead of raising FolderInUseError."""
+    def __init__(self, folder: Path, say: Callable[[str], None] = print, wait: bool = False):
         self.folder, self.say, self.wait = folder, say, wait
         self._lock = FileLock(folder / LOCK)
 
@@ -53,7 +49,10 @@ class FolderLock:
         try:
             self._lock.acquire(blocking=False)
         except Timeout:
-            owner = read_owner(path)
+            owner = "another process"
+            with contextlib.suppress(OSError, UnicodeDecodeError):
+                if text := re.fullmatch(r"(pid \d+ on host \S+)\n", path.read_text()):
+                    owner = text[1]
             if not self.wait:
                 raise FolderInUseError(
                     f"{self.folder} is in use by {owner}; wait until it ends, or choose another "
@@ -70,10 +69,3 @@ class FolderLock:
 
     def __exit__(self, *_: object) -> None:
         self._lock.release()
-
-
-def read_owner(path: Path) -> str:
-    with contextlib.suppress(OSError, UnicodeDecodeError):
-        if owner := re.fullmatch(r"(pid \d+ on host \S+)\n", path.read_text()):
-            return owner[1]
-    return "another process"

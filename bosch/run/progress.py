@@ -1,12 +1,9 @@
 """What commands print: lines, tables, and bars (plain lines in a pipe). Every line is also in the
-run's `recover.log`.
+run's `recover.log`, and goes through the logger `bosch`, as in any library.
 
     say("mask: 22 of 64 groups")
     with track("search", total=800, unit="evaluations") as bar:
         bar.advance(1, best_score=0.97)
-
-Only rank 0 prints: `set_up` silences the other ranks. Lines go through the logger `bosch`, so a
-program that uses this package as a library handles them like those of any library.
 """
 
 import contextlib
@@ -39,7 +36,7 @@ time_after: Callable[[], tuple[float, bool]] | None = None
 
 
 def set_up(rank: int = 0) -> None:
-    """Called once by a recipe: decide which rank prints, and how."""
+    """Called once by a recipe. Only rank 0 prints."""
     global _console
     close()
     console = Console(soft_wrap=True)
@@ -100,33 +97,23 @@ def show_table(title: str, header: Sequence[str], lines: Iterable[Sequence[objec
 def show_rows(title: str, rows: Iterable[Mapping[str, object]], columns: Mapping[str, str]) -> None:
     """Print rows as a table. Columns: heading -> field of a row, with an optional format:
     `seconds:.1f`."""
-    lines = []
-    for row in rows:
-        cells = []
-        for column in columns.values():
-            name, _, form = column.partition(":")
-            cells.append(None if row[name] is None else format(row[name], form))
-        lines.append(cells)
+    fields = [column.partition(":") for column in columns.values()]
+    lines = [
+        [None if row[name] is None else format(row[name], form) for name, _, form in fields]
+        for row in rows
+    ]
     show_table(title, list(columns), lines)
 
 
 class Bar:
     """Work done so far. `advance` is cheap enough to be called for every sample."""
 
-    def __init__(
-        self,
-        title: str,
-        total: int,
-        unit: str,
-        done: int = 0,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, title: str, total: int, unit: str, done: int = 0) -> None:
         self.title, self.total, self.unit, self.done = title, total, unit, done
         self.figures: dict[str, float | str] = {}
         self.draw: Callable[[], None] = lambda: None  # on a terminal
-        self._clock = clock
         self._done_at_start = done  # by an earlier attempt: it does not count for the speed
-        self._begin = self._reported = clock()
+        self.begin = self._reported = time.monotonic()
         self.reported_done = -1
 
     def advance(self, count: int = 1, **figures: float | str) -> None:
@@ -136,8 +123,8 @@ class Bar:
             self.total = max(self.total, self.done)
         self.figures |= figures
         self.draw()
-        now = self._clock()
-        if now - self._reported >= max(LINE_SECONDS, LINE_SHARE * (now - self._begin)):
+        now = time.monotonic()
+        if now - self._reported >= max(LINE_SECONDS, LINE_SHARE * (now - self.begin)):
             self.report()
 
     def skip(self, count: int = 1) -> None:
@@ -146,8 +133,7 @@ class Bar:
         self._done_at_start += count
 
     def report(self) -> None:
-        """Log the state of the work now."""
-        self._reported, self.reported_done = self._clock(), self.done
+        self._reported, self.reported_done = time.monotonic(), self.done
         share = f" ({100 * self.done / self.total:.0f} %)" if self.total else ""
         of = f" of {self.total:,}" if self.total else ""
         line = f"{self.title}: {self.done:,}{of} {self.unit}{share}"
@@ -156,7 +142,7 @@ class Bar:
 
     def describe_pace(self) -> str:
         """Speed, time left, and the figures."""
-        seconds, done = self._clock() - self._begin, self.done - self._done_at_start
+        seconds, done = time.monotonic() - self.begin, self.done - self._done_at_start
         parts = []
         if seconds > 0 and done > 0:
             pace = done / seconds
@@ -178,10 +164,7 @@ class Bar:
     def seconds_left(self) -> float:
         """As far as the work done so far tells: 0 without any."""
         done = self.done - self._done_at_start
-        return max(0, self.total - self.done) * (self._clock() - self._begin) / max(1, done)
-
-    def leave_out(self, seconds: float) -> None:
-        self._begin += seconds  # of other work in between, as of an evaluation
+        return max(0, self.total - self.done) * (time.monotonic() - self.begin) / max(1, done)
 
 
 @contextlib.contextmanager
@@ -204,8 +187,8 @@ def track(title: str, total: int, unit: str, done: int = 0) -> Iterator[Bar]:
             yield bar
     finally:
         _bars.remove(bar)
-        for outer in _bars:
-            outer.leave_out(time.monotonic() - begin)
+        for outer in _bars:  # to which this is other work, as an evaluation to a training
+            outer.begin += time.monotonic() - begin
     if bar.reported_done != bar.done:
         bar.report()
 

@@ -1,11 +1,9 @@
-"""How the ranks of one launch follow rank 0: through small files in the folder that it has locked.
-A search outlasts the timeout of any collective. (What ranks decide together: bosch/run/group.py.)
+"""How the ranks of one launch follow rank 0: through small files in the folder that it has locked,
+which the others poll. A search outlasts the timeout of any collective. (What ranks decide together:
+bosch/run/group.py.)
 
     .ranks/LAUNCH/rank-N         a line for each event that rank N has announced
                   rank-N.lock    locked as long as rank N runs
-
-The other ranks poll these files. LAUNCH begins with a name that only ranks of one launch share.
-A rank that waits in a collective for one that died is ended by the launcher, or by the collective.
 """
 
 import contextlib
@@ -36,8 +34,6 @@ class RankGoneError(UserError):
 
 
 class Ranks:
-    """This process among the ranks of its launch."""
-
     def __init__(self, home: Path, rank: int, world: int) -> None:
         self.home, self.rank, self.world = home, rank, world
         self.folder = Path()  # known after joining
@@ -70,7 +66,7 @@ class Ranks:
             if time.monotonic() > give_up:
                 raise RankGoneError(
                     f"Rank {self.rank} waited {join_seconds:.0f} s for rank 0 to lock {self.home}; "
-                    "check that rank 0 was started with the same folder."
+                    "start rank 0 with the same folder."
                 )
             time.sleep(POLL_SECONDS)
 
@@ -90,7 +86,7 @@ class Ranks:
             self._lock.release()
 
     def announce(self, event: str) -> None:
-        """Tell the other ranks about an event (one line of text)."""
+        """event: one line of text."""
         if self.world > 1:
             with (self.folder / f"rank-{self.rank}").open("a") as file:
                 file.write(event + "\n")
@@ -99,18 +95,15 @@ class Ranks:
         """The first of `events` that the other rank announces. RankGoneError if it ends first."""
         give_up = time.monotonic() + JOIN_SECONDS
         while True:
-            # In this order: otherwise a rank that announces an event and then ends could be taken
-            # for one that ended without announcing it.
-            is_running = self._is_running(rank)
-            announced = self._events(rank)
+            # In this order: a rank may announce an event and end in between.
+            is_running, announced = self._is_running(rank), self._events(rank)
             for event in events:
                 if event in announced:
                     return event
-            never_joins = not announced and time.monotonic() > give_up
-            if never_joins or not is_running:
+            if not is_running or (not announced and time.monotonic() > give_up):
                 raise RankGoneError(
-                    f"Rank {rank} ended while rank {self.rank} was waiting for it, so rank "
-                    f"{self.rank} ends too; see the message of rank {rank} above."
+                    f"Rank {rank} ended while rank {self.rank} was waiting for it; see its message "
+                    "above."
                 )
             time.sleep(POLL_SECONDS)
 
@@ -140,12 +133,10 @@ class Ranks:
 def rank_and_world() -> tuple[int, int]:
     """RANK and WORLD_SIZE as the launcher sets them; 0 and 1 without a launcher."""
     texts = os.environ.get("RANK") or "0", os.environ.get("WORLD_SIZE") or "1"
-    try:
+    with contextlib.suppress(ValueError):
         rank, world = map(int, texts)
         if 0 <= rank < world:
             return rank, world
-    except ValueError:
-        pass
     raise UserError(
         "the variables RANK={} and WORLD_SIZE={} are not those of a launch, where RANK counts from "
         "0 and is below WORLD_SIZE; use accelerate launch, or unset both.".format(*texts)

@@ -5,10 +5,9 @@ their settings and inputs stay the same.
     with RunFolder(path, rank, world, say) as run:
         artifact = run.complete(mask)  # search(folder, calibration=Artifact), unless it is complete
 
-A stage writes one folder in the run folder: `started.json` first, `manifest.json` last. After a
-kill, `run` is called again, finds the files it had written, and continues from there. This file
-only reads: what will happen to each stage (reuse, resume, run, or blocked), and why. `--dry-run`
-prints it, bosch/run/folder.py does it.
+A stage writes one folder: `started.json` first, `manifest.json` last. After a kill, `run` is called
+again and continues from the files it had written. This file only reads: what will happen to each
+stage, and why. `--dry-run` prints it, bosch/run/folder.py does it.
 """
 
 import functools
@@ -31,7 +30,6 @@ from bosch.run.fingerprint import fingerprint, fingerprint_files, plain
 
 SHARED = "shared"  # beside the runs: the folder of what they have in common
 REFERENCE = "reference.json"
-ABSENT = object()
 
 
 @dataclass(frozen=True)
@@ -120,14 +118,16 @@ def plan_run(
     option = f"--fresh {fresh}" if fresh else f"--from {start}"
     decisions: list[Decision] = []
     for stage in stages:
-        decision = Decision(stage, "run", f"because of {option}")
-        if stage not in redone:
-            decision = examine(run_path, stage, verified)
-        blocked = [before.stage for before in decisions if before.action == "blocked"]
-        for source in stage.inputs.values():
-            if decision.action != "blocked" and source in blocked:
-                reason = f"{stage.name} needs {source.name}, which is blocked"
-                decision = Decision(stage, "blocked", reason)
+        try:
+            decision = Decision(stage, "run", f"because of {option}")
+            if stage not in redone:
+                decision = examine(run_path, stage, set() if verified is None else verified)
+            for before in decisions:
+                if before.action == "blocked" and before.stage in stage.inputs.values():
+                    needed = before.stage.name
+                    raise StageBlockedError(f"{stage.name} needs {needed}, which is blocked")
+        except StageBlockedError as error:
+            decision = Decision(stage, "blocked", str(error))
         decisions.append(decision)
     return decisions
 
@@ -180,77 +180,71 @@ def is_called(stage: Stage, name: str | None) -> bool:
     return name in (stage.name, stage.name.partition("/")[0])
 
 
-def examine(run_path: Path, stage: Stage, verified: set[Path] | None = None) -> Decision:
-    """What `complete` would do with the stage. verified: folders whose checksums were checked."""
-    verified = set() if verified is None else verified
+def examine(run_path: Path, stage: Stage, verified: set[Path]) -> Decision:
+    """What `complete` would do with the stage; StageBlockedError if it would do nothing. verified:
+    folders whose checksums were checked."""
+    folder, reference = locate(run_path, stage), run_path / stage.name / REFERENCE
     try:
-        reference = run_path / stage.name / REFERENCE
         if stage.shared and reference.is_file():
             old = read_sealed_json(reference, "facts")["facts"]
             if old != stage.facts:
-                return Decision(stage, "blocked", _describe_conflict(reference.parent, stage, old))
-        return _examine_folder(locate(run_path, stage), stage, verified)
+                raise _conflict(reference.parent, stage, old)
+        if folder.exists() and not folder.is_dir():
+            raise StageBlockedError(f"{folder} is a file, not a folder; move it away.")
+        # Listed first: if another run is just starting the stage, started.json exists by the time
+        # we look for it.
+        has_files = folder.is_dir() and any(not p.name.startswith(".") for p in folder.iterdir())
+        is_complete = (folder / MANIFEST).is_file()
+        if is_complete and folder not in verified:
+            verify_folder(folder)
+        if not is_complete and not (folder / STARTED).is_file():
+            if has_files:
+                raise StageBlockedError(
+                    f"{folder} holds files but no {STARTED}, so they are not from a run; move them "
+                    "away."
+                )
+            return Decision(stage, "run", f"starts, shared in {folder}" if stage.shared else "starts")
+        old = read_sealed_json(folder / STARTED, "fingerprint", *stage.facts)
     except DamagedArtifactError as damage:
         if stage.derived:
             return Decision(stage, "run", f"made again, because {damage}")
-        return Decision(stage, "blocked", f"{damage} Use --fresh {stage.name} to make it again.")
-
-
-def _examine_folder(folder: Path, stage: Stage, verified: set[Path]) -> Decision:
-    if folder.exists() and not folder.is_dir():
-        return Decision(stage, "blocked", f"{folder} is a file, not a folder; move it away.")
-    # Listed first: if another run is just starting the stage, started.json exists by the time we
-    # look for it.
-    has_files = folder.is_dir() and any(not p.name.startswith(".") for p in folder.iterdir())
-    is_complete = (folder / MANIFEST).is_file()
-    if is_complete and folder not in verified:
-        verify_folder(folder)
-    if not is_complete and not (folder / STARTED).is_file():
-        if has_files:
-            reason = f"{folder} holds files but no {STARTED}, so they are not from a run; move "
-            return Decision(stage, "blocked", f"{reason}them away.")
-        return Decision(stage, "run", f"starts, shared in {folder}" if stage.shared else "starts")
-    old = read_sealed_json(folder / STARTED, "fingerprint", *stage.facts)
+        raise StageBlockedError(f"{damage} Use --fresh {stage.name} to make it again.") from damage
     if old["fingerprint"] != stage.fingerprint:
         if stage.derived:
             changes = describe_changes(old, stage.facts)
             return Decision(stage, "run", f"made again, because this changed: {changes}")
-        return Decision(stage, "blocked", _describe_conflict(folder, stage, old))
+        raise _conflict(folder, stage, old)
     recorded = old.get("model_files", stage.model_files)  # earlier versions recorded none
     if changes := differences(recorded, stage.model_files):
-        reason = f"{folder} was made before files of the model changed ({changes}). Restore them, "
-        return Decision(stage, "blocked", f"{reason}or use --fresh {stage.name}.")
+        raise StageBlockedError(
+            f"{folder} was made before files of the model changed ({changes}). Restore them, or use "
+            f"--fresh {stage.name}."
+        )
     if not is_complete:
         return Decision(stage, "resume", "continues where it stopped")
     verified.add(folder)
-    where = f" from {folder}" if stage.shared else ""
-    return Decision(stage, "reuse", f"complete, reused{where}")
+    return Decision(stage, "reuse", f"complete, reused{f' from {folder}' if stage.shared else ''}")
 
 
 def differences(old: Mapping[str, object], new: Mapping[str, object]) -> str:
     """Which settings changed (`ratio: 0.75 -> 0.5; seed: 0 -> 1`); '' if none did."""
     before, after = flatten(old), flatten(new)
-    return "; ".join(
-        f"{name}: {before.get(name, '(not there)')} -> {after.get(name, '(not there)')}"
-        for name in sorted(before.keys() | after.keys())
-        if before.get(name, ABSENT) != after.get(name, ABSENT)
-    )
+    names = sorted(before.keys() | after.keys())
+    pairs = {name: [facts.get(name, "(not there)") for facts in (before, after)] for name in names}
+    return "; ".join(f"{name}: {a} -> {b}" for name, (a, b) in pairs.items() if a != b)
 
 
 def describe_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     """What differs between the facts of two stages: version, settings, and which inputs."""
     before, after = old["inputs"], new["inputs"]
     names = sorted(before.keys() | after.keys())
-    changed = [
-        differences(*({"version of the stage": facts["version"]} for facts in (old, new))),
-        differences(old["settings"], new["settings"]),
-        *(f"its input {name}" for name in names if before.get(name) != after.get(name)),
-    ]
-    return "; ".join(filter(None, changed))
+    changed = [f"its input {name}" for name in names if before.get(name) != after.get(name)]
+    settings = [{"stage version": facts["version"], **facts["settings"]} for facts in (old, new)]
+    return "; ".join(filter(None, [differences(*settings), *changed]))
 
 
-def _describe_conflict(folder: Path, stage: Stage, old: Mapping[str, Any]) -> str:
-    return (
+def _conflict(folder: Path, stage: Stage, old: Mapping[str, Any]) -> StageBlockedError:
+    return StageBlockedError(
         f"{folder} was made with other settings or inputs ({describe_changes(old, stage.facts)}). "
         f"Use another --run-dir, or --fresh {stage.name} to make it and what depends on it again, "
         "or the old setting. (search_mask.py: --fresh without a name. Commands without these "

@@ -3,10 +3,9 @@ eval/report/tensorboard.py adds evaluations, mask and settings.
 
     tb/    the rows of train/metrics.jsonl, and of mask/metrics.jsonl of a mask that is learned
 
-All that belongs to a run is in this one folder, so that TensorBoard lists the run once. Every
-scalar is written twice: `train/loss` over steps and `tokens/train/loss` over training tokens,
-including those of a learned mask. Runs with different batch sizes are comparable over tokens.
-(TensorBoard calls that axis "step" too: what is written as the step is a number of tokens.)
+Every scalar is written twice: `train/loss` over steps and `tokens/train/loss` over training tokens,
+including those of a learned mask, which compares runs with different batch sizes. (TensorBoard
+calls that axis "step" too: what is written as the step is a number of tokens.)
 
 All points are in one file, those of a tag in the order of their steps: TensorBoard shows a point
 twice if a second file repeats it, and drops a point whose step comes after a larger one. So a run
@@ -62,13 +61,8 @@ def tolerating_write_errors(run_path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        say(
-            f"TensorBoard: cannot write {run_path / FOLDER} ({error}); compare_runs.py "
-            "--rebuild-tb writes it later"
-        )
-
-
-# --------------------------------------------------------------------------------------------- rows
+        place = run_path / FOLDER
+        say(f"TensorBoard: cannot write {place} ({error}); compare_runs.py --rebuild-tb does later")
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -77,12 +71,9 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     for number, row in read_lines(path):
         if row is None or any(type(row.get(name)) is not int for name in ("step", "tokens")):
             say(f"left out {path}, line {number}: it is damaged")
-            continue
-        rows.append(row)
+        else:
+            rows.append(row)
     return rows
-
-
-# ------------------------------------------------------------------------------------------- events
 
 
 def training_events(rows: Iterable[Row], prefix: str) -> Iterator[Event]:
@@ -98,13 +89,11 @@ def training_events(rows: Iterable[Row], prefix: str) -> Iterator[Event]:
 def on_both_axes(
     step: int, tokens: int | None, scalars: Mapping[str, float], when: float | None
 ) -> Iterator[Event]:
-    if not scalars:
-        return
     when = time.time() if when is None else when
-    axes = {"": step} if tokens is None else {"": step, BY_TOKENS: tokens}
-    for prefix, place in axes.items():
+    for prefix, place in {"": step, BY_TOKENS: tokens}.items():
         values = [Summary.Value(tag=prefix + t, simple_value=v) for t, v in scalars.items()]
-        yield Event(step=place, wall_time=when, summary=Summary(value=values))
+        if values and place is not None:
+            yield Event(step=place, wall_time=when, summary=Summary(value=values))
 
 
 def is_finite(value: object) -> bool:
@@ -119,17 +108,17 @@ def is_finite(value: object) -> bool:
 def replace_events(folder: Path, events: Iterable[Event]) -> None:
     """A new file with these events, in place of all files in the folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    old, number = event_files(folder), _number(newest_file(folder))
+    old, number = [*folder.glob("*tfevents*")], int(newest_file(folder).name.split(".")[3])
     temporary = temporary_file(folder / "events")
     source = SourceMetadata(writer="bosch")
     begin = Event(wall_time=time.time(), file_version="brain.Event:2", source_metadata=source)
     append(temporary, [begin, *events])
     for path in old:
-        path.unlink(missing_ok=True)  # another run may replace a shared folder's at this moment
-    for path in folder.glob("*tfevents*"):
         if path.is_dir():  # in the place of a file: TensorBoard would fail at it
             with contextlib.suppress(OSError):  # it is not empty, so it is not ours
                 path.rmdir()
+        else:
+            path.unlink(missing_ok=True)  # another run may replace a shared folder's now
     temporary.rename(folder / f"events.out.tfevents.{number + 1:010d}.bosch")
 
 
@@ -156,15 +145,7 @@ def tags_of(event: Event) -> list[str]:
     return [value.tag for value in event.summary.value]
 
 
-def event_files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.glob("*tfevents*") if path.is_file())
-
-
 def newest_file(folder: Path) -> Path:
     """Of our own: TensorBoard reads files in the order of their names, whatever the clock says."""
-    ours = [path for path in event_files(folder) if path.name.endswith(".bosch")]
-    return max(ours, key=_number, default=folder / "events.out.tfevents.0000000000.bosch")
-
-
-def _number(path: Path) -> int:
-    return int(path.name.split(".")[3])
+    ours = [path for path in folder.glob("*tfevents*.bosch") if path.is_file()]
+    return max(ours, default=folder / "events.out.tfevents.0000000000.bosch")

@@ -21,7 +21,7 @@ from typing import IO, Any
 
 from bosch.data.sources.source import Document, first_line, take_field
 from bosch.run.errors import MissingFileError, UserError
-from bosch.run.fingerprint import hash_file, is_hidden
+from bosch.run.fingerprint import hash_file, visible_files
 
 TEXT, LINES, TABLE = (".txt", ".md"), (".jsonl", ".json"), (".parquet",)
 COMPRESSED = (".gz", ".zst")
@@ -47,11 +47,7 @@ class FileSource:
         if self.path.is_file():
             files = [self.path] if kind_of(self.path) else []
         else:
-            files = [
-                file
-                for file in sorted(self.path.rglob("*"))
-                if file.is_file() and kind_of(file) and not is_hidden(file, self.path)
-            ]
+            files = [file for file in visible_files(self.path) if kind_of(file)]
         if not files:
             raise UserError(f"{self.path} is or holds no file that text is read from: {KINDS}.")
         for file in files:

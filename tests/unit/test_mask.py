@@ -63,7 +63,7 @@ def test_rows_come_from_lists_arrays_tensors_booleans_and_strings() -> None:
         ([[1, 0]], 2.5, "group", "window is 2.5"),
         ([[]], 4, "group", "layer"),
         ([[1, 0], [1]], 4, "group", "ayer 1 has 1 groups.* 2"),
-        ([[1, 2]], 4, "group", "value 2"),
+        ([[1, 2]], 4, "group", r"Layer 0 is \(1, 2\)"),
         ([[1, 1], [1, 0]], 4, "layer", r"layer 1 .*\(1, 0\)"),
     ],
 )
