@@ -1,11 +1,10 @@
 """The command `bosch`, and `python -m bosch`: a word for each program of the package.
 
     bosch recover --ratio 0.75
-    bosch mask show mask.json
     accelerate launch -m bosch recover --ratio 0.75
 
 A program is imported when it is chosen, so `bosch --help` is quick. The layers above `bosch` are
-named here as text and never imported by name: this file starts them and uses nothing of them.
+named here as text: this file starts them and uses nothing of them.
 """
 
 import importlib

@@ -87,26 +87,18 @@ def read_calibration(folder: Path) -> Calibration:
             tasks = json.loads((file.metadata() or {})["tasks"])
     except (SafetensorError, KeyError, json.JSONDecodeError) as error:
         raise UserError(f"{path} is not a calibration set: {error}.") from error
-    has_shapes = isinstance(tasks, list) and positions.shape == (len(tasks), 5)
-    has_shapes = has_shapes and ids.dim() == ends.dim() == 1
-    if not has_shapes or not is_within(positions, ends, len(ids)):
-        raise UserError(f"{path} is not a calibration set: its questions do not fit its haystacks.")
-    questions: list[list[Question]] = [[] for _ in ends]
-    for (number, *bounds), task in zip(positions.tolist(), tasks, strict=True):
+    fits = isinstance(tasks, list) and positions.shape == (len(tasks), 5)
+    fits = fits and ids.dim() == ends.dim() == 1 and [*ends[-1:]] == [len(ids)]
+    lengths = ends.diff(prepend=ends.new_zeros(1)).tolist() if fits else []
+    fits = fits and min(lengths) >= 1
+    questions: list[list[Question]] = [[] for _ in lengths]
+    for (number, *bounds), task in zip(positions.tolist(), tasks, strict=True) if fits else ():
         answer, needle = range(bounds[0], bounds[1]), range(bounds[2], bounds[3])
-        questions[number].append(Question(answer, needle, task))
+        fits = fits and 0 <= number < len(lengths)
+        fits = fits and all(0 <= r.start <= r.stop <= lengths[number] for r in (answer, needle))
+        if fits:
+            questions[number].append(Question(answer, needle, task))
+    if not fits:
+        raise UserError(f"{path} is not a calibration set: its questions do not fit its haystacks.")
     haystacks = zip(ids.tensor_split(ends[:-1]), questions, strict=True)
     return Calibration([Haystack(ids_T, tuple(asked)) for ids_T, asked in haystacks])
-
-
-def is_within(positions_Q5: "Tensor", ends_N: "Tensor", num_tokens: int) -> bool:
-    """Whether haystacks end in order at the last token, and every range lies in its own."""
-    lengths_N = ends_N.diff(prepend=ends_N.new_zeros(1))
-    if not len(ends_N) or ends_N[-1] != num_tokens or bool((lengths_N < 1).any()):
-        return False
-    numbers_Q, bounds_Q22 = positions_Q5[:, 0], positions_Q5[:, 1:].unflatten(1, (2, 2))
-    if bool(((numbers_Q < 0) | (numbers_Q >= len(ends_N))).any()):
-        return False
-    starts_Q2, stops_Q2 = bounds_Q22.unbind(-1)
-    is_inside = (starts_Q2 >= 0) & (starts_Q2 <= stops_Q2)
-    return bool((is_inside & (stops_Q2 <= lengths_N[numbers_Q, None])).all())

@@ -422,22 +422,19 @@ def _load_weights(folder: Path, **arguments: Any) -> Any:
     finally:
         logging.set_verbosity(verbosity)
     model, found = loaded
+    known, unused = set(model.state_dict()), sorted(found["unexpected_keys"])
+    problem = ""
     if mismatched := sorted(found["mismatched_keys"]):
         name, there, expected = mismatched[0]
+        problem = f"{name} has the shape {list(there)}, by config.json {list(expected)}"
+    elif missing := sorted(found["missing_keys"]):
+        problem = f"{len(missing)} weights of config.json are missing, such as {missing[0]}"
+    elif beyond := [n for n in unused if re.sub(r"\.\d+\.", ".0.", n, count=1) in known]:
+        problem = f"config.json has fewer layers than the weights, such as that of {beyond[0]}"
+    if problem:
         raise UserError(
-            f"The model in {folder} cannot be loaded: shapes mismatch, {name} is {list(there)} and "
-            f"by config.json {list(expected)}. Pass a folder whose config.json belongs to it."
-        )
-    if missing := sorted(found["missing_keys"]):
-        raise UserError(
-            f"The safetensors files in {folder} lack {len(missing)} weights that config.json asks "
-            f"for, such as {missing[0]}."
-        )
-    known, unused = set(model.state_dict()), sorted(found["unexpected_keys"])
-    if beyond := [name for name in unused if re.sub(r"\.\d+\.", ".0.", name, count=1) in known]:
-        raise UserError(
-            f"The safetensors files in {folder} have more layers than its config.json, such as "
-            f"that of {beyond[0]}. Pass a folder whose config.json belongs to its weights."
+            f"The model in {folder} cannot be loaded: {problem}. Pass a folder whose config.json "
+            "belongs to its safetensors files."
         )
     if unused:
         say(f"{folder}: {len(unused)} weights have no place in the model, such as {unused[0]}")

@@ -11,7 +11,7 @@ import itertools
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 from typing import Annotated, Any
@@ -97,7 +97,7 @@ def compare_pairs(masks: Sequence[NamedMask], out: Path) -> Rows:
     """Jaccard distances of all pairs of a model."""
     rows = [
         {"model": first.model, "first": first.full_name, "second": second.full_name}
-        | asdict(compare(first.mask, second.mask))
+        | compare(first.mask, second.mask)
         for first, second in itertools.combinations(masks, 2)
         if first.model == second.model
     ]
@@ -112,7 +112,7 @@ def compare_pairs(masks: Sequence[NamedMask], out: Path) -> Rows:
     lines = []
     for title, group in panels.items():
         pairs = [compare(one.mask, other.mask) for one, other in itertools.combinations(group, 2)]
-        distances, by_chance = [p.distance for p in pairs], [p.expected_distance for p in pairs]
+        distances, by_chance = ([p[k] for p in pairs] for k in ("distance", "expected_distance"))
         values = (mean(distances), min(distances), max(distances), mean(by_chance))
         lines.append((title, len(pairs), *(f"{value:.3f}" for value in values)))
     header = ("", "pairs", "mean", "least", "most", "random masks")
@@ -125,7 +125,7 @@ def measure_turnover(chains: Mapping[str, Sequence[NamedMask]]) -> Rows:
     """T and T~ between adjacent ratios of a method (table 3)."""
     rows: Rows = [
         {"method": name, "smaller_ratio": smaller.ratio, "larger_ratio": larger.ratio}
-        | asdict(turnover(smaller.mask, larger.mask))
+        | turnover(smaller.mask, larger.mask)
         for name, chain in chains.items()
         for smaller, larger in itertools.pairwise(chain)
         if smaller.mask.num_windowed  # else nothing can be given up

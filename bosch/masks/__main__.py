@@ -56,8 +56,11 @@ class Show:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    commands: Commands = {"show": (Show, run_show), "import": (Import, run_import)}
-    commands["export"] = Export, run_export
+    commands: Commands = {
+        "show": (Show, run_show),
+        "import": (Import, run_import),
+        "export": (Export, run_export),
+    }
     run_subcommand("python -m bosch.masks", commands, arguments)
 
 

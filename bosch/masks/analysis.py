@@ -125,17 +125,9 @@ def find_chains(masks: Sequence[NamedMask]) -> dict[str, list[NamedMask]]:
 # -------------------------------------------------------------------------------------- two masks
 
 
-@dataclass(frozen=True)
-class Agreement:
-    """The windowed groups that two masks share, and how many random masks would share."""
-
-    shared: int
-    distance: float  # Jaccard's: 1 - |A and B| / |A or B|; 0 for two masks that window nothing
-    expected_shared: float
-    expected_distance: float
-
-
-def compare(first: GroupMask, second: GroupMask) -> Agreement:
+def compare(first: GroupMask, second: GroupMask) -> dict[str, float]:
+    """The number of windowed groups that two masks share, Jaccard's distance 1 - |A and B| / |A or
+    B| (0 for two masks that window nothing), and what to expect of random masks."""
     shapes = [(mask.num_layers, mask.num_groups) for mask in (first, second)]
     if shapes[0] != shapes[1]:
         text = " and ".join(f"{layers} layers x {groups} groups" for layers, groups in shapes)
@@ -148,10 +140,13 @@ def compare(first: GroupMask, second: GroupMask) -> Agreement:
 
     rows = zip(first.z, second.z, strict=True)
     shared = sum(pair == (0, 0) for row in rows for pair in zip(*row, strict=True))
-    by_chance = num_first * num_second / first.num_total
     chances = overlap_chances(first, second).items()
-    expected = math.fsum(chance * distance(count) for count, chance in chances)
-    return Agreement(shared, distance(shared), by_chance, expected)
+    return {
+        "shared": shared,
+        "distance": distance(shared),
+        "expected_shared": num_first * num_second / first.num_total,
+        "expected_distance": math.fsum(chance * distance(count) for count, chance in chances),
+    }
 
 
 def overlap_chances(first: GroupMask, second: GroupMask) -> dict[int, float]:
@@ -168,28 +163,24 @@ def overlap_chances(first: GroupMask, second: GroupMask) -> dict[int, float]:
     }
 
 
-@dataclass(frozen=True)
-class Turnover:
-    """How many windowed groups of a smaller ratio are full again at a larger one (table 3)."""
-
-    raw: float  # T: share of the smaller mask's windowed groups that are full in the larger mask
-    normalized: float | None  # T~: T divided by its maximum; None: the maximum is 0
-    chance: float  # T of random masks
-    normalized_chance: float | None
-
-
-def turnover(smaller: GroupMask, larger: GroupMask) -> Turnover:
+def turnover(smaller: GroupMask, larger: GroupMask) -> dict[str, float | None]:
+    """T of table 3, the share of the smaller mask's windowed groups that are full in the larger
+    one; T~, which is T divided by its maximum (None: that is 0); and both of random masks."""
     num_smaller = smaller.num_windowed
     if not 0 < num_smaller <= larger.num_windowed:
         raise UserError(
             "Turnover goes from a ratio above 0 to an equal or larger one, not from "
             f"{smaller.ratio:g} to {larger.ratio:g}."
         )
-    agreement = compare(smaller, larger)
-    raw = (num_smaller - agreement.shared) / num_smaller
-    chance = (num_smaller - agreement.expected_shared) / num_smaller
-    most = min(num_smaller, larger.num_full) / num_smaller
-    return Turnover(raw, raw / most if most else None, chance, chance / most if most else None)
+    both, most = compare(smaller, larger), min(num_smaller, larger.num_full) / num_smaller
+    shares: dict[str, float | None] = {}
+    for raw, normalized, shared in (
+        ("raw", "normalized", both["shared"]),
+        ("chance", "normalized_chance", both["expected_shared"]),
+    ):
+        shares[raw] = share = (num_smaller - shared) / num_smaller
+        shares[normalized] = share / most if most else None
+    return shares
 
 
 def longest_blocks(mask: GroupMask) -> dict[str, tuple[int, ...]]:

@@ -230,17 +230,16 @@ def write_mask(path: Path, record: MaskFile) -> None:
 def read_mask(path: Path, model: ModelInfo | None = None) -> MaskFile:
     """Read and check mask.json. With `model`, a mask made for another model is refused. Every
     UserError names the file and the field."""
-    content = read_json_object(path)
     try:
-        record = _parse(content)
-        if model is None or model.is_same_model(record.model):
-            return record
-        raise UserError(
-            f"the mask was made for {record.model.describe()}, not for {model.describe()}; search "
-            "a new mask, or pass the model that it was made for."
-        )
+        record = _parse(read_json_object(path))
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
+    if model is None or model.is_same_model(record.model):
+        return record
+    raise UserError(
+        f"{path}: the mask was made for {record.model.describe()}, not for {model.describe()}; "
+        "search a new mask, or pass the model that it was made for."
+    )
 
 
 def _parse(content: dict[str, Any]) -> MaskFile:

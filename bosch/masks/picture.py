@@ -1,9 +1,5 @@
-"""Pictures of a mask (`draw_mask` writes mask.png, `mask_lines` draws the same for a terminal) and
-of several. The first layer is at the bottom; groups go from left to right.
-
-The same masks give the same bytes. All is drawn without pyplot, which would keep state and choose a
-display.
-"""
+"""Pictures of a mask, with the first layer at the bottom, and of several. The same masks give the
+same bytes. All is drawn without pyplot, which would keep state and choose a display."""
 
 import io
 import itertools
@@ -40,7 +36,6 @@ def mask_figure(record: MaskFile) -> "Figure":
     from matplotlib.patches import Patch
 
     mask = record.mask
-    layers = range(mask.num_layers)
     height = min(16.0, 2.2 + 0.22 * mask.num_layers)
     width = min(16.0, 4.4 + 0.26 * mask.num_groups)
     figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
@@ -52,9 +47,8 @@ def mask_figure(record: MaskFile) -> "Figure":
     _number(groups_axis.xaxis, mask.num_groups)
     _number(groups_axis.yaxis, mask.num_layers)
 
-    ratio_axis.barh(
-        [layer + 0.5 for layer in layers], mask.layer_ratios, height=0.8, color="#6baed6"
-    )
+    centers = [layer + 0.5 for layer in range(mask.num_layers)]
+    ratio_axis.barh(centers, mask.layer_ratios, height=0.8, color="#6baed6")
     mean = ratio_axis.axvline(mask.ratio, color="#444444", linewidth=1, linestyle="--")
     ratio_axis.set(xlim=(0, 1), xticks=[0, 1], xlabel="share windowed")
     ratio_axis.tick_params(left=False, labelleft=False)
@@ -65,11 +59,8 @@ def mask_figure(record: MaskFile) -> "Figure":
     title = f"{picture_label(record.model.id)}\n{picture_label(mask_title(record))}"
     figure.suptitle(title, fontsize=10)
     mean.set_label("share of all groups")
-    keys = [
-        Patch(color=FULL_COLOR, label="full"),
-        Patch(color=WINDOW_COLOR, label=f"window {mask.window_tokens}"),
-        mean,
-    ]
+    kinds = {"full": FULL_COLOR, f"window {mask.window_tokens}": WINDOW_COLOR}
+    keys = [*(Patch(color=color, label=label) for label, color in kinds.items()), mean]
     figure.legend(handles=keys, loc="outside lower center", ncols=3, frameon=False)
     return figure
 
@@ -118,9 +109,8 @@ def draw_distances(panels: Mapping[str, Sequence[NamedMask]], path: Path) -> Non
     for axis, (title, masks) in zip(axes, panels.items(), strict=True):
         values = np.full((len(masks), len(masks)), np.nan)
         for row, column in itertools.permutations(range(len(masks)), 2):
-            agreement = compare(masks[row].mask, masks[column].mask)
-            below = row > column
-            values[row, column] = agreement.distance if below else agreement.expected_distance
+            kind = "distance" if row > column else "expected_distance"
+            values[row, column] = compare(masks[row].mask, masks[column].mask)[kind]
         image = axis.imshow(np.ma.masked_invalid(values), cmap="viridis", vmin=0, vmax=1)
         for row, column in itertools.permutations(range(len(masks)), 2):
             color = "white" if values[row, column] < 0.6 else "black"

@@ -17,10 +17,6 @@ from bosch.run.plain_text import visible
 
 T = TypeVar("T")
 
-EXIT_CODE = 2
-INTERRUPTED = 130  # what a shell reports for a process that Ctrl-C ended
-CLOSED_PIPE = 141  # and for one that wrote to a closed pipe
-
 # Errors of the machine, wherever they happen: no permission, a full disk or quota, a name from the
 # command line that is too long for the file system, or that of a file in the place of a folder.
 REFUSED = "EEXIST ENOTDIR EACCES EPERM EROFS ENOSPC EDQUOT ENAMETOOLONG".split()
@@ -35,8 +31,6 @@ class MissingFileError(UserError, FileNotFoundError):
 
 
 class CombinedError(UserError):
-    """Several mistakes that are said at once."""
-
     def __init__(self, errors: Sequence[Exception]) -> None:
         self.errors = errors
         self.lines = [f"{len(errors)} things are missing or cannot be used:", *map(str, errors)]
@@ -84,10 +78,10 @@ def exit_on_user_error(function: Callable[[], T], debug: bool) -> T:
         return function()
     except BrokenPipeError:  # the reader of our output has left: `recover.py --help | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise SystemExit(CLOSED_PIPE) from None
+        raise SystemExit(141) from None  # as a shell reports it
     except KeyboardInterrupt:
         print("interrupted; run the same command again to continue", file=sys.stderr)
-        raise SystemExit(INTERRUPTED) from None
+        raise SystemExit(130) from None  # as a shell reports it
     except Exception as error:
         lines = getattr(error, "lines", [error])
         if is_out_of_memory(error):
@@ -95,14 +89,15 @@ def exit_on_user_error(function: Callable[[], T], debug: bool) -> T:
         elif not is_user_error(error):
             raise
         print("error: " + "\n- ".join(map(visible, lines)), file=sys.stderr)
-        raise SystemExit(EXIT_CODE) from None
+        raise SystemExit(2) from None
 
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Of the machine: torch and safetensors have no class for it. A GPU's keeps its traceback."""
-    if not isinstance(error, OSError | RuntimeError):
-        return isinstance(error, MemoryError)
-    return bool(re.search("(?i)can(not|'t) (allocate memory|start new thread)", str(error)))
+    said = re.search("(?i)can(not|'t) (allocate memory|start new thread)", str(error))
+    return isinstance(error, MemoryError) or bool(
+        said and isinstance(error, OSError | RuntimeError)
+    )
 
 
 def run_main(main: Callable[[Sequence[str]], None]) -> None:

@@ -127,11 +127,6 @@ class Bar:
         if now - self._reported >= max(LINE_SECONDS, LINE_SHARE * (now - self.begin)):
             self.report()
 
-    def skip(self, count: int = 1) -> None:
-        """`count` more were done by an earlier attempt: they do not count for the speed."""
-        self.done += count
-        self._done_at_start += count
-
     def report(self) -> None:
         self._reported, self.reported_done = time.monotonic(), self.done
         share = f" ({100 * self.done / self.total:.0f} %)" if self.total else ""

@@ -21,7 +21,7 @@ from bosch.run.fingerprint import fingerprint
 from bosch.run.lock import POLL_SECONDS
 
 RANKS = ".ranks"
-JOINED, LEFT = "joined", "left"  # the first and the last event of a rank
+LEFT = "left"  # the last event of a rank
 JOIN_SECONDS = 600.0  # a rank waits for another to appear
 # Set by torchrun and SLURM, to the same values for all ranks of one launch.
 LAUNCH_VARIABLES = (
@@ -55,14 +55,12 @@ class Ranks:
         while True:
             for folder in ranks.glob(f"{launch}-*"):
                 self.folder = folder
-                if JOINED in self._events(0) and self._is_running(0):
+                if self._events(0) and self._is_running(0):
                     return self._enter(folder)
                 # With a fixed port every launch from several machines has the same name: this may
                 # be an earlier one, whose files rank 0 will remove.
                 if is_on_one_machine and not self._is_running(0):
-                    raise RankGoneError(
-                        f"Rank 0 ended before rank {self.rank} joined; see its message above."
-                    )
+                    raise RankGoneError(f"Rank 0 ended before rank {self.rank} joined; see above.")
             if time.monotonic() > give_up:
                 raise RankGoneError(
                     f"Rank {self.rank} waited {join_seconds:.0f} s for rank 0 to lock {self.home}; "
@@ -86,7 +84,6 @@ class Ranks:
             self._lock.release()
 
     def announce(self, event: str) -> None:
-        """event: one line of text."""
         if self.world > 1:
             with (self.folder / f"rank-{self.rank}").open("a") as file:
                 file.write(event + "\n")
@@ -95,11 +92,10 @@ class Ranks:
         """The first of `events` that the other rank announces. RankGoneError if it ends first."""
         give_up = time.monotonic() + JOIN_SECONDS
         while True:
-            # In this order: a rank may announce an event and end in between.
-            is_running, announced = self._is_running(rank), self._events(rank)
-            for event in events:
-                if event in announced:
-                    return event
+            is_running = self._is_running(rank)  # first: it may announce an event and then end
+            announced = self._events(rank)
+            if found := [event for event in events if event in announced]:
+                return found[0]
             if not is_running or (not announced and time.monotonic() > give_up):
                 raise RankGoneError(
                     f"Rank {rank} ended while rank {self.rank} was waiting for it; see its message "
@@ -112,7 +108,7 @@ class Ranks:
         self.folder = folder
         self._lock = FileLock(folder / f"rank-{self.rank}.lock")
         self._lock.acquire()
-        self.announce(JOINED)
+        self.announce("joined")
 
     def _is_running(self, rank: int) -> bool:
         """True also before it has joined."""

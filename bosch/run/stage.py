@@ -161,23 +161,20 @@ def stages_to_redo(stages: Sequence[Stage], fresh: str | None, start: str | None
     """--fresh: the stage and all that depend on it. --from: the stage, all that depend on it, and
     all later ones except shared stages that do not depend on it (their result would be the same).
     `eval` stands for every stage eval/..."""
-    for option, name in (("--fresh", fresh), ("--from", start)):
-        if name is not None and not any(is_called(stage, name) for stage in stages):
-            names = [stage.name for stage in stages]
-            raise UserError(f"{option} {name}: no such stage; {suggest(name, names)}")
     redone: list[Stage] = []
-    started = False
+    unknown, started = {"--fresh": fresh, "--from": start}, False
     for stage in stages:
+        called = {stage.name, stage.name.partition("/")[0]}
+        unknown = {option: name for option, name in unknown.items() if name not in called}
         depends = any(source in redone for source in stage.inputs.values())
-        later = started and not stage.shared
-        if is_called(stage, fresh) or is_called(stage, start) or depends or later:
+        if not called.isdisjoint((fresh, start)) or depends or (started and not stage.shared):
             redone.append(stage)
-        started = started or is_called(stage, start)
+        started = started or start in called
+    for option, name in unknown.items():
+        if name is not None:
+            there_are = suggest(name, [stage.name for stage in stages])
+            raise UserError(f"{option} {name}: no such stage; {there_are}")
     return redone
-
-
-def is_called(stage: Stage, name: str | None) -> bool:
-    return name in (stage.name, stage.name.partition("/")[0])
 
 
 def examine(run_path: Path, stage: Stage, verified: set[Path]) -> Decision:
@@ -203,7 +200,9 @@ def examine(run_path: Path, stage: Stage, verified: set[Path]) -> Decision:
                     f"{folder} holds files but no {STARTED}, so they are not from a run; move them "
                     "away."
                 )
-            return Decision(stage, "run", f"starts, shared in {folder}" if stage.shared else "starts")
+            return Decision(
+                stage, "run", f"starts, shared in {folder}" if stage.shared else "starts"
+            )
         old = read_sealed_json(folder / STARTED, "fingerprint", *stage.facts)
     except DamagedArtifactError as damage:
         if stage.derived:
@@ -216,10 +215,8 @@ def examine(run_path: Path, stage: Stage, verified: set[Path]) -> Decision:
         raise _conflict(folder, stage, old)
     recorded = old.get("model_files", stage.model_files)  # earlier versions recorded none
     if changes := differences(recorded, stage.model_files):
-        raise StageBlockedError(
-            f"{folder} was made before files of the model changed ({changes}). Restore them, or use "
-            f"--fresh {stage.name}."
-        )
+        advice = f"Restore them, or use --fresh {stage.name}."
+        raise StageBlockedError(f"{folder}: files of the model changed since ({changes}). {advice}")
     if not is_complete:
         return Decision(stage, "resume", "continues where it stopped")
     verified.add(folder)

@@ -44,10 +44,10 @@ def random_mask(num_layers: int, num_groups: int, windowed: int, seed: object) -
 def test_distance_is_one_minus_shared_over_either() -> None:
     first, second = mask_of("0011", "1101"), mask_of("0101", "1111")
     # Windowed: {00, 01, 12} and {00, 02}; one shared of four.
-    assert compare(first, second).distance == 0.75
-    assert compare(first, first).distance == 0
-    assert compare(mask_of("11"), mask_of("11")).distance == 0
-    assert compare(mask_of("11"), mask_of("01")).distance == 1
+    assert compare(first, second)["distance"] == 0.75
+    assert compare(first, first)["distance"] == 0
+    assert compare(mask_of("11"), mask_of("11"))["distance"] == 0
+    assert compare(mask_of("11"), mask_of("01"))["distance"] == 1
     with pytest.raises(UserError, match="1 layers x 2 groups and 2 layers x 2 groups"):
         compare(mask_of("01"), mask_of("01", "01"))
 
@@ -70,14 +70,14 @@ def test_normalized_turnover_agrees_with_table_3(
     smaller = GroupMask.from_windowed(places[:num_smaller], 28, 8, 16)
     larger = GroupMask.from_windowed(places[given_up : given_up + num_larger], 28, 8, 16)
     measured = turnover(smaller, larger)
-    assert 100 * measured.raw == pytest.approx(raw, abs=0.5)
-    assert measured.normalized is not None
-    assert 100 * measured.normalized == pytest.approx(
+    assert 100 * measured["raw"] == pytest.approx(raw, abs=0.5)
+    assert measured["normalized"] is not None
+    assert 100 * measured["normalized"] == pytest.approx(
         normalized, abs=2
     )  # T is rounded in the table
     # Random masks: 1 - the larger ratio.
-    assert measured.chance == pytest.approx(1 - ratios[1])
-    assert measured.normalized_chance == pytest.approx({0.875: 0.75}.get(ratios[1], 0.5))
+    assert measured["chance"] == pytest.approx(1 - ratios[1])
+    assert measured["normalized_chance"] == pytest.approx({0.875: 0.75}.get(ratios[1], 0.5))
 
 
 def test_the_chance_of_an_overlap_counts_all_draws() -> None:
@@ -166,7 +166,7 @@ def test_every_analysis_leaves_numbers_and_pictures(tmp_path: Path) -> None:
     results = read(out)
     masks = [read_mask(run / "mask" / "mask.json").mask for run in runs]
     assert len(results["pairs"]) == 28
-    assert results["pairs"][0]["distance"] == compare(masks[0], masks[1]).distance
+    assert results["pairs"][0]["distance"] == compare(masks[0], masks[1])["distance"]
     assert results["pairs"][0]["expected_shared"] == pytest.approx(4 * 8 / 16)
     assert [row["method"] for row in results["turnover"]] == list(methods)
     # One draw at both ratios: what is on the window stays there.
