@@ -88,7 +88,7 @@ def read_calibration(folder: Path) -> Calibration:
     except (SafetensorError, KeyError, json.JSONDecodeError) as error:
         raise UserError(f"{path} is not a calibration set: {error}.") from error
     fits = isinstance(tasks, list) and positions.shape == (len(tasks), 5)
-    fits = fits and ids.dim() == ends.dim() == 1 and [*ends[-1:]] == [len(ids)]
+    fits = fits and ids.dim() == ends.dim() == 1 and ends[-1:].tolist() == [len(ids)]
     lengths = ends.diff(prepend=ends.new_zeros(1)).tolist() if fits else []
     fits = fits and min(lengths) >= 1
     questions: list[list[Question]] = [[] for _ in lengths]

@@ -68,8 +68,8 @@ class Scores:
             for group, value in enumerate(row):
                 if not math.isfinite(value):
                     raise UserError(
-                        f"The score of layer {layer}, group {group} is {value}: the model's "
-                        "attention overflows in its number format. Load it in another one."
+                        f"The score of layer {layer}, group {group} is {value}: the attention "
+                        "overflows in the model's number format. Load it in another one."
                     )
 
     @classmethod
@@ -109,15 +109,10 @@ class Learner(Protocol):
     module: "nn.Module"  # its parameters, complete on every rank; saved in checkpoints
 
     def parameter_groups(self) -> list[ParameterGroup]: ...  # each with its peak `lr` and decay
-
     def rate(self, done: int) -> float: ...  # factor on these learning rates
-
     def model_arguments(self, done: int) -> dict[str, object]: ...  # added to the model call
-
     def extra_loss(self) -> "Tensor": ...  # added to the loss, once a step
-
     def after_step(self, step: int) -> None: ...  # called on every rank; `step` counts from 1
-
     def figures(self) -> dict[str, float]: ...  # added to the metrics of a step
 
 

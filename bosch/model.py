@@ -18,16 +18,9 @@ from filelock import FileLock
 
 from bosch.assets import asset_folder
 from bosch.known_models import PAPER_MODELS, SHAPES
-from bosch.model_files import (
-    GENERATION,
-    PACKAGE,
-    TOKENIZER_CONFIG,
-    check_folder,
-    hash_weights,
-    read_json_object,
-)
+from bosch.model_files import INDEX, TOKENIZER_CONFIG, hash_weights, read_json_object, weight_names
 from bosch.run.errors import MissingFileError, UserError, is_user_error
-from bosch.run.files import path_inside
+from bosch.run.files import path_inside, refuse_foreign_links
 from bosch.run.fingerprint import fingerprint, hash_file
 from bosch.run.hub import prepare_hub
 from bosch.run.progress import say
@@ -36,12 +29,14 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+PACKAGE = Path(__file__).parent
 # A model's shape: the names in config.json, and those of our fields.
 NEEDED = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim")
 SHAPE = ("num_layers", "num_query_heads", "num_groups", "head_dim")
 # Fields of config.json that do not affect what the model computes, but change when it is saved.
 NO_DECISION = ("_name_or_path", "architectures", "transformers_version", "use_cache")
 # Files that decide which texts a model reads and writes, besides config.json.
+GENERATION = "generation_config.json"
 TEXT_FILES = (GENERATION, "*token*", "vocab*", "merges*", "chat_template*")
 # Weights beside the safetensors files, which are never loaded.
 OTHER_WEIGHTS = ".bin .pt .pth .ckpt .h5 .msgpack .gguf .onnx .ot".split()
@@ -49,7 +44,7 @@ OTHER_WEIGHTS = ".bin .pt .pth .ckpt .h5 .msgpack .gguf .onnx .ot".split()
 # For every from_pretrained of transformers. Code in a model's folder is never run: without False,
 # transformers would ask on a terminal.
 LOCAL = {"local_files_only": True, "trust_remote_code": False}
-NEVER_RUN = "code in a model's folder is never run; use a model that transformers loads without it"
+NEVER_RUN = "Code in a model's folder is never run; use a model that transformers loads without it"
 
 
 @dataclass(frozen=True)
@@ -70,10 +65,8 @@ class ModelInfo:
             if (value := getattr(self, name)) < 1:
                 raise UserError(f"{self.id}: {name} is {value}; it must be 1 or more.")
         if self.num_query_heads % self.num_groups:
-            raise UserError(
-                f"{self.id}: {self.num_query_heads} query heads cannot be divided evenly among "
-                f"{self.num_groups} KV heads."
-            )
+            heads = f"{self.num_query_heads} query heads cannot share {self.num_groups} KV heads"
+            raise UserError(f"{self.id}: {heads} evenly.")
 
     def __str__(self) -> str:
         mark = self.revision or self.weight_hash
@@ -128,21 +121,22 @@ def fetch_model(model: str, option: str = "--model") -> Path:
     # The ranks of a machine fetch one after another: all but the first find the model there.
     name = re.sub(r"\W", "-", f"bosch-{os.getuid()}-{model}")
 
-    def fetch(hub: Any) -> Path:
+    def fetch(hub: Any) -> str:
         with FileLock(Path(tempfile.gettempdir()) / f"{name}.lock"):
-            return Path(hub.snapshot_download(model, ignore_patterns=others))
+            return str(hub.snapshot_download(model, ignore_patterns=others))
 
     return _find_or_fetch(model, option, fetch)
 
 
 def fetch_config(model: str) -> Path:
     """A folder with the model's config.json. Of a hub model only that file is downloaded."""
-    return _find_or_fetch(
-        model, "--model", lambda hub: Path(hub.hf_hub_download(model, "config.json")).parent
+    fetched = _find_or_fetch(
+        model, "--model", lambda hub: hub.hf_hub_download(model, "config.json")
     )
+    return fetched.parent if fetched.is_file() else fetched
 
 
-def _find_or_fetch(model: str, option: str, fetch: Callable[[Any], Path]) -> Path:
+def _find_or_fetch(model: str, option: str, fetch: Callable[[Any], str]) -> Path:
     if (folder := find_model(model, option)) is not None:
         return folder
     import huggingface_hub
@@ -150,7 +144,7 @@ def _find_or_fetch(model: str, option: str, fetch: Callable[[Any], Path]) -> Pat
     prepare_hub()
     problem = f"{option} {model} is not a folder on this machine and cannot be fetched from the hub"
     with explain_library_errors(problem, MissingFileError):
-        return fetch(huggingface_hub)
+        return Path(fetch(huggingface_hub))
 
 
 @contextmanager
@@ -168,7 +162,7 @@ def explain_library_errors(problem: str, kind: type[UserError] = UserError) -> I
             raise
         text = " ".join(str(error).split())
         if "trust_remote_code" in text:
-            text = f"it needs code of its own, and {NEVER_RUN}."
+            text = f"it needs code of its own. {NEVER_RUN}."
         elif not text or isinstance(error, LookupError | TypeError | AttributeError):
             text = f"{type(error).__name__} {text}".strip()
         raise kind(f"{problem}: {text if len(text) <= 300 else f'{text[:300]}...'}") from error
@@ -224,10 +218,11 @@ def read_model_config(folder: Path) -> dict[str, Any]:
     """The folder's config.json; missing fields of the shape are completed by transformers."""
     path = folder / "config.json"
     if not path.is_file():
-        raise MissingFileError(
-            f"{folder} has no config.json; pass a Hugging Face model folder with safetensors files."
-        )
-    check_folder(folder)
+        raise MissingFileError(f"{folder} has no config.json; pass a Hugging Face model folder.")
+    if not folder.is_relative_to(PACKAGE):  # installers may link the package's own files
+        refuse_foreign_links(folder)
+    if (folder / INDEX).is_file():
+        weight_names(folder / INDEX)  # refuses names of files elsewhere
     config = read_json_object(path)
     if "auto_map" in config:
         _refuse_unknown_code(config, path)
@@ -235,9 +230,7 @@ def read_model_config(folder: Path) -> dict[str, Any]:
     generation = folder / GENERATION
     ends = read_json_object(generation).get("eos_token_id") if generation.is_file() else None
     if not all(type(end) is int for end in (ends if isinstance(ends, list) else [ends or 0])):
-        raise UserError(
-            f"{generation}: eos_token_id is {ends!r:.60}; it must be one or more token ids."
-        )
+        raise UserError(f"{generation}: eos_token_id is {ends!r:.60}; it must be token ids.")
     # In place of its number of groups a hybrid has a word that plain families refuse.
     missing = [name for name in NEEDED if config.get(name) in (None, "bosch_hybrid")]
     if not missing:
@@ -248,10 +241,8 @@ def read_model_config(folder: Path) -> dict[str, Any]:
 
     model_type = str(config.get("model_type"))
     if model_type not in CONFIG_MAPPING:
-        raise UserError(
-            f"{path} lacks one of {', '.join(NEEDED)}, and transformers knows no defaults of its "
-            f"model_type {model_type!r}."
-        )
+        lacks = f"{path} lacks one of {', '.join(NEEDED)}"
+        raise UserError(f"{lacks}, and transformers does not know its model_type {model_type!r}.")
     with explain_library_errors(f"{path} is not a valid config"):
         completed = CONFIG_MAPPING[model_type].from_dict(config)
     values = {name: getattr(completed, name, None) for name in NEEDED}
@@ -267,10 +258,7 @@ def _refuse_unknown_code(config: dict[str, Any], path: Path) -> None:
     from transformers import CONFIG_MAPPING
 
     if (model_type := str(config.get("model_type"))) not in CONFIG_MAPPING:
-        raise UserError(
-            f"{path}: transformers knows no model_type {model_type!r} without the code that "
-            f"auto_map names, and {NEVER_RUN}."
-        )
+        raise UserError(f"{path}: only its auto_map knows model_type {model_type!r}. {NEVER_RUN}.")
 
 
 def names_code(path: Path) -> bool:
@@ -287,9 +275,7 @@ def names_code(path: Path) -> bool:
 def _count(config: dict[str, object], name: str, folder: Path) -> int:
     value = config.get(name)
     if type(value) is not int or value < 1:
-        raise UserError(
-            f"{folder / 'config.json'}: {name} is {value!r}; it must be a whole number, 1 or more."
-        )
+        raise UserError(f"{folder / 'config.json'}: {name} is {value!r}; it must be 1 or more.")
     return value
 
 
@@ -309,10 +295,8 @@ def load_tokenizer(model: str | Path, **arguments: Any) -> "PreTrainedTokenizerB
     special = {*tokenizer.all_special_ids} - {*tokenizer("a")["input_ids"]}
     highest = max({*vocabulary.values()} - special)
     if isinstance(size, int) and highest >= size:
-        raise UserError(
-            f"the tokenizer of {folder} has ids up to {highest:,}, but the model's vocab_size is "
-            f"{size:,}: remove the tokens that were added, or resize the model's embeddings."
-        )
+        ids = f"ids up to {highest:,}, but the model's vocab_size is {size:,}"
+        raise UserError(f"the tokenizer of {folder} has {ids}: remove added tokens.")
     return tokenizer
 
 
@@ -432,10 +416,8 @@ def _load_weights(folder: Path, **arguments: Any) -> Any:
     elif beyond := [n for n in unused if re.sub(r"\.\d+\.", ".0.", n, count=1) in known]:
         problem = f"config.json has fewer layers than the weights, such as that of {beyond[0]}"
     if problem:
-        raise UserError(
-            f"The model in {folder} cannot be loaded: {problem}. Pass a folder whose config.json "
-            "belongs to its safetensors files."
-        )
+        advice = "Pass a folder whose config.json belongs to its weights."
+        raise UserError(f"The model in {folder} cannot be loaded: {problem}. {advice}")
     if unused:
         say(f"{folder}: {len(unused)} weights have no place in the model, such as {unused[0]}")
     return model

@@ -1,5 +1,4 @@
-"""The files of a model's folder, before any weight is loaded: none of them may lead out of the
-folder, and JSON files hold what they should."""
+"""The files of a model's folder, before any weight is loaded."""
 
 import functools
 import json
@@ -7,13 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from bosch.run.errors import MissingFileError, UserError
-from bosch.run.files import path_inside, refuse_foreign_links
+from bosch.run.files import path_inside
 from bosch.run.fingerprint import fingerprint, hash_file
 
-PACKAGE = Path(__file__).parent
 INDEX = "model.safetensors.index.json"  # which file holds which tensor
 TOKENIZER_CONFIG = "tokenizer_config.json"
-GENERATION = "generation_config.json"
 MOST_LEVELS = 100  # of lists and objects in a JSON file; Python copies no more than about 300
 
 
@@ -37,14 +34,6 @@ def _is_deeper(value: object, levels: int) -> bool:
         return False
     inner = value.values() if isinstance(value, dict) else value
     return not levels or any(_is_deeper(each, levels - 1) for each in inner)
-
-
-def check_folder(folder: Path) -> None:
-    """Refuse a model folder that leads out of itself, by links or by names of weight files."""
-    if not folder.is_relative_to(PACKAGE):  # installers may link the package's own files
-        refuse_foreign_links(folder)
-    if (folder / INDEX).is_file():
-        weight_names(folder / INDEX)
 
 
 def weight_names(index: Path) -> list[str]:

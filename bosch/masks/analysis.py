@@ -22,9 +22,6 @@ from bosch.run.progress import say
 MASK = "mask.json"
 
 
-# ------------------------------------------------------------------------------- masks with a name
-
-
 @dataclass(frozen=True)
 class NamedMask:
     """A mask file, and a name that is unique among those of its model and ratio."""
@@ -71,7 +68,7 @@ def read_masks(paths: Sequence[Path]) -> list[NamedMask]:
         for mask in group:
             method, seed = mask.record.method, mask.record.seed
             seeded = method if seed is None else f"{method} s{seed}"
-            window, run = f"{seeded} W{mask.mask.window_tokens}", mask.path.resolve().parents[1]
+            window, run = f"{seeded} W{mask.mask.window_tokens}", mask.path.resolve().parent.parent
             possible.append((method, seeded, window, run.name, str(mask.path)))
         # The shortest unique names.
         names = next(names for names in zip(*possible, strict=True) if len({*names}) == len(names))
@@ -108,10 +105,8 @@ def find_chains(masks: Sequence[NamedMask]) -> dict[str, list[NamedMask]]:
                 continue
             for other in members:
                 if (used := chain[other.ratio]) is not other:
-                    say(
-                        f"{other.path} is left out of the turnover: {used.path} has the same "
-                        "method, ratio and seed; analyze one calibration set at a time"
-                    )
+                    same = f"{used.path} has the same method, ratio and seed"
+                    say(f"{other.path} is left out of the turnover, because {same}")
             name = (method, "" if seed is None else f"s{seed}", *others)
             chains[name] = [chain[ratio] for ratio in sorted(chain)]
     # Only the parts of a name that differ between chains, and always the method.
@@ -120,9 +115,6 @@ def find_chains(masks: Sequence[NamedMask]) -> dict[str, list[NamedMask]]:
         " ".join(part for part, used in zip(name, differs, strict=True) if part and used): chain
         for name, chain in chains.items()
     }
-
-
-# -------------------------------------------------------------------------------------- two masks
 
 
 def compare(first: GroupMask, second: GroupMask) -> dict[str, float]:
@@ -168,10 +160,8 @@ def turnover(smaller: GroupMask, larger: GroupMask) -> dict[str, float | None]:
     one; T~, which is T divided by its maximum (None: that is 0); and both of random masks."""
     num_smaller = smaller.num_windowed
     if not 0 < num_smaller <= larger.num_windowed:
-        raise UserError(
-            "Turnover goes from a ratio above 0 to an equal or larger one, not from "
-            f"{smaller.ratio:g} to {larger.ratio:g}."
-        )
+        ratios = f"{smaller.ratio:g} to {larger.ratio:g}"
+        raise UserError(f"Turnover goes from a ratio above 0 to no smaller one, not from {ratios}.")
     both, most = compare(smaller, larger), min(num_smaller, larger.num_full) / num_smaller
     shares: dict[str, float | None] = {}
     for raw, normalized, shared in (
@@ -196,9 +186,6 @@ def longest_blocks(mask: GroupMask) -> dict[str, tuple[int, ...]]:
         runs = itertools.groupby(range(mask.num_layers), key=flags.__getitem__)
         blocks[kind] = max((tuple(run) for flag, run in runs if flag), key=len, default=())
     return blocks
-
-
-# ---------------------------------------------------------- the replacement test (C.1, table 5)
 
 
 def write_replacements(

@@ -71,9 +71,8 @@ def read_table(path: Path, model: ModelInfo) -> list[list[float]]:
         raise UserError(f"{path} has {len(layers)} lines, but {model} has {num_layers} layers.")
     for layer, row in enumerate(layers):
         if len(row) != num_groups:
-            raise UserError(
-                f"{path}: layer {layer} has {len(row)} values, but {model} has {num_groups} groups."
-            )
+            values = f"layer {layer} has {len(row)} values"
+            raise UserError(f"{path}: {values}, but {model} has {num_groups} groups.")
         try:
             table.append([float(text) for text in row])
         except ValueError:

@@ -44,9 +44,7 @@ class GroupMask:
             if len(row) != (first := len(self.z[0])):
                 raise UserError(f"Layer {layer} has {len(row)} groups, but layer 0 has {first}.")
             if any(type(bit) is not int or bit not in (0, 1) for bit in row):
-                raise UserError(
-                    f"Layer {layer} is {row}; each group must be 1 (full attention) or 0 (window)."
-                )
+                raise UserError(f"Layer {layer} is {row}; each group must be 1 (full) or 0.")
             if self.unit == "layer" and len(set(row)) > 1:
                 raise UserError(f"unit is 'layer', but the groups of layer {layer} differ: {row}.")
 
@@ -104,10 +102,8 @@ class GroupMask:
         size = self.num_groups if self.unit == "layer" else 1
         if self.num_windowed != num_windowed(ratio, self.num_total // size, 1) * size:
             requested = describe_ratio(ratio, self.num_layers, self.num_groups, self.unit)
-            raise UserError(
-                f"{where} has {self.num_windowed} of {self.num_total} groups on the window, but "
-                f"{requested}; {advice}."
-            )
+            count = f"{self.num_windowed} of {self.num_total} groups on the window"
+            raise UserError(f"{where} has {count}, but {requested}; {advice}.")
 
     def kv_bytes(self, context_tokens: int, head_dim: int, bytes_per_value: int = 2) -> int:
         """Bytes of the KV cache for one text. A windowed group keeps W-1 entries, because the next
@@ -150,9 +146,7 @@ def describe_bytes(count: float) -> str:
 
 def check_ratio(ratio: float) -> None:
     if not 0 <= ratio <= 1:  # false for nan too
-        raise UserError(
-            f"ratio is {ratio}; it must be from 0 to 1, the share of groups on the sliding window."
-        )
+        raise UserError(f"ratio is {ratio}; it is the share of groups on the window, from 0 to 1.")
 
 
 @dataclass(frozen=True)
@@ -171,22 +165,17 @@ class MaskFile:
     def __post_init__(self) -> None:
         mask, model = self.mask, self.model
         if (mask.num_layers, mask.num_groups) != (model.num_layers, model.num_groups):
-            raise UserError(
-                f"The mask has {mask.num_layers} layers x {mask.num_groups} groups, but its model "
-                f"is {model.describe()}."
-            )
+            size = f"{mask.num_layers} layers x {mask.num_groups} groups"
+            raise UserError(f"The mask has {size}, but its model is {model.describe()}.")
         if self.ratio_asked is not None:
             mask.refuse_another_ratio(self.ratio_asked, "z", "z or ratio_asked is wrong")
 
     def origin(self) -> dict[str, object]:
         """All fields except z and the window, as JSON."""
-        return {name: getattr(self, name) for name in ORIGIN} | {
-            "unit": self.mask.unit,
-            "ratio": self.mask.ratio,
-            "model": asdict(self.model),
-            "settings": dict(self.settings),
-            "provenance": dict(self.provenance),
-        }
+        facts = {name: getattr(self, name) for name in ORIGIN}
+        facts |= {name: dict(facts[name]) for name in ("settings", "provenance")}
+        more = {"unit": self.mask.unit, "ratio": self.mask.ratio, "model": asdict(self.model)}
+        return facts | more
 
 
 ORIGIN = ("method", "ratio_asked", "settings", "seed", "score_trace", "provenance")
@@ -230,16 +219,15 @@ def write_mask(path: Path, record: MaskFile) -> None:
 def read_mask(path: Path, model: ModelInfo | None = None) -> MaskFile:
     """Read and check mask.json. With `model`, a mask made for another model is refused. Every
     UserError names the file and the field."""
+    content = read_json_object(path)
     try:
-        record = _parse(read_json_object(path))
+        record = _parse(content)
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
     if model is None or model.is_same_model(record.model):
         return record
-    raise UserError(
-        f"{path}: the mask was made for {record.model.describe()}, not for {model.describe()}; "
-        "search a new mask, or pass the model that it was made for."
-    )
+    models = f"{record.model.describe()}, not for {model.describe()}"
+    raise UserError(f"{path}: the mask was made for {models}; pass its own model, or a new mask.")
 
 
 def _parse(content: dict[str, Any]) -> MaskFile:
@@ -256,10 +244,7 @@ def _parse(content: dict[str, Any]) -> MaskFile:
     z = tuple(tuple(map(int, row)) for row in content["z"])
     mask = GroupMask(z, content["window_tokens"], content["unit"], sink_from_json(content[SINK]))
     if not math.isclose(content["ratio"], mask.ratio, abs_tol=1e-9):  # nan is not close
-        raise UserError(
-            f"ratio is {content['ratio']}, but z has {mask.num_windowed} of {mask.num_total} "
-            f"groups on the window, {mask.ratio:.6g}."
-        )
+        raise UserError(f"ratio is {content['ratio']}, but z has that of {mask.ratio:.6g}.")
     for name in ("settings", "provenance"):  # they go into config.json
         try:
             json.dumps(content[name], allow_nan=False)
@@ -279,9 +264,8 @@ def _check_fields(
             raise UserError(f"a mask.json has no such field as {prefix}{name}.")
         if type(content[name]) not in known[name]:
             kinds = ["null" if kind is NoneType else kind.__name__ for kind in known[name]]
-            raise UserError(
-                f"{prefix}{name} is {content[name]!r}; it must be {' or '.join(kinds)}."
-            )
+            must = f"it must be {' or '.join(kinds)}"
+            raise UserError(f"{prefix}{name} is {content[name]!r}; {must}.")
 
 
 def _bit(value: Any) -> Any:

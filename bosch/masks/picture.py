@@ -98,9 +98,6 @@ def _number(axis: "Axis", count: int) -> None:
     axis.set_ticks([place + 0.5 for place in places], [str(place) for place in places])
 
 
-# --------------------------------------------------------------------------------- several masks
-
-
 def draw_distances(panels: Mapping[str, Sequence[NamedMask]], path: Path) -> None:
     """One heat map per panel: the Jaccard distances between masks of one model and ratio."""
     size = 1.6 + 0.48 * max(map(len, panels.values()))

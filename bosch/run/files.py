@@ -1,15 +1,12 @@
 """How a run's files are written and read: whole or not at all, with checksums, and nowhere else.
 
-- A file is written under a temporary name, forced to the disk and renamed (`write_atomically`), so
-  a reader sees the whole file or none.
+- A file is written under a temporary name, forced to the disk and renamed (`write_atomically`).
 - A folder (of a stage, or inside one) is complete if it has a manifest, the list of its files with
   sizes and checksums, which is written last, and every file matches it.
-- Files that grow line by line end each line with a checksum of the text before it:
+- Files that grow line by line end each line with a checksum of the text before it, and perhaps of a
+  place: what a line belongs to. Elsewhere the line counts as damaged.
 
       {"step": 1, "loss": 2.5, "check": "7f0a31c2"}
-
-  It may also cover a place: what a line belongs to. Elsewhere the line counts as damaged.
-- What a folder from elsewhere says or links to leads out of it neither for reading nor writing.
 """
 
 import contextlib
@@ -55,10 +52,9 @@ def seal_folder(folder: Path, facts: Mapping[str, object]) -> None:
 
 
 def verify_folder(folder: Path, rank: int = 0, world: int = 1) -> dict[str, Any]:
-    """Check every file of a complete folder against its manifest, which is returned. The
-    DamagedArtifactError names the first file that differs. Files that the manifest does not list,
-    such as a reader's notes, are ignored. Of `world` ranks each takes the checksums of its share.
-    """
+    """Check the files of a complete folder against its manifest, which is returned. The
+    DamagedArtifactError names the first that differs. Files that the manifest does not list are
+    ignored. Of `world` ranks each takes the checksums of its share."""
     manifest = read_sealed_json(folder / MANIFEST, "files")
     listed = manifest["files"]
     if not isinstance(listed, dict) or not all(isinstance(one, dict) for one in listed.values()):
@@ -237,31 +233,23 @@ def path_inside(folder: Path, name: object, source: Path, flat: bool = False) ->
     path = PurePosixPath(name if isinstance(name, str) else "")
     is_inside = path.parts and not path.is_absolute() and ".." not in path.parts
     if not is_inside or "\0" in str(path) or (flat and path.parts != (name,)):
-        raise UserError(
-            f"{source} names the file {str(name)[:200]!r}, which is not the name of a file in "
-            f"{folder}. Fetch or make the folder again."
-        )
+        outside = f"the file {str(name)[:200]!r}, which is none in {folder}"
+        raise UserError(f"{source} names {outside}. Fetch or make the folder again.")
     return folder / path
 
 
 def refuse_foreign_links(folder: Path) -> None:
-    """Refuse a model folder with a link to a file elsewhere: what is made of the folder, and
-    perhaps published, would hold that file. Snapshots in the hub's cache are links to its `blobs`.
-    """
+    """Refuse a model folder with a link to a file elsewhere: what is made of it, and perhaps
+    published, would hold that file. Snapshots in the hub's cache are links to its `blobs`."""
     root = folder.resolve()
-    homes = [root]
-    for inner in (root, *root.parents):
-        snapshots = inner.parent
-        if snapshots.name == "snapshots" and snapshots.parent.name.startswith("models--"):
-            homes.append(snapshots.parent / "blobs")
+    hubs = [place.parent for place in root.parents if place.name == "snapshots"]
+    homes = [root, *(hub / "blobs" for hub in hubs if hub.name.startswith("models--"))]
     files = [path for path in folder.glob("[!.]*") if not path.is_dir()]
     for path in sorted([*files, *folder.glob(f"{CHAT_TEMPLATES}/**/*")]):
         target = Path(os.path.realpath(path))
         if not any(target.is_relative_to(home) for home in homes):
-            raise UserError(
-                f"{path} is a link to {target}, outside of the model's folder. If that file "
-                "belongs to the model, put a copy of it in the place of the link."
-            )
+            advice = "If that file belongs to the model, put a copy of it there."
+            raise UserError(f"{path} is a link to {target}, outside of the folder. {advice}")
 
 
 def open_own_file(path: Path, mode: str) -> Any:

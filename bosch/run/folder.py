@@ -55,10 +55,7 @@ class RunFolder:
         try:
             str(path.absolute()).encode()
         except UnicodeEncodeError:
-            raise UserError(
-                f"{str(path)!r}: the name of a run's folder must be UTF-8, or tokenizers cannot be "
-                "read from it."
-            ) from None
+            raise UserError(f"{str(path)!r}: the name of a run's folder must be UTF-8.") from None
         self.path, self.rank, self.world, self.say = path, rank, world, say
         self._lock = FolderLock(home or path, say)
         self._ranks = Ranks(home or path, rank, world)

@@ -38,11 +38,8 @@ class FolderLock:
             self.folder.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError, FileNotFoundError) as error:
             # FileNotFoundError: where no folder can be, as in /proc.
-            reason = error.strerror if isinstance(error, FileNotFoundError) else "a file is there"
-            raise UserError(
-                f"{self.folder} cannot be made: {reason}; choose another folder (--run-dir or "
-                "--out), or move the file away."
-            ) from error
+            advice = "choose another folder (--run-dir or --out), or move the file away"
+            raise UserError(f"{self.folder} cannot be made: {error.strerror}; {advice}.") from error
         path = self.folder / LOCK
         refuse_link(path)
         refuse_no_file(path)
@@ -54,10 +51,8 @@ class FolderLock:
                 if text := re.fullmatch(r"(pid \d+ on host \S+)\n", path.read_text()):
                     owner = text[1]
             if not self.wait:
-                raise FolderInUseError(
-                    f"{self.folder} is in use by {owner}; wait until it ends, or choose another "
-                    "folder (--run-dir or --out)."
-                ) from None
+                advice = "wait until it ends, or choose another folder (--run-dir or --out)"
+                raise FolderInUseError(f"{self.folder} is in use by {owner}; {advice}.") from None
             self.say(f"{self.folder} is in use by {owner}: waiting for it")
             self._lock.acquire(poll_interval=POLL_SECONDS)
         except (OSError, NotImplementedError) as error:

@@ -129,9 +129,10 @@ class Bar:
 
     def report(self) -> None:
         self._reported, self.reported_done = time.monotonic(), self.done
-        share = f" ({100 * self.done / self.total:.0f} %)" if self.total else ""
-        of = f" of {self.total:,}" if self.total else ""
-        line = f"{self.title}: {self.done:,}{of} {self.unit}{share}"
+        line = f"{self.title}: {self.done:,} {self.unit}"
+        if self.total:
+            share = f"{100 * self.done / self.total:.0f} %"
+            line = f"{self.title}: {self.done:,} of {self.total:,} {self.unit} ({share})"
         # On a terminal the bar already shows this, so the line is for the log file only.
         logger.info(", ".join(filter(None, [line, self.describe_pace()])), extra={"bar": True})
 
@@ -140,10 +141,8 @@ class Bar:
         seconds, done = time.monotonic() - self.begin, self.done - self._done_at_start
         parts = []
         if seconds > 0 and done > 0:
-            pace = done / seconds
-            shown = f"{pace:,.0f}" if pace >= 100 else f"{pace:.3g}"
-            parts.append(f"{shown} {self.unit}/s")
-            left = self.seconds_left()
+            pace, left = done / seconds, self.seconds_left()
+            parts.append(f"{pace:{',.0f' if pace >= 100 else '.3g'}} {self.unit}/s")
             total = f"in {describe_seconds(seconds)}"
             parts.append(f"{describe_seconds(left)} left" if left > 0 else total)
             after, is_least = time_after() if left > 0 and time_after else (0.0, True)

@@ -62,10 +62,8 @@ class Ranks:
                 if is_on_one_machine and not self._is_running(0):
                     raise RankGoneError(f"Rank 0 ended before rank {self.rank} joined; see above.")
             if time.monotonic() > give_up:
-                raise RankGoneError(
-                    f"Rank {self.rank} waited {join_seconds:.0f} s for rank 0 to lock {self.home}; "
-                    "start rank 0 with the same folder."
-                )
+                waited = f"Rank {self.rank} waited {join_seconds:.0f} s for rank 0 to lock"
+                raise RankGoneError(f"{waited} {self.home}; start rank 0 with the same folder.")
             time.sleep(POLL_SECONDS)
 
     def leave(self, failed: bool) -> None:
@@ -97,10 +95,7 @@ class Ranks:
             if found := [event for event in events if event in announced]:
                 return found[0]
             if not is_running or (not announced and time.monotonic() > give_up):
-                raise RankGoneError(
-                    f"Rank {rank} ended while rank {self.rank} was waiting for it; see its message "
-                    "above."
-                )
+                raise RankGoneError(f"Rank {rank}, for which {self.rank} waited, ended; see above.")
             time.sleep(POLL_SECONDS)
 
     def _enter(self, folder: Path) -> None:
@@ -133,7 +128,5 @@ def rank_and_world() -> tuple[int, int]:
         rank, world = map(int, texts)
         if 0 <= rank < world:
             return rank, world
-    raise UserError(
-        "the variables RANK={} and WORLD_SIZE={} are not those of a launch, where RANK counts from "
-        "0 and is below WORLD_SIZE; use accelerate launch, or unset both.".format(*texts)
-    )
+    variables = "RANK={} and WORLD_SIZE={}".format(*texts)
+    raise UserError(f"{variables} are not of a launch; use accelerate launch, or unset both.")

@@ -19,13 +19,7 @@ from typing import Any, Literal
 
 from bosch.plugins import suggest
 from bosch.run.errors import MissingFileError, UserError
-from bosch.run.files import (
-    MANIFEST,
-    STARTED,
-    DamagedArtifactError,
-    read_sealed_json,
-    verify_folder,
-)
+from bosch.run.files import MANIFEST, STARTED, DamagedArtifactError, read_sealed_json, verify_folder
 from bosch.run.fingerprint import fingerprint, fingerprint_files, plain
 
 SHARED = "shared"  # beside the runs: the folder of what they have in common
@@ -46,9 +40,7 @@ class Artifact:
         if (folder / MANIFEST).is_file():
             return cls(folder, verify_folder(folder)["fingerprint"])
         if (folder / STARTED).is_file():
-            raise UserError(
-                f"{folder} is not complete: it has no {MANIFEST}. Finish the run that made it."
-            )
+            raise UserError(f"{folder} has no {MANIFEST}. Finish the run that made it.")
         if not folder.is_dir():
             problem = "is not a folder" if folder.exists() else "does not exist"
             raise MissingFileError(f"{folder} {problem}; pass the folder of a complete stage.")
@@ -143,10 +135,8 @@ def follow_reference(folder: Path) -> Path:
     above = Path(os.path.abspath(folder)).parents[1:4]
     runs = next((place for place in above if (place / SHARED).is_dir()), target.parent.parent)
     if target.parent != runs / SHARED or runs not in above:
-        raise UserError(
-            f"{reference} names the folder {name!r}, which is not one in {SHARED} beside the run. "
-            "Copy a run together with that folder, or make the stage again with --fresh."
-        )
+        advice = "Copy a run together with that folder, or make the stage again with --fresh."
+        raise UserError(f"{reference} names {name!r}, not one in {SHARED} beside the run. {advice}")
     return target.resolve()
 
 
@@ -196,13 +186,9 @@ def examine(run_path: Path, stage: Stage, verified: set[Path]) -> Decision:
             verify_folder(folder)
         if not is_complete and not (folder / STARTED).is_file():
             if has_files:
-                raise StageBlockedError(
-                    f"{folder} holds files but no {STARTED}, so they are not from a run; move them "
-                    "away."
-                )
-            return Decision(
-                stage, "run", f"starts, shared in {folder}" if stage.shared else "starts"
-            )
+                raise StageBlockedError(f"{folder} holds files that no run made; move them away.")
+            where = f", shared in {folder}" if stage.shared else ""
+            return Decision(stage, "run", f"starts{where}")
         old = read_sealed_json(folder / STARTED, "fingerprint", *stage.facts)
     except DamagedArtifactError as damage:
         if stage.derived:
@@ -244,8 +230,7 @@ def _conflict(folder: Path, stage: Stage, old: Mapping[str, Any]) -> StageBlocke
     return StageBlockedError(
         f"{folder} was made with other settings or inputs ({describe_changes(old, stage.facts)}). "
         f"Use another --run-dir, or --fresh {stage.name} to make it and what depends on it again, "
-        "or the old setting. (search_mask.py: --fresh without a name. Commands without these "
-        "options: another --out, or delete the folder.)"
+        "or the old setting. (search_mask.py: --fresh without a name; others: another --out.)"
     )
 
 

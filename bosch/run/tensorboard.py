@@ -46,10 +46,9 @@ class TrainingCurves:
             self._works = True
 
     def add(self, row: Row) -> None:
-        if not self._works:
-            return
         try:
-            append(newest_file(self._folder), training_events([row], self._name))
+            if self._works:
+                append(newest_file(self._folder), training_events([row], self._name))
         except OSError as error:  # said once, not at every step of a long run
             say(f"TensorBoard: no more curves ({error}); compare_runs.py --rebuild-tb makes them")
             self._works = False
@@ -69,10 +68,10 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The rows of metrics.jsonl. A last line that a kill cut off is ignored."""
     rows = []
     for number, row in read_lines(path):
-        if row is None or any(type(row.get(name)) is not int for name in ("step", "tokens")):
-            say(f"left out {path}, line {number}: it is damaged")
-        else:
+        if row and type(row.get("step")) is type(row.get("tokens")) is int:
             rows.append(row)
+        else:
+            say(f"left out {path}, line {number}: it is damaged")
     return rows
 
 
@@ -100,13 +99,10 @@ def is_finite(value: object) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
 
 
-# ------------------------------------------------------------------------------------------- a file
-# TensorBoard's EventFileWriter, which torch's SummaryWriter uses, writes in a thread: a full disk
-# ends the thread with a traceback and not the training's curves with a sentence.
-
-
 def replace_events(folder: Path, events: Iterable[Event]) -> None:
     """A new file with these events, in place of all files in the folder."""
+    # TensorBoard's EventFileWriter writes in a thread: a full disk ends the thread with a traceback
+    # and not the training's curves with a sentence.
     folder.mkdir(parents=True, exist_ok=True)
     old, number = [*folder.glob("*tfevents*")], int(newest_file(folder).name.split(".")[3])
     temporary = temporary_file(folder / "events")

@@ -52,8 +52,7 @@ def test_recover_and_search_mask_take_it_in_place_of_a_ratio(
     words = ["--preset", "smoke", "--method", "random_groups", "--kv-budget", "512KiB@1k"]
     line = "--kv-budget 512KiB@1k: ratio 0.5625, 465 KiB at 1,024 tokens\n"
     recover.main([*words, "--dry-run"])
-    said = capsys.readouterr().out
-    assert line in said
+    assert line in capsys.readouterr().out
     with pytest.raises(UserError, match="--sink static needs calibration examples"):
         search_mask.main([*words, "--run-dir", "run"])
     search_mask.main([*words, "--run-dir", "run", "--sink", "none"])

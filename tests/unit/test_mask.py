@@ -12,20 +12,12 @@ import torch
 from hypothesis import given
 
 from bosch.masks.__main__ import main
-from bosch.masks.mask import (
-    GroupMask,
-    num_windowed,
-    read_mask,
-    write_mask,
-)
+from bosch.masks.mask import GroupMask, num_windowed, read_mask, write_mask
 from bosch.masks.picture import draw_mask, mask_lines
 from bosch.run.errors import UserError
 from tests.masks import MODEL, masks, record_of, small_record
 
 MADE_FOR = asdict(MODEL)
-
-
-# --- GroupMask ---
 
 
 def test_kv_bytes_worked_by_hand() -> None:
@@ -40,16 +32,10 @@ def test_kv_bytes_worked_by_hand() -> None:
 def test_rows_come_from_lists_arrays_tensors_booleans_and_strings() -> None:
     expected = GroupMask(((1, 0), (0, 1)), 8)
     rows: list[Any] = [[1, 0], [0, 1]]
-    for given_rows in (
-        rows,
-        np.array(rows),
-        torch.tensor(rows).bool(),
-        torch.tensor(rows).float(),
-        ["10", "01"],
-    ):
+    tensor = torch.tensor(rows)
+    for given_rows in (rows, np.array(rows), tensor.bool(), tensor.float(), ["10", "01"]):
         mask = GroupMask.from_rows(given_rows, 8)
-        assert mask == expected
-        assert hash(mask) == hash(expected)
+        assert (mask, hash(mask)) == (expected, hash(expected))
         assert all(type(bit) is int for row in mask.z for bit in row)
     assert GroupMask.from_windowed([(0, 1), (1, 0)], 2, 2, 8) == expected
     with pytest.raises(UserError, match=r"\(0, 2\)"):
@@ -72,10 +58,7 @@ def test_what_is_no_mask_is_refused(rows: Any, window: Any, unit: Any, value: st
         GroupMask.from_rows(rows, window, unit)
 
 
-# --- the budget ---
-
-
-def test_the_budget_is_rounded_up() -> None:
+def test_the_budget_is_rounded_up_and_a_ratio_outside_0_to_1_refused() -> None:
     for ratio, layers, groups, count in (
         (0.33, 8, 8, 22),  # 21.12
         (0.75, 8, 8, 48),
@@ -87,15 +70,9 @@ def test_the_budget_is_rounded_up() -> None:
         (1 / 3, 3, 1, 1),
     ):
         assert num_windowed(ratio, layers, groups) == count
-
-
-def test_a_ratio_outside_0_to_1_is_refused() -> None:
     for ratio in (1.2, -0.1, math.nan, math.inf):
         with pytest.raises(UserError, match=f"ratio is {ratio};"):
             num_windowed(ratio, 8, 8)
-
-
-# --- mask.json ---
 
 
 @given(masks())
@@ -127,9 +104,7 @@ def test_the_file_holds_every_field(tmp_path: Path) -> None:
     }
 
 
-def test_the_same_mask_gives_the_same_bytes_and_a_failed_write_keeps_them(
-    tmp_path: Path,
-) -> None:
+def test_the_same_mask_gives_the_same_bytes_and_a_failed_write_keeps_them(tmp_path: Path) -> None:
     path = tmp_path / "mask.json"
     write_mask(path, small_record())
     before = path.read_bytes()
@@ -180,9 +155,6 @@ def test_a_mask_for_another_model_is_refused(tmp_path: Path) -> None:
             read_mask(path, replace(MODEL, **{field: value}))
 
 
-# --- pictures ---
-
-
 def test_the_picture_is_the_same_each_time_and_has_the_last_layer_on_top(tmp_path: Path) -> None:
     for name in ("a.png", "b.png"):
         draw_mask(small_record(), tmp_path / name)
@@ -192,9 +164,6 @@ def test_the_picture_is_the_same_each_time_and_has_the_last_layer_on_top(tmp_pat
     assert b"Software" not in content
     lines = [line.plain for line in mask_lines(small_record())]
     assert lines == ["layer 1  :: :: :: ##  0.750", "layer 0  ## ## :: ::  0.500"]
-
-
-# --- the commands ---
 
 
 def test_show_prints_the_map_and_the_numbers(

@@ -52,9 +52,8 @@ def test_the_published_patterns_meet_every_ratio_exactly(
         record, notes = import_mask(table, model, ratio)
         mask = record.mask
         assert mask.num_windowed == num_windowed(ratio, 32, model.num_groups)
-        assert mask.window_tokens == 256  # its config.json
+        assert (mask.window_tokens, mask.sink) == (256, "tokens=128")  # of its config.json
         assert (record.settings["sink_size"], record.settings["recent_size"]) == (128, 256)
-        assert mask.sink == "tokens=128"
         pairs = [(v, bit) for line, row in zip(values, mask.z, strict=True)
                  for v, bit in zip(line, row, strict=True)]  # fmt: skip
         full, windowed = [v for v, bit in pairs if bit], [v for v, bit in pairs if not bit]
@@ -91,12 +90,10 @@ def test_window_and_sinks_are_those_beside_the_table_and_go_out_again(tmp_path: 
     assert record.settings == {"tie": None, "sink_size": 24, "recent_size": 32}
     (tmp_path / "out").mkdir()
     export_mask(record, tmp_path / "out" / "heads.tsv")
-    assert json.loads((tmp_path / "out" / "config.json").read_text()) == json.loads(
-        beside.read_text()
-    )
+    exported = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert exported == json.loads(beside.read_text())
     record, notes = take(path, window_tokens=16)
-    assert record.mask.window_tokens == 16
-    assert record.mask.sink == "tokens=16"
+    assert (record.mask.window_tokens, record.mask.sink) == (16, "tokens=16")
     assert "is 32, but --window 16" in notes
     assert "the window of 16 keeps 16 of them" in notes
     # What is there is not overwritten.
@@ -107,20 +104,15 @@ def test_window_and_sinks_are_those_beside_the_table_and_go_out_again(tmp_path: 
         take(path, window_tokens=8)
 
 
-@pytest.mark.parametrize(
-    ("text", "ratio", "value"),
-    [
-        ("1 1 0 0\n", 0.5, "has 1 lines, but org/small (0123456789ab) has 2 layers"),
-        ("1 1 0 0\n1 1 0\n", 0.5, "layer 1 has 3 values, but org/small"),
-        ("1 1 0 0\n1 nan 0 0\n", 0.5, "layer 1 is ['1', 'nan', '0', '0']"),
-    ],
-)
-def test_what_is_wrong_with_a_table_is_named(
-    tmp_path: Path, text: str, ratio: float, value: str
-) -> None:
-    (tmp_path / "heads.tsv").write_text(text, "latin-1")
-    with pytest.raises(UserError, match=re.escape(value)):
-        take(tmp_path / "heads.tsv", ratio, window_tokens=8)
+def test_what_is_wrong_with_a_table_is_named(tmp_path: Path) -> None:
+    for text, value in (
+        ("1 1 0 0\n", "has 1 lines, but org/small (0123456789ab) has 2 layers"),
+        ("1 1 0 0\n1 1 0\n", "layer 1 has 3 values, but org/small"),
+        ("1 1 0 0\n1 nan 0 0\n", "layer 1 is ['1', 'nan', '0', '0']"),
+    ):
+        (tmp_path / "heads.tsv").write_text(text)
+        with pytest.raises(UserError, match=re.escape(value)):
+            take(tmp_path / "heads.tsv", window_tokens=8)
     for path in (tmp_path / "no.tsv", tmp_path):
         with pytest.raises(MissingFileError, match=str(path)):
             take(path, window_tokens=8)
@@ -136,8 +128,7 @@ def test_import_and_export_from_the_shell(
           "--window", "16", "--ratio", "0.55", "--out", str(mask)])  # fmt: skip
     assert "--ratio 0.55 means 5 of 8 groups, 0.625\n" in capsys.readouterr().out
     record = read_mask(mask, read_model_info(model))
-    assert record.mask == small_record().mask
-    assert record.method == "import-duo"
+    assert (record.mask, record.method) == (small_record().mask, "import-duo")
     assert record.provenance["source"] == "heads.tsv"
     main(["export", str(mask), "--out", str(table)])
     assert table.read_text() == "1\t1\t0\t0\n0\t0\t0\t1\n"

@@ -43,9 +43,7 @@ def test_what_a_config_leaves_out_is_as_in_transformers(tmp_path: Path) -> None:
     assert info.num_query_heads == 16
 
 
-def test_models_are_told_apart_by_weights_and_described_by_their_config_too(
-    tmp_path: Path,
-) -> None:
+def test_models_are_told_apart_by_weights_and_described_by_their_config(tmp_path: Path) -> None:
     ours = replace(MODEL, revision=None, weight_hash="a" * 32)
     assert ours.is_same_model(replace(ours, id="a copy under another name"))
     assert not ours.is_same_model(replace(ours, weight_hash="b" * 32))
@@ -60,9 +58,7 @@ def test_models_are_told_apart_by_weights_and_described_by_their_config_too(
     assert read_model_info(folder) == ModelInfo(**{k: before[k] for k in before if k != "config"})
 
 
-def test_a_hub_snapshot_is_known_by_its_path_and_other_folders_by_their_weights(
-    tmp_path: Path,
-) -> None:
+def test_a_hub_snapshot_is_known_by_its_path_and_others_by_their_weights(tmp_path: Path) -> None:
     snapshot = make_model(tmp_path / "models--org--small" / "snapshots" / "0123456789abcdef")
     info = read_model_info(snapshot)
     assert (info.id, info.revision, info.weight_hash) == ("org/small", "0123456789abcdef", None)
@@ -83,17 +79,6 @@ def test_a_hub_snapshot_is_known_by_its_path_and_other_folders_by_their_weights(
     assert not first.is_same_model(read_model_info(plain))
 
 
-# --- loading ---
-
-
-def copy_model(folder: Path, **config: Any) -> Path:
-    """A model whose config.json has these changes."""
-    shutil.copytree(SMALLEST, folder)
-    content = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(content | config))
-    return folder
-
-
 def load(folder: Path) -> Any:
     return load_model(folder, "auto", "cpu")
 
@@ -110,7 +95,7 @@ def load(folder: Path) -> Any:
 def test_damaged_files_are_one_sentence_that_names_the_model(
     tmp_path: Path, file: str, content: bytes, read: Callable[[Path], Any]
 ) -> None:
-    folder = copy_model(tmp_path / "model")
+    folder = shutil.copytree(SMALLEST, tmp_path / "model")
     if file.endswith("index.json"):
         (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
     (folder / file).write_bytes(content)

@@ -1,6 +1,7 @@
 """Ranks of a launch: they find each other by rank 0's files, and decide things together. Whole
 chains of stages, and ranks that die, are in tests/faults."""
 
+import functools
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -23,12 +24,18 @@ def member(folder: Path, rank: int, world: int = 2) -> Ranks:
     return member
 
 
-def launch(program: Callable[..., None], folder: Path) -> None:
-    """Run a program on two ranks."""
-    ranks = [start(program, folder, variables) for variables in launch_environment(2)]
+def launch(program: Callable[[], str], folder: Path) -> list[str]:
+    """What a program returns on two ranks."""
+    ranks = [start(run_on_rank, program, folder, names) for names in launch_environment(2)]
     for rank in ranks:
         rank.join(PATIENCE)
     assert [rank.exitcode for rank in ranks] == [0, 0]
+    return [(folder / f"rank-{rank}").read_text() for rank in range(2)]
+
+
+def run_on_rank(program: Callable[[], str], folder: Path, environment: dict[str, str]) -> None:
+    os.environ.update(environment)
+    (folder / f"rank-{environment['RANK']}").write_text(program())
 
 
 class NotPickledError(Exception):
@@ -38,9 +45,8 @@ class NotPickledError(Exception):
         super().__init__(f"{code}: {reason}")
 
 
-def fail_together(folder: Path, environment: dict[str, str]) -> None:
-    """Each rank's errors, in a file: what one raises, all raise."""
-    os.environ.update(environment)
+def fail_together() -> str:
+    """Each rank's errors: what one raises, all raise."""
     with joined():
         group = Group.current()
 
@@ -55,47 +61,38 @@ def fail_together(folder: Path, environment: dict[str, str]) -> None:
                     call(lambda error=error: fail_on_first(error))
                 except Exception as caught:
                     errors.append(f"{type(caught).__name__} {caught}")
-    (folder / f"rank-{group.rank}").write_text("\n".join(errors))
+    return "\n".join(errors)
 
 
 def test_error_of_one_rank_is_raised_on_all_even_if_it_cannot_be_pickled(tmp_path: Path) -> None:
-    launch(fail_together, tmp_path)
+    first, second = launch(fail_together, tmp_path)
     own, user = ["NotPickledError 4: no key"] * 2, ["UserError no ratio"] * 2
-    assert (tmp_path / "rank-0").read_text().splitlines() == own + user
-    sent = ["RuntimeError NotPickledError: 4: no key"] * 2
-    assert (tmp_path / "rank-1").read_text().splitlines() == sent + user
+    assert first.splitlines() == own + user
+    assert second.splitlines() == ["RuntimeError NotPickledError: 4: no key"] * 2 + user
 
 
-def ask_transformers(folder: Path, environment: dict[str, str]) -> None:
+def ask_transformers() -> str:
     from transformers.modeling_utils import is_fsdp_enabled
 
-    os.environ.update(environment)
     os.environ.update(ACCELERATE_USE_FSDP="true", FSDP_CPU_RAM_EFFICIENT_LOADING="true")
     with joined():
-        answer = is_fsdp_enabled()
-    (folder / f"rank-{environment['RANK']}").write_text(str(answer))
+        return str(is_fsdp_enabled())
 
 
 def test_a_search_under_use_fsdp_loads_weights_on_every_rank(tmp_path: Path) -> None:
-    launch(ask_transformers, tmp_path)
-    assert [(tmp_path / f"rank-{rank}").read_text() for rank in range(2)] == ["False", "False"]
+    assert launch(ask_transformers, tmp_path) == ["False", "False"]
 
 
-def score_single_groups(folder: Path, environment: dict[str, str]) -> None:
-    os.environ.update(environment)
-    (folder / f"rank-{environment['RANK']}").write_text(str(scores_of_groups(folder / "shared")))
-
-
-def scores_of_groups(folder: Path) -> list[list[float]]:
+def scores_of_groups(folder: Path) -> str:
     model = small_model()
     calibration = answered_calibration(model, (40, 33, 36))
-    return single_group.score_groups(inputs_of(single_group, model, calibration, folder)).groups
+    inputs = inputs_of(single_group, model, calibration, folder)
+    return str(single_group.score_groups(inputs).groups)
 
 
 def test_ranks_share_the_texts_of_single_group(tmp_path: Path) -> None:
-    launch(score_single_groups, tmp_path)
-    expected = str(scores_of_groups(tmp_path / "alone"))
-    assert [(tmp_path / f"rank-{rank}").read_text() for rank in range(2)] == [expected] * 2
+    shared = launch(functools.partial(scores_of_groups, tmp_path / "shared"), tmp_path)
+    assert shared == [scores_of_groups(tmp_path / "alone")] * 2
 
 
 def test_rank_waits_for_rank_0_of_its_own_launch(

@@ -4,9 +4,13 @@ import ast
 import json
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+from bosch.eval.judging import Judging
+from bosch.eval.lm_eval_bridge import run_lm_eval
+from bosch.eval.settings import Label
 from bosch.hybrid.materialize import materialize
 from bosch.model import load_model, load_tokenizer
 from bosch.run.errors import UserError
@@ -98,22 +102,15 @@ def test_a_hybrid_names_no_code_but_ours(tmp_path: Path, caplog: pytest.LogCaptu
 def test_lm_eval_is_not_given_a_folder_whose_code_it_would_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import types
-
-    from bosch.eval.judging import Judging
-    from bosch.eval.lm_eval_bridge import run_lm_eval
-    from bosch.eval.settings import Label
-
     for name in ("lm_eval", "lm_eval.models", "lm_eval.models.huggingface", "lm_eval.tasks"):
-        module = types.ModuleType(name)
+        module = ModuleType(name)
         vars(module).update(simple_evaluate=None, HFLM=None, TaskManager=None)
         monkeypatch.setitem(sys.modules, name, module)
     folder = folder_with_code(tmp_path / "model", None, tokenizer=True)
     model, tokenizer = load_model(folder, "auto", "cpu"), load_tokenizer(folder)
-    label = Label.__new__(Label)
     judging = Judging((), lm_eval_tasks=("niah_single_1",))
     with pytest.raises(UserError, match=str(folder)):
-        run_lm_eval(model, tokenizer, judging, label, tmp_path / "out")
+        run_lm_eval(model, tokenizer, judging, Label.__new__(Label), tmp_path / "out")
 
 
 def test_every_load_says_that_no_code_is_run() -> None:

@@ -7,14 +7,7 @@ from pathlib import Path
 import pytest
 
 from bosch.run.errors import MissingFileError, UserError
-from bosch.run.files import (
-    MANIFEST,
-    STARTED,
-    DamagedArtifactError,
-    seal_folder,
-    verify_folder,
-    write_atomically,
-)
+from bosch.run.files import DamagedArtifactError, seal_folder, verify_folder, write_atomically
 from bosch.run.fingerprint import speed_only
 from bosch.run.folder import RunFolder
 from bosch.run.stage import (
@@ -68,9 +61,8 @@ def test_complete_stages_are_reused_and_record_what_made_them(tmp_path: Path) ->
     complete(tmp_path / "run", stages)
     before = files_of(tmp_path)
     lines = complete(tmp_path / "run", chain())
-    assert [line.partition(" reused")[0] for line in lines] == [
-        f"{stage.name}: complete," for stage in stages
-    ]
+    expected = [f"{stage.name}: complete," for stage in stages]
+    assert [line.partition(" reused")[0] for line in lines] == expected
     assert files_of(tmp_path) == before
     manifest = verify_folder(tmp_path / "run" / "mask")
     assert manifest["settings"] == {"ratio": 0.75, "kappa": 30}
@@ -116,9 +108,7 @@ def test_other_settings_are_refused_after_a_stage_has_started(
     assert actions(tmp_path / "run", [other]) == {"mask": then}
 
 
-def test_failed_stage_continues_with_its_whole_files_and_keeps_the_time_of_all_attempts(
-    tmp_path: Path,
-) -> None:
+def test_failed_stage_continues_with_its_whole_files_and_all_its_time(tmp_path: Path) -> None:
     attempts = []
 
     def fail_once(folder: Path) -> None:
@@ -160,19 +150,16 @@ def test_flipped_byte_in_any_file_is_named(tmp_path: Path) -> None:
     assert set(actions(tmp_path / "run", chain()).values()) == {"reuse"}
 
 
-def test_folder_with_foreign_files_is_left_alone(tmp_path: Path) -> None:
+def test_foreign_files_are_named_and_left_alone(tmp_path: Path) -> None:
     folder = tmp_path / "run" / "mask"
     folder.mkdir(parents=True)
     (folder / "thesis.txt").write_text("years of work")
     with pytest.raises(StageBlockedError, match=str(folder)):
         complete(tmp_path / "run", chain())
     assert (folder / "thesis.txt").read_text() == "years of work"
-
-
-def test_a_file_in_the_place_of_a_folder_is_named(tmp_path: Path) -> None:
-    (tmp_path / "run").touch()
-    with pytest.raises(UserError, match=str(tmp_path / "run")):
-        complete(tmp_path / "run", chain())
+    (tmp_path / "file").touch()  # in the place of a folder
+    with pytest.raises(UserError, match=str(tmp_path / "file")):
+        complete(tmp_path / "file", chain())
 
 
 def test_plan_shows_what_each_stage_would_do_and_changes_nothing(tmp_path: Path) -> None:
@@ -211,9 +198,7 @@ def test_from_makes_later_stages_again_but_not_shared_ones_that_do_not_depend_on
         assert [stage.name for stage in stages_to_redo([*first, last], None, start)] == redone
 
 
-def test_runs_can_be_moved_and_added_to_and_run_with_other_settings_of_speed(
-    tmp_path: Path,
-) -> None:
+def test_runs_can_be_moved_and_added_to_and_run_at_another_speed(tmp_path: Path) -> None:
     complete(tmp_path / "runs" / "one", chain())
     (tmp_path / "runs").rename(tmp_path / "moved")
     (tmp_path / "moved" / "one" / "mask" / "notes.txt").write_text("looks good")
@@ -221,9 +206,7 @@ def test_runs_can_be_moved_and_added_to_and_run_with_other_settings_of_speed(
     assert set(planned.values()) == {"reuse"}
 
 
-def test_loaded_artifacts_are_verified_and_outside_files_known_by_their_content(
-    tmp_path: Path,
-) -> None:
+def test_loaded_artifacts_are_verified_or_known_by_their_content(tmp_path: Path) -> None:
     stages = chain()
     complete(tmp_path / "run", stages)
     tokens = tmp_path / "run" / "tokens"
@@ -256,7 +239,7 @@ def test_inner_folder_is_checked_by_its_own_manifest(tmp_path: Path) -> None:
 def test_a_damaged_view_is_made_again(tmp_path: Path) -> None:
     stages = [Stage("view", run=write_result, derived=True), Stage("other", run=write_result)]
     complete(tmp_path, stages)
-    for name in (STARTED, MANIFEST, "result.txt"):
+    for name in ("started.json", "manifest.json", "result.txt"):
         (tmp_path / "view" / name).write_text("x")
         assert actions(tmp_path, stages) == {"view": "run", "other": "reuse"}
         assert any(f"{tmp_path}/view/{name}" in line for line in complete(tmp_path, stages))
