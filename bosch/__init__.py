@@ -10,10 +10,8 @@
     scores = bosch.evaluate(hybrid, suites=["niah"], lengths=[4096], tokenizer=tokenizer)
 
 docs/library.md explains these six; help(bosch.search_mask) and so on list their arguments.
-
-`import bosch` also makes transformers know `attn_implementation="bosch"` and the hybrid models, so
-that `AutoModelForCausalLM.from_pretrained(folder)` loads a materialized folder. It loads neither
-torch nor transformers.
+`import bosch` also makes transformers know `attn_implementation="bosch"` and the hybrid models. It
+loads neither torch nor transformers.
 """
 
 import importlib

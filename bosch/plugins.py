@@ -79,8 +79,8 @@ def _describe_failed_import(path: Path, error: Exception) -> str:
         return f"{error.filename or path}, line {error.lineno}: {_reason(error)}."
     lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
     place = f"{path}, line {lines[-1]}" if lines else str(path)
-    missing = error.name if isinstance(error, ModuleNotFoundError) else None
-    if missing and missing.partition(".")[0] != __name__.partition(".")[0]:
+    missing = (error.name or "") if isinstance(error, ModuleNotFoundError) else ""
+    if missing.partition(".")[0] not in ("", __name__.partition(".")[0]):
         return f"{place}: the package {missing!r} is not installed; install it or remove the file."
     if isinstance(error, UserError):
         return f"{place}: {error}"

@@ -114,7 +114,7 @@ def check_output(option: str, path: Path) -> None:
 
 
 def report(out: Path, *notes: str) -> None:
-    for line in (*(f"note: {note}" for note in notes), f"wrote {out}"):
+    for line in [*(f"note: {note}" for note in notes), f"wrote {out}"]:
         print(visible(line))
 
 

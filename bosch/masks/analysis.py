@@ -145,9 +145,8 @@ def overlap_chances(first: GroupMask, second: GroupMask) -> dict[int, float]:
     """Probability of each number of shared windowed groups if the second mask is drawn at random:
     groups, or layers if both masks choose whole layers."""
     size = first.num_groups if first.unit == second.unit == "layer" else 1
-    total, marked, drawn = (
-        count // size for count in (first.num_total, first.num_windowed, second.num_windowed)
-    )
+    total, marked = first.num_total // size, first.num_windowed // size
+    drawn = second.num_windowed // size
     # Integers until the division, so that no factorial overflows.
     return {
         k * size: comb(marked, k) * comb(total - marked, drawn - k) / comb(total, drawn)
@@ -158,19 +157,16 @@ def overlap_chances(first: GroupMask, second: GroupMask) -> dict[int, float]:
 def turnover(smaller: GroupMask, larger: GroupMask) -> dict[str, float | None]:
     """T of table 3, the share of the smaller mask's windowed groups that are full in the larger
     one; T~, which is T divided by its maximum (None: that is 0); and both of random masks."""
-    num_smaller = smaller.num_windowed
-    if not 0 < num_smaller <= larger.num_windowed:
-        ratios = f"{smaller.ratio:g} to {larger.ratio:g}"
-        raise UserError(f"Turnover goes from a ratio above 0 to no smaller one, not from {ratios}.")
-    both, most = compare(smaller, larger), min(num_smaller, larger.num_full) / num_smaller
-    shares: dict[str, float | None] = {}
-    for raw, normalized, shared in (
-        ("raw", "normalized", both["shared"]),
-        ("chance", "normalized_chance", both["expected_shared"]),
-    ):
-        shares[raw] = share = (num_smaller - shared) / num_smaller
-        shares[normalized] = share / most if most else None
-    return shares
+    both, total = compare(smaller, larger), smaller.num_windowed
+    most = min(total, larger.num_full) / total
+    raw, chance = ((total - both[name]) / total for name in ("shared", "expected_shared"))
+    normalized, normalized_chance = (share / most if most else None for share in (raw, chance))
+    return {
+        "raw": raw,
+        "normalized": normalized,
+        "chance": chance,
+        "normalized_chance": normalized_chance,
+    }
 
 
 def longest_blocks(mask: GroupMask) -> dict[str, tuple[int, ...]]:

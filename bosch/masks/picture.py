@@ -107,12 +107,12 @@ def draw_distances(panels: Mapping[str, Sequence[NamedMask]], path: Path) -> Non
         values = np.full((len(masks), len(masks)), np.nan)
         for row, column in itertools.permutations(range(len(masks)), 2):
             kind = "distance" if row > column else "expected_distance"
-            values[row, column] = compare(masks[row].mask, masks[column].mask)[kind]
+            value = values[row, column] = compare(masks[row].mask, masks[column].mask)[kind]
+            color = "white" if value < 0.6 else "black"
+            axis.text(
+                column, row, f"{value:.2f}", ha="center", va="center", fontsize=6, color=color
+            )
         image = axis.imshow(np.ma.masked_invalid(values), cmap="viridis", vmin=0, vmax=1)
-        for row, column in itertools.permutations(range(len(masks)), 2):
-            color = "white" if values[row, column] < 0.6 else "black"
-            text = f"{values[row, column]:.2f}"
-            axis.text(column, row, text, ha="center", va="center", fontsize=6, color=color)
         labels = [picture_label(mask.name) for mask in masks]
         axis.set_xticks(range(len(masks)), labels, rotation=60, ha="right", fontsize=7)
         axis.set_yticks(range(len(masks)), labels, fontsize=7)

@@ -17,8 +17,8 @@ from bosch.run.plain_text import visible
 
 T = TypeVar("T")
 
-# Errors of the machine, wherever they happen: no permission, a full disk or quota, a name from the
-# command line that is too long for the file system, or that of a file in the place of a folder.
+# Errors of the machine, wherever they happen: no permission, a full disk or quota, a name that is
+# too long, or that of a file in the place of a folder.
 REFUSED = "EEXIST ENOTDIR EACCES EPERM EROFS ENOSPC EDQUOT ENAMETOOLONG".split()
 
 
@@ -39,7 +39,7 @@ class CombinedError(UserError):
 
 def check_all(*checks: Callable[[], T]) -> list[T]:
     """Results of all checks. What several refuse is one error; of sentences that begin alike only
-    the first counts, because two checks can find the same."""
+    the first counts."""
     results, errors = [], dict[str, Exception]()
     for check in checks:
         try:

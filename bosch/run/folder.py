@@ -10,7 +10,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -29,6 +29,7 @@ from bosch.run.lock import FolderLock
 from bosch.run.ranks import RANKS, Ranks
 from bosch.run.stage import REFERENCE, Artifact, Decision, Stage, examine, locate, plan_run
 
+Say = Callable[[str], None]
 RUN = "run.json"
 SAVE_SECONDS = 5.0  # between two saves of the time that a stage has taken
 
@@ -44,12 +45,7 @@ class RunFolder:
     """One run's folder, held by this launch alone while the `with` block lasts."""
 
     def __init__(
-        self,
-        path: Path,
-        rank: int = 0,
-        world: int = 1,
-        say: Callable[[str], None] = print,
-        home: Path | None = None,
+        self, path: Path, rank: int = 0, world: int = 1, say: Say = print, home: Path | None = None
     ) -> None:
         """home: the folder to lock, if not the whole run folder (`home_of`)."""
         try:
@@ -57,8 +53,7 @@ class RunFolder:
         except UnicodeEncodeError:
             raise UserError(f"{str(path)!r}: the name of a run's folder must be UTF-8.") from None
         self.path, self.rank, self.world, self.say = path, rank, world, say
-        self._lock = FolderLock(home or path, say)
-        self._ranks = Ranks(home or path, rank, world)
+        self._lock, self._ranks = FolderLock(home or path, say), Ranks(home or path, rank, world)
         self._verified: set[Path] = set()
         self._calls = 0  # numbers the stages, so that their events differ
         self._names: list[str] = []  # of all stages, and those that have not begun
@@ -161,23 +156,23 @@ class RunFolder:
             shutil.rmtree(folder, ignore_errors=True)  # everything in it comes from its inputs
         folder.mkdir(parents=True, exist_ok=True)
         remove_leftovers(folder)
-        number, names = "", self._names
+        line, names = f"{stage.name}: {decision.reason}", self._names
         if stage.name in names:
-            number = f"stage {names.index(stage.name) + 1} of {len(names)}, "
-        self.say(f"{number}{stage.name}: {decision.reason}")
+            line = f"stage {names.index(stage.name) + 1} of {len(names)}, {line}"
+        self.say(line)
         facts = stage.facts | {"fingerprint": stage.fingerprint}
         if stage.model_files:
             facts["model_files"] = dict(stage.model_files)
         if decision.action == "run":
             write_sealed_json(folder / STARTED, facts)
-        wall_time = WallTime(folder)
         try:
-            self._ranks.announce(begun)
-            finish = self._run(stage, folder)
-            for rank in range(1, self.world) if stage.ranks == "all" else ():
-                self._ranks.wait_for(rank, ran)
-            if finish:
-                finish()
+            with measured(folder) as seconds_so_far:
+                self._ranks.announce(begun)
+                finish = self._run(stage, folder)
+                for rank in range(1, self.world) if stage.ranks == "all" else ():
+                    self._ranks.wait_for(rank, ran)
+                if finish:
+                    finish()
         except KeyboardInterrupt:
             self.say(f"{stage.name}: interrupted; continue it without --fresh or --from")
             raise
@@ -189,9 +184,7 @@ class RunFolder:
             if is_user_error(error) and files == [folder / STARTED]:
                 (folder / STARTED).unlink()
             raise
-        finally:
-            wall_time.stopped.set()
-        seconds = wall_time.finish()
+        seconds = seconds_so_far()
         seal_folder(folder, facts | {"wall_seconds": seconds} | provenance())
         self._verified.add(folder)
         self.say(f"{stage.name}: done in {progress.describe_seconds(sum(seconds))}")
@@ -199,12 +192,10 @@ class RunFolder:
             self._eval_seconds = sum(seconds)
 
     def _run(self, stage: Stage, folder: Path) -> Callable[[], None] | None:
-        inputs = {
-            name: Artifact(locate(self.path, source), source.fingerprint)
-            if isinstance(source, Stage)
-            else source
-            for name, source in stage.inputs.items()
-        }
+        inputs = dict[str, Artifact]()
+        for name, source in stage.inputs.items():
+            folder_of = locate(self.path, source) if isinstance(source, Stage) else source.folder
+            inputs[name] = Artifact(folder_of, source.fingerprint)
         if stage.ranks == "all":
             free_memory()
         return stage.run(folder, **inputs)
@@ -218,30 +209,29 @@ def free_memory() -> None:
         torch.cuda.empty_cache()
 
 
-class WallTime:
-    """Seconds spent on a stage in each attempt, saved every few seconds so that killed attempts
-    count too."""
+@contextlib.contextmanager
+def measured(folder: Path) -> Iterator[Callable[[], list[float]]]:
+    """Tells the seconds spent on a stage in each attempt, saved every few seconds so that killed
+    attempts count too."""
+    path, begin, stopped = folder / ".wall_seconds.json", time.monotonic(), threading.Event()
+    earlier: list[float] = []
+    # Only a statistic: without a valid file the time is counted from now on.
+    with contextlib.suppress(FileNotFoundError, ValueError, TypeError, RecursionError):
+        found = json.loads(path.read_text())
+        if all(type(seconds) is float and 0 <= seconds < 1e9 for seconds in found):
+            earlier = list(found)
 
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / ".wall_seconds.json"
-        self.stopped = threading.Event()
-        self.earlier: list[float] = []
-        # Only a statistic: without a valid file the time is counted from now on.
-        with contextlib.suppress(FileNotFoundError, ValueError, TypeError, RecursionError):
-            earlier = json.loads(self.path.read_text())
-            if all(type(seconds) is float and 0 <= seconds < 1e9 for seconds in earlier):
-                self.earlier = list(earlier)
-        self._begin = time.monotonic()
-        threading.Thread(target=self._save, daemon=True, name="wall time").start()
+    def seconds_so_far() -> list[float]:
+        return [*earlier, round(time.monotonic() - begin, 3)]
 
-    def _save(self) -> None:
-        while not self.stopped.wait(SAVE_SECONDS):
+    def save() -> None:
+        while not stopped.wait(SAVE_SECONDS):
             with contextlib.suppress(OSError):  # of a full disk
-                write_atomically(self.path, json.dumps(self._seconds()))
+                write_atomically(path, json.dumps(seconds_so_far()))
 
-    def finish(self) -> list[float]:
-        self.path.unlink(missing_ok=True)
-        return self._seconds()
-
-    def _seconds(self) -> list[float]:
-        return [*self.earlier, round(time.monotonic() - self._begin, 3)]
+    threading.Thread(target=save, daemon=True, name="wall time").start()
+    try:
+        yield seconds_so_far
+    finally:
+        stopped.set()
+    path.unlink(missing_ok=True)

@@ -4,9 +4,8 @@
     shares = Group.current().gather(mine)               # every rank's value, on every rank
     Group.current().all_succeed(write_my_part)          # an error on one rank is raised on all
 
-The messages use a gloo group of their own, so they never wait for a GPU or mix with other traffic.
-Every rank must make every call, in the same order. With one process nothing is sent. For waits that
-are too long for a collective, see bosch/run/ranks.py.
+They use a gloo group of their own, and never wait for a GPU. Every rank must make every call, in
+the same order. For waits that are too long for a collective, see bosch/run/ranks.py.
 """
 
 import functools

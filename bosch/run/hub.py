@@ -1,5 +1,5 @@
-"""Whether the Hugging Face hub can be reached, by one short try. Its libraries try each file for 23
-seconds, and print lines while they do."""
+"""Whether the Hugging Face hub can be reached, by one short try: its libraries try each file for 23
+seconds."""
 
 import functools
 import os

@@ -196,8 +196,7 @@ def examine(run_path: Path, stage: Stage, verified: set[Path]) -> Decision:
         raise StageBlockedError(f"{damage} Use --fresh {stage.name} to make it again.") from damage
     if old["fingerprint"] != stage.fingerprint:
         if stage.derived:
-            changes = describe_changes(old, stage.facts)
-            return Decision(stage, "run", f"made again, because this changed: {changes}")
+            return Decision(stage, "run", "made again, because its inputs changed")
         raise _conflict(folder, stage, old)
     recorded = old.get("model_files", stage.model_files)  # earlier versions recorded none
     if changes := differences(recorded, stage.model_files):
@@ -217,18 +216,14 @@ def differences(old: Mapping[str, object], new: Mapping[str, object]) -> str:
     return "; ".join(f"{name}: {a} -> {b}" for name, (a, b) in pairs.items() if a != b)
 
 
-def describe_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-    """What differs between the facts of two stages: version, settings, and which inputs."""
-    before, after = old["inputs"], new["inputs"]
-    names = sorted(before.keys() | after.keys())
-    changed = [f"its input {name}" for name in names if before.get(name) != after.get(name)]
-    settings = [{"stage version": facts["version"], **facts["settings"]} for facts in (old, new)]
-    return "; ".join(filter(None, [differences(*settings), *changed]))
-
-
 def _conflict(folder: Path, stage: Stage, old: Mapping[str, Any]) -> StageBlockedError:
+    new, inputs = stage.facts, (old["inputs"], stage.facts["inputs"])
+    names = sorted({*inputs[0], *inputs[1]})
+    changed = [f"its input {name}" for name in names if inputs[0].get(name) != inputs[1].get(name)]
+    settings = [{"stage version": facts["version"], **facts["settings"]} for facts in (old, new)]
+    changes = "; ".join(filter(None, [differences(*settings), *changed]))
     return StageBlockedError(
-        f"{folder} was made with other settings or inputs ({describe_changes(old, stage.facts)}). "
+        f"{folder} was made with other settings or inputs ({changes}). "
         f"Use another --run-dir, or --fresh {stage.name} to make it and what depends on it again, "
         "or the old setting. (search_mask.py: --fresh without a name; others: another --out.)"
     )

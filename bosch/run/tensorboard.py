@@ -4,8 +4,7 @@ eval/report/tensorboard.py adds evaluations, mask and settings.
     tb/    the rows of train/metrics.jsonl, and of mask/metrics.jsonl of a mask that is learned
 
 Every scalar is written twice: `train/loss` over steps and `tokens/train/loss` over training tokens,
-including those of a learned mask, which compares runs with different batch sizes. (TensorBoard
-calls that axis "step" too: what is written as the step is a number of tokens.)
+including those of a learned mask, which compares runs with different batch sizes.
 
 All points are in one file, those of a tag in the order of their steps: TensorBoard shows a point
 twice if a second file repeats it, and drops a point whose step comes after a larger one. So a run

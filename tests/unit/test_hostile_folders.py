@@ -126,9 +126,6 @@ def test_members_of_a_zip_file_are_inside_it_and_fit_in_memory(
         read_dataset(str(path), "hotpotqa", 1)
 
 
-# ---------------------------------------------------------------------- links in a model's folder
-
-
 @pytest.mark.parametrize("link", ["additional_chat_templates/x.jinja", SINGLE])
 def test_a_link_in_a_model_folder_publishes_no_private_file(
     link: str, tmp_path: Path, secret: Path
@@ -165,9 +162,6 @@ def test_links_inside_a_folder_and_into_the_hubs_cache_stay(tmp_path: Path, secr
     (snapshot / "NOTICE").symlink_to("../../blobs/key")
     with pytest.raises(UserError, match="NOTICE"):
         read_model_config(snapshot)
-
-
-# ---------------------------------------------------------------------- links where we write
 
 
 def test_temporary_files_follow_no_link(tmp_path: Path, secret: Path) -> None:

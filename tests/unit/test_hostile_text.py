@@ -73,9 +73,6 @@ def front_of(card: str) -> Any:
     return yaml.safe_load(front)
 
 
-# ---------------------------------------------------------------------------------- the model card
-
-
 def test_a_card_shows_the_mask_s_text_and_obeys_none_of_it(tmp_path: Path) -> None:
     dense = plain_folder(tmp_path / "dense")
     front = f"license: apache-2.0\nlicense_name: 'a: b'\nlicense_link: [\nlicense_x: \"{HTML}\"\n"
@@ -99,9 +96,6 @@ def test_a_card_shows_the_mask_s_text_and_obeys_none_of_it(tmp_path: Path) -> No
     assert page.tags == rendered(usual.split("---\n", 2)[2]).tags
     assert page.text.count(SHOWN) == 3  # the title, the base model, the method
     assert not controls(card)
-
-
-# -------------------------------------------------------------------------------------- the report
 
 
 @pytest.fixture
@@ -144,9 +138,6 @@ def test_markdown_shows_a_text_as_it_is(text: str) -> None:
     page = rendered(f"- {markdown(text)}")
     assert page.tags == {"ul", "li"}
     assert page.text.split() == visible(text).split()
-
-
-# ---------------------------------------------------------------------- pictures and the terminal
 
 
 def test_a_terminal_gets_no_codes_from_names(

@@ -170,8 +170,8 @@ def test_show_prints_the_map_and_the_numbers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_mask(tmp_path / "mask.json", small_record())
-    main(["show", str(tmp_path / "mask.json"), "--png", str(tmp_path / "mask.png"),
-          "--context", "1024"])  # fmt: skip
+    words = [str(tmp_path / "mask.json"), "--png", str(tmp_path / "mask.png")]
+    main(["show", *words, "--context", "1024"])
     shown = capsys.readouterr().out
     assert "org/small (0123456789ab): bosch, ratio 0.625 (5/8), window 16" in shown
     # 3 full groups x 1024 + 5 windowed x 15 = 3147 entries of 64 bytes; dense: 8 x 1024 of them

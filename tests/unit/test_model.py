@@ -61,8 +61,7 @@ def test_models_are_told_apart_by_weights_and_described_by_their_config(tmp_path
 def test_a_hub_snapshot_is_known_by_its_path_and_others_by_their_weights(tmp_path: Path) -> None:
     snapshot = make_model(tmp_path / "models--org--small" / "snapshots" / "0123456789abcdef")
     info = read_model_info(snapshot)
-    assert (info.id, info.revision, info.weight_hash) == ("org/small", "0123456789abcdef", None)
-    assert info == MODEL
+    assert info == MODEL  # of org/small, at 0123456789abcdef, without a hash
 
     copy = make_model(tmp_path / "small")  # of the same model, by hf download --local-dir
     (copy / "model.safetensors").write_bytes(b"one")

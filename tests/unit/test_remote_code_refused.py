@@ -55,8 +55,8 @@ def change(path: Path, **changes: object) -> None:
 
 def test_nothing_is_asked_on_a_terminal_and_no_code_runs(tmp_path: Path) -> None:
     folder = folder_with_code(tmp_path / "model", "theirs")
-    arguments = ("--model", folder, "--prompt", "abc", "--max-tokens", 1)
-    exit_code, output = on_a_terminal("recipes/generate_text.py", *arguments)
+    arguments = ("recipes/generate_text.py", "--model", folder, "--prompt", "a", "--max-tokens", 1)
+    exit_code, output = on_a_terminal(*arguments)
     assert not (folder / "ran").exists(), output
     assert "[y/N]" not in output
     assert exit_code == 2, output

@@ -43,6 +43,11 @@ def chain(settings: Settings = Settings(), shared: bool = True) -> list[Stage]:
     return [calibration, mask, model, tokens]
 
 
+def made(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    return folder
+
+
 def complete(path: Path, stages: Sequence[Stage], fresh: str | None = None) -> list[str]:
     lines: list[str] = []
     with RunFolder(path, say=lines.append) as run:
@@ -151,8 +156,7 @@ def test_flipped_byte_in_any_file_is_named(tmp_path: Path) -> None:
 
 
 def test_foreign_files_are_named_and_left_alone(tmp_path: Path) -> None:
-    folder = tmp_path / "run" / "mask"
-    folder.mkdir(parents=True)
+    folder = made(tmp_path / "run" / "mask")
     (folder / "thesis.txt").write_text("years of work")
     with pytest.raises(StageBlockedError, match=str(folder)):
         complete(tmp_path / "run", chain())
@@ -191,11 +195,10 @@ def test_fresh_makes_a_stage_and_what_depends_on_it_again(tmp_path: Path) -> Non
 
 def test_from_makes_later_stages_again_but_not_shared_ones_that_do_not_depend_on_it() -> None:
     *first, tokens = chain()
-    for last, start, redone in (
-        (tokens, "model", ["model", "tokens"]),
-        (replace(tokens, shared=True), "mask", ["mask", "model"]),
-    ):
-        assert [stage.name for stage in stages_to_redo([*first, last], None, start)] == redone
+    redone = stages_to_redo([*first, tokens], None, "model")
+    assert [stage.name for stage in redone] == ["model", "tokens"]
+    redone = stages_to_redo([*first, replace(tokens, shared=True)], None, "mask")
+    assert [stage.name for stage in redone] == ["mask", "model"]
 
 
 def test_runs_can_be_moved_and_added_to_and_run_at_another_speed(tmp_path: Path) -> None:
@@ -216,8 +219,7 @@ def test_loaded_artifacts_are_verified_or_known_by_their_content(tmp_path: Path)
         Artifact.load(tokens)
     fingerprints = []
     for name, text in (("one", "same"), ("two", "same"), ("three", "sane")):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "text.txt").write_text(text)
+        write_atomically(made(tmp_path / name) / "text.txt", text)
         fingerprints.append(Artifact.load(tmp_path / name).fingerprint)
     assert fingerprints[0] == fingerprints[1] != fingerprints[2]
     with pytest.raises(MissingFileError, match=str(tmp_path / "four")):
@@ -225,8 +227,7 @@ def test_loaded_artifacts_are_verified_or_known_by_their_content(tmp_path: Path)
 
 
 def test_inner_folder_is_checked_by_its_own_manifest(tmp_path: Path) -> None:
-    inner = tmp_path / "train" / "checkpoints" / "step-10"
-    inner.mkdir(parents=True)
+    inner = made(tmp_path / "train" / "checkpoints" / "step-10")
     (inner / "weights.bin").write_bytes(b"0123")
     seal_folder(inner, {"step": 10})
     seal_folder(tmp_path / "train", {"stage": "train"})
