@@ -107,10 +107,8 @@ def find_model(model: str, option: str = "--model") -> Path | None:
     if "/" not in model and (asset := asset_folder().parent / model).is_dir():
         return asset
     if model.startswith((".", "/", "~")) or model.count("/") != 1:
-        raise MissingFileError(
-            f"{option} {model}: there is no such folder; pass a Hugging Face model folder, a hub "
-            "id (owner/name), or an embedded model (tiny-qwen3, tiny-qwen3-2layer)."
-        )
+        what = "a model's folder, a hub id (owner/name), or tiny-qwen3 or tiny-qwen3-2layer"
+        raise MissingFileError(f"{option} {model}: there is no such folder; pass {what}.")
     return None
 
 
@@ -381,7 +379,7 @@ def load_model(
         say(
             f"the code in {folder} is of another version of this package. It is not used here, but "
             "without the package it may keep the whole KV cache under a newer transformers: `bosch "
-            f"materialize --model {folder} --out NEW` writes the folder with today's code"
+            f"materialize --model {folder} --out NEW` renews it"
         )
     if attention_backend != "auto":
         model.config.bosch_backend = attention_backend

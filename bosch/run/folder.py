@@ -123,8 +123,8 @@ class RunFolder:
         """The stage's artifact: reused if it is complete, otherwise made. Every rank calls this in
         the same order. A stage that all ranks run may complete other stages while it runs."""
         self._calls += 1
-        folder, call = locate(self.path, stage), self._calls
-        begun, ran, done = f"{call} begun", f"{call} ran", f"{call} done"
+        folder = locate(self.path, stage)
+        begun, ran, done = (f"{self._calls} {event}" for event in ("begun", "ran", "done"))
         if self.rank > 0:
             if stage.ranks == "all" and self._ranks.wait_for(0, begun, done) == begun:
                 self._run(stage, folder)

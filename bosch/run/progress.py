@@ -7,6 +7,7 @@ run's `recover.log`, and goes through the logger `bosch`, as in any library.
 """
 
 import contextlib
+import functools
 import logging
 import os
 import sys
@@ -30,7 +31,6 @@ PLAIN_COLUMNS = 120  # width of a table that does not go to a terminal
 logger = logging.getLogger("bosch")
 _console: Console | None = None  # a terminal to draw bars on; None: plain lines only
 _bars: "list[Bar]" = []  # those shown now, the outermost first
-_said: set[str] = set()
 # Tells the seconds of the stages after the running ones, and whether it is more. A run sets it.
 time_after: Callable[[], tuple[float, bool]] | None = None
 
@@ -63,7 +63,7 @@ def close() -> None:
     """Undo set_up and log_to."""
     global _console, time_after
     _console = time_after = None
-    _said.clear()
+    say_once.cache_clear()
     for handler in list(logger.handlers):
         logger.removeHandler(handler)
         handler.close()
@@ -76,11 +76,10 @@ def say(line: str | Text) -> None:
     logger.info(str(line), extra={"styled": line})
 
 
+@functools.cache
 def say_once(line: str) -> None:
     """A line that would come again at every evaluation: only the first time."""
-    if line not in _said:
-        _said.add(line)
-        say(line)
+    say(line)
 
 
 def show_table(title: str, header: Sequence[str], lines: Iterable[Sequence[object]]) -> None:
@@ -126,6 +125,11 @@ class Bar:
         now = time.monotonic()
         if now - self._reported >= max(LINE_SECONDS, LINE_SHARE * (now - self.begin)):
             self.report()
+
+    def skip(self, count: int = 1) -> None:
+        """`count` more were done by an earlier attempt: they do not count for the speed."""
+        self.done += count
+        self._done_at_start += count
 
     def report(self) -> None:
         self._reported, self.reported_done = time.monotonic(), self.done
