@@ -200,20 +200,18 @@ def write_metrics(folder: Path) -> None:
     metrics.write({"step": 0, "tokens": 0})
 
 
-WRITERS: dict[str, Callable[[Path], object]] = {
-    "outcomes.jsonl": lambda folder: Outcomes(folder, {}),
-    "examples.jsonl": lambda folder: drop_torn_line(folder / "examples.jsonl"),
-    "metrics.jsonl": write_metrics,
-    "tokens.bin": lambda folder: GrowingFiles(folder, 2, []),
-}
-
-
-@pytest.mark.parametrize("name", WRITERS)
-def test_logs_and_outcomes_follow_no_link(name: str, tmp_path: Path, secret: Path) -> None:
-    folder = tmp_path / "run" / "stage"
-    folder.mkdir(parents=True)
-    (folder / name).symlink_to(secret)
-    (folder / "link").symlink_to(secret)  # what a writer that first replaces its file is given
-    with pytest.raises(UserError, match=name):
-        WRITERS[name](folder)
-    assert secret.read_bytes() == SECRET
+def test_logs_and_outcomes_follow_no_link(tmp_path: Path, secret: Path) -> None:
+    writers: dict[str, Callable[[Path], object]] = {
+        "outcomes.jsonl": lambda folder: Outcomes(folder, {}),
+        "examples.jsonl": lambda folder: drop_torn_line(folder / "examples.jsonl"),
+        "metrics.jsonl": write_metrics,
+        "tokens.bin": lambda folder: GrowingFiles(folder, 2, []),
+    }
+    for name, write in writers.items():
+        folder = tmp_path / name / "stage"
+        folder.mkdir(parents=True)
+        for link in (name, "link"):  # `link`: for a writer that first replaces its file
+            (folder / link).symlink_to(secret)
+        with pytest.raises(UserError, match=f"stage/{name}"):
+            write(folder)
+        assert secret.read_bytes() == SECRET

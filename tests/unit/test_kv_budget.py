@@ -13,9 +13,12 @@ from bosch.recipes.presets import paper
 from bosch.run.errors import UserError
 
 
-@pytest.mark.parametrize(
-    ("budget", "method", "ratio", "line"),
-    [
+def test_the_smallest_ratio_that_fits_is_taken_and_said(tmp_path: Path) -> None:
+    shape = {"num_hidden_layers": 36, "num_key_value_heads": 8, "head_dim": 128}
+    shape |= {"num_attention_heads": 32, "max_position_embeddings": 32_768}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3"} | shape))
+    config = replace(paper(str(tmp_path)), method="fisher")
+    for budget, method, ratio, line in (
         # Qwen3-8B: 36 layers x 8 groups of 4 * 128 bytes a token. At 131,072 tokens the dense model
         # needs 18 GiB, a group 64 MiB, and with a window of 1,024 half of one less 1/2 KiB:
         # (288 - m) / 16 + m * 1,023 / 2^21 <= 4 first holds at m = 226.
@@ -23,25 +26,14 @@ from bosch.run.errors import UserError
         # Whole layers: 2 layers are 16 groups, and 29 of 36 layers are 232 groups.
         ("4GiB@128k", "interleave", 29 / 36, "ratio 0.805556, 3.61 GiB at 131,072 tokens"),
         ("20 gb@131072", "fisher", 0, "ratio 0, 19.3 GB at 131,072 tokens, of the dense model"),
-        ("150MB@128k", "fisher", 1, None),
-    ],
-)
-def test_the_smallest_ratio_that_fits_is_taken_and_said(
-    budget: str, method: str, ratio: float, line: str | None, tmp_path: Path
-) -> None:
-    shape = {"num_hidden_layers": 36, "num_key_value_heads": 8, "head_dim": 128}
-    shape |= {"num_attention_heads": 32, "max_position_embeddings": 32_768}
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3"} | shape))
-    config = replace(paper(str(tmp_path)), method=method)
-    if line is None:
-        with pytest.raises(UserError, match=r"too small .* it needs 151 MB at 131,072 tokens"):
-            with_kv_budget(config, budget, [])
-        return
-    found, said = with_kv_budget(config, budget, [])
-    assert (found.ratio, said) == (ratio, f"--kv-budget {budget}: {line}")
-    if (budget, method) == ("4GiB@128k", "fisher"):  # first tokens are held too: m * 2,047 / 2^21
-        found, _ = with_kv_budget(replace(config, sink="tokens=1024"), budget, [])
-        assert found.ratio == 228 / 288
+    ):
+        found, said = with_kv_budget(replace(config, method=method), budget, [])
+        assert (found.ratio, said) == (ratio, f"--kv-budget {budget}: {line}")
+    with pytest.raises(UserError, match=r"too small .* it needs 151 MB at 131,072 tokens"):
+        with_kv_budget(config, "150MB@128k", [])
+    # First tokens are held too: m * 2,047 / 2^21.
+    found, _ = with_kv_budget(replace(config, sink="tokens=1024"), "4GiB@128k", [])
+    assert found.ratio == 228 / 288
 
 
 def test_recover_and_search_mask_take_it_in_place_of_a_ratio(

@@ -42,20 +42,18 @@ def test_rows_come_from_lists_arrays_tensors_booleans_and_strings() -> None:
         GroupMask.from_windowed([(0, 2)], 2, 2, 4)
 
 
-@pytest.mark.parametrize(
-    ("rows", "window", "unit", "value"),
-    [
+def test_what_is_no_mask_is_refused() -> None:
+    wrong: list[Any] = [
         ([[1, 0]], 0, "group", "window is 0"),
         ([[1, 0]], 2.5, "group", "window is 2.5"),
         ([[]], 4, "group", "layer"),
         ([[1, 0], [1]], 4, "group", "ayer 1 has 1 groups.* 2"),
         ([[1, 2]], 4, "group", r"Layer 0 is \(1, 2\)"),
         ([[1, 1], [1, 0]], 4, "layer", r"layer 1 .*\(1, 0\)"),
-    ],
-)
-def test_what_is_no_mask_is_refused(rows: Any, window: Any, unit: Any, value: str) -> None:
-    with pytest.raises(UserError, match=value):
-        GroupMask.from_rows(rows, window, unit)
+    ]
+    for rows, window, unit, value in wrong:
+        with pytest.raises(UserError, match=value):
+            GroupMask.from_rows(rows, window, unit)
 
 
 def test_the_budget_is_rounded_up_and_a_ratio_outside_0_to_1_refused() -> None:
@@ -116,9 +114,11 @@ def test_the_same_mask_gives_the_same_bytes_and_a_failed_write_keeps_them(tmp_pa
     assert [file.name for file in tmp_path.iterdir()] == ["mask.json"]
 
 
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
+def test_each_damage_is_one_sentence_with_file_and_field(tmp_path: Path) -> None:
+    path = tmp_path / "mask.json"
+    write_mask(path, small_record())
+    whole = json.loads(path.read_text())
+    damages: list[tuple[dict[str, Any], str]] = [
         ({"schema_version": 2}, "schema_version is 2"),
         ({"window_convention": "W keys before"}, "window_convention is 'W keys before'"),
         ({"window_tokens": 0}, "window is 0"),
@@ -131,17 +131,12 @@ def test_the_same_mask_gives_the_same_bytes_and_a_failed_write_keeps_them(tmp_pa
         ({"settings": {"kappa": math.inf}}, "settings holds .*Infinity"),
         ({"model": {"id": "org/small"}}, "model.revision is missing"),
         ({"model": MADE_FOR | {"head_dim": 0}}, "head_dim is 0"),
-    ],
-)
-def test_each_damage_is_one_sentence_with_file_and_field(
-    tmp_path: Path, change: dict[str, Any], named: str
-) -> None:
-    path = tmp_path / "mask.json"
-    write_mask(path, small_record())
-    content = json.loads(path.read_text()) | change
-    path.write_text(json.dumps({k: v for k, v in content.items() if v is not ...}))
-    with pytest.raises(UserError, match=f"^{path}: .*{named}"):  # `.` matches no new line
-        read_mask(path)
+    ]
+    for change, named in damages:
+        content = {name: value for name, value in (whole | change).items() if value is not ...}
+        path.write_text(json.dumps(content))
+        with pytest.raises(UserError, match=f"^{path}: .*{named}"):  # `.` matches no new line
+            read_mask(path)
 
 
 def test_a_mask_for_another_model_is_refused(tmp_path: Path) -> None:

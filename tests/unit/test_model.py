@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -82,24 +81,15 @@ def load(folder: Path) -> Any:
     return load_model(folder, "auto", "cpu")
 
 
-@pytest.mark.parametrize(
-    ("file", "content", "read"),
-    [
-        ("config.json", b"{", load),
-        ("model.safetensors", SMALLEST.joinpath("model.safetensors").read_bytes()[:-100], load),
-        ("model.safetensors.index.json", b"{", load),
-        ("tokenizer.json", b"{}", load_tokenizer),
-    ],
-)
-def test_damaged_files_are_one_sentence_that_names_the_model(
-    tmp_path: Path, file: str, content: bytes, read: Callable[[Path], Any]
-) -> None:
-    folder = shutil.copytree(SMALLEST, tmp_path / "model")
-    if file.endswith("index.json"):
-        (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
-    (folder / file).write_bytes(content)
-    with pytest.raises(UserError, match=str(folder)) as error:
-        read(folder)
-    assert len(str(error.value).splitlines()) == 1
-    if read is load_tokenizer:
-        assert find_tokenizer(folder) is None
+def test_damaged_files_are_one_sentence_that_names_the_model(tmp_path: Path) -> None:
+    cut = (SMALLEST / "model.safetensors").read_bytes()[:-100]
+    damages = {"config.json": b"{", "model.safetensors": cut, "tokenizer.json": b"{}"}
+    for file, content in (damages | {"model.safetensors.index.json": b"{"}).items():
+        folder = shutil.copytree(SMALLEST, tmp_path / file)
+        if file.endswith("index.json"):
+            (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
+        (folder / file).write_bytes(content)
+        with pytest.raises(UserError, match=str(folder)) as error:
+            load_tokenizer(folder) if file == "tokenizer.json" else load(folder)
+        assert len(str(error.value).splitlines()) == 1
+    assert find_tokenizer(tmp_path / "tokenizer.json") is None

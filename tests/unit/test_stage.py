@@ -91,26 +91,20 @@ def test_other_settings_are_refused_with_the_difference_and_the_options(tmp_path
     assert "kappa" not in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    ("error", "writes", "then"),
-    [
-        (RuntimeError("killed"), False, "blocked"),
-        (UserError("the disk is full"), True, "blocked"),
-        (UserError("--ratio 0.75: cannot be met"), False, "run"),  # the settings can be corrected
-    ],
-)
-def test_other_settings_are_refused_after_a_stage_has_started(
-    tmp_path: Path, error: Exception, writes: bool, then: str
-) -> None:
+def test_other_settings_are_refused_after_a_stage_has_started(tmp_path: Path) -> None:
     def fail(folder: Path) -> None:
-        if writes:
+        if error is full:
             write_atomically(folder / "part-1", "x")
         raise error
 
-    with pytest.raises(type(error), match=str(error)):
-        complete(tmp_path / "run", [Stage("mask", run=fail, settings={"ratio": 0.75})])
+    killed, full = RuntimeError("killed"), UserError("the disk is full")
+    wrong = UserError("--ratio 0.75: cannot be met")  # the settings can be corrected
     other = Stage("mask", run=write_result, settings={"ratio": 0.5})
-    assert actions(tmp_path / "run", [other]) == {"mask": then}
+    for error, then in ((killed, "blocked"), (full, "blocked"), (wrong, "run")):
+        run = tmp_path / type(error).__name__ / then
+        with pytest.raises(type(error), match=str(error)):
+            complete(run, [Stage("mask", run=fail, settings={"ratio": 0.75})])
+        assert actions(run, [other]) == {"mask": then}
 
 
 def test_failed_stage_continues_with_its_whole_files_and_all_its_time(tmp_path: Path) -> None:
