@@ -95,7 +95,7 @@ class Ranks:
             if found := [event for event in events if event in announced]:
                 return found[0]
             if not is_running or (not announced and time.monotonic() > give_up):
-                raise RankGoneError(f"Rank {rank}, for which {self.rank} waited, ended; see above.")
+                raise RankGoneError(f"Rank {rank} ended while {self.rank} waited; see above.")
             time.sleep(POLL_SECONDS)
 
     def _enter(self, folder: Path) -> None:
