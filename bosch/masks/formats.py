@@ -3,6 +3,7 @@ line per layer and one number per KV head. Groups with larger numbers keep full 
 config.json beside it has the window, `recent_size`, and `sink_size`: S of the sink `tokens=S`.
 """
 
+import contextlib
 import json
 import math
 import random
@@ -31,7 +32,23 @@ def import_mask(
     if not path.is_file():
         problem = "is a folder" if path.is_dir() else "does not exist"
         raise MissingFileError(f"{path} {problem}; pass the file to import.")
-    table = read_table(path, model)
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not a text file, so it holds no table ({error}).") from error
+    layers = [line.split() for line in lines if line.strip()]
+    num_layers, num_groups = model.num_layers, model.num_groups
+    if len(layers) != num_layers:
+        raise UserError(f"{path} has {len(layers)} lines, but {model} has {num_layers} layers.")
+    table: list[list[float]] = []
+    for layer, row in enumerate(layers):
+        if len(row) != num_groups:
+            values = f"layer {layer} has {len(row)} values"
+            raise UserError(f"{path}: {values}, but {model} has {num_groups} groups.")
+        with contextlib.suppress(ValueError):
+            table.append([float(text) for text in row])
+        if len(table) == layer or not all(map(math.isfinite, table[layer])):
+            raise UserError(f"{path}: layer {layer} is {row}; each value must be a finite number.")
     sizes = read_sizes(path.parent / "config.json")
     notes = []
     recent, window = sizes.get("recent_size"), window_tokens
@@ -43,13 +60,13 @@ def import_mask(
         notes.append(f"the window is {window} tokens, from {source}.")
     elif recent not in (None, window):
         notes.append(f"{source} is {recent}, but --window {window} is used.")
-    windowed, tie = smallest(table, num_windowed(ratio, model.num_layers, model.num_groups), seed)
+    windowed, tie = smallest(table, num_windowed(ratio, num_layers, num_groups), seed)
     if tie:
         notes.append(
             f"{tie['num_tied']} groups are tied at the value {tie['value']:g}; the seed {seed} "
             f"chose the {tie['num_windowed']} of them that go on the window."
         )
-    mask = GroupMask.from_windowed(windowed, model.num_layers, model.num_groups, window)
+    mask = GroupMask.from_windowed(windowed, num_layers, num_groups, window)
     mask = replace(mask, sink=sink_beside(path, window))
     if (asked := sizes.get("sink_size", 0)) > window:
         notes.append(f"sink_size is {asked}; the window of {window} keeps {window} of them.")
@@ -57,29 +74,6 @@ def import_mask(
     settings, seed_used = {"tie": tie, **sizes}, seed if tie else None
     record = MaskFile(mask, model, METHOD, ratio, settings, seed_used, provenance=made)
     return record, tuple(notes)
-
-
-def read_table(path: Path, model: ModelInfo) -> list[list[float]]:
-    """The numbers of a TSV, [layer][group]."""
-    try:
-        lines = path.read_text("utf-8").splitlines()
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not a text file, so it holds no table ({error}).") from error
-    layers = [line.split() for line in lines if line.strip()]
-    num_layers, num_groups, table = model.num_layers, model.num_groups, []
-    if len(layers) != num_layers:
-        raise UserError(f"{path} has {len(layers)} lines, but {model} has {num_layers} layers.")
-    for layer, row in enumerate(layers):
-        if len(row) != num_groups:
-            values = f"layer {layer} has {len(row)} values"
-            raise UserError(f"{path}: {values}, but {model} has {num_groups} groups.")
-        try:
-            table.append([float(text) for text in row])
-        except ValueError:
-            table.append([math.nan])
-        if not all(map(math.isfinite, table[-1])):
-            raise UserError(f"{path}: layer {layer} is {row}; each value must be a finite number.")
-    return table
 
 
 def read_sizes(path: Path) -> dict[str, int]:

@@ -42,7 +42,5 @@ def with_kv_budget(
             dense = "" if windowed else ", of the dense model"
             ratio = windowed / count
             return replace(config, ratio=ratio), f"{option}: ratio {ratio:g}, {size}{dense}"
-    raise UserError(
-        f"{option} is too small for {config.model}: with every group on a window of "
-        f"{config.window:,} tokens it needs {size}."
-    )
+    all_windowed = f"with every group on a window of {config.window:,} tokens it needs {size}"
+    raise UserError(f"{option} is too small for {config.model}: {all_windowed}.")

@@ -1,2 +1,1 @@
-"""A run's folder: stages that are done once, survive a kill, and are reused while nothing
-changed."""
+"""A run's folder: stages that are done once, survive a kill, and are reused."""

@@ -35,8 +35,8 @@ SAVE_SECONDS = 5.0  # between two saves of the time that a stage has taken
 
 
 def home_of(stage_folder: Path) -> Path:
-    """Where a stage keeps its lock and its curves: in its run's folder; in its own if it belongs to
-    no run, so that other stages can be made next to it at the same time."""
+    """Where a stage keeps its lock and its curves: in its run's folder, or in its own without one,
+    so that others can be made next to it at the same time."""
     run_path = stage_folder.parent
     return run_path if (run_path / RUN).is_file() else stage_folder
 
