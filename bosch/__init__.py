@@ -23,6 +23,8 @@ register_with_transformers()
 
 __version__: str  # read when it is first used
 CALLS = ("calibrate", "search_mask", "load_mask", "masked", "materialize", "evaluate")
+# Above `bosch` in the layout: named as text, and loaded when a call is first used.
+CALLS_MODULE = "bosch.recipes.python_calls"
 
 if not TYPE_CHECKING:  # else every name would count as an attribute
 
@@ -30,8 +32,8 @@ if not TYPE_CHECKING:  # else every name would count as an attribute
         return sorted([*globals(), *CALLS])
 
     def __getattr__(name: str) -> Any:
-        if name in CALLS:  # above `bosch` in the layout, so it is named as text
-            return getattr(importlib.import_module("bosch.recipes.python_calls"), name)
+        if name in CALLS:
+            return getattr(importlib.import_module(CALLS_MODULE), name)
         if name != "__version__":
             raise AttributeError(f"module 'bosch' has no attribute {name!r}")
         from bosch.run.checkout import read_version

@@ -9,7 +9,7 @@ import re
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -330,10 +330,9 @@ def _mention_code(path: Path) -> None:
 
 def find_tokenizer(folder: Path, **arguments: Any) -> "PreTrainedTokenizerBase | None":
     """The tokenizer of a folder; None if it has none that can be loaded."""
-    try:
+    with suppress(UserError):
         return _read_tokenizer(folder, **arguments)
-    except UserError:
-        return None
+    return None
 
 
 def load_for_search(

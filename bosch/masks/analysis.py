@@ -160,13 +160,8 @@ def turnover(smaller: GroupMask, larger: GroupMask) -> dict[str, float | None]:
     both, total = compare(smaller, larger), smaller.num_windowed
     most = min(total, larger.num_full) / total
     raw, chance = ((total - both[name]) / total for name in ("shared", "expected_shared"))
-    normalized, normalized_chance = (share / most if most else None for share in (raw, chance))
-    return {
-        "raw": raw,
-        "normalized": normalized,
-        "chance": chance,
-        "normalized_chance": normalized_chance,
-    }
+    normalized, expected = (share / most if most else None for share in (raw, chance))
+    return {"raw": raw, "normalized": normalized, "chance": chance, "normalized_chance": expected}
 
 
 def longest_blocks(mask: GroupMask) -> dict[str, tuple[int, ...]]:

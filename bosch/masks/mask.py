@@ -172,19 +172,19 @@ class MaskFile:
 
     def origin(self) -> dict[str, object]:
         """All fields except z and the window, as JSON."""
-        facts = {name: getattr(self, name) for name in ORIGIN}
-        facts |= {name: dict(facts[name]) for name in ("settings", "provenance")}
         more = {"unit": self.mask.unit, "ratio": self.mask.ratio, "model": asdict(self.model)}
-        return facts | more
+        return {name: getattr(self, name) for name in ORIGIN} | more
 
 
 ORIGIN = ("method", "ratio_asked", "settings", "seed", "score_trace", "provenance")
-SINK = "sink"
+CONVENTIONS = {
+    "schema_version": 1,
+    "mask_convention": "1: full causal attention, 0: sliding window",
+    "window_convention": WINDOW_CONVENTION,
+}
 # The fields of mask.json in their order, with their types in JSON.
 FIELDS: dict[str, tuple[type, ...]] = {
-    "schema_version": (int,),
-    "mask_convention": (str,),
-    "window_convention": (str,),
+    **{name: (type(value),) for name, value in CONVENTIONS.items()},
     "window_tokens": (int,),
     "unit": (str,),
     "model": (dict,),
@@ -196,23 +196,18 @@ FIELDS: dict[str, tuple[type, ...]] = {
     "seed": (int, NoneType),
     "score_trace": (dict, NoneType),
     "provenance": (dict,),
-    SINK: (dict,),  # left out where there is none
+    "sink": (dict,),  # left out where there is none
 }
 MODEL_FIELDS = {name: get_args(kind) or (kind,) for name, kind in get_type_hints(ModelInfo).items()}
-CONVENTIONS = {
-    "schema_version": 1,
-    "mask_convention": "1: full causal attention, 0: sliding window",
-    "window_convention": WINDOW_CONVENTION,
-}
 
 
 def write_mask(path: Path, record: MaskFile) -> None:
     """Write mask.json: the whole file or none of it."""
     content = CONVENTIONS | record.origin()
     content |= {"window_tokens": record.mask.window_tokens, "z": record.mask.row_texts()}
-    in_order = {name: content[name] for name in FIELDS if name != SINK}
     if record.mask.sink != "none":  # so that masks without are as before there were any
-        in_order[SINK] = sink_as_json(record.mask.sink)
+        content["sink"] = sink_as_json(record.mask.sink)
+    in_order = {name: content[name] for name in FIELDS if name in content}
     write_atomically(path, json.dumps(in_order, indent=1, allow_nan=False) + "\n")
 
 
@@ -235,14 +230,14 @@ def _parse(content: dict[str, Any]) -> MaskFile:
     for name, known in CONVENTIONS.items():
         if (value := content.get(name, known)) != known:
             raise UserError(f"{name} is {value!r}, but this code reads {known!r}.")
-    content.setdefault(SINK, {"kind": "none"})
+    content.setdefault("sink", {"kind": "none"})
     _check_fields(content, FIELDS)
     _check_fields(content["model"], MODEL_FIELDS, "model.")
     for layer, row in enumerate(content["z"]):
         if type(row) is not str or set(row) - {"0", "1"}:
             raise UserError(f"z, layer {layer}, is {row!r}; it must be a string of 0 and 1.")
     z = tuple(tuple(map(int, row)) for row in content["z"])
-    mask = GroupMask(z, content["window_tokens"], content["unit"], sink_from_json(content[SINK]))
+    mask = GroupMask(z, content["window_tokens"], content["unit"], sink_from_json(content["sink"]))
     if not math.isclose(content["ratio"], mask.ratio, abs_tol=1e-9):  # nan is not close
         raise UserError(f"ratio is {content['ratio']}, but z has that of {mask.ratio:.6g}.")
     for name in ("settings", "provenance"):  # they go into config.json
