@@ -94,10 +94,9 @@ def exit_on_user_error(function: Callable[[], T], debug: bool) -> T:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Of the machine: torch and safetensors have no class for it. A GPU's keeps its traceback."""
-    said = re.search("(?i)can(not|'t) (allocate memory|start new thread)", str(error))
-    return isinstance(error, MemoryError) or (
-        said is not None and isinstance(error, OSError | RuntimeError)
-    )
+    if not isinstance(error, OSError | RuntimeError):
+        return isinstance(error, MemoryError)
+    return bool(re.search("(?i)can(not|'t) (allocate memory|start new thread)", str(error)))
 
 
 def run_main(main: Callable[[Sequence[str]], None]) -> None:

@@ -40,9 +40,6 @@ class DamagedArtifactError(UserError):
     """A file differs from what its manifest says; the message names the file."""
 
 
-# --------------------------------------------------------------------------------- sealed folders
-
-
 def seal_folder(folder: Path, facts: Mapping[str, object]) -> None:
     """Write the manifest, the last file of a folder: `facts`, and each file's size and checksum."""
     manifest = dict(facts) | {"files": describe_files(folder)}
@@ -123,9 +120,6 @@ def _sealed_text(content: dict[str, object]) -> str:
     return json.dumps(content | {"checksum": checksum}, indent=1) + "\n"
 
 
-# ------------------------------------------------------------------------------------ whole files
-
-
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Replace a file as a whole: after a kill at any point, the old or the new content is there."""
     if path.is_dir():
@@ -164,9 +158,6 @@ def sync_directory(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-# ---------------------------------------------------------------------- files that grow by lines
 
 
 class Line(NamedTuple):
@@ -222,9 +213,6 @@ def sealed_lines(contents: Iterable[Mapping[str, object]], place: str = "") -> b
 
 def _check_of(text: bytes, place: str) -> str:
     return f"{zlib.crc32(place.encode() + text):08x}"
-
-
-# ------------------------------------------------------------------------ nothing outside a folder
 
 
 def path_inside(folder: Path, name: object, source: Path, flat: bool = False) -> Path:
