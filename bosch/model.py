@@ -96,12 +96,8 @@ class ModelShape(NamedTuple):
     positions: int
 
 
-# ------------------------------------------------------------------------------------ finding it
-
-
 def find_model(model: str, option: str = "--model") -> Path | None:
-    """The folder of a model on this machine; None for a hub id. A path that does not exist is
-    refused."""
+    """The folder of a model on this machine; None for a hub id."""
     if Path(model).is_dir():
         return Path(model)
     if "/" not in model and (asset := asset_folder().parent / model).is_dir():
@@ -166,9 +162,6 @@ def explain_library_errors(problem: str, kind: type[UserError] = UserError) -> I
         raise kind(f"{problem}: {text if len(text) <= 300 else f'{text[:300]}...'}") from error
 
 
-# ------------------------------------------------------------------------- what its folder says
-
-
 def read_shape(model: str) -> ModelShape:
     """From its config.json, which is fetched if necessary; that of the paper's models is known."""
     if model in PAPER_MODELS and find_model(model) is None:
@@ -197,16 +190,14 @@ def describe_source(model: str) -> str | dict[str, object]:
 
 
 def describe_model(folder: Path) -> dict[str, object]:
-    """What decides the output of the model in a folder, for a stage's settings: its weights and its
-    config, in which for example a window may be edited."""
+    """What decides the output of the model in a folder, for a stage's settings."""
     config = read_model_config(folder)
     deciding = {name: value for name, value in config.items() if name not in NO_DECISION}
     return {**asdict(read_model_info(folder)), "config": fingerprint(deciding)}
 
 
 def hash_text_files(model: str) -> dict[str, str]:
-    """Checksums of a model's tokenizer and generation settings; none for a hub model, whose commit
-    is known."""
+    """Checksums of a model's tokenizer and generation settings; none for a hub model."""
     folder = find_model(model)
     paths = {path for pattern in TEXT_FILES for path in folder.glob(pattern)} if folder else set()
     return {path.name: hash_file(path) for path in sorted(paths) if path.is_file()}
@@ -275,9 +266,6 @@ def _count(config: dict[str, object], name: str, folder: Path) -> int:
     if type(value) is not int or value < 1:
         raise UserError(f"{folder / 'config.json'}: {name} is {value!r}; it must be 1 or more.")
     return value
-
-
-# ------------------------------------------------------------------------------------ loading it
 
 
 def load_tokenizer(model: str | Path, **arguments: Any) -> "PreTrainedTokenizerBase":
@@ -349,7 +337,7 @@ def load_for_search(
 
 def check_weights(model: str) -> None:
     """Refuse, before work begins, a folder whose weights are missing, damaged or not those of its
-    config.json. Only their names and shapes are read, so a hub model's are not fetched for it."""
+    config.json, by names and shapes. A hub model is not fetched for it."""
     folder = find_model(model)
     if folder is not None and not read_model_config(folder).get("quantization_config"):
         _load_weights(folder, dtype="auto", device_map="meta")

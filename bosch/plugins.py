@@ -47,8 +47,7 @@ def load_plugin(package: str, name: str) -> ModuleType:
 
 
 def describe_plugin(package: str, name: str) -> str:
-    """First sentence of a plug-in's docstring, for --help, read without importing the plug-in. Of a
-    file that cannot be read, what is wrong with it."""
+    """First sentence of a plug-in's docstring, or what is wrong with it. It is not imported."""
     try:
         tree = ast.parse((_folder(package) / f"{name}.py").read_bytes())
     except (SyntaxError, ValueError, OSError) as error:  # ValueError: a null byte

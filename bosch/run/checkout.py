@@ -35,8 +35,7 @@ def how_to_install(packages: str, extra: str) -> str:
 
 @functools.cache
 def provenance() -> dict[str, object]:
-    """What produced a result, for its manifest: package versions and the commit of this code, with
-    -dirty after uncommitted changes; None outside a checkout."""
+    """For a manifest: package versions and the commit, with -dirty after uncommitted changes."""
     versions = {"python": platform.python_version(), "bosch-hybrid": read_version()}
     for package in PACKAGES.split():
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):

@@ -99,8 +99,7 @@ def write_sealed_json(path: Path, content: Mapping[str, object]) -> None:
 
 
 def read_sealed_json(path: Path, *needed: str) -> dict[str, Any]:
-    """What write_sealed_json wrote; DamagedArtifactError if a byte has changed since, or if it is
-    another file, which lacks a needed field."""
+    """DamagedArtifactError if a byte has changed, or if it is another file without these fields."""
     try:
         text = path.read_bytes().decode()
         content = json.loads(text)
@@ -134,16 +133,14 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 
 def temporary_file(path: Path) -> Path:
-    """Where the new content of a file is written. What a killed process left there is removed, and
-    also a link, which would be followed."""
+    """Where new content is written at first. What is left there, perhaps a link, is removed."""
     temporary = path.with_name(f".{path.name}.tmp")
     temporary.unlink(missing_ok=True)
     return temporary
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what a killed process was writing: files, and folders (checkpoints, exports) that
-    have such a name until they are complete."""
+    """Of what a killed process was writing: files, and folders (checkpoints, exports)."""
     for leftover in list(folder.rglob(".*.tmp")):
         if leftover.is_dir() and not leftover.is_symlink():
             shutil.rmtree(leftover)
@@ -166,8 +163,7 @@ class Line(NamedTuple):
 
 
 def read_lines(path: Path, place: str = "") -> list[Line]:
-    """The lines of a file; none if there is no file. A last line that a kill left incomplete is
-    left out."""
+    """None if there is no file. A last line that a kill left incomplete is left out."""
     return parse_lines(path.read_bytes() if path.is_file() else b"", place)
 
 

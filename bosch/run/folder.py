@@ -85,7 +85,7 @@ class RunFolder:
 
     def _time_after(self) -> tuple[float, bool]:
         """Seconds of the stages that have not begun, and whether they are but a lower bound: until
-        an evaluation has been timed. Other stages of unknown time, mostly short, count as 0."""
+        an evaluation has been timed. Stages of unknown time, mostly short, count as 0."""
         seconds = [
             self._eval_seconds if name.startswith("eval/") else self.expected.get(name, 0)
             for name in self._left

@@ -168,8 +168,7 @@ def stages_to_redo(stages: Sequence[Stage], fresh: str | None, start: str | None
 
 
 def examine(run_path: Path, stage: Stage, verified: set[Path]) -> Decision:
-    """What `complete` would do with the stage; StageBlockedError if it would do nothing. verified:
-    folders whose checksums were checked."""
+    """What `complete` would do with the stage. verified: folders whose checksums were checked."""
     folder, reference = locate(run_path, stage), run_path / stage.name / REFERENCE
     try:
         if stage.shared and reference.is_file():

@@ -33,8 +33,7 @@ Row = Mapping[str, Any]
 
 
 class TrainingCurves:
-    """The rows so far, in place of those of earlier attempts, and those to come. name: the first
-    part of their tags."""
+    """The rows so far, in place of those of earlier attempts, and those to come."""
 
     def __init__(self, run_path: Path, rows: Iterable[Row], name: str = "train") -> None:
         self._folder, self._name, self._works = run_path / FOLDER, name, False
