@@ -12,7 +12,7 @@ import functools
 import itertools
 import os
 import pickle
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar, cast
@@ -119,11 +119,11 @@ def agree(value: Any) -> Any:
     return Group.current().from_rank_0(lambda: value)
 
 
-def hide_fsdp(environment: MutableMapping[str, str] = os.environ) -> None:
+def hide_fsdp() -> None:
     """From transformers, which would leave the weights of all ranks but the first for FSDP to fill.
     Every launch with --use_fsdp sets these; training reads other variables."""
     for name in ("ACCELERATE_USE_FSDP", "FSDP_CPU_RAM_EFFICIENT_LOADING"):
-        environment.pop(name, None)
+        os.environ.pop(name, None)
 
 
 @contextmanager
