@@ -33,6 +33,5 @@ def select(inputs: Inputs) -> Selection:
         with search.until_ended():
             wants_harm = settings.optimizer not in WITH_PENALTY
             importance = stages.localize_parts(search, settings.kappa, 1, exact_values=wants_harm)
-            ratios = stages.assign_ratios(search, settings, importance)
-            stages.select_groups(search, settings, ratios, [importance.guide])
+            stages.choose_groups(search, settings, importance)
         return finish(search)

@@ -7,7 +7,6 @@ windowing did the most harm are made full again.
 from dataclasses import dataclass
 
 from bosch.method import Inputs, MethodTraits, Selection
-from bosch.search.optimizers._interface import repair
 from bosch.search.settings import SearchSettings
 
 traits = MethodTraits(searches=True, has_sinks=False)
@@ -26,7 +25,7 @@ def localize(inputs: Inputs, layers_at_once: int) -> Selection:
     """Only stage 1, over `layers_at_once` neighboring layers at a time."""
     from bosch.search import stages  # imports torch
     from bosch.search.finish import announce, finish
-    from bosch.search.search import guide_scores, open_search
+    from bosch.search.search import open_search
 
     kappa = inputs.settings.kappa
     with open_search(inputs) as search:
@@ -36,9 +35,6 @@ def localize(inputs: Inputs, layers_at_once: int) -> Selection:
         with search.until_ended():
             importance = stages.localize_parts(search, kappa, layers_at_once, exact_values=exceeds)
             if exceeds:
-                groups = search.all_groups()
-                current = search.assignment_in(search.z, groups)
-                prior = guide_scores(importance.guide, groups)
-                search.z = search.mask(groups, repair(current, search.num_windowed, prior))
+                search.meet_ratio(importance.guide)
                 search.evaluate([search.z], None, "to the ratio", [True])
         return finish(search)

@@ -18,13 +18,16 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import accumulate
 
 from bosch.calibration import Calibration
 from bosch.method import Inputs
+from bosch.run.files import STARTED
+from bosch.run.fingerprint import fingerprint
 from bosch.run.group import Group, agree, joined
 from bosch.run.progress import Bar
 from bosch.search.objective import Means, Outcome, SearchEnded, Value, Z, rounded, weighted
-from bosch.search.outcomes import Cost, Outcomes, scoring_facts, shared_folder
+from bosch.search.outcomes import Cost, Outcomes, scoring_facts
 from bosch.search.scorer import Answer, Scorer
 from bosch.search.settings import SearchSettings
 
@@ -39,14 +42,12 @@ def open_objective(inputs: Inputs, settings: SearchSettings) -> "Iterator[MaskOb
         facts = scoring_facts(model, inputs.model_info, calibration, window)
         if inputs.sink != "none":
             facts["sink"] = inputs.sink
-        use = settings.accelerations
-        yield MaskObjective(
-            Scorer(model, calibration, window, use, settings.masks_at_once),
-            calibration,
-            settings,
-            Outcomes(inputs.folder, facts),
-            Outcomes(shared_folder(inputs.folder, facts) if use.memo else None, facts),
-        )
+        use, folder, shared = settings.accelerations, inputs.folder, None
+        if use.memo and (folder / STARTED).is_file():  # a stage's: runs lie beside each other
+            shared = folder.parent.parent / "shared" / f"masks-{fingerprint(facts)[:16]}"
+        scorer = Scorer(model, calibration, window, use, settings.masks_at_once)
+        files = Outcomes(folder, facts), Outcomes(shared, facts)
+        yield MaskObjective(scorer, calibration, settings, *files)
 
 
 class MaskObjective:
@@ -64,6 +65,7 @@ class MaskObjective:
         self.out_of_time = False
         # Of every mask that this search has scored: exact, or the newest bound.
         self.values: dict[Z, Value] = {}
+        self._memo = self.values if scorer.accelerations.memo else {}
         self._scorer, self._settings, self._name = scorer, settings, settings.objective
         self._own, self._shared = own or Outcomes(None, {}), shared or Outcomes(None, {})
         self.cost: Cost = replace(self._own.cost)
@@ -96,12 +98,16 @@ class MaskObjective:
             range(len(self.questions)), key=lambda number: -self._expected_losses[number]
         )
         limit = threshold if self._scorer.accelerations.early_end else None
-        asked = [z for z in masks if not self._is_known(z, threshold)]
-        allowed = self._within_limit(asked)
+        allowed = asked = [z for z in masks if not self._is_known(z, threshold)]
+        if (most := self._settings.max_evaluations) is not None:
+            counts = accumulate((z not in self.values for z in asked), initial=len(self.values))
+            allowed = [z for z, count in zip(asked, list(counts)[1:], strict=True) if count <= most]
         found = [self._look_up(z) for z in allowed]
         must_run = [self._read(outcome, order, limit) is None for outcome in found]
-        if any(must_run):
-            self._check_time()
+        if any(must_run) and (hours := self._settings.max_hours) is not None:
+            self.out_of_time = agree(self.seconds() >= hours * 3600)  # rank 0's clock decides
+            if self.out_of_time:
+                raise SearchEnded(f"--max-hours {hours:g} is reached")
         began = time.monotonic()
         runs = self._run(self._scorer, allowed, found, order, limit)
         seconds = round((time.monotonic() - began) / max(1, sum(must_run)), 4)
@@ -125,9 +131,14 @@ class MaskObjective:
                     self._shared.add(z, outcome, **line)
             if bar is not None and z not in self.values:
                 (bar.advance if num_run else bar.skip)()
-            self._note(z, value)
+            # A looked-up outcome has the same effect on the search as a computed one.
+            for number, means in value.haystacks.items():
+                before_loss, loss = self._expected_losses[number], self._loss(number, means)
+                self._expected_losses[number] += NEWEST_SHARE * (round(loss, 4) - before_loss)
+            if z not in self.values or not self.values[z].exact:
+                self.values[z] = value
         if len(allowed) < len(asked):
-            raise SearchEnded(f"--max-evaluations {self._settings.max_evaluations} is reached")
+            raise SearchEnded(f"--max-evaluations {most} is reached")
         return [self.values[z] for z in masks]
 
     def score_unaccelerated(self, z: Z) -> Value:
@@ -143,48 +154,17 @@ class MaskObjective:
         earlier = self._own.cost.evaluation_seconds
         return round(earlier + time.monotonic() - self._began, 3)
 
-    # ------------------------------------------------------------------------------ what is known
-
     def _is_known(self, z: Z, threshold: float | None) -> bool:
-        value = self.values.get(z) if self._scorer.accelerations.memo else None
+        value = self._memo.get(z)
         return value is not None and (
             value.exact or (threshold is not None and value.value <= threshold)
         )
 
     def _look_up(self, z: Z) -> Outcome:
         """What is known of a mask from files, and from an evaluation that ended early."""
-        value = self.values.get(z) if self._scorer.accelerations.memo else None
-        known = {**self._shared.known.get(z, {}), **self._own.known.get(z, {})}
-        return {**known, **(value.haystacks if value else {})}
-
-    def _note(self, z: Z, value: Value) -> None:
-        """A looked-up outcome has the same effect on the search as a computed one."""
-        for number, means in value.haystacks.items():
-            before = self._expected_losses[number]
-            loss = round(self._loss(number, means), 4)
-            self._expected_losses[number] = before + NEWEST_SHARE * (loss - before)
-        if z not in self.values or not self.values[z].exact:
-            self.values[z] = value
-
-    def _within_limit(self, masks: Sequence[Z]) -> Sequence[Z]:
-        """Those that --max-evaluations allows, from the first on."""
-        if self._settings.max_evaluations is None:
-            return masks
-        left, allowed = self._settings.max_evaluations - len(self.values), []
-        for z in masks:
-            left -= z not in self.values
-            if left < 0:
-                break
-            allowed.append(z)
-        return allowed
-
-    def _check_time(self) -> None:
-        if (hours := self._settings.max_hours) is not None:
-            self.out_of_time = agree(self.seconds() >= hours * 3600)  # rank 0's clock decides
-            if self.out_of_time:
-                raise SearchEnded(f"--max-hours {hours:g} is reached")
-
-    # ------------------------------------------------------------------------------ one evaluation
+        value, files = self._memo.get(z), (self._shared, self._own)
+        known = [*(file.known.get(z, {}) for file in files), value.haystacks if value else {}]
+        return {number: means for part in known for number, means in part.items()}
 
     def _run(
         self,
@@ -238,17 +218,13 @@ class MaskObjective:
             read[number] = outcome[number]
             lost += self._loss(number, outcome[number])
             bound = rounded(perfect - lost / num_questions)
-            if threshold is not None and bound <= threshold and len(read) < len(self.questions):
+            if threshold is not None and bound <= threshold:
                 break
         if len(read) < len(self.questions):
             return Value(bound, False, None, None, None, read)
         columns = zip(*(read[number] for number in range(len(self.questions))), strict=True)
-        means = Means(
-            *(
-                math.fsum(map(operator.mul, self.questions, column)) / num_questions
-                for column in columns
-            )
-        )
+        sums = (math.fsum(map(operator.mul, self.questions, column)) for column in columns)
+        means = Means(*(each / num_questions for each in sums))
         return Value(rounded(weighted(self._name, *means)), True, *means, read)
 
     def _loss(self, number: int, means: Means) -> float:

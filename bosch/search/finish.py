@@ -9,9 +9,7 @@ from bosch.method import Selection
 from bosch.run.fingerprint import plain
 from bosch.run.group import is_first
 from bosch.run.progress import describe_seconds, say
-from bosch.search.certainty import assess
 from bosch.search.objective import Value, rounded
-from bosch.search.optimizers._interface import repair
 from bosch.search.pictures import draw_search
 from bosch.search.search import Search
 
@@ -42,28 +40,31 @@ def finish(search: Search) -> Selection:
     if search.cut_short and best:
         search.z = best[1]
     elif search.cut_short:
-        groups = search.all_groups()
-        current = search.assignment_in(search.z, groups)
-        search.z = search.mask(groups, repair(current, search.num_windowed))
+        search.meet_ratio()
     final = objective.score_unaccelerated(search.z)
-    other = best if best and best[1] != search.z else None
-    if other and search.settings.keep_best:
+    if best and best[1] != search.z:
         # Without accelerations too: they round differently.
-        earlier = objective.score_unaccelerated(other[1])
-        if earlier.value > final.value:
+        earlier = objective.score_unaccelerated(best[1]) if search.settings.keep_best else None
+        score = earlier.value if earlier else best[0]
+        if score > final.value:
+            last = "the last one, as in the paper; --method bosch ends with the best"
             say(
                 f"the last stage's mask scores {final.value:.4g}, an earlier one that meets the "
-                f"ratio {earlier.value:.4g}: the search ends with the earlier one"
+                f"ratio {score:.4g}: the search ends with {'the earlier one' if earlier else last}"
             )
-            search.details["last_stage"] = _numbers(final)
-            search.z, final = other[1], earlier
-    elif other and other[0] > final.value:
-        say(
-            f"the last stage's mask scores {final.value:.4g}, an earlier one that meets the ratio "
-            f"{other[0]:.4g}: the search ends with the last one, as in the paper; --method bosch "
-            "ends with the best"
-        )
-    certainty, evaluations = assess(search), len(objective.values)
+            if earlier:
+                search.details["last_stage"] = _numbers(final)
+                search.z, final = best[1], earlier
+    evaluations = len(objective.values)
+    if is_first():
+        draw_search(search, search.inputs.folder / "search.png")
+    summary = (
+        f"the mask answers {final.accuracy:.1%} of the calibration questions right (dense model "
+        f"{dense.accuracy:.1%}) and gives the right answer a mean probability of "
+        f"{final.probability:.3g} (dense model {dense.probability:.3g}), log-probability "
+        f"{final.log_probability:.4g} ({dense.log_probability:.4g}), after "
+        f"{evaluations:,} evaluations"
+    )
     trace = {
         "objective": search.settings.objective,
         "dense": _numbers(dense),
@@ -73,32 +74,18 @@ def finish(search: Search) -> Selection:
         "cut_short": search.cut_short,
         "reproducible": search.reproducible,
         "steps": search.steps,
-        "certainty": certainty and asdict(certainty),
         **search.details,
     }
-    if is_first():
-        draw_search(search, certainty, search.inputs.folder / "search.png")
-    summary = (
-        f"the mask answers {final.accuracy:.1%} of the calibration questions right (dense model "
-        f"{dense.accuracy:.1%}) and gives the right answer a mean probability of "
-        f"{final.probability:.3g} (dense model {dense.probability:.3g}), log-probability "
-        f"{final.log_probability:.4g} ({dense.log_probability:.4g}), after "
-        f"{evaluations:,} evaluations"
-    )
     return Selection(
         GroupMask.from_rows(search.z, search.inputs.window_tokens, search.unit),
         score_trace=plain(trace),
         drawn=search.drawn,
-        notes=(
-            f"{summary}; cut short: {search.cut_short}" if search.cut_short else summary,
-            *([certainty.line] if certainty else []),
-        ),
+        notes=(f"{summary}; cut short: {search.cut_short}" if search.cut_short else summary,),
         cost=asdict(objective.cost) | {"seconds": objective.seconds()},
     )
 
 
-def _numbers(value: Value) -> dict[str, float | None]:
+def _numbers(value: Value) -> dict[str, float]:
     """The three scores, rounded like the values: further digits depend on the kernels."""
     names = ("accuracy", "probability", "log_probability")
-    scores = {name: getattr(value, name) for name in names}
-    return {name: None if score is None else rounded(score) for name, score in scores.items()}
+    return {name: rounded(getattr(value, name)) for name in names}

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from bosch.plugins import suggest
 from bosch.run.errors import UserError
 
 Z = tuple[tuple[int, ...], ...]  # a mask: z[layer][group], 1 = full
@@ -53,11 +52,6 @@ class SearchEnded(Exception):  # noqa: N818  # not an error
     """--max-evaluations or --max-hours is reached; the best exact mask so far is the result."""
 
 
-def check_objective(name: str) -> None:
-    if name not in WEIGHTS:
-        raise UserError(f"--objective {name}: no such objective; {suggest(name, tuple(WEIGHTS))}")
-
-
 def weighted(name: str, accuracy: float, probability: float, log_probability: float) -> float:
     """An objective from its three parts, as means over questions or for one question."""
     by_accuracy, by_probability, by_log = WEIGHTS[name]
@@ -86,8 +80,9 @@ def find_anchors(
     objective: Callable[..., Value], num_layers: int, num_groups: int, gamma: float = 0.2
 ) -> Anchors:
     """Score both ends, and refuse a calibration set on which there is nothing to choose."""
-    dense = objective(((1,) * num_groups,) * num_layers, stage="anchors")
-    local = objective(((0,) * num_groups,) * num_layers, stage="anchors")
+    dense, local = (
+        objective(((bit,) * num_groups,) * num_layers, stage="anchors") for bit in (1, 0)
+    )
     # The value alone does not tell: a log-probability of 0 is perfect, and a lower one can rank.
     if not dense.value and not dense.accuracy:
         raise UserError(
@@ -96,12 +91,11 @@ def find_anchors(
             "made with this model's tokenizer, or rank by the answers' probability: --objective "
             "logprob, in recover.py --mask.options objective=logprob."
         )
-    # Log-probabilities are negative; the headroom still lies above.
-    high = rounded(dense.value + gamma * abs(dense.value))
     if local.value >= dense.value:
         raise UserError(
             f"With all groups on the window the model scores {local.value:g}, no less than the "
             f"dense model ({dense.value:g}): this calibration set does not need long context. "
             "Build one with longer contexts, or use a smaller window."
         )
-    return Anchors(dense, local.value, high)
+    # Log-probabilities are negative; the headroom still lies above.
+    return Anchors(dense, local.value, rounded(dense.value + gamma * abs(dense.value)))

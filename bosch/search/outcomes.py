@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 
 from bosch.calibration import Calibration
 from bosch.model import NO_DECISION, ModelInfo
-from bosch.run.files import STARTED, open_own_file, parse_lines, sealed_lines
+from bosch.run.files import open_own_file, parse_lines, sealed_lines
 from bosch.run.fingerprint import fingerprint, plain
 from bosch.run.group import Group, is_first
 from bosch.search.objective import Means, Outcome, Z
@@ -32,7 +32,6 @@ from bosch.search.objective import Means, Outcome, Z
 FILE = "outcomes.jsonl"
 VERSION = 3  # raised when the outcomes of masks change
 UNSCORED = (*NO_DECISION, "dtype")  # of a model's configuration; the dtype is a separate fact
-Line = Mapping[str, Any]
 
 
 @dataclass
@@ -41,12 +40,11 @@ class Cost:
 
     computed: int = 0  # evaluations that ran the model
     haystacks: int = 0  # haystacks they ran it on
-    layer_forwards: float = (
-        0.0  # layers x haystacks; a part of a layer counts its share (layers.py)
-    )
+    # Layers x haystacks; a part of a layer counts its share (layers.py).
+    layer_forwards: float = 0.0
     evaluation_seconds: float = 0.0  # wall time
 
-    def add(self, line: Line) -> None:
+    def add(self, line: Mapping[str, Any]) -> None:
         self.computed += line["run"] > 0
         self.haystacks += line["run"]
         self.layer_forwards += line["layer_forwards"]
@@ -66,13 +64,14 @@ class Outcomes:
 
     def _read(self) -> tuple[dict[Z, Outcome], Cost]:
         known: dict[Z, Outcome] = {}
-        cost = Cost()
+        cost, content = Cost(), b""
         if self._path is not None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with open_own_file(self._path, "ab+") as file:
                 file.seek(0)
-                lines = parse_lines(file.read(), self._facts)
-            for line in (line for _, line in lines if line is not None):
+                content = file.read()
+        for _, line in parse_lines(content, self._facts):
+            if line is not None:
                 z = tuple(tuple(map(int, row)) for row in line["z"])
                 outcome = {int(number): Means(*m) for number, m in line["haystacks"].items()}
                 known[z] = {**known.get(z, {}), **outcome}
@@ -92,13 +91,6 @@ class Outcomes:
                 if file.read(1) != b"\n":  # a search was killed while writing
                     line = b"\n" + line
             file.write(line)
-
-
-def shared_folder(stage_folder: Path, facts: object) -> Path | None:
-    """Where all searches with these facts share outcomes. None if the folder is not a stage's."""
-    if not (stage_folder / STARTED).is_file():
-        return None
-    return stage_folder.parent.parent / "shared" / f"masks-{fingerprint(facts)[:16]}"
 
 
 def scoring_facts(

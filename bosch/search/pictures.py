@@ -2,7 +2,6 @@
 best mask against evaluations. Panels without data are left out.
 """
 
-from collections.abc import Callable
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -11,27 +10,22 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from bosch.masks.picture import write_picture
-from bosch.search.certainty import Certainty
 from bosch.search.search import Search
 
-LINE, DOTS, BAR, MARK = "#d95f02", "#9ecae1", "#6baed6", "#444444"
+LINE, DOTS, MARK = "#d95f02", "#9ecae1", "#444444"
 DASHED: dict[str, Any] = {"color": MARK, "linewidth": 1, "linestyle": "--"}
 
 
-def draw_search(search: Search, certainty: Certainty | None, path: Path) -> None:
+def draw_search(search: Search, path: Path) -> None:
     """The same search gives the same bytes."""
-    of_stages = {"group_worth": draw_worth, "stage1_scores": draw_layers, "ratios": draw_ratios}
-    panels: list[Callable[[Axes, Search], None]] = [
-        draw for name, draw in of_stages.items() if name in search.details
-    ]
+    stages = {"group_worth": draw_worth, "stage1_scores": draw_layers, "ratios": draw_ratios}
+    panels = [draw for name, draw in stages.items() if name in search.details]
     widths = [4.0] * len(panels) + [7.0]
-    panels.append(draw_evaluations)
-    if certainty is not None:
-        panels.append(lambda axis, search: draw_certainty(axis, search, certainty))
-        widths.append(4.5)
     figure = Figure(figsize=(sum(widths), 4.2), dpi=130, layout="constrained")
-    axes = figure.subplots(1, len(panels), width_ratios=widths, squeeze=False)[0]
-    for draw, axis in zip(panels, axes, strict=True):
+    axes = figure.subplots(1, len(widths), width_ratios=widths, squeeze=False)[0]
+    for draw, axis in zip([*panels, draw_evaluations], axes, strict=True):
+        axis.set(xlabel="layer")
+        axis.xaxis.get_major_locator().set_params(integer=True)
         draw(axis, search)
         axis.spines[["top", "right"]].set_visible(False)
     write_picture(figure, path)
@@ -45,20 +39,20 @@ def draw_layers(axis: Axes, search: Search) -> None:
     axis.set(ylabel=f"{search.settings.objective}, this layer and those above localized")
     axis.set(title="stage 1, from the top layer down")
     axis.legend(frameon=False)
-    label_layers(axis)
 
 
 def draw_worth(axis: Axes, search: Search) -> None:
     """What each group is worth by its probe, and whether the mask keeps it full."""
-    for layer, row in enumerate(search.details["group_worth"]):
-        for bit, color in ((0, DOTS), (1, LINE)):
-            some = [worth for worth, z in zip(row, search.z[layer], strict=True) if z == bit]
-            axis.plot([layer] * len(some), some, color=color, marker="o", linestyle="")
+    for bit, color, label in ((1, LINE, "stays full"), (0, DOTS, "on the window")):
+        places = [
+            (layer, worth)
+            for layer, row in enumerate(search.details["group_worth"])
+            for worth, z in zip(row, search.z[layer], strict=True)
+            if z == bit
+        ]
+        axis.plot(*zip(*places, strict=True) if places else ([], []), "o", color=color, label=label)
     axis.set(ylabel="log-probability that the group keeps", title="stage 1, each group alone")
-    axis.plot([], [], color=LINE, marker="o", linestyle="", label="stays full")
-    axis.plot([], [], color=DOTS, marker="o", linestyle="", label="on the window")
     axis.legend(frameon=False)
-    label_layers(axis)
 
 
 def draw_ratios(axis: Axes, search: Search) -> None:
@@ -70,38 +64,6 @@ def draw_ratios(axis: Axes, search: Search) -> None:
     axis.axhline(search.inputs.ratio, label="asked", **DASHED)
     axis.set(ylabel="share of groups on the window", ylim=(0, 1.02), title="ratios over depth")
     axis.legend(frameon=False, loc="upper center", ncols=3, fontsize=8)
-    label_layers(axis)
-
-
-def draw_certainty(axis: Axes, search: Search, certainty: Certainty) -> None:
-    """The estimated effect of each group that was tried, with its error, from the least to the most
-    global."""
-    rows = zip(search.z, certainty.effects, certainty.errors, strict=True)
-    cells = [cell for row in rows for cell in zip(*row, strict=True)]
-    groups = [(z, x, error) for z, x, error in cells if x is not None and error is not None]
-    for bit, color, label in ((1, LINE, "stays full"), (0, BAR, "on the window")):
-        some = sorted((effect, error) for z, effect, error in groups if z == bit)
-        places = range(len(some)) if bit == 0 else range(len(groups) - len(some), len(groups))
-        axis.errorbar(
-            places,
-            [effect for effect, _ in some],
-            [error for _, error in some],
-            color=color,
-            marker=".",
-            linestyle="",
-            linewidth=0.8,
-            label=label,
-        )
-    axis.axhline(0.0, color=MARK, linewidth=0.6)
-    axis.set(xlabel="groups by effect", ylabel="estimated effect on the answers")
-    axis.set(title=f"how sure: {len(certainty.unsure)} groups could change sides")
-    axis.legend(frameon=False, fontsize=8)
-
-
-def label_layers(axis: Axes) -> None:
-    axis.set(xlabel="layer")
-    locator: Any = axis.xaxis.get_major_locator()
-    locator.set_params(integer=True)
 
 
 def draw_evaluations(axis: Axes, search: Search) -> None:

@@ -16,10 +16,6 @@ from bosch.config import MaskConfig
 from bosch.masks.mask import check_ratio, num_windowed
 from bosch.run.errors import UserError
 
-MAX_VARIABLES = 32  # per part by default: 4 layers of 8 groups in the paper
-
-# ---------------------------------------------------------------------------------------- stage 2
-
 
 def allocate_ratios(
     stage1_scores: Sequence[float],
@@ -39,18 +35,36 @@ def allocate_ratios(
     num_layers = len(stage1_scores)
     counts = _bucket_counts(buckets, num_groups)
     total = num_windowed(rho, num_layers, num_groups)
-    if not counts[0] * num_layers <= total <= counts[-1] * num_layers:
+    least, most = counts[0] * num_layers, counts[-1] * num_layers
+    if not least <= total <= most:
         raise UserError(
             f"A ratio of {rho:g} puts {total} of {num_layers * num_groups} groups on the window, "
-            f"but buckets from {counts[0]} to {counts[-1]} groups per layer allow "
-            f"{counts[0] * num_layers} to {counts[-1] * num_layers}; choose other buckets."
+            f"but buckets from {counts[0]} to {counts[-1]} groups per layer allow {least} to "
+            f"{most}; choose other buckets."
         )
     hard = hardest_first(stage1_scores, dense_score, tie_scores)
-    # The hardest layers go into the first bucket. Like numpy.array_split, the first parts are one
-    # larger if they cannot be equal.
-    size, larger = divmod(num_layers, len(counts))
-    places = [bucket for bucket in range(len(counts)) for _ in range(size + (bucket < larger))]
-    windowed = _reconcile(dict(zip(hard, places, strict=True)), hard, counts, total)
+    # The hardest layers go into the first bucket.
+    parts = enumerate(cut(hard, num_parts=len(counts)))
+    bucket_of = {layer: bucket for bucket, part in parts for layer in part}
+    # Lines 14 to 33: layers move between neighboring buckets until the total is met. A step is
+    # taken unless it overshoots. What remains when no step fits is less than any step, and goes to
+    # a single layer: the easiest that can give up more, or the hardest that can get some back.
+    missing = total - sum(counts[bucket] for bucket in bucket_of.values())
+    step, last, layers = (1, len(counts) - 1, hard[::-1]) if missing > 0 else (-1, 0, hard)
+    moved = True
+    while missing and moved:
+        moved = False
+        for layer in layers:
+            if (bucket := bucket_of[layer]) == last:
+                continue
+            change = counts[bucket + step] - counts[bucket]
+            if abs(change) <= abs(missing):
+                bucket_of[layer] += step
+                missing -= change
+                moved = True
+    windowed = {layer: counts[bucket] for layer, bucket in bucket_of.items()}
+    if missing:
+        windowed[next(layer for layer in layers if bucket_of[layer] != last)] += missing
     return tuple(windowed[layer] / num_groups for layer in range(num_layers))
 
 
@@ -58,15 +72,14 @@ def hardest_first(
     stage1_scores: Sequence[float], dense_score: float, tie_scores: Sequence[float] | None = None
 ) -> list[int]:
     """Layers sorted by the cost of localizing them, highest first."""
+    num_layers = len(stage1_scores)
     drops = _layer_drops([*stage1_scores, dense_score])
-    ties = _layer_drops(tie_scores) if tie_scores is not None else [Fraction(0)] * len(drops)
-    return sorted(range(len(drops)), key=lambda layer: (-drops[layer], -ties[layer], layer))
+    ties = _layer_drops(tie_scores or [0.0] * (num_layers + 1))
+    return sorted(range(num_layers), key=lambda layer: (-drops[layer], -ties[layer], layer))
 
 
 def _layer_drops(scores: Sequence[float]) -> list[Fraction]:
-    """The cost of each layer: the score before it is localized minus the score after. The last of
-    `scores` is the dense model's.
-    """
+    """The score before each layer is localized minus the score after; the dense model's is last."""
     exact = []
     for score in scores:
         # Shares of examples become exact fractions, so that equal drops are equal: in floats 0.3 -
@@ -93,40 +106,6 @@ def _bucket_counts(buckets: Sequence[float], num_groups: int) -> list[int]:
     return counts
 
 
-def _reconcile(
-    bucket_of: dict[int, int], hard: list[int], counts: list[int], total: int
-) -> dict[int, int]:
-    """Move layers between neighboring buckets until the total is met: lines 14 to 33.
-
-    A step is taken unless it overshoots. What remains when no step fits is less than any step, and
-    goes to a single layer: the easiest that can give up more, or the hardest that can get some
-    back. Layers keep their order, so a harder one never has the larger share.
-    """
-    missing = total - sum(counts[bucket] for bucket in bucket_of.values())
-    direction = 1 if missing > 0 else -1
-    layers = hard[::-1] if missing > 0 else hard
-    last = len(counts) - 1 if missing > 0 else 0
-    moved = True
-    while missing and moved:
-        moved = False
-        for layer in layers:
-            bucket = bucket_of[layer]
-            if bucket == last:
-                continue
-            step = counts[bucket + direction] - counts[bucket]
-            if abs(step) <= abs(missing):
-                bucket_of[layer] = bucket + direction
-                missing -= step
-                moved = True
-    windowed = {layer: counts[bucket] for layer, bucket in bucket_of.items()}
-    if missing:
-        windowed[next(layer for layer in layers if bucket_of[layer] != last)] += missing
-    return windowed
-
-
-# ----------------------------------------------------------------------------- the plan of stage 3
-
-
 @dataclass(frozen=True)
 class Subproblem:
     """Which `num_windowed` of the groups of some layers get the window."""
@@ -149,7 +128,8 @@ def plan_subproblems(
     """
     plan = []
     for ratio in sorted(set(ratios), reverse=True):
-        for layers in cut([n for n, share in enumerate(ratios) if share == ratio], max_layers):
+        same = [layer for layer, share in enumerate(ratios) if share == ratio]
+        for layers in cut(same, num_parts=-(-len(same) // max_layers)):
             windowed = num_windowed(ratio, len(layers), num_groups)
             candidates = math.comb(len(layers) * num_groups, windowed)
             evaluations = min(candidates, kappa * len(layers)) if candidates > 1 else 0
@@ -157,9 +137,8 @@ def plan_subproblems(
     return plan
 
 
-def cut(layers: Sequence[int], most: int) -> list[tuple[int, ...]]:
-    """Split into the fewest parts of at most `most`; sizes differ by at most one, larger first."""
-    num_parts = -(-len(layers) // most)
+def cut(layers: Sequence[int], num_parts: int) -> list[tuple[int, ...]]:
+    """Split into parts whose sizes differ by at most one, larger first (as numpy.array_split)."""
     size, larger = divmod(len(layers), num_parts)
     bounds = [part * size + min(part, larger) for part in range(num_parts + 1)]
     return [tuple(layers[a:b]) for a, b in pairwise(bounds)]

@@ -14,6 +14,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from copy import copy
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import torch
@@ -69,10 +70,7 @@ class Scorer:
     def score(self, z: Z, haystacks: Sequence[int]) -> tuple[dict[int, list[Answer]], float]:
         """The answers in some of this rank's haystacks, and the layer-forwards they took."""
         before = self.layers.work
-        numbers, branch = self.prefixes.visit(z)
-        answers = {
-            each: self._answers(self.haystacks[each], z, numbers, branch) for each in haystacks
-        }
+        answers = {number: self._answers(self.haystacks[number], z) for number in haystacks}
         return answers, self.layers.work - before
 
     def share(self, haystacks: Sequence[int], index: int, num_masks: int) -> list[int]:
@@ -92,24 +90,22 @@ class Scorer:
         return plain
 
     @torch.inference_mode()
-    def _answers(
-        self, haystack: "LoadedHaystack", z: Z, numbers: list[int], branch: int
-    ) -> list[Answer]:
-        log_NV = self.layers.log_probabilities(self._run(haystack, z, numbers, branch))
-        target_N = log_NV.gather(1, haystack.targets_N[:, None])[:, 0].double()
+    def _answers(self, haystack: "LoadedHaystack", z: Z) -> list[Answer]:
+        log_NV = self.layers.log_probabilities(self._run(haystack, z))
+        logs = log_NV.gather(1, haystack.targets_N[:, None])[:, 0].double().tolist()
         right = (log_NV.argmax(-1) == haystack.targets_N).tolist()
-        log_probabilities = target_N.tolist()
-        answers = []
-        for part in haystack.parts:
-            log_probability = math.fsum(log_probabilities[part])
-            if math.isnan(log_probability):
-                raise UserError(OVERFLOW)
-            answers.append(Answer(all(right[part]), log_probability))
+        answers = [
+            Answer(all(right[begin:end]), math.fsum(logs[begin:end]))
+            for begin, end in haystack.bounds
+        ]
+        if any(math.isnan(answer.log_probability) for answer in answers):
+            raise UserError(OVERFLOW)
         return answers
 
-    def _run(self, haystack: "LoadedHaystack", z: Z, numbers: list[int], branch: int) -> Tensor:
+    def _run(self, haystack: "LoadedHaystack", z: Z) -> Tensor:
         """(1, N, C): the top layer's hidden states, in the rows that predict answers."""
         use, cache, top = self.accelerations, haystack.cache, len(z) - 1
+        numbers, branch = self.prefixes.visit(z)
         hidden_BTC, rotary = self.layers.embed(haystack.ids_T)
         # With room for several masks cache all layers, otherwise only those where masks differ.
         roomy = cache.capacity_bytes >= 4 * len(z) * hidden_BTC.nbytes
@@ -146,10 +142,8 @@ class LoadedHaystack:
         self.rows_N = torch.tensor(rows, device=device)
         self.targets_N = haystack.ids_T.to(device)[self.rows_N + 1]
         self.cache = StateCache(cache_bytes)
-        self.parts: list[slice] = []  # the rows of each question
-        for question in haystack.questions:
-            begin = self.parts[-1].stop if self.parts else 0
-            self.parts.append(slice(begin, begin + len(question.answer)))
+        lengths = (len(question.answer) for question in haystack.questions)
+        self.bounds = [*pairwise(accumulate(lengths, initial=0))]  # the rows of each question
 
 
 class PrefixNumbers:
@@ -164,18 +158,15 @@ class PrefixNumbers:
         differs from all earlier ones. Calls with the same mask in a row return the same.
         """
         if self._last is None or self._last[0] != z:
-            self._last = z, self._place(z)
+            numbers, branch = [0], len(z) - 1
+            for layer, row in enumerate(z[:-1]):
+                key = numbers[-1], row
+                if key not in self._numbers:
+                    branch = min(branch, layer)
+                    self._numbers[key] = len(self._numbers) + 1
+                numbers.append(self._numbers[key])
+            self._last = z, (numbers, branch)
         return self._last[1]
-
-    def _place(self, z: Z) -> tuple[list[int], int]:
-        numbers, branch = [0], len(z) - 1
-        for layer, row in enumerate(z[:-1]):
-            key = numbers[-1], row
-            if key not in self._numbers:
-                branch = min(branch, layer)
-                self._numbers[key] = len(self._numbers) + 1
-            numbers.append(self._numbers[key])
-        return numbers, branch
 
 
 class StateCache:

@@ -40,6 +40,24 @@ from bosch.search.settings import SearchSettings
 Variable = tuple[tuple[int, int], ...]  # the groups (layer, group) that share one decision
 
 
+@contextmanager
+def open_search(inputs: Inputs, unit: Unit = "group") -> "Iterator[Search]":
+    """A new search: every group full, and the dense and the fully windowed model scored."""
+    settings: SearchSettings = inputs.settings
+    layers, groups, windowed = inputs.num_layers, inputs.num_groups, inputs.num_windowed
+    if unit == "layer":
+        windowed = inputs.num_windowed_layers * groups
+    with open_objective(inputs, settings) as objective:
+        try:
+            anchors = find_anchors(objective, layers, groups, settings.gamma)
+        except SearchEnded as ended:
+            raise UserError(
+                f"{ended} before the dense and the fully windowed model are scored; raise it."
+            ) from None
+        full = ((1,) * groups,) * layers
+        yield Search(inputs, settings, objective, anchors, layers, groups, windowed, unit, full)
+
+
 @dataclass
 class Search:
     """The state of a search."""
@@ -48,6 +66,8 @@ class Search:
     settings: SearchSettings
     objective: MaskObjective
     anchors: Anchors
+    num_layers: int
+    num_groups: int  # a layer
     num_windowed: int  # groups that end up on the window
     unit: Unit
     z: Z  # the current mask
@@ -62,14 +82,6 @@ class Search:
     # For the picture, of each evaluation: its subproblem, its value (None: stopped early), and
     # whether the mask meets the subproblem's quota.
     values: list[tuple[str, float | None, bool]] = field(default_factory=list)
-
-    @property
-    def num_layers(self) -> int:
-        return self.inputs.num_layers
-
-    @property
-    def num_groups(self) -> int:
-        return self.inputs.num_groups
 
     def dense(self) -> Z:
         return ((1,) * self.num_groups,) * self.num_layers
@@ -89,9 +101,12 @@ class Search:
                 rows[layer][group] = bit
         return tuple(map(tuple, rows))
 
-    def assignment_in(self, z: Z, variables: Sequence[Variable]) -> Assignment:
-        """The values of these variables in a mask."""
-        return tuple(z[places[0][0]][places[0][1]] for places in variables)
+    def meet_ratio(self, guide: Table | None = None) -> None:
+        """Repair the current mask. guide: how global each group is."""
+        groups = self.all_groups()
+        prior = [value for row in guide or () for value in row]
+        current = tuple(bit for row in self.z for bit in row)
+        self.z = self.mask(groups, repair(current, self.num_windowed, prior))
 
     def solve(
         self,
@@ -113,11 +128,14 @@ class Search:
         planned = count_solving(len(variables), quota, max_evaluations)
         enumerated = planned == math.comb(len(variables), quota)
         method = "exhaustive" if enumerated else self.settings.optimizer
-        priors = [guide_scores(guide, variables) for guide in guides]
+        priors = [
+            [sum(guide[layer][group] for layer, group in places) for places in variables]
+            for guide in guides
+        ]
         starts = [repair((1,) * len(variables), quota, prior) for prior in priors]
         known = {}  # of masks that differ only in these variables
         for z, value in self.outcomes.items():
-            assignment = self.assignment_in(z, variables)
+            assignment = tuple(z[places[0][0]][places[0][1]] for places in variables)
             if self.mask(variables, assignment) == z:
                 known[assignment] = value
 
@@ -209,30 +227,6 @@ class Search:
         except SearchEnded as ended:
             self.cut_short = str(ended)
             self.reproducible &= not self.objective.out_of_time
-
-
-@contextmanager
-def open_search(inputs: Inputs, unit: Unit = "group") -> Iterator[Search]:
-    """A new search: every group full, and the dense and the fully windowed model scored."""
-    settings: SearchSettings = inputs.settings
-    num_layers, num_groups = inputs.num_layers, inputs.num_groups
-    with open_objective(inputs, settings) as objective:
-        try:
-            anchors = find_anchors(objective, num_layers, num_groups, settings.gamma)
-        except SearchEnded as ended:
-            raise UserError(
-                f"{ended} before the dense and the fully windowed model are scored; raise it."
-            ) from None
-        windowed = inputs.num_windowed
-        if unit == "layer":
-            windowed = inputs.num_windowed_layers * num_groups
-        full = ((1,) * num_groups,) * num_layers
-        yield Search(inputs, settings, objective, anchors, windowed, unit, full)
-
-
-def guide_scores(guide: Table, variables: Sequence[Variable]) -> list[float]:
-    """How global a guide finds each variable."""
-    return [sum(guide[layer][group] for layer, group in places) for places in variables]
 
 
 def count_solving(num_variables: int, quota: int, max_evaluations: int) -> int:

@@ -9,8 +9,9 @@ from bosch.config import MaskConfig, at_least
 from bosch.plugins import list_plugins, suggest
 from bosch.run.errors import UserError
 from bosch.run.fingerprint import speed_only
-from bosch.search.objective import check_objective
-from bosch.search.ratios import MAX_VARIABLES
+from bosch.search.objective import WEIGHTS
+
+MAX_VARIABLES = 32  # of a subproblem by default: 4 layers of 8 groups in the paper
 
 
 @dataclass(frozen=True)
@@ -56,13 +57,10 @@ class SearchSettings:
     accelerations: Accelerations = speed_only(Accelerations())
 
     def __post_init__(self) -> None:
-        check_objective(self.objective)
         optimizers = list_plugins("bosch.search.optimizers")
-        if self.optimizer not in optimizers:
-            raise UserError(
-                f"--optimizer {self.optimizer}: no such optimizer; "
-                f"{suggest(self.optimizer, optimizers)}"
-            )
+        for name, known in (("objective", tuple(WEIGHTS)), ("optimizer", optimizers)):
+            if (value := getattr(self, name)) not in known:
+                raise UserError(f"--{name} {value}: no such {name}; {suggest(value, known)}")
         at_least(1, self, "", "kappa", "masks_at_once")
         at_least(2, self, "", "max_evaluations")  # the dense model and the fully windowed one
         at_least(0, self, "", "alpha", "gamma", "max_hours")

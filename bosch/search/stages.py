@@ -1,8 +1,8 @@
 """The three stages of the paper.
 
 stage 1  localize_parts: what does windowing each layer cost?
-stage 2  assign_ratios: how many groups of each layer get the window?
-stage 3  select_groups: which ones?
+stage 2  choose_groups: how many groups of each layer get the window?
+stage 3  choose_groups: which ones?
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from statistics import fmean
 from bosch.masks.mask import num_windowed
 from bosch.method import Table
 from bosch.run.progress import say
-from bosch.search.objective import Value, rounded
+from bosch.search.objective import rounded
 from bosch.search.optimizers._interface import Solution
 from bosch.search.ratios import Subproblem, allocate_ratios, cut, plan_subproblems
 from bosch.search.search import Search, count_solving
@@ -23,8 +23,8 @@ from bosch.search.settings import StageSettings
 class Importance:
     """The result of stage 1."""
 
-    scores: tuple[float, ...]  # the objective with layers i and above localized
-    tie_scores: tuple[float, ...]  # log-probabilities, and then the dense model's
+    scores: list[float]  # the objective with layers i and above localized
+    tie_scores: list[float]  # log-probabilities, and then the dense model's
     # How global each group is: the harm of windowing it, or 1 for the groups left full.
     guide: Table
 
@@ -38,34 +38,35 @@ def localize_parts(
     """
     windowed, dense = groups_a_layer(search), search.anchors.dense
     scores = [0.0] * search.num_layers
-    ties = [0.0] * search.num_layers + [_log_probability(dense)]
+    ties = [0.0] * search.num_layers + [rounded(dense.log_probability or 0.0)]
     harm = [[0.0] * search.num_groups for _ in range(search.num_layers)]
     above = search.score_of(dense)
-    for layers in reversed(cut(range(search.num_layers), layers_at_once)):
+    for layers in reversed(parts(search, layers_at_once)):
         variables = search.groups_of(layers)
-        solution = search.solve(
-            f"stage 1, {describe_layers(layers)}",
-            variables,
-            windowed * len(layers),
-            kappa * len(layers),
-            exact_values=exact_values,
-        )
-        assert solution.value is not None
-        score = search.score_of(solution.value)
+        name = f"stage 1, {describe_layers(layers)}"
+        quota, most = windowed * len(layers), kappa * len(layers)
+        solution = search.solve(name, variables, quota, most, exact_values=exact_values)
+        value = solution.value
+        assert value is not None
+        score = search.score_of(value)
         for layer in layers:
-            scores[layer], ties[layer] = score, _log_probability(solution.value)
+            scores[layer], ties[layer] = score, rounded(value.log_probability or 0.0)
         harms = _harm(solution, (above - score) / len(variables))
         for ((layer, group),), harm_done in zip(variables, harms, strict=True):
             harm[layer][group] = harm_done
         above = score
     search.details["stage1_scores"] = scores
-    guide = tuple(map(tuple, harm)) if exact_values else search.z
-    return Importance(tuple(scores), tuple(ties), guide)
+    return Importance(scores, ties, tuple(map(tuple, harm)) if exact_values else search.z)
 
 
 def groups_a_layer(search: Search) -> int:
     """Groups of each layer that stage 1 puts on the window."""
     return num_windowed(search.inputs.ratio, 1, search.num_groups)
+
+
+def parts(search: Search, layers_at_once: int) -> list[tuple[int, ...]]:
+    """The layers that stage 1 takes together."""
+    return cut(range(search.num_layers), -(-search.num_layers // layers_at_once))
 
 
 def _harm(solution: Solution, share: float) -> list[float]:
@@ -82,30 +83,14 @@ def _harm(solution: Solution, share: float) -> list[float]:
     return harms
 
 
-def _log_probability(value: Value) -> float:
-    assert value.log_probability is not None
-    return rounded(value.log_probability)
-
-
-def assign_ratios(
-    search: Search, settings: StageSettings, importance: Importance
-) -> tuple[float, ...]:
-    """Algorithm 2; it needs no evaluations."""
-    scores, dense = importance.scores, search.score_of(search.anchors.dense)
-    if dense <= 0:  # shift log-probabilities to positive scores: only the drops matter
-        scores, dense = tuple(round(1 + score - dense, 4) for score in scores), 1.0
-    ratio, groups, buckets = search.inputs.ratio, search.num_groups, settings.ratio_buckets
-    ratios = allocate_ratios(scores, dense, ratio, groups, buckets, importance.tie_scores)
+def choose_groups(search: Search, settings: StageSettings, importance: Importance) -> None:
+    """Algorithm 2, which needs no evaluations, and algorithm 3: starting from the dense model,
+    layers of one ratio at a time, larger ratios first."""
+    dense, ratio = search.score_of(search.anchors.dense), search.inputs.ratio
+    groups, buckets, ties = search.num_groups, settings.ratio_buckets, importance.tie_scores
+    ratios = allocate_ratios(importance.scores, dense, ratio, groups, buckets, ties)
     search.details["ratios"] = list(ratios)
     say("stage 2, ratios from the bottom layer up: " + " ".join(f"{ratio:g}" for ratio in ratios))
-    return ratios
-
-
-def select_groups(
-    search: Search, settings: StageSettings, ratios: Sequence[float], guides: Sequence[Table]
-) -> None:
-    """Algorithm 3, starting from the dense model: layers of one ratio at a time, larger ratios
-    first."""
     search.z = search.dense()
     for part in _plan(search, settings, ratios):
         variables = search.groups_of(part.layers)
@@ -115,7 +100,7 @@ def select_groups(
             continue
         name = f"stage 3, ratio {part.ratio:g}, {describe_layers(part.layers)}"
         most = settings.kappa * len(part.layers)
-        search.solve(name, variables, part.num_windowed, most, guides)
+        search.solve(name, variables, part.num_windowed, most, [importance.guide])
 
 
 def _plan(search: Search, settings: StageSettings, ratios: Sequence[float]) -> list[Subproblem]:
@@ -126,13 +111,9 @@ def _plan(search: Search, settings: StageSettings, ratios: Sequence[float]) -> l
 def count_evaluations(search: Search, settings: StageSettings) -> dict[str, int]:
     """Most evaluations of each stage."""
     # How many layers get each ratio does not depend on the result of stage 1.
-    any_scores = range(search.num_layers)
+    layers, groups = search.num_layers, search.num_groups
     ratios = allocate_ratios(
-        any_scores,
-        search.num_layers,
-        search.inputs.ratio,
-        search.num_groups,
-        settings.ratio_buckets,
+        range(layers), layers, search.inputs.ratio, groups, settings.ratio_buckets
     )
     planned = {
         "stage 1": count_localizing(search, settings.kappa, 1),
@@ -143,7 +124,7 @@ def count_evaluations(search: Search, settings: StageSettings) -> dict[str, int]
 
 def count_localizing(search: Search, kappa: int, layers_at_once: int) -> int:
     windowed, groups = groups_a_layer(search), search.num_groups
-    sizes = [len(part) for part in cut(range(search.num_layers), layers_at_once)]
+    sizes = map(len, parts(search, layers_at_once))
     return sum(count_solving(n * groups, n * windowed, n * kappa) for n in sizes)
 
 

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
@@ -45,7 +44,6 @@ def make_tables(comparison: Comparison) -> dict[str, Table]:
         **{f"{suite}_lengths": lengths_table(comparison, suite) for suite in suites},
         "positions": positions_table(comparison),
         "cost": cost_table(comparison),
-        "certainty": certainty_table(comparison),
     }
     return {name: table for name, table in tables.items() if table.rows}
 
@@ -262,25 +260,6 @@ def cost_table(comparison: Comparison) -> Table:
     header += ["mask tokens", "mask time", "training time", "training tokens"]
     note = "S: share of calibration examples with every answer token right."
     return Table("Cost", header, rows, note)
-
-
-def certainty_table(comparison: Comparison) -> Table:
-    """What each search said of its mask (bosch/search/certainty.py)."""
-    rows = []
-    for run in comparison.runs:
-        with suppress(KeyError, TypeError, ValueError):  # a mask from elsewhere may say anything
-            found = dict(run.mask_cost["certainty"])
-            unsure = [f"{layer}.{group} ({share:.0%})" for layer, group, share in found["unsure"]]
-            pairs = [f"{a}.{b} for {c}.{d}" for (a, b), (c, d) in found["stand_ins"]]
-            own, other = (f"{found[name]:.3f}" for name in ("on_own_half", "on_other_half"))
-            rows.append([run.name, own, other, ", ".join(unsure) or "none", ", ".join(pairs)])
-    header = ["run", "picked on half of the texts: there", "on the other half"]
-    header += ["groups that other texts could move", "swaps that lose nothing"]
-    note = (
-        "Groups are layer.group, counted from 0. A percentage: how often another draw of the "
-        "calibration texts moves the group to the other side. Swaps: tried by the search."
-    )
-    return Table("How sure the masks are", header, rows, note)
 
 
 def align(table: Table) -> list[str]:

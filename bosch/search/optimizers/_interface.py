@@ -31,11 +31,11 @@ class Problem:
     # Values of several masks. Second argument: the threshold.
     evaluate: Callable[[Sequence[Assignment], float | None], list[Value]]
     max_evaluations: int  # distinct masks
+    anchors: Anchors  # of the loss, for optimizers that may leave the quota
     seed: int = 0
     # Masks to start from. Optimizers that keep the quota repair those that miss it.
     starts: tuple[Assignment, ...] = ()
     prior: Sequence[float] = ()  # how global each variable is thought to be
-    anchors: Anchors | None = None  # of the loss, for optimizers that may leave the quota
     alpha: float = 100.0
     best_possible: float = 1.0  # no value is above it
     enough: float = math.inf  # a mask of the quota with this value ends the search
@@ -48,23 +48,16 @@ class Problem:
     def loss(self, assignment: Assignment, value: float) -> float:
         """Equation 5: the negated normalized value, plus a penalty for missing the quota. Over all
         groups of the model it is equation 3."""
-        assert self.anchors is not None
         num = self.num_variables
         deviation = assignment.count(0) / num - self.quota / num
         return self.alpha * deviation**2 - self.anchors.normalized(value)
 
     def value_for(self, assignment: Assignment, loss: float) -> float:
         """The value at which a mask has this loss."""
-        assert self.anchors is not None
-        span = self.anchors.high - self.anchors.low
-        return (self.loss(assignment, 0.0) - loss) * span
+        return (self.loss(assignment, 0.0) - loss) * (self.anchors.high - self.anchors.low)
 
     def meets_quota(self, assignment: Assignment) -> bool:
         return assignment.count(0) == self.quota
-
-    def repair(self, assignment: Assignment) -> Assignment:
-        """The assignment, changed to meet the quota."""
-        return repair(assignment, self.quota, self.prior)
 
     @property
     def first_start(self) -> Assignment:
@@ -77,12 +70,10 @@ def repair(assignment: Assignment, quota: int, prior: Sequence[float] = ()) -> A
     """
     order = sorted(range(len(assignment)), key=lambda v: prior[v] if prior else 0)
     missing = quota - assignment.count(0)
-    if missing < 0:
-        order.reverse()
-    repaired, wanted = list(assignment), int(missing > 0)
-    for variable in [v for v in order if assignment[v] == wanted][: abs(missing)]:
-        repaired[variable] = 1 - wanted
-    return tuple(repaired)
+    wanted = int(missing > 0)
+    candidates = [v for v in order if assignment[v] == wanted]
+    changed = candidates[:missing] if missing >= 0 else candidates[missing:]
+    return tuple(1 - bit if v in changed else bit for v, bit in enumerate(assignment))
 
 
 class EvaluationsSpentError(Exception):
@@ -137,14 +128,13 @@ class Trials:
             return  # value or bound: that depends on the accelerations
         if self.problem.meets_quota(assignment) and value.value > self.best_value:
             self.best = assignment
-        if self.problem.anchors is not None:
-            candidate = self.problem.loss(assignment, value.value), assignment
-            self.nearest = min(self.nearest or candidate, candidate)
+        candidate = self.problem.loss(assignment, value.value), assignment
+        self.nearest = min(self.nearest or candidate, candidate)
 
     def best_or_repaired(self) -> Assignment:
         """The best mask, or if none meets the quota, the one with the lowest loss, repaired."""
         nearest = self.nearest[1] if self.nearest else self.problem.first_start
-        return self.best or self.problem.repair(nearest)
+        return self.best or repair(nearest, self.problem.quota, self.problem.prior)
 
 
 @dataclass(frozen=True)
@@ -165,8 +155,7 @@ def optimize(name: str, problem: Problem) -> Solution:
             load_plugin(PACKAGE, name).search(trials)
         if trials.best is None:  # one evaluation more than planned, if necessary
             mask = trials.best_or_repaired()
-            (value,) = problem.evaluate([mask], None)
-            trials.add(mask, value)
+            trials.add(mask, problem.evaluate([mask], None)[0])
     except SearchEnded as ended:
         ended_by = str(ended)
     assignment = trials.best_or_repaired()

@@ -6,8 +6,6 @@ from bosch.search.optimizers._interface import Trials
 
 
 def search(trials: Trials) -> None:
-    problem = trials.problem
-    for windowed in combinations(range(problem.num_variables), problem.quota):
-        chosen = set(windowed)
-        assignment = tuple(int(variable not in chosen) for variable in range(problem.num_variables))
-        trials.try_mask(assignment, trials.best_value)
+    variables = range(trials.problem.num_variables)
+    for windowed in combinations(variables, trials.problem.quota):
+        trials.try_mask(tuple(int(v not in windowed) for v in variables), trials.best_value)

@@ -21,21 +21,13 @@ def search(trials: Trials) -> None:
     surrogate.learn(problem.known)
     while current is not None:  # until no neighbor or kick is left
         surrogate.learn(trials.table)
-        proposals = propose(trials, surrogate, current, draw)
+        untried = (  # the seed decides between equals
+            (gain, draw.random(), neighbor)
+            for gain, i, j in surrogate.gains(current)
+            if (neighbor := swapped(current, [i], [j])) not in trials.table
+        )
+        proposals = [mask for *_, mask in heapq.nlargest(problem.masks_at_once, untried)]
         current = accept(trials, current, proposals) if proposals else kick(trials, draw)
-
-
-def propose(
-    trials: Trials, surrogate: Surrogate, current: Assignment, draw: random.Random
-) -> list[Assignment]:
-    """The untried swaps of the highest predicted quality; the seed decides between equals."""
-    untried = (
-        (gain, draw.random(), neighbor)
-        for gain, i, j in surrogate.gains(current)
-        if (neighbor := swapped(current, [i], [j])) not in trials.table
-    )
-    best = heapq.nlargest(trials.problem.masks_at_once, untried)
-    return [neighbor for _, _, neighbor in best]
 
 
 def accept(trials: Trials, current: Assignment, proposals: list[Assignment]) -> Assignment:
