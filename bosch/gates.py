@@ -19,7 +19,6 @@ gates to close; the quadratic one can only grow.
 # (L, G) groups or (L, 1) layers
 
 import math
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -37,6 +36,8 @@ BETA = 2 / 3
 ZETA = 1.1
 GAMMA = -0.1
 START = 5.0  # alpha of every gate at first: open, P(z > 0) = 0.9986
+WARMUP_SHARE = 0.3  # of the steps; ConSA's 300 of 1,000
+FLOOR_SHARE = 0.1  # of the peak learning rate; ConSA's 3e-5 of 3e-4
 
 # logit(1e-6) is -14: noise closer to 0 or 1 would only matter for gates with alpha beyond 14.
 LEAST_NOISE = 1e-6
@@ -61,13 +62,6 @@ def mean_of_gates(alpha_N: Tensor, num_points: int = 512) -> Tensor:
     """The true E[z]: the average over the noise, by the midpoint rule."""
     noise_P = (torch.arange(num_points, device=alpha_N.device) + 0.5) / num_points
     return sample_gates(alpha_N[..., None], noise_P.to(alpha_N.dtype)).mean(-1)
-
-
-def draw_noise(seed: int, step: int, shape: tuple[int, ...]) -> Tensor:
-    """Noise as a function of seed and step: the same on every rank, in every micro-batch of a step,
-    when activations are recomputed, and after a kill."""
-    generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
-    return torch.rand(shape, generator=generator)
 
 
 class ConstrainedGates(nn.Module):
@@ -100,10 +94,11 @@ class ConstrainedGates(nn.Module):
         self.quadratic_C = nn.Parameter(torch.zeros(num_constraints))
 
     def sample(self, step: int) -> Tensor:
-        """z of every group in a step, (L, G)."""
-        noise_U = draw_noise(self.seed, step, tuple(self.alpha_U.shape))
-        z_U = sample_gates(self.alpha_U, noise_U.to(self.alpha_U.device))
-        return z_U.expand(-1, self.num_groups)
+        """z of every group in a step, (L, G). The noise is a function of seed and step: the same on
+        every rank, in every micro-batch, when activations are recomputed, and after a kill."""
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + step)
+        noise_U = torch.rand(self.alpha_U.shape, generator=generator).to(self.alpha_U.device)
+        return sample_gates(self.alpha_U, noise_U).expand(-1, self.num_groups)
 
     def window_share(self) -> Tensor:
         """1 - E[z] over the units of each constraint, (C,), with ConSA's E[z]."""
@@ -128,15 +123,13 @@ class ConstrainedGates(nn.Module):
             self.quadratic_C.clamp_(max=self.quadratic_cap)
 
     def table(self) -> list[list[float]]:
-        """The values that rank the units: alpha. The lowest get the window."""
+        """The values that rank the units. The lowest get the window."""
         table: list[list[float]] = self.alpha_U.tolist()
         return table
 
-    @torch.no_grad()
-    def shown(self) -> list[list[float]]:
+    def shown(self) -> Tensor:
         """Each gate from 0 to 1, for curves: P(z > 0)."""
-        shown: list[list[float]] = share_open(self.alpha_U).tolist()
-        return shown
+        return share_open(self.alpha_U)
 
     @torch.no_grad()
     def figures(self) -> dict[str, float]:
@@ -180,33 +173,15 @@ class ScalarGates(nn.Module):
         self.gate_U.clamp_(0, 1)
 
     def table(self) -> list[list[float]]:
-        """The values that rank the units. The lowest get the window."""
         table: list[list[float]] = self.gate_U.tolist()
         return table
 
-    def shown(self) -> list[list[float]]:
-        return self.table()
+    def shown(self) -> Tensor:
+        return self.gate_U
 
     @torch.no_grad()
     def figures(self) -> dict[str, float]:
         return {"mean_gate": float(self.gate_U.mean()), "penalty": float(self.penalty())}
-
-
-@dataclass(frozen=True)
-class RateCurve:
-    """Linear warm-up, then cosine decay to the floor."""
-
-    num_steps: int
-    warmup_share: float = 0.3  # ConSA's 300 of 1,000 steps
-    floor_share: float = 0.1  # ConSA's 3e-5 of 3e-4
-
-    def __call__(self, done: int) -> float:
-        """The learning rate of the next step, as a share of the peak."""
-        warmup = round(self.warmup_share * self.num_steps)
-        if done < warmup:
-            return (done + 1) / warmup
-        progress = (done - warmup) / max(1, self.num_steps - warmup)
-        return self.floor_share + (1 - self.floor_share) * 0.5 * (1 + math.cos(math.pi * progress))
 
 
 class GateLearner:
@@ -217,15 +192,22 @@ class GateLearner:
         gates: ConstrainedGates | ScalarGates,
         groups: list[ParameterGroup],
         window_tokens: int,
-        rate: RateCurve,
+        num_steps: int,
     ) -> None:
         self.module: nn.Module = gates
-        self._gates = gates
-        self.window_tokens, self.rate = window_tokens, rate
-        self._groups = groups
+        self._gates, self._groups = gates, groups
+        self.window_tokens, self.num_steps = window_tokens, num_steps
 
     def parameter_groups(self) -> list[ParameterGroup]:
         return self._groups
+
+    def rate(self, done: int) -> float:
+        """Linear warm-up, then cosine decay to the floor."""
+        warmup = round(WARMUP_SHARE * self.num_steps)
+        if done < warmup:
+            return (done + 1) / warmup
+        progress = (done - warmup) / max(1, self.num_steps - warmup)
+        return FLOOR_SHARE + (1 - FLOOR_SHARE) * 0.5 * (1 + math.cos(math.pi * progress))
 
     def model_arguments(self, done: int) -> dict[str, object]:
         z_LG = self._gates.sample(done)
@@ -241,11 +223,9 @@ class GateLearner:
         self._gates.after_step()
 
     def figures(self) -> dict[str, float]:
-        figures = self._gates.figures() | {
-            f"layer_{layer:02d}": sum(row) / len(row)
-            for layer, row in enumerate(self._gates.shown())
-        }
-        return {f"gates/{name}": value for name, value in figures.items()}
+        rows = enumerate(self._gates.shown().tolist())
+        layers = {f"layer_{layer:02d}": sum(row) / len(row) for layer, row in rows}
+        return {f"gates/{name}": x for name, x in (self._gates.figures() | layers).items()}
 
 
 def branches_of(z_LG: Tensor) -> list[list[int | None]]:
@@ -268,24 +248,19 @@ def lowest(
     if granularity != "head-per-layer":
         units, tie = smallest(table_U, total, seed)
         return units, tie is not None
+
+    def is_tie(ranked: list[tuple[int, int]], count: int) -> bool:
+        """Whether the last of the first `count` units has the same value as the next one."""
+        values = [table_U[layer][column] for layer, column in ranked]
+        return 0 < count < len(values) and values[count - 1] == values[count]
+
     # Each layer gives equally many. The remainder comes from the layers with the lowest next value,
     # one each, so that the total is exact.
     ranked, _ = smallest(table_U, num_layers * num_columns, seed)
     rows = [[unit for unit in ranked if unit[0] == layer] for layer in range(num_layers)]
-    counts, drawn = [total // num_layers] * num_layers, False
-    if rest := total % num_layers:
-        next_ones = {row[counts[0]] for row in rows}
-        order = [unit for unit in ranked if unit in next_ones]
-        drawn = _is_tie(table_U, order, rest)
-        for layer, _ in order[:rest]:
-            counts[layer] += 1
-    drawn |= any(_is_tie(table_U, row, count) for row, count in zip(rows, counts, strict=True))
-    return [unit for row, count in zip(rows, counts, strict=True) for unit in row[:count]], drawn
-
-
-def _is_tie(table_U: list[list[float]], ranked: list[tuple[int, int]], count: int) -> bool:
-    """Whether the last of the first `count` units has the same value as the next one."""
-    if not 0 < count < len(ranked):
-        return False
-    (layer, column), (next_layer, next_column) = ranked[count - 1 : count + 1]
-    return table_U[layer][column] == table_U[next_layer][next_column]
+    count, rest = divmod(total, num_layers)
+    next_ones = {row[count] for row in rows} if rest else set()
+    order = [unit for unit in ranked if unit in next_ones]
+    parts = [row[: count + (row[count] in order[:rest] if rest else 0)] for row in rows]
+    drawn = is_tie(order, rest) or any(map(is_tie, rows, map(len, parts)))
+    return [unit for part in parts for unit in part], drawn

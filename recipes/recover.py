@@ -25,7 +25,7 @@ from bosch.methods._settings import (
     describe_budget,
     describe_sink,
     learning_tokens,
-    learns_from_tokens,
+    traits_of,
 )
 from bosch.model_files import read_json_object
 from bosch.recipes import (
@@ -253,7 +253,7 @@ def build_chain(
     calibration = calibrate.build(config)
     tokens = packed.build(config)
     dense = evaluate_model.build(config)
-    learns = learns_from_tokens(config.method)
+    learns = traits_of(config.method).learns_from_tokens
     mask_tokens = learning_tokens(config)
     mask = search_mask.build(config, calibration, tokens if learns else None)
     model = materialize_model.build(config, mask)

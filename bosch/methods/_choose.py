@@ -2,10 +2,9 @@
 mask.json, scores.json and time.json.
 """
 
-import dataclasses
 import json
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +32,10 @@ def make_mask(name: str, inputs: Inputs) -> Selection:
         if inputs.num_windowed in (0, len(everything)):
             mask = inputs.mask_of(everything[: inputs.num_windowed])
             return Selection(mask, notes=("all groups are alike at this ratio; nothing to learn",))
-    if hasattr(method, "score_groups"):
-        return choose_most_local(method.score_groups(inputs), inputs)
-    selection: Selection = method.select(inputs)
-    return selection
+    ranks = hasattr(method, "score_groups")
+    return (
+        choose_most_local(method.score_groups(inputs), inputs) if ranks else method.select(inputs)
+    )
 
 
 def choose_most_local(scores: Scores, inputs: Inputs) -> Selection:
@@ -44,16 +43,15 @@ def choose_most_local(scores: Scores, inputs: Inputs) -> Selection:
     sign = -1 if scores.larger_is == "local" else 1
     table = [[sign * value for value in row] for row in scores.groups]
     windowed, tie = smallest(table, inputs.num_windowed, inputs.seed)
-    notes: tuple[str, ...] = ()
+    notes = []
     if tie:
         tie["value"] *= sign
-        notes = (
+        notes.append(
             f"{tie['num_tied']} groups are tied at the cutoff score {tie['value']:g}; seed "
-            f"{inputs.seed} chose the {tie['num_windowed']} of them that get the window",
+            f"{inputs.seed} chose the {tie['num_windowed']} of them that get the window"
         )
-    mask = inputs.mask_of(windowed)
-    drawn = scores.drawn or tie is not None
-    return Selection(mask, scores, details={"tie": tie}, drawn=drawn, notes=notes)
+    mask, drawn = inputs.mask_of(windowed), scores.drawn or tie is not None
+    return Selection(mask, scores, details={"tie": tie}, drawn=drawn, notes=tuple(notes))
 
 
 def write_selection(name: str, inputs: Inputs, selection: Selection, began: float) -> MaskFile:
@@ -77,12 +75,12 @@ def write_selection(name: str, inputs: Inputs, selection: Selection, began: floa
         score_trace=selection.score_trace,
         provenance=provenance(),
     )
-    if scores is not None:  # for analyses, and for searches that start from it
+    if scores is not None:  # for analyses
         content = {
             "method": name,
             "settings": _plain(settings),
             "window_tokens": inputs.window_tokens,
-            "model": dataclasses.asdict(inputs.model_info),
+            "model": asdict(inputs.model_info),
             "larger_is": scores.larger_is,
             "groups": scores.groups,
             "heads": scores.heads,
@@ -90,8 +88,8 @@ def write_selection(name: str, inputs: Inputs, selection: Selection, began: floa
         text = json.dumps(content, indent=1, allow_nan=False) + "\n"
         write_atomically(folder / "scores.json", text)
     seconds = time.monotonic() - began
-    if (folder / FILE).is_file():  # those of earlier attempts count too
-        seconds = sum(each for _, each, _ in read_results(folder / FILE, identify(inputs, name)))
+    if (path := folder / FILE).is_file():  # those of earlier attempts count too
+        seconds = sum(line["seconds"] for line in read_results(path, identify(inputs, name)))
     cost = {"method": name, "seconds": round(seconds, 3), **(selection.cost or {})}
     write_atomically(folder / "time.json", json.dumps(cost) + "\n")
     write_mask(folder / "mask.json", record)
@@ -101,11 +99,10 @@ def write_selection(name: str, inputs: Inputs, selection: Selection, began: floa
 def deciding(settings: Any) -> dict[str, Any]:
     """The settings that decide a method's mask, without those that only affect its speed."""
     names = plain(settings).keys()
-    return {name: value for name, value in dataclasses.asdict(settings).items() if name in names}
+    return {name: value for name, value in asdict(settings).items() if name in names}
 
 
-def _plain(settings: dict[str, Any]) -> dict[str, Any]:
+def _plain(settings: dict[str, Any]) -> Any:
     """Settings for JSON. Of a path only the name: the file must not depend on where it was made."""
     named = {name: v.name if isinstance(v, Path) else v for name, v in settings.items()}
-    content: dict[str, Any] = plain(named)
-    return content
+    return plain(named)

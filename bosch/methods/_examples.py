@@ -44,14 +44,15 @@ def measure_each(
 
     def resume() -> dict[int, Result]:
         drop_torn_line(path)
-        return {index: result for index, _, result in read_results(path, made_of)}
+        return {line["index"]: line["result"] for line in read_results(path, made_of)}
 
-    def measure_mine() -> tuple[int, float, Result] | None:
+    def measure_mine() -> Result | None:
         if ranks.rank >= len(missing):
             return None
         index, began = missing[ranks.rank], time.monotonic()
         result = measure(index)
-        return index, round(time.monotonic() - began, 3), result
+        seconds = round(time.monotonic() - began, 3)
+        return {"index": index, "seconds": seconds, "result": result}
 
     with joined():
         ranks = Group.current()
@@ -59,14 +60,10 @@ def measure_each(
         opened = open_own_file(path, "ab") if ranks.rank == 0 else nullcontext()
         with opened as file, track(method, count, unit, done=len(results)) as bar:
             while missing := [index for index in range(count) if index not in results]:
-                for found in ranks.gather(ranks.all_succeed(measure_mine)):
-                    if found is None:
-                        continue
-                    index, seconds, result = found
+                for line in filter(None, ranks.gather(ranks.all_succeed(measure_mine))):
                     if file is not None:
-                        line = {"index": index, "seconds": seconds, "result": result}
                         append_line(file, line, made_of)
-                    results[index] = result
+                    results[line["index"]] = line["result"]
                     bar.advance()
     return [results[index] for index in range(count)]
 
@@ -77,15 +74,13 @@ def identify(inputs: Inputs, method: str) -> str:
         [haystack.ids_T.tolist(), [[[*q.answer], [*q.needle]] for q in haystack.questions]]
         for haystack in inputs.calibration.haystacks
     ]
-    facts = {name: getattr(inputs, name) for name in ("model_info", "window_tokens", "seed")}
+    names = ("model_info", "window_tokens", "seed", "settings")
+    facts = {name: getattr(inputs, name) for name in names}
     if inputs.sink != "none":
         facts["sink"] = inputs.sink
-    return fingerprint(
-        facts | {"method": method, "settings": inputs.settings, "haystacks": haystacks}
-    )
+    return fingerprint(facts | {"method": method, "haystacks": haystacks})
 
 
-def read_results(path: Path, made_of: str) -> list[tuple[int, float, Result]]:
-    """Number, seconds and result of each example so far."""
-    lines = [line for _, line in read_lines(path, made_of) if line is not None]
-    return [(line["index"], line["seconds"], line["result"]) for line in lines]
+def read_results(path: Path, made_of: str) -> list[dict[str, Any]]:
+    """Number (`index`), seconds and result of each example so far."""
+    return [line for _, line in read_lines(path, made_of) if line is not None]

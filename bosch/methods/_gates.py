@@ -11,14 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
 from bosch.config import above_0, at_least
-from bosch.gates import (
-    ConstrainedGates,
-    GateLearner,
-    Granularity,
-    RateCurve,
-    ScalarGates,
-    lowest,
-)
+from bosch.gates import ConstrainedGates, GateLearner, Granularity, ScalarGates, lowest
 from bosch.masks.mask import Unit
 from bosch.method import WEIGHTS, Inputs, ParameterGroup, Scores, Selection
 from bosch.model import read_model_info
@@ -87,8 +80,7 @@ def choose_length(
             f"{packed_tokens:,} tokens."
         )
     if settings.sequence_tokens is None:
-        # On sequences no longer than a few windows, full attention sees little more than the
-        # window.
+        # On sequences of fewer windows, full attention sees little more than the window.
         while length % 2 == 0 and length // 2 >= LEAST_WINDOWS * window_tokens:
             if length <= MOST_SEQUENCE_TOKENS and tokens // length >= settings.steps:
                 break
@@ -116,21 +108,21 @@ def learn(
     learning, path, settings = inputs.learning, inputs.folder / LEARNED, inputs.settings
     assert learning is not None  # make_mask has checked
     rank, world = rank_and_world()
+    window = inputs.window_tokens
     if path.is_file():  # killed after that, and perhaps resumed with another number of processes
         learned = next((line.content for line in read_lines(path)), None)
         if learned is None or learned.keys() != {"table", "figures", "length"}:
             raise UserError(f"{path} is damaged; remove it to learn the gates again.")
     else:
-        length = choose_length(
-            settings, learning.num_tokens, learning.sequence_tokens, inputs.window_tokens, world
-        )
-        if length.sequence_tokens <= inputs.window_tokens:
+        tokens = learning.num_tokens, learning.sequence_tokens
+        length = choose_length(settings, *tokens, window, world)
+        if length.sequence_tokens <= window:
             say(
-                f"warning: a window of {inputs.window_tokens:,} tokens covers whole sequences of "
+                f"warning: a window of {window:,} tokens covers whole sequences of "
                 f"{length.sequence_tokens:,} tokens: the gates learn nothing from them"
             )
         learning.train(
-            GateLearner(gates, groups, inputs.window_tokens, RateCurve(length.num_steps)),
+            GateLearner(gates, groups, window, length.num_steps),
             inputs.folder,
             length.num_steps,
             length.batch_sequences,
@@ -144,43 +136,24 @@ def learn(
         learned = {"table": table, "figures": figures, "length": asdict(length)}
         if rank == 0:
             write_atomically(path, sealed_lines([learned]))
-    length = Length(**learned["length"])
-    return select_lowest(inputs, length, gates.threshold, learned["table"], learned["figures"])
-
-
-def select_lowest(
-    inputs: Inputs,
-    length: Length,
-    threshold: float | None,
-    table_U: list[list[float]],
-    figures: dict[str, float],
-) -> Selection:
-    """The mask that windows the lowest gates, exactly at the ratio."""
-    settings, per_gate = inputs.settings, inputs.num_groups // len(table_U[0])
+    length, table_U, figures = Length(**learned["length"]), learned["table"], learned["figures"]
     units, drawn = lowest(table_U, settings.granularity, inputs.ratio, inputs.seed)
     if settings.unit == "layer":
         mask = inputs.mask_of_layers({layer for layer, _ in units})
     else:
         mask = inputs.mask_of(units)
-    details: dict[str, object] = {
-        **asdict(length),
-        "learning_tokens": length.num_tokens,
-        "closed_at_budget": len(units),
-        **figures,
-    }
-    notes = [f"{length.num_tokens:,} tokens were used for the mask; comparisons count them"]
-    if inputs.learning is not None:
-        aside = int(settings.token_share * inputs.learning.num_tokens)
-        if aside - length.num_tokens > aside / 100:
-            notes.append(
-                f"{aside:,} tokens were reserved for it; a lower token_share leaves more for "
-                "training"
-            )
+    used, aside = length.num_tokens, int(settings.token_share * learning.num_tokens)
+    details = asdict(length) | {"learning_tokens": used, "closed_at_budget": len(units)} | figures
+    notes = [f"{used:,} tokens were used for the mask; comparisons count them"]
+    if aside - used > aside / 100:
+        notes.append(
+            f"{aside:,} tokens were reserved for it; a lower token_share leaves more for training"
+        )
     if length.num_steps < settings.steps:
         notes.append(
             f"the tokens suffice for {length.num_steps} of the {settings.steps} requested steps"
         )
-    if threshold is not None:
+    if (threshold := gates.threshold) is not None:
         by_threshold = sum(value <= threshold for row in table_U for value in row)
         details["closed_by_threshold"] = by_threshold
         notes.append(
@@ -195,5 +168,6 @@ def select_lowest(
     if settings.weights == "learned":
         model = replace(read_model_info(inputs.folder / WEIGHTS), id=inputs.model_info.id)
         notes.append(f"the mask belongs to the weights trained with it, in {WEIGHTS}/")
+    per_gate = inputs.num_groups // len(table_U[0])
     scores = Scores(tuple(tuple(row * per_gate) for row in table_U), "global")
     return Selection(mask, scores, details=details, drawn=True, notes=tuple(notes), model=model)

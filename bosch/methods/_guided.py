@@ -1,7 +1,7 @@
 """Starting points of a search: static rankings by other methods, and an existing mask."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,7 +31,7 @@ class GuidedSettings(SearchSettings):
 def check_guides(settings: GuidedSettings) -> None:
     """Refuse starting points that do not work, before work begins."""
     check_optimizer(settings)
-    methods = list_plugins(METHODS)
+    methods, start = list_plugins(METHODS), settings.start
     for name in settings.rankings:
         if name not in methods:
             raise UserError(f"--rankings {name}: no such method; {suggest(name, methods)}")
@@ -40,17 +40,13 @@ def check_guides(settings: GuidedSettings) -> None:
                 f"--rankings {name}: this method does not rank groups; use one that does, such as "
                 f"{', '.join(STARTS)}."
             )
-    if settings.start is None:
-        return
-    if settings.optimizer in WITH_PENALTY:
+    if start is not None and settings.optimizer in WITH_PENALTY:
         raise UserError(
-            f"--start {settings.start}: {settings.optimizer} starts from the dense model, as in "
-            "the paper; use --optimizer swap to start from a mask."
+            f"--start {start}: {settings.optimizer} starts from the dense model, as in the paper; "
+            "use --optimizer swap to start from a mask."
         )
-    if not settings.start.is_file():
-        raise MissingFileError(
-            f"--start {settings.start} does not exist; pass the mask.json of a run."
-        )
+    if start is not None and not start.is_file():
+        raise MissingFileError(f"--start {start} does not exist; pass the mask.json of a run.")
 
 
 def guides_of(inputs: Inputs) -> Callable[[], list[Table]]:
@@ -58,34 +54,29 @@ def guides_of(inputs: Inputs) -> Callable[[], list[Table]]:
     once and refused if it was made for another model; its ratio and window may differ.
     """
     settings: GuidedSettings = inputs.settings
-    start = read_mask(settings.start, inputs.model_info).mask.z if settings.start else None
+    start: list[Table] = (
+        [read_mask(settings.start, inputs.model_info).mask.z] if settings.start else []
+    )
+
+    def rank(name: str) -> Table:
+        method, folder = load_method(name), inputs.folder / FOLDER / name
+        folder.mkdir(parents=True, exist_ok=True)
+        say(f"ranking groups by {name}, as a starting point")
+        ranking_inputs = dataclasses.replace(
+            inputs,
+            load_model=lambda: inputs.model,
+            load_calibration=lambda: inputs.calibration,
+            settings=method.Settings(),
+            folder=folder,
+        )
+        scores: Scores = method.score_groups(ranking_inputs)
+        sign = 1 if scores.larger_is == "global" else -1
+        return tuple(tuple(sign * value for value in row) for row in scores.groups)
 
     def make() -> list[Table]:
-        rankings = rank_statically(inputs, settings.rankings)
-        return rankings if start is None else [start, *rankings]  # full groups are global
+        from bosch.run.group import agree  # imports torch
+
+        # The full groups of a mask are global.
+        return [*start, *(agree(rank(name)) for name in settings.rankings)]
 
     return make
-
-
-def rank_statically(inputs: Inputs, names: Sequence[str]) -> list[Table]:
-    """How global each ranking finds each group: one [layer][group] table per ranking."""
-    from bosch.run.group import agree  # imports torch
-
-    return [agree(_rank(inputs, name)) for name in names]
-
-
-def _rank(inputs: Inputs, name: str) -> Table:
-    method = load_method(name)
-    folder = inputs.folder / FOLDER / name
-    folder.mkdir(parents=True, exist_ok=True)
-    say(f"ranking groups by {name}, as a starting point")
-    ranking_inputs = dataclasses.replace(
-        inputs,
-        load_model=lambda: inputs.model,
-        load_calibration=lambda: inputs.calibration,
-        settings=method.Settings(),
-        folder=folder,
-    )
-    scores: Scores = method.score_groups(ranking_inputs)
-    sign = 1 if scores.larger_is == "global" else -1
-    return tuple(tuple(sign * value for value in row) for row in scores.groups)

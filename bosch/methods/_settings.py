@@ -3,7 +3,7 @@ MaskConfig's fields of the same names, then the command line. Importing this fil
 torch; loading a method does if the method's file does."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any, get_args
 
@@ -31,30 +31,26 @@ def load_method(name: str) -> ModuleType:
     if name not in known:
         raise UserError(f"--method {name}: no such method; {suggest(name, known)}")
     method = load_plugin(METHODS, name)
-    if problem := _find_problem(method):
+    for problem in _problems(method):
         raise UserError(f"{method.__file__} {problem}; docs/extending.md shows a complete method.")
     return method
 
 
-def _find_problem(method: ModuleType) -> str | None:
+def _problems(method: ModuleType) -> Iterator[str]:
     traits, settings = method.traits, method.Settings
     if not isinstance(traits, MethodTraits):
-        return "must define `traits = MethodTraits(...)`"
-    for trait in dataclasses.fields(traits):
-        value = getattr(traits, trait.name)
-        allowed = get_args(Unit) if trait.name == "unit" else (False, True)
+        yield "must define `traits = MethodTraits(...)`"
+    for trait, value in vars(traits).items():
+        allowed = get_args(Unit) if trait == "unit" else (False, True)
         if value not in allowed:
-            return f"declares {trait.name}={value!r}, which is not one of {allowed}"
+            yield f"declares {trait}={value!r}, which is not one of {allowed}"
     if not (dataclasses.is_dataclass(settings) and isinstance(settings, type)):
-        return "must define a dataclass `Settings`, which may be empty"
-    missing = dataclasses.MISSING
+        yield "must define a dataclass `Settings`, which may be empty"
     for option in dataclasses.fields(settings):
-        if option.default is missing and option.default_factory is missing:
-            return f"gives no default to {option.name} of its Settings"
-    functions = [name for name in ("score_groups", "select") if hasattr(method, name)]
-    if len(functions) != 1:
-        return "must define either score_groups(inputs) or select(inputs)"
-    return None
+        if option.default is option.default_factory:  # both are MISSING
+            yield f"gives no default to {option.name} of its Settings"
+    if hasattr(method, "score_groups") == hasattr(method, "select"):
+        yield "must define either score_groups(inputs) or select(inputs)"
 
 
 def traits_of(name: str) -> MethodTraits:
@@ -62,13 +58,8 @@ def traits_of(name: str) -> MethodTraits:
     return traits
 
 
-def learns_from_tokens(name: str) -> bool:
-    """Whether the tokens must be prepared before the mask."""
-    return traits_of(name).learns_from_tokens
-
-
 def unit_of(name: str, settings: object = None) -> Unit:
-    """What a method chooses: groups or whole layers. For some it depends on their settings."""
+    """What a method chooses, which for some depends on their settings."""
     unit: Unit = getattr(settings, "unit", traits_of(name).unit)
     return unit
 
@@ -92,8 +83,7 @@ def sink_of(config: Config, settings: object = None) -> str:
     if config.sink != "auto":
         return config.sink
     if brings := brings_sink(config.method):
-        settings = settings or default_settings(config.method, config.mask)
-        return str(brings(settings, config.window))
+        return brings(settings or default_settings(config.method, config.mask), config.window)
     return "static" if traits_of(config.method).has_sinks else "none"
 
 
@@ -114,7 +104,7 @@ def describe_sink(config: Config, settings: object = None) -> str:
 
 def learning_tokens(config: Config) -> int:
     """Tokens of the budget reserved for learning the mask; training gets the rest."""
-    if not learns_from_tokens(config.method):
+    if not traits_of(config.method).learns_from_tokens:
         return 0
     shape = read_shape(config.model)
     layers, groups = shape.num_layers, shape.num_groups

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 
 from bosch.config import above_0
-from bosch.method import Inputs, MethodTraits, Selection, Table
+from bosch.method import Inputs, MethodTraits, Selection
 from bosch.methods._guided import GuidedSettings, check_guides, guides_of
 
 traits = MethodTraits(searches=True)
@@ -18,8 +18,6 @@ check = check_guides
 
 @dataclass(frozen=True)
 class Settings(GuidedSettings):
-    """Those of a guided search, and its effort."""
-
     optimizer: str = "guided"  # a file of bosch/search/optimizers
     rankings: tuple[str, ...] = ()  # ranking methods to start from, in addition to the probes
     probed: float = 1 / 3  # share of the haystacks that stage 1 reads
@@ -42,16 +40,15 @@ def select(inputs: Inputs) -> Selection:
 
     settings, make_guides = inputs.settings, guides_of(inputs)
     with open_search(inputs) as search:
-        groups = search.all_groups()
+        groups, guides = search.all_groups(), []
         swaps = max(2, round(settings.effort * settings.kappa * search.num_layers))
         swaps = count_solving(len(groups), search.num_windowed, swaps)
         is_choice = swaps > 1  # at a ratio of 0 or 1 there is none
         announce(search, {"stage 1": len(groups), "stage 3": swaps} if is_choice else {"mask": 1})
         with search.until_ended():
-            guides: list[Table] = []
             if is_choice:
-                guides = [probes.probe_groups(search, settings.probed), *make_guides()]
-                guides = probes.rank_groups(search, guides)
+                worth = probes.probe_groups(search, settings.probed)
+                guides = probes.rank_groups(search, [worth, *make_guides()])
             enough = search.anchors.dense.value if settings.until_dense else math.inf
             search.solve("stage 3", groups, search.num_windowed, swaps, guides, enough=enough)
         return finish(search)

@@ -1,16 +1,10 @@
 """The paper's ablation B-layer: whole layers, chosen in one search of kappa x L evaluations."""
 
-from dataclasses import dataclass
-
 from bosch.method import Inputs, MethodTraits, Selection
 from bosch.search.settings import SearchSettings
 
 traits = MethodTraits(unit="layer", searches=True, has_sinks=False)
-
-
-@dataclass(frozen=True)
-class Settings(SearchSettings):
-    """The paper's settings."""
+Settings = SearchSettings
 
 
 def select(inputs: Inputs) -> Selection:
@@ -18,10 +12,8 @@ def select(inputs: Inputs) -> Selection:
     from bosch.search.search import count_solving, open_search
 
     evaluations, windowed = inputs.settings.kappa * inputs.num_layers, inputs.num_windowed_layers
-    layers = [
-        tuple((layer, group) for group in range(inputs.num_groups))
-        for layer in range(inputs.num_layers)
-    ]
+    groups = range(inputs.num_groups)
+    layers = [tuple((layer, group) for group in groups) for layer in range(inputs.num_layers)]
     with open_search(inputs, "layer") as search:
         announce(search, {"layers": count_solving(len(layers), windowed, evaluations)})
         with search.until_ended():

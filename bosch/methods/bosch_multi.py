@@ -4,19 +4,13 @@ Each part has as many neighboring layers as a subproblem of stage 3 may have, an
 per layer. Groups beyond the ratio are made full again as in `bosch_single`.
 """
 
-from dataclasses import dataclass
-
 from bosch.method import Inputs, MethodTraits, Selection
 from bosch.methods.bosch_single import localize
 from bosch.search.settings import PartSettings, check_optimizer
 
 traits = MethodTraits(searches=True, has_sinks=False)
 check = check_optimizer
-
-
-@dataclass(frozen=True)
-class Settings(PartSettings):
-    """The paper's settings."""
+Settings = PartSettings
 
 
 def select(inputs: Inputs) -> Selection:

@@ -16,8 +16,6 @@ check = check_optimizer
 
 @dataclass(frozen=True)
 class Settings(StageSettings):
-    """The paper's settings."""
-
     keep_best: bool = False  # end with the best evaluated mask that meets the ratio
 
 
@@ -32,6 +30,6 @@ def select(inputs: Inputs) -> Selection:
         announce(search, stages.count_evaluations(search, settings))
         with search.until_ended():
             wants_harm = settings.optimizer not in WITH_PENALTY
-            importance = stages.localize_parts(search, settings.kappa, 1, exact_values=wants_harm)
-            stages.choose_groups(search, settings, importance)
+            found = stages.localize_parts(search, settings.kappa, 1, exact_values=wants_harm)
+            stages.choose_groups(search, settings, *found)
         return finish(search)

@@ -4,17 +4,11 @@ Stage 1 windows ceil(rho G) groups of each layer. If that exceeds the ratio, the
 windowing did the most harm are made full again.
 """
 
-from dataclasses import dataclass
-
 from bosch.method import Inputs, MethodTraits, Selection
 from bosch.search.settings import SearchSettings
 
 traits = MethodTraits(searches=True, has_sinks=False)
-
-
-@dataclass(frozen=True)
-class Settings(SearchSettings):
-    """The paper's settings."""
+Settings = SearchSettings
 
 
 def select(inputs: Inputs) -> Selection:
@@ -33,8 +27,8 @@ def localize(inputs: Inputs, layers_at_once: int) -> Selection:
         windowed = stages.groups_a_layer(search) * search.num_layers
         exceeds = windowed != search.num_windowed
         with search.until_ended():
-            importance = stages.localize_parts(search, kappa, layers_at_once, exact_values=exceeds)
+            _, guide = stages.localize_parts(search, kappa, layers_at_once, exact_values=exceeds)
             if exceeds:
-                search.meet_ratio(importance.guide)
+                search.meet_ratio(guide)
                 search.evaluate([search.z], None, "to the ratio", [True])
         return finish(search)

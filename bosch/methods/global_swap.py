@@ -3,19 +3,13 @@
 It gets as many evaluations as `bosch_paper` plans with the same kappa.
 """
 
-from dataclasses import dataclass
-
 from bosch.method import Inputs, MethodTraits, Selection
 from bosch.methods._guided import GuidedSettings, check_guides, guides_of
 from bosch.search.settings import StageSettings
 
 traits = MethodTraits(searches=True)
 check = check_guides
-
-
-@dataclass(frozen=True)
-class Settings(GuidedSettings):
-    """Those of a guided search."""
+Settings = GuidedSettings
 
 
 def select(inputs: Inputs) -> Selection:

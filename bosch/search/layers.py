@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -53,7 +53,7 @@ class Layers:
         self.window_tokens = check_window(window_tokens)
         self.model = model
         self.core: Any = model.base_model
-        self.layers = cast("Sequence[Any]", self.core.layers)
+        self.layers: Any = self.core.layers
         self.num_groups: int = model.config.num_key_value_heads
         self.backend: str | None = getattr(model.config, "bosch_backend", None)
         self.block_norms = block_norms(model.config)
@@ -177,8 +177,8 @@ class Layers:
         version of transformers builds it differently, or because it computes more around them.
         """
         window, self.window_tokens = self.window_tokens, min(self.window_tokens, 16)
-        groups = range(self.num_groups)
-        z = [[(layer + group) % 2 for group in groups] for layer in range(len(self.layers))]
+        layers, groups = range(len(self.layers)), range(self.num_groups)
+        z = [[(layer + group) % 2 for group in groups] for layer in layers]
         hidden_BTC, rotary = self.embed(ids_T)
         for layer, row in enumerate(z):
             hidden_BTC = self.run(layer, hidden_BTC, rotary, row)
@@ -197,8 +197,6 @@ class Layers:
                 f"states differ by {difference:.2g}. It cannot be searched with this version of "
                 "transformers."
             )
-
-    # ------------------------------------------------------------------------------------- work
 
     def _share(
         self, layer: int, num_tokens: int, row: Sequence[int], rows_N: Tensor | None
@@ -226,9 +224,8 @@ class Layers:
         for module in self.layers:
             matrices = [p for p in module.mlp.parameters() if p.dim() > 1]
             mlp = sum(p.numel() * (used if p.dim() == 3 else 1.0) for p in matrices)
-            q, k, v, out = (
-                getattr(module.self_attn, f"{name}_proj").weight.numel() for name in "qkvo"
-            )
+            own = {name: getattr(module.self_attn, f"{name}_proj").weight for name in "qkvo"}
+            q, k, v, out = (weight.numel() for weight in own.values())
             table.append({"q": q, "kv": k + v, "rest": out + mlp})
         return table
 

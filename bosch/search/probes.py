@@ -23,33 +23,27 @@ def probe_groups(search: Search, share: float) -> Table:
     One evaluation a group, the same at every ratio. The paper's stage 1 windows layers at the
     ratio, where their best masks lose nothing; with one group left, every layer tells.
     """
-    num_haystacks = len(search.objective.questions)
+    num_haystacks, dense = len(search.objective.questions), search.dense()
     read = [int(i / share + 1e-9) for i in range(math.ceil(num_haystacks * share - 1e-9))]
-    layers, groups, dense = range(search.num_layers), range(search.num_groups), search.dense()
+    layers, groups = range(search.num_layers), range(search.num_groups)
     table: list[tuple[float, ...]] = []
     with track("stage 1", len(layers) * len(groups), "evaluations") as bar:
         for layer in reversed(layers):  # from the top, where a probe costs least
-            masks = [
-                (
-                    *dense[:layer],
-                    # The only group of a layer is windowed instead.
-                    tuple(int(group == kept and len(groups) > 1) for group in groups),
-                    *dense[layer + 1 :],
-                )
-                for kept in groups
-            ]
+            # The only group of a layer is windowed instead.
+            rows = [tuple(int(g == kept and len(groups) > 1) for g in groups) for kept in groups]
+            masks = [(*dense[:layer], row, *dense[layer + 1 :]) for row in rows]
             values = search.evaluate(masks, None, "stage 1", [False] * len(masks), bar, read)
             worth = [
                 fmean(max(value.haystacks[number].log_probability, LOWEST) for number in read)
                 for value in values
             ]
             if len(groups) == 1:
-                table.append((-worth[0],))
+                table.insert(0, (-worth[0],))
                 continue
             rest = [fmean(worth[:kept] + worth[kept + 1 :]) for kept in groups]
-            table.append(tuple(round(a - b, 4) for a, b in zip(worth, rest, strict=True)))
-    search.details["group_worth"] = table[::-1]
-    return tuple(table[::-1])
+            table.insert(0, tuple(round(a - b, 4) for a, b in zip(worth, rest, strict=True)))
+    search.details["group_worth"] = table
+    return tuple(table)
 
 
 def rank_groups(search: Search, guides: Sequence[Table]) -> list[Table]:

@@ -51,7 +51,8 @@ class Scorer:
     ) -> None:
         self.accelerations = accelerations or Accelerations()
         self.layers = Layers(model, window_tokens)
-        self.prefixes = PrefixNumbers()
+        self._seen: set[Z] = set()  # z[:layer] of the masks so far
+        self._last: tuple[Z, int] | None = None  # the newest mask, and where it branched off
         rank, ranks = rank_and_size()
         # Each team of ranks scores masks of its own; its ranks divide the haystacks among them.
         self.num_teams = math.gcd(ranks, masks_at_once)
@@ -105,21 +106,31 @@ class Scorer:
     def _run(self, haystack: "LoadedHaystack", z: Z) -> Tensor:
         """(1, N, C): the top layer's hidden states, in the rows that predict answers."""
         use, cache, top = self.accelerations, haystack.cache, len(z) - 1
-        numbers, branch = self.prefixes.visit(z)
+        branch = self._branch(z)
         hidden_BTC, rotary = self.layers.embed(haystack.ids_T)
         # With room for several masks cache all layers, otherwise only those where masks differ.
         roomy = cache.capacity_bytes >= 4 * len(z) * hidden_BTC.nbytes
         start = 0
         for layer in range(branch, 0, -1) if use.prefixes else ():
-            if (cached_BTC := cache.get(numbers[layer])) is not None:
+            if (cached_BTC := cache.get(z[:layer])) is not None:
                 start, hidden_BTC = layer, cached_BTC
                 break
         for layer in range(start, len(z)):
             if use.prefixes and layer > start and (roomy or layer == branch):
-                cache.put(numbers[layer], hidden_BTC)
+                cache.put(z[:layer], hidden_BTC)
             rows_N = haystack.rows_N if use.answer_rows and layer == top else None
             hidden_BTC = self.layers.run(layer, hidden_BTC, rotary, z[layer], rows_N)
         return hidden_BTC if use.answer_rows else hidden_BTC[:, haystack.rows_N]
+
+    def _branch(self, z: Z) -> int:
+        """The lowest layer in which this mask differs from all earlier ones. Calls with the same
+        mask in a row return the same."""
+        if self._last is None or self._last[0] != z:
+            prefixes = [z[:layer] for layer in range(1, len(z))]
+            known = sum(prefix in self._seen for prefix in prefixes)
+            self._seen.update(prefixes)
+            self._last = z, min(known, len(z) - 1)
+        return self._last[1]
 
     def _cache_bytes(self, device: torch.device) -> int:
         """For the cached states of all haystacks."""
@@ -146,43 +157,20 @@ class LoadedHaystack:
         self.bounds = [*pairwise(accumulate(lengths, initial=0))]  # the rows of each question
 
 
-class PrefixNumbers:
-    """Numbers the prefixes of all masks seen so far."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[tuple[int, tuple[int, ...]], int] = {}
-        self._last: tuple[Z, tuple[list[int], int]] | None = None
-
-    def visit(self, z: Z) -> tuple[list[int], int]:
-        """The numbers of `z[:0]`, `z[:1]` ... `z[:L-1]`, and the lowest layer in which this mask
-        differs from all earlier ones. Calls with the same mask in a row return the same.
-        """
-        if self._last is None or self._last[0] != z:
-            numbers, branch = [0], len(z) - 1
-            for layer, row in enumerate(z[:-1]):
-                key = numbers[-1], row
-                if key not in self._numbers:
-                    branch = min(branch, layer)
-                    self._numbers[key] = len(self._numbers) + 1
-                numbers.append(self._numbers[key])
-            self._last = z, (numbers, branch)
-        return self._last[1]
-
-
 class StateCache:
     """The cached states of one haystack; the least recently used are dropped first."""
 
     def __init__(self, capacity_bytes: int) -> None:
         self.capacity_bytes = capacity_bytes
-        self._states: OrderedDict[int, Tensor] = OrderedDict()
+        self._states: OrderedDict[Z, Tensor] = OrderedDict()
         self._bytes = 0
 
-    def get(self, prefix: int) -> Tensor | None:
+    def get(self, prefix: Z) -> Tensor | None:
         if prefix in self._states:
             self._states.move_to_end(prefix)
         return self._states.get(prefix)
 
-    def put(self, prefix: int, hidden_BTC: Tensor) -> None:
+    def put(self, prefix: Z, hidden_BTC: Tensor) -> None:
         """Cache the states if they fit."""
         if (old_BTC := self._states.pop(prefix, None)) is not None:
             self._bytes -= old_BTC.nbytes

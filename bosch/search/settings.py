@@ -11,8 +11,6 @@ from bosch.run.errors import UserError
 from bosch.run.fingerprint import speed_only
 from bosch.search.objective import WEIGHTS
 
-MAX_VARIABLES = 32  # of a subproblem by default: 4 layers of 8 groups in the paper
-
 
 @dataclass(frozen=True)
 class Accelerations:
@@ -69,8 +67,7 @@ class SearchSettings:
 
 def check_optimizer(settings: SearchSettings) -> None:
     """Refuse, before work begins, an optimizer whose package is missing. Searches that may turn out
-    small enough to enumerate do not call this.
-    """
+    small enough to enumerate do not call this."""
     if settings.optimizer == "nomad":
         check_nomad_installed()
 
@@ -97,8 +94,10 @@ class PartSettings(SearchSettings):
         at_least(1, self, "", "max_layers", "max_variables")
 
     def layers_at_once(self, num_groups: int) -> int:
-        most = max(1, MAX_VARIABLES // num_groups) if self.max_layers is None else self.max_layers
-        return min(most, max(1, self.max_variables // num_groups))
+        # 32 // groups: 4 layers of 8 groups in the paper.
+        return min(
+            self.max_layers or max(1, 32 // num_groups), max(1, self.max_variables // num_groups)
+        )
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ stage 3  choose_groups: which ones?
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import fmean
 
 from bosch.masks.mask import num_windowed
@@ -19,22 +18,15 @@ from bosch.search.search import Search, count_solving
 from bosch.search.settings import StageSettings
 
 
-@dataclass(frozen=True)
-class Importance:
-    """The result of stage 1."""
-
-    scores: list[float]  # the objective with layers i and above localized
-    tie_scores: list[float]  # log-probabilities, and then the dense model's
-    # How global each group is: the harm of windowing it, or 1 for the groups left full.
-    guide: Table
-
-
 def localize_parts(
     search: Search, kappa: int, layers_at_once: int, exact_values: bool = False
-) -> Importance:
+) -> tuple[list[float], Table]:
     """Algorithm 1, from the top layer down, keeping the masks of the layers above: ceil(rho G)
     groups of each layer get the window. The paper takes one layer at a time, its ablation B-multi
-    several.
+    several. The scores, with layers i and above localized, go into the search's record.
+
+    Returns the log-probabilities, with the dense model's at the end, for equal scores; and how
+    global each group is: the harm of windowing it, or 1 for the groups left full.
     """
     windowed, dense = groups_a_layer(search), search.anchors.dense
     scores = [0.0] * search.num_layers
@@ -56,7 +48,7 @@ def localize_parts(
             harm[layer][group] = harm_done
         above = score
     search.details["stage1_scores"] = scores
-    return Importance(scores, ties, tuple(map(tuple, harm)) if exact_values else search.z)
+    return ties, tuple(map(tuple, harm)) if exact_values else search.z
 
 
 def groups_a_layer(search: Search) -> int:
@@ -83,12 +75,14 @@ def _harm(solution: Solution, share: float) -> list[float]:
     return harms
 
 
-def choose_groups(search: Search, settings: StageSettings, importance: Importance) -> None:
+def choose_groups(
+    search: Search, settings: StageSettings, ties: Sequence[float], guide: Table
+) -> None:
     """Algorithm 2, which needs no evaluations, and algorithm 3: starting from the dense model,
     layers of one ratio at a time, larger ratios first."""
     dense, ratio = search.score_of(search.anchors.dense), search.inputs.ratio
-    groups, buckets, ties = search.num_groups, settings.ratio_buckets, importance.tie_scores
-    ratios = allocate_ratios(importance.scores, dense, ratio, groups, buckets, ties)
+    scores, buckets = search.details["stage1_scores"], settings.ratio_buckets
+    ratios = allocate_ratios(scores, dense, ratio, search.num_groups, buckets, ties)
     search.details["ratios"] = list(ratios)
     say("stage 2, ratios from the bottom layer up: " + " ".join(f"{ratio:g}" for ratio in ratios))
     search.z = search.dense()
@@ -100,7 +94,7 @@ def choose_groups(search: Search, settings: StageSettings, importance: Importanc
             continue
         name = f"stage 3, ratio {part.ratio:g}, {describe_layers(part.layers)}"
         most = settings.kappa * len(part.layers)
-        search.solve(name, variables, part.num_windowed, most, [importance.guide])
+        search.solve(name, variables, part.num_windowed, most, [guide])
 
 
 def _plan(search: Search, settings: StageSettings, ratios: Sequence[float]) -> list[Subproblem]:

@@ -20,6 +20,7 @@ from bosch.search import settings
 from bosch.search.objective import Anchors, Means, SearchEnded, Value
 from bosch.search.optimizers import nomad
 from bosch.search.optimizers._interface import PACKAGE, Assignment, Problem, optimize
+from bosch.search.optimizers._surrogate import Surrogate
 
 OPTIMIZERS = list_plugins(PACKAGE)
 DENSE = Value(1.0, True, 1.0, 1.0, 0.0)
@@ -168,6 +169,50 @@ def test_swap_leaves_a_local_optimum() -> None:
     judge = Judge(lambda bits: values.get(bits, 0.1 if any(bits) else 0.0))
     solution = optimize("swap", problem_of(judge, 6, 3, 20, starts=(start,)))
     assert solution.assignment == best
+
+
+# --- the model of outcomes that guides swaps ---
+
+# What windowing each group costs: the second and third are alike, and to haystack 5 group 4 is
+# worth more than group 3, to the others less.
+COSTS = [0.3, 0.1, 0.1, 0.05, 0.01, 0.0]
+OF_HAYSTACK_5 = [0.3, 0.1, 0.1, 0.0, 0.2, 0.0]
+CURRENT = (0, 1, 1, 0, 1, 0)
+
+
+def surrogate_of(haystacks: int) -> Surrogate:
+    """It has seen CURRENT, and this many of the six haystacks under each mask a swap away."""
+
+    def value(bits: Assignment, count: int) -> Value:
+        outcome = {}
+        for haystack in range(count):
+            costs = OF_HAYSTACK_5 if haystack == 5 else COSTS
+            left = 1 - sum(cost for cost, bit in zip(costs, bits, strict=True) if not bit)
+            outcome[haystack] = Means(left, left, 4 * math.log(left))
+        return Value(0.0, count == 6, None, None, None, outcome)
+
+    surrogate = Surrogate([1] * 6, 6)
+    for bits in itertools.product((0, 1), repeat=6):
+        if bits.count(0) == 3 and sum(map(int.__ne__, bits, CURRENT)) == 2:
+            surrogate.learn({bits: value(bits, haystacks)})
+    surrogate.learn({CURRENT: value(CURRENT, 6)})
+    return surrogate
+
+
+def test_the_model_of_outcomes_finds_the_effects_and_the_best_swap() -> None:
+    surrogate = surrogate_of(6)
+    effects, present = surrogate.effects(CURRENT)
+    assert present == pytest.approx([0.65] * 5 + [0.7])
+    assert effects[0][0] - effects[0][5] == pytest.approx(0.3, abs=0.03)
+    assert effects[5][4] - effects[5][3] == pytest.approx(0.2, abs=0.03)
+    assert effects[1][4] - effects[1][3] == pytest.approx(-0.04, abs=0.03)
+    assert max(surrogate.gains(CURRENT))[1:] == (0, 4)
+
+
+def test_haystacks_that_were_not_read_are_missing_and_not_zero() -> None:
+    (whole, _), (part, _) = (surrogate_of(count).effects(CURRENT) for count in (6, 2))
+    assert part[0] == pytest.approx(whole[0], abs=0.02)
+    assert part[0][0] - part[0][5] == pytest.approx(0.3, abs=0.05)
 
 
 # --- NOMAD's process ---

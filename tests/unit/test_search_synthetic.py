@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from bosch.search.objective import Means, Value
+from bosch.search.objective import Anchors, Means, Value
 from bosch.search.optimizers._interface import Assignment, Problem, optimize, repair
 
 SIZE, QUOTA = 64, 48  # ratio 0.75
@@ -92,6 +92,7 @@ def test_guided_swaps_find_better_masks_with_as_many_evaluations() -> None:
                 QUOTA,
                 model.evaluate,
                 max_evaluations=92,
+                anchors=Anchors(Value(2.0, True, 1.0, 1.0, 0.0), 0.0, 2.4),
                 starts=tuple(repair((1,) * SIZE, QUOTA, ranking) for ranking in rankings),
                 prior=rankings[0],
                 best_possible=2.0,

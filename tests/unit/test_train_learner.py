@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from bosch.data.loader import Loader
-from bosch.gates import ConstrainedGates, GateLearner, RateCurve, ScalarGates
+from bosch.gates import ConstrainedGates, GateLearner, ScalarGates
 from bosch.hybrid.sinks import Sinks, attach_sinks
 from bosch.run.tensorboard import read_metrics
 from bosch.training.learner import LearnerTraining, cut_sequences
@@ -38,7 +38,7 @@ def constrained(alpha: float = 0.0) -> ConstrainedGates:
 
 
 def learner_of(gates: Any, *rates: float) -> GateLearner:
-    return GateLearner(gates, gates.parameter_groups(*rates), WINDOW, RateCurve(STEPS))
+    return GateLearner(gates, gates.parameter_groups(*rates), WINDOW, STEPS)
 
 
 def learn(

@@ -13,31 +13,27 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 
-def main() -> None:
+def leave_with_the_search() -> None:
+    """NOMAD may compute for minutes without a request, and must not outlive the search."""
+    sys.stdin.read()
+    os._exit(0)
+
+
+def evaluate(point: Any) -> int:
+    pipe.send(("ask", tuple(int(point.get_coord(i) > 0.5) for i in range(point.size()))))
+    point.setBBO(f"{pipe.recv():.17g}".encode())
+    return 1
+
+
+if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # NOMAD may compute for minutes without a request, and must not outlive the search.
     threading.Thread(target=leave_with_the_search, daemon=True).start()
-    pipe: Connection[Any, Any] = Connection(int(sys.argv[1]))
+    pipe: "Connection[Any, Any]" = Connection(int(sys.argv[1]))
     start, parameters = pipe.recv()
     try:
         import PyNomad
     except ImportError as error:
         pipe.send(("end", f"failed: {error}"))
-        return
-
-    def evaluate(point: Any) -> int:
-        pipe.send(("ask", tuple(int(point.get_coord(i) > 0.5) for i in range(point.size()))))
-        point.setBBO(f"{pipe.recv():.17g}".encode())
-        return 1
-
-    PyNomad.optimize(evaluate, list(start), [], [], parameters)
-    pipe.send(("end", None))
-
-
-def leave_with_the_search() -> None:
-    sys.stdin.read()
-    os._exit(0)
-
-
-if __name__ == "__main__":
-    main()
+    else:
+        PyNomad.optimize(evaluate, list(start), [], [], parameters)
+        pipe.send(("end", None))

@@ -32,7 +32,10 @@ class Surrogate:
     ) -> None:
         """prior: how global each variable is thought to be."""
         self._weights_T = np.array(questions) / sum(questions)
-        self._prior_N = ranks(prior) if prior else np.zeros(num_variables)
+        # From -1/2, the most local variable, to 1/2.
+        order_N = np.argsort(np.argsort(prior, kind="stable"), kind="stable")
+        ranks_N = order_N / max(1, num_variables - 1) - 0.5
+        self._prior_N: Array = ranks_N if prior else np.zeros(num_variables)
         self._seen: dict[Assignment, Array] = {}  # the quality of each haystack, nan if unknown
 
     def learn(self, table: Mapping[Assignment, Value]) -> None:
@@ -45,8 +48,7 @@ class Surrogate:
     def gains(self, current: Assignment) -> Iterator[tuple[float, int, int]]:
         """The predicted quality after each swap of a windowed variable with a full one."""
         effects_TN, present_T = self.effects(current)
-        windowed = [variable for variable, bit in enumerate(current) if not bit]
-        full = [variable for variable, bit in enumerate(current) if bit]
+        windowed, full = ([n for n, bit in enumerate(current) if bit == kind] for kind in (0, 1))
         for i in windowed:
             change_TF = effects_TN[:, i, None] - effects_TN[:, full]
             after_TF = np.clip(present_T[:, None] + change_TF, 0.0, 1.0)
@@ -57,37 +59,30 @@ class Surrogate:
     def effects(self, current: Assignment) -> tuple[Array, Array]:
         """The effect of each group on each haystack, and the haystacks' present quality."""
         present_T, here_N = self._seen[current], np.array(current, float)
-        others = [assignment for assignment in self._seen if assignment != current]
-        change_MN = np.array(others, float).reshape(len(others), len(current)) - here_N
-        distance_M = np.abs(change_MN).sum(1)
-        near_M = distance_M <= NEAR
-        change_MN, distance_M = change_MN[near_M], distance_M[near_M]
-        near = [a for a, is_near in zip(others, near_M, strict=True) if is_near]
-        seen_MT = np.array([self._seen[a] for a in near]).reshape(len(near), len(present_T))
-        gain_MT: Array = seen_MT - present_T
-        weight_M = 1 / (1 + FADING * np.maximum(0, distance_M - 2))
+        masks_MN = np.array(list(self._seen), float)
+        distance_M = np.abs(masks_MN - here_N).sum(1)
+        near_M = (distance_M > 0) & (distance_M <= NEAR)
+        change_MN = masks_MN[near_M] - here_N
+        gain_MT: Array = np.array(list(self._seen.values()))[near_M] - present_T
+        weight_M = 1 / (1 + FADING * np.maximum(0, distance_M[near_M] - 2))
         known_MT = np.isfinite(gain_MT)
         count_M = known_MT.sum(1)
         mean_M = np.where(known_MT, gain_MT, 0).sum(1) / np.maximum(count_M, 1)
-        prior_N = self._scaled_prior(change_MN, mean_M, weight_M * count_M)
-        shared_N = prior_N + ridge(
-            change_MN, mean_M - change_MN @ prior_N, weight_M * count_M / len(present_T)
-        )
+        evidence_M = weight_M * count_M
+        lowest, scale, highest = SPREAD
+        predicted_M = change_MN @ self._prior_N
+        square = float(evidence_M @ predicted_M**2)
+        if len(mean_M) > FEWEST_OUTCOMES and square > 0:
+            fitted = float(evidence_M @ (predicted_M * mean_M)) / square
+            scale = min(max(fitted, lowest), highest)
+        prior_N = scale * self._prior_N
+        rest_M = mean_M - change_MN @ prior_N
+        shared_N = prior_N + ridge(change_MN, rest_M, evidence_M / len(present_T))
         effects_TN = np.tile(shared_N, (len(present_T), 1))
         for number, read_M in enumerate(known_MT.T):
             rest_M = gain_MT[read_M, number] - change_MN[read_M] @ shared_N
             effects_TN[number] += ridge(change_MN[read_M], rest_M, weight_M[read_M])
         return effects_TN, present_T
-
-    def _scaled_prior(self, change_MN: Array, gain_M: Array, weight_M: Array) -> Array:
-        """The prior, scaled to the outcomes."""
-        lowest, scale, highest = SPREAD
-        predicted_M = change_MN @ self._prior_N
-        square = float(weight_M @ predicted_M**2)
-        if len(gain_M) > FEWEST_OUTCOMES and square > 0:
-            fitted = float(weight_M @ (predicted_M * gain_M)) / square
-            scale = min(max(fitted, lowest), highest)
-        return scale * self._prior_N
 
 
 def quality(means: Means) -> float:
@@ -108,10 +103,3 @@ def ridge(x_MN: Array, y_M: Array, weight_M: Array) -> Array:
         gram_NN = (x_MN.T * weight_M) @ x_MN + NOISE * np.eye(num_variables)
         effects_N = np.linalg.solve(gram_NN, x_MN.T @ (weight_M * y_M))
     return effects_N
-
-
-def ranks(scores: Sequence[float]) -> Array:
-    """The rank of each, from -1/2, the lowest, to 1/2."""
-    order_N = np.argsort(np.argsort(scores, kind="stable"), kind="stable")
-    ranks_N: Array = order_N / max(1, len(scores) - 1) - 0.5
-    return ranks_N

@@ -13,7 +13,6 @@ import math
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing import Pipe
 from pathlib import Path
@@ -21,7 +20,7 @@ from typing import Any
 
 from bosch.run.group import agree, is_first
 from bosch.search.optimizers import one_plus_one
-from bosch.search.optimizers._interface import Assignment, Trials
+from bosch.search.optimizers._interface import Trials
 from bosch.search.settings import check_nomad_installed
 
 MOST_VARIABLES = 49  # for which NOMAD builds a quadratic model
@@ -34,6 +33,8 @@ SEEDS = 1_000_000  # NOMAD advances its generator `seed` times, so large seeds a
 
 
 def search(trials: Trials) -> None:
+    """With NOMAD's default options, as in the paper. With several ranks NOMAD runs on rank 0, and
+    all ranks evaluate its masks."""
     problem = trials.problem
     if problem.num_variables > MOST_VARIABLES:
         trials.notes.append(
@@ -42,61 +43,45 @@ def search(trials: Trials) -> None:
         )
         return one_plus_one.search(trials)
     check_nomad_installed()
-    least = math.inf
-
-    def loss_of(assignment: Assignment) -> float:
-        nonlocal least
-        threshold = None
-        if problem.end_early_in_nomad and least < math.inf:
-            threshold = problem.value_for(assignment, least)
-            if problem.meets_quota(assignment):
-                threshold = min(threshold, trials.best_value)
-        value = trials.try_mask(assignment, threshold).value
-        if threshold is not None:  # unlike a bound, this does not depend on accelerations
-            value = max(value, threshold)
-        least = min(least, loss := problem.loss(assignment, value))
-        return loss
-
-    ended_by = minimize(loss_of, problem.first_start, trials.left, problem.seed)
-    if ended_by:
-        trials.reproducible = False
-        trials.notes.append(
-            f"NOMAD {ended_by}: the last {trials.left} of {problem.max_evaluations} evaluations of "
-            "this subproblem are skipped and its best mask so far is used; another run may find a "
-            "different one"
-        )
-
-
-def minimize(
-    loss_of: Callable[[Assignment], float], start: Assignment, max_evaluations: int, seed: int
-) -> str | None:
-    """Run NOMAD once with its default options, as in the paper. Returns what ended it early, or
-    None. With several ranks it runs on rank 0, and all ranks evaluate its masks.
-    """
     parameters = {
-        "DIMENSION": len(start),
+        "DIMENSION": problem.num_variables,
         "BB_INPUT_TYPE": "* B",
         "BB_OUTPUT_TYPE": "OBJ",
-        "MAX_BB_EVAL": max_evaluations,
-        "MAX_EVAL": LOOKUPS_PER_EVALUATION * max_evaluations,
+        "MAX_BB_EVAL": trials.left,
+        "MAX_EVAL": LOOKUPS_PER_EVALUATION * trials.left,
         "DISPLAY_DEGREE": 0,
-        "SEED": seed % SEEDS,
+        "SEED": problem.seed % SEEDS,
     }
+    least = math.inf  # the lowest loss so far
     child = _Child() if is_first() else None
     try:
         if child:
-            child.send((start, [f"{name} {value}" for name, value in parameters.items()]))
+            child.send((problem.first_start, [f"{name} {x}" for name, x in parameters.items()]))
         while True:
             kind, content = agree(child.receive() if child else None)
             if kind == "end":
-                ended_by: str | None = content
-                return ended_by
-            loss = loss_of(content)
+                break
+            threshold = None
+            if problem.end_early_in_nomad and least < math.inf:
+                threshold = problem.value_for(content, least)
+                if problem.meets_quota(content):
+                    threshold = min(threshold, trials.best_value)
+            value = trials.try_mask(content, threshold).value
+            if threshold is not None:  # unlike a bound, this does not depend on accelerations
+                value = max(value, threshold)
+            least = min(least, loss := problem.loss(content, value))
             if child:
                 child.send(loss)
     finally:
         if child:
             child.end()
+    if content:
+        trials.reproducible = False
+        trials.notes.append(
+            f"NOMAD {content}: the last {trials.left} of {problem.max_evaluations} evaluations of "
+            "this subproblem are skipped and its best mask so far is used; another run may find a "
+            "different one"
+        )
 
 
 class _Child:
@@ -114,7 +99,7 @@ class _Child:
         )
         theirs.close()
 
-    def send(self, message: tuple[Assignment, list[str]] | float) -> None:
+    def send(self, message: object) -> None:
         with suppress(OSError):  # the process has ended, which `receive` will report
             self.pipe.send(message)
 
