@@ -96,17 +96,13 @@ def chunks(q_HTD: Tensor, chunk_elements: int, band: int | None = None) -> list[
     return [(start, min(start + size, num_rows)) for start in range(0, num_rows, size)]
 
 
-def row_scores(q_HCD: Tensor, k_GSD: Tensor, scaling: float) -> Tensor:
-    """(H, C, S): scaled products of queries and keys, before any mask."""
-    return grouped_products(q_HCD, k_GSD).mul_(scaling)
-
-
-def grouped_products(x_HCD: Tensor, y_GSD: Tensor) -> Tensor:
-    """(H, C, S): products of each query head's rows with the keys or values of its group."""
+def row_scores(x_HCD: Tensor, y_GSD: Tensor, scaling: float = 1.0) -> Tensor:
+    """(H, C, S): scaled products of each query head's rows with the keys or values of its group,
+    before any mask."""
     exact = torch.promote_types(x_HCD.dtype, torch.float32)
     x_GRCD = x_HCD.to(exact).unflatten(0, (y_GSD.shape[0], -1))
     products_GRCS = x_GRCD.flatten(1, 2) @ y_GSD.to(exact).transpose(1, 2)
-    return products_GRCS.unflatten(1, x_GRCD.shape[1:3]).flatten(0, 1)
+    return products_GRCS.unflatten(1, x_GRCD.shape[1:3]).flatten(0, 1).mul_(scaling)
 
 
 def single_rows(q_HTD: Tensor, k_GTD: Tensor, scaling: float, positions: list[int]) -> Tensor:
@@ -119,7 +115,7 @@ def single_rows(q_HTD: Tensor, k_GTD: Tensor, scaling: float, positions: list[in
 
 
 def exact_sum(values_HCS: Tensor) -> Tensor:
-    """(H,): sums over all but the first dimension, in float64."""
+    """(H,), in float64."""
     return values_HCS.sum(-1).sum(-1, dtype=torch.float64)
 
 

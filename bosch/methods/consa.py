@@ -23,8 +23,6 @@ traits = MethodTraits(reads_calibration=False, learns_from_tokens=True)
 
 @dataclass(frozen=True)
 class Settings(GateSettings):
-    """Settings of learned masks."""
-
     gate_learning_rate: float = 0.1  # peak
     multiplier_learning_rate: float = 0.2  # peak
     quadratic_cap: float | None = None  # upper limit of the quadratic multiplier, which only grows
@@ -36,14 +34,8 @@ class Settings(GateSettings):
 
 
 def select(inputs: Inputs) -> Selection:
-    settings = inputs.settings
-    gates = ConstrainedGates(
-        inputs.num_layers,
-        inputs.num_groups,
-        settings.granularity,
-        inputs.ratio,
-        inputs.seed,
-        settings.quadratic_cap,
-    )
+    settings, shape = inputs.settings, (inputs.num_layers, inputs.num_groups)
+    seed, cap = inputs.seed, settings.quadratic_cap
+    gates = ConstrainedGates(*shape, settings.granularity, inputs.ratio, seed, cap)
     rates = settings.gate_learning_rate, settings.multiplier_learning_rate
     return learn(inputs, gates, gates.parameter_groups(*rates))

@@ -25,7 +25,7 @@ from bosch.calibration import Haystack
 from bosch.hybrid.capture import capturing
 from bosch.method import Inputs, MethodTraits, Scores
 from bosch.methods._examples import Result, measure_haystacks
-from bosch.methods._statistics import add_up, attention_rows, exact_sum, grouped_products
+from bosch.methods._statistics import add_up, attention_rows, exact_sum, row_scores
 
 traits = MethodTraits(measures=True)
 
@@ -63,14 +63,14 @@ def measure_haystack(inputs: Inputs, haystack: Haystack) -> Result:
         sums_PH = torch.zeros(2, q_HTD.shape[0], dtype=torch.float64, device=q_HTD.device)
         for rows in attention_rows(q_HTD, k_GTD, scaling, inputs.chunk_elements):
             do_HCD, v_GSD = do_HTD[:, rows.start : rows.stop], v_GTD[:, : rows.stop]
-            saliency_HCS = grouped_products(do_HCD, v_GSD).mul_(rows.weights_HCS).square_()
+            saliency_HCS = row_scores(do_HCD, v_GSD).mul_(rows.weights_HCS).square_()
             first, inside_CS = rows.inside(inputs.window_tokens)
             sums_PH[0] += exact_sum(saliency_HCS[..., first:] * inside_CS)
             sums_PH[1] += exact_sum(saliency_HCS)
         sums[layer] = tuple(sums_PH.tolist())
 
     model, settings = inputs.model, inputs.settings
-    with frozen(model), recomputing(model, settings.recompute), capturing(model):
+    with frozen(model, settings.recompute), capturing(model), torch.enable_grad():
         ids_T = haystack.ids_T.to(model.device)
         with torch.no_grad():
             embeddings_BTD = model.get_input_embeddings()(ids_T[None])
@@ -88,12 +88,9 @@ def measure_haystack(inputs: Inputs, haystack: Haystack) -> Result:
 def loss_gradient(
     model: PreTrainedModel, hidden_TD: Tensor, haystack: Haystack, loss_tokens: str
 ) -> Tensor:
-    """The gradient of the cross-entropy with respect to the last hidden states, computed a few rows
-    of logits at a time."""
-    if loss_tokens == "all":
-        spans = [range(len(haystack.ids_T) - 1)]
-    else:
-        spans = [question.predicting for question in haystack.questions]
+    """Of the cross-entropy, by the last hidden states; computed a few rows of logits at a time."""
+    answers = [question.predicting for question in haystack.questions]
+    spans = answers if loss_tokens == "answer" else [range(len(haystack.ids_T) - 1)]
     hidden_TD.requires_grad_()
     head: Any = model.get_output_embeddings()
     for span in spans:
@@ -108,25 +105,14 @@ def loss_gradient(
 
 
 @contextmanager
-def frozen(model: PreTrainedModel) -> Iterator[None]:
-    """Inside the block no parameter gets a gradient."""
+def frozen(model: PreTrainedModel, recompute: bool) -> Iterator[None]:
+    """Inside the block no parameter gets a gradient, and those of each layer's activations are
+    checkpointed. The switch of transformers for that puts the whole model in training mode and
+    leaves a hook behind."""
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     model.requires_grad_(False)
-    try:
-        with torch.enable_grad():
-            yield
-    finally:
-        for parameter in trainable:
-            parameter.requires_grad_(True)
-
-
-@contextmanager
-def recomputing(model: PreTrainedModel, wanted: bool) -> Iterator[None]:
-    """Checkpoint the gradients of each layer inside the block. The switch of transformers puts the
-    whole model in training mode and leaves a hook behind."""
-    layers: list[Any] = [
-        m for m in model.modules() if wanted and isinstance(m, GradientCheckpointingLayer)
-    ]
+    blocks = model.modules() if recompute else ()
+    layers: list[Any] = [block for block in blocks if isinstance(block, GradientCheckpointingLayer)]
     for layer in layers:
         layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
     try:
@@ -134,3 +120,5 @@ def recomputing(model: PreTrainedModel, wanted: bool) -> Iterator[None]:
     finally:
         for layer in layers:
             del layer.forward  # restores the method of the class
+        for parameter in trainable:
+            parameter.requires_grad_(True)

@@ -20,8 +20,6 @@ traits = MethodTraits(reads_calibration=False)
 
 @dataclass(frozen=True)
 class Settings:
-    """The file."""
-
     path: Path | None = None  # a mask.json or full_attention_heads.tsv
 
 
@@ -45,9 +43,8 @@ def own_sink(settings: Settings, window_tokens: int) -> str:
 def select(inputs: Inputs) -> Selection:
     check(inputs.settings)
     path: Path = inputs.settings.path
-    window = inputs.window_tokens
+    window, sinks = inputs.window_tokens, None
     notes: tuple[str, ...] = ()
-    sinks = None
     if path.suffix == ".tsv":
         record, notes = import_mask(path, inputs.model_info, inputs.ratio, window, inputs.seed)
         details, drawn = dict(record.settings), record.seed is not None
@@ -68,6 +65,6 @@ def select(inputs: Inputs) -> Selection:
     # A mask.json leaves nothing to choose, and there is always a requested ratio.
     advice = f"pass --ratio {json.dumps(record.ratio_asked or mask.ratio)}"
     mask.refuse_another_ratio(inputs.ratio, str(path), advice)
-    mask = replace(mask, window_tokens=window)
     details["path_xxh3"] = hash_file(path)
+    mask = replace(mask, window_tokens=window)
     return Selection(mask, details=details, drawn=drawn, notes=notes, sinks=sinks)

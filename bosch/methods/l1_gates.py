@@ -17,8 +17,6 @@ traits = MethodTraits(reads_calibration=False, learns_from_tokens=True)
 
 @dataclass(frozen=True)
 class Settings(GateSettings):
-    """Settings of gates learned without a constraint."""
-
     gate_learning_rate: float = 0.02  # peak; DuoAttention's, since the paper gives none
     l1_weight: float = 0.05  # weight of the mean gate, added to the loss
 

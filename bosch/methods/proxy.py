@@ -17,7 +17,7 @@ from torch import Tensor
 
 from bosch.config import above_0, at_least
 from bosch.method import Inputs, MethodTraits, Scores
-from bosch.methods._statistics import AttentionRows, attention_rows, mean_over_rows
+from bosch.methods._statistics import attention_rows, mean_over_rows
 from bosch.run.errors import UserError
 
 traits = MethodTraits(measures=True)
@@ -54,33 +54,27 @@ def score_groups(inputs: Inputs) -> Scores:
         )
 
     def needed_shares(q_HTD: Tensor, k_GTD: Tensor, scaling: float) -> Tensor:
+        """The share of a row's blocks, in the proxy's order, that hold `mass_share` of the mass."""
         total_H = torch.zeros(q_HTD.shape[0], dtype=torch.float64, device=q_HTD.device)
         for rows in attention_rows(q_HTD, k_GTD, scaling, inputs.chunk_elements):
-            weights_HCN = rows.weights_HCS[..., : inputs.num_sink_tokens]
+            weights_HCS = rows.weights_HCS
+            weights_HCN = weights_HCS[..., : inputs.num_sink_tokens]
             # What a sink holds needs no block.
             weights_HCN.masked_fill_(rows.past(inputs.window_tokens, weights_HCN.shape[2]), 0)
-            total_H += needed_blocks(rows, settings, block_tokens).sum(-1)
+            mass_HCK = _block_sums(weights_HCS, block_tokens)
+            proxy_CK = _block_sums(weights_HCS[list(settings.proxy_heads)].amax(0), block_tokens)
+            num_blocks_C1 = rows.queries_C1() // block_tokens + 1
+            blocks_K = torch.arange(proxy_CK.shape[-1], device=proxy_CK.device)
+            proxy_CK = proxy_CK.masked_fill(blocks_K >= num_blocks_C1, -1)  # after the row: last
+            order_CK = proxy_CK.argsort(dim=-1, descending=True, stable=True)
+            reached_HCK = mass_HCK.gather(-1, order_CK.expand_as(mass_HCK)).cumsum(-1)
+            wanted_HC1 = settings.mass_share * reached_HCK[..., -1:]
+            needed_HC = (reached_HCK < wanted_HC1).sum(-1) + 1
+            total_H += (needed_HC / num_blocks_C1[:, 0].double()).sum(-1)
         return total_H
 
     share_LH = mean_over_rows(inputs, "proxy", "shares", needed_shares)
     return Scores.of_heads(share_LH, inputs.num_groups, "global")
-
-
-def needed_blocks(rows: AttentionRows, settings: Settings, block_tokens: int) -> Tensor:
-    """(H, C): the share of a row's blocks, in the proxy's order, that hold `mass_share` of the
-    mass.
-    """
-    proxy_CS = rows.weights_HCS[list(settings.proxy_heads)].amax(0)
-    mass_HCK = _block_sums(rows.weights_HCS, block_tokens)
-    proxy_CK = _block_sums(proxy_CS, block_tokens)
-    num_blocks_C1 = rows.queries_C1() // block_tokens + 1
-    blocks_K = torch.arange(proxy_CK.shape[-1], device=proxy_CK.device)
-    proxy_CK = proxy_CK.masked_fill(blocks_K >= num_blocks_C1, -1)  # after the row: last
-    order_CK = proxy_CK.argsort(dim=-1, descending=True, stable=True)
-    reached_HCK = mass_HCK.gather(-1, order_CK.expand_as(mass_HCK)).cumsum(-1)
-    wanted_HC1 = settings.mass_share * reached_HCK[..., -1:]
-    needed_HC = (reached_HCK < wanted_HC1).sum(-1) + 1
-    return needed_HC / num_blocks_C1[:, 0].double()
 
 
 def _block_sums(weights_S: Tensor, block_tokens: int) -> Tensor:

@@ -43,46 +43,34 @@ def score_groups(inputs: Inputs) -> Scores:
         total_H = torch.full((num_heads,), sees_all, dtype=torch.float64, device=q_HTD.device)
         far_HTD = q_HTD[:, sees_all:]
         for start, stop in chunks(far_HTD, inputs.chunk_elements, window + buffer):
-            rows = start + window, stop + window
-            total_H += local_share(
-                q_HTD, k_GTD, scaling, *rows, window, buffer, inputs.num_sink_tokens
-            ).sum(-1, dtype=torch.float64)
+            share_HC = local_share(q_HTD, k_GTD, scaling, start + window, stop + window)
+            total_H += share_HC.sum(-1, dtype=torch.float64)
         return total_H
+
+    def local_share(q_HTD: Tensor, k_GTD: Tensor, scaling: float, start: int, stop: int) -> Tensor:
+        """(H, C): the estimated share of mass in the window, for rows that see beyond it. The keys
+        of sinks count as inside."""
+        first = max(0, start - window - buffer + 1)
+        scores_HCS = row_scores(q_HTD[:, start:stop], k_GTD[:, first:stop], scaling)
+        queries_C1 = torch.arange(start, stop, device=q_HTD.device)[:, None]
+        lags_CS = queries_C1 - torch.arange(first, stop, device=q_HTD.device)
+        inside_CS = (lags_CS >= 0) & (lags_CS < window)
+        local_HC = scores_HCS.masked_fill(~inside_CS, float("-inf")).logsumexp(-1)
+
+        near_CS = (lags_CS >= window) & (lags_CS < window + buffer)
+        num_near_C = near_CS.sum(-1)
+        mean_HC = (scores_HCS * near_CS).sum(-1) / num_near_C
+        deviation_HCS = (scores_HCS - mean_HC[..., None]) * near_CS
+        variance_HC = deviation_HCS.square().sum(-1) / num_near_C
+        num_far_C = queries_C1[:, 0] - window + 1
+        if num_sinks := inputs.num_sink_tokens:
+            sinks_HCN = row_scores(q_HTD[:, start:stop], k_GTD[:, :num_sinks], scaling)
+            within_CN = torch.arange(num_sinks, device=q_HTD.device) >= num_far_C[:, None]
+            sinks_HC = sinks_HCN.masked_fill(within_CN, float("-inf")).logsumexp(-1)
+            local_HC = torch.logaddexp(local_HC, sinks_HC)
+            num_far_C = (num_far_C - num_sinks).clamp_min(0)
+        far_HC = num_far_C.to(mean_HC.dtype).log() + mean_HC + variance_HC / 2
+        return (local_HC - far_HC).sigmoid()
 
     share_LH = mean_over_rows(inputs, "qada", "shares", local_shares)
     return Scores.of_heads(share_LH, inputs.num_groups, "local")
-
-
-def local_share(
-    q_HTD: Tensor,
-    k_GTD: Tensor,
-    scaling: float,
-    start: int,
-    stop: int,
-    window: int,
-    buffer: int,
-    num_sinks: int = 0,
-) -> Tensor:
-    """(H, C): the estimated share of mass in the window, for rows that see beyond it. The first
-    `num_sinks` keys count as inside."""
-    first = max(0, start - window - buffer + 1)
-    scores_HCS = row_scores(q_HTD[:, start:stop], k_GTD[:, first:stop], scaling)
-    queries_C1 = torch.arange(start, stop, device=q_HTD.device)[:, None]
-    lags_CS = queries_C1 - torch.arange(first, stop, device=q_HTD.device)
-    inside_CS = (lags_CS >= 0) & (lags_CS < window)
-    local_HC = scores_HCS.masked_fill(~inside_CS, float("-inf")).logsumexp(-1)
-
-    near_CS = (lags_CS >= window) & (lags_CS < window + buffer)
-    num_near_C = near_CS.sum(-1)
-    mean_HC = (scores_HCS * near_CS).sum(-1) / num_near_C
-    deviation_HCS = (scores_HCS - mean_HC[..., None]) * near_CS
-    variance_HC = deviation_HCS.square().sum(-1) / num_near_C
-    num_far_C = queries_C1[:, 0] - window + 1
-    if num_sinks:
-        sinks_HCN = row_scores(q_HTD[:, start:stop], k_GTD[:, :num_sinks], scaling)
-        within_CN = torch.arange(num_sinks, device=q_HTD.device) >= num_far_C[:, None]
-        sinks_HC = sinks_HCN.masked_fill(within_CN, float("-inf")).logsumexp(-1)
-        local_HC = torch.logaddexp(local_HC, sinks_HC)
-        num_far_C = (num_far_C - num_sinks).clamp_min(0)
-    far_HC = num_far_C.to(mean_HC.dtype).log() + mean_HC + variance_HC / 2
-    return (local_HC - far_HC).sigmoid()

@@ -58,13 +58,14 @@ def score_groups(inputs: Inputs) -> Scores:
             f"{inputs.calibration.longest} tokens. Build a set with longer contexts."
         )
     # Distance from key to query for the two patterns.
-    echo_lag = block_tokens
-    induction_lag = block_tokens - 1 if settings.induction == "text" else block_tokens + 1
+    lags = {"echo": block_tokens, "induction": block_tokens + 1}
+    if settings.induction == "text":
+        lags["induction"] = block_tokens - 1
 
     def mass_at_lags(q_HTD: Tensor, k_GTD: Tensor, scaling: float) -> Tensor:
         sums_H2 = torch.zeros(q_HTD.shape[0], 2, dtype=torch.float64, device=q_HTD.device)
         for rows in attention_rows(q_HTD, k_GTD, scaling, inputs.chunk_elements):
-            for column, lag in enumerate((echo_lag, induction_lag)):
+            for column, lag in enumerate(lags.values()):
                 queries_N = rows.queries_C1()[:, 0]
                 queries_N = queries_N[queries_N >= max(lag, block_tokens)]
                 weights_HN = rows.weights_HCS[:, queries_N - rows.start, queries_N - lag]
@@ -74,31 +75,26 @@ def score_groups(inputs: Inputs) -> Scores:
     def measure(index: int) -> Result:
         ids_T = probe_tokens(inputs, block_tokens, index)
         sums_LH2 = per_layer(inputs, ids_T, mass_at_lags)
-        return {"echo": sums_LH2[..., 0].tolist(), "induction": sums_LH2[..., 1].tolist()}
+        return {name: sums_LH2[..., n].tolist() for n, name in enumerate(lags)}
 
     results = measure_each(inputs, "razor", settings.probes, "probes", measure)
-    length = REPEATS * block_tokens
-    num_echo = (length - block_tokens) * settings.probes
-    num_induction = (length - max(induction_lag, block_tokens)) * settings.probes
     over = (0, 1) if settings.population == "model" else (1,)
-    echo_LH = z_scores(add_up(results, "echo") / num_echo, over)
-    induction_LH = z_scores(add_up(results, "induction") / num_induction, over)
-    score_LH = torch.maximum(echo_LH, induction_LH)
+    scores_LH = []
+    for name, lag in lags.items():
+        num_rows = (REPEATS * block_tokens - max(lag, block_tokens)) * settings.probes
+        mean_LH = add_up(results, name) / num_rows
+        # In standard deviations of the population from its mean; 0 if all are equal.
+        deviation_LH = mean_LH - mean_LH.mean(over, keepdim=True)
+        spread = deviation_LH.square().mean(over, keepdim=True).sqrt()
+        scores_LH.append(torch.where(spread > 0, deviation_LH / spread, 0.0))
+    score_LH = torch.maximum(*scores_LH)
     return replace(Scores.of_heads(score_LH, inputs.num_groups, "global"), drawn=True)
 
 
 def probe_tokens(inputs: Inputs, block_tokens: int, index: int) -> Tensor:
-    """A block of random ordinary tokens, repeated four times."""
-    ordinary = ordinary_tokens(inputs)
-    generator = torch.Generator().manual_seed(inputs.seed * 1_000_003 + index)
-    drawn = torch.randint(len(ordinary), (block_tokens,), generator=generator)
-    return ordinary[drawn].repeat(REPEATS)
-
-
-def ordinary_tokens(inputs: Inputs) -> Tensor:
-    """Sorted ids of tokens that occur in text: those of the tokenizer without the added ones, or of
-    the haystacks if there is no tokenizer. A vocabulary has more, which a model has hardly
-    learned: control tokens, reserved tokens and padding rows."""
+    """A block of random tokens, repeated four times. They are tokens that occur in text: those of
+    the tokenizer without the added ones, or of the haystacks if there is no tokenizer. A vocabulary
+    has more, which a model has hardly learned: control tokens, reserved tokens and padding rows."""
     config, tokenizer = inputs.model.config, inputs.load_tokenizer()
     if tokenizer is None:
         known = set(torch.cat([each.ids_T for each in inputs.calibration.haystacks]).tolist())
@@ -107,11 +103,7 @@ def ordinary_tokens(inputs: Inputs) -> Tensor:
     for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
         special = getattr(config, name, None)
         known -= set(special) if isinstance(special, list) else {special}
-    return torch.tensor([token for token in sorted(known) if token < config.vocab_size])
-
-
-def z_scores(values_LH: Tensor, over: tuple[int, ...]) -> Tensor:
-    """Deviations from the mean in standard deviations of the population; 0 if all are equal."""
-    deviation_LH = values_LH - values_LH.mean(over, keepdim=True)
-    spread = deviation_LH.square().mean(over, keepdim=True).sqrt()
-    return torch.where(spread > 0, deviation_LH / spread, 0.0)
+    ordinary = torch.tensor([token for token in sorted(known) if token < config.vocab_size])
+    generator = torch.Generator().manual_seed(inputs.seed * 1_000_003 + index)
+    drawn = torch.randint(len(ordinary), (block_tokens,), generator=generator)
+    return ordinary[drawn].repeat(REPEATS)

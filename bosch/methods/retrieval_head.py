@@ -31,12 +31,19 @@ class Settings:
 
 def score_groups(inputs: Inputs) -> Scores:
     def measure(haystack: Haystack) -> Result:
-        rows, copies_NS = copy_targets(haystack)
+        rows, copies = [], []  # that predict answer tokens, and their tokens in the needle
+        positions_T = torch.arange(len(haystack.ids_T))
+        for question in haystack.questions:
+            start, stop = question.needle.start, question.needle.stop
+            in_needle_T = (positions_T >= start) & (positions_T < stop)
+            for row in question.predicting:
+                rows.append(row)
+                copies.append(in_needle_T & (haystack.ids_T == haystack.ids_T[row + 1]))
+        copies_NT = torch.stack(copies)
 
         def copied(q_HTD: Tensor, k_GTD: Tensor, scaling: float) -> Tensor:
             peaks_HN = single_rows(q_HTD, k_GTD, scaling, rows).argmax(-1).cpu()
-            hits_HN = copies_NS[torch.arange(len(rows)), peaks_HN]
-            return hits_HN.sum(-1)
+            return copies_NT[torch.arange(len(rows)), peaks_HN].sum(-1)
 
         return {"copied": per_layer(inputs, haystack.ids_T, copied).tolist()}
 
@@ -48,17 +55,3 @@ def score_groups(inputs: Inputs) -> Scores:
         return Scores.of_heads(share_LH, inputs.num_groups, "global")
     largest_LG = share_LH.unflatten(1, (inputs.num_groups, -1)).amax(-1)
     return Scores(as_table(largest_LG), "global", as_table(share_LH))
-
-
-def copy_targets(haystack: Haystack) -> tuple[list[int], Tensor]:
-    """The rows that predict answer tokens, and for each the keys at which that token occurs in the
-    needle (N, T)."""
-    rows: list[int] = []
-    copies = []
-    positions_T = torch.arange(len(haystack.ids_T))
-    for question in haystack.questions:
-        in_needle_T = (positions_T >= question.needle.start) & (positions_T < question.needle.stop)
-        for row in question.predicting:
-            rows.append(row)
-            copies.append(in_needle_T & (haystack.ids_T == haystack.ids_T[row + 1]))
-    return rows, torch.stack(copies)

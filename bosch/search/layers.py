@@ -1,7 +1,7 @@
 """Runs a stock model layer by layer, so that a search can start at any layer and compute only the
 rows of the answers in the top layer.
 
-It uses the model's own modules, and the results are bit-identical as long as all rows are computed.
+It runs the model's own blocks, so the results are bit-identical as long as all rows are computed.
 `Layers.check` compares with the model itself before a search begins.
 
 Work is counted in layer-forwards: 1 is one layer over one whole haystack under the current mask.
@@ -57,7 +57,7 @@ class Layers:
         self.num_groups: int = model.config.num_key_value_heads
         self.backend: str | None = getattr(model.config, "bosch_backend", None)
         self.block_norms = block_norms(model.config)
-        self.computes_rows_alone = self.block_norms is not None and self._takes_masks()
+        self.takes_masks = self._takes_masks()
         self.work = 0.0  # layer-forwards so far
 
     def embed(self, ids_T: Tensor) -> tuple[Tensor, Rotary]:
@@ -76,12 +76,10 @@ class Layers:
     ) -> Tensor:
         """(1, N, C): the output of a layer under this row of a mask. rows_N: the rows wanted; None:
         all of them."""
-        if rows_N is not None and not self.computes_rows_alone:
-            return self.run(layer, hidden_BTC, rotary, row)[:, rows_N]
-        self.work += self._share(layer, hidden_BTC.shape[1], row, rows_N)
         block, norms = self.layers[layer], self.block_norms
-        if norms is None:  # as the model itself calls a block, whatever is inside
-            out_BTC = block(
+        if rows_N is None or norms is None or not self.takes_masks:
+            self.work += 1
+            out_BTC = block(  # as the model itself calls it
                 hidden_BTC,
                 attention_mask=None,
                 position_embeddings=rotary,
@@ -89,12 +87,13 @@ class Layers:
                 bosch_mask=[row] * len(self.layers),
                 bosch_window=self.window_tokens,
             )
-            return out_BTC[0] if isinstance(out_BTC, tuple) else out_BTC
+            out_BTC = out_BTC[0] if isinstance(out_BTC, tuple) else out_BTC
+            return out_BTC if rows_N is None else out_BTC[:, rows_N]
+        self.work += self._share(layer, hidden_BTC.shape[1], row, rows_N.tolist())
         entering_BTC = apply_norm(block, norms.before_attention, hidden_BTC)
         mixed_BNE = self._attention(block.self_attn, entering_BTC, rotary, row, rows_N)
         attended_BNC = block.self_attn.o_proj(mixed_BNE)
-        hidden_BNC = hidden_BTC if rows_N is None else hidden_BTC[:, rows_N]
-        hidden_BNC = hidden_BNC + apply_norm(block, norms.after_attention, attended_BNC)
+        hidden_BNC = hidden_BTC[:, rows_N] + apply_norm(block, norms.after_attention, attended_BNC)
         out_BNC = block.mlp(apply_norm(block, norms.before_mlp, hidden_BNC))
         if isinstance(out_BNC, tuple):  # experts that return their router's logits too
             out_BNC = out_BNC[0]
@@ -111,26 +110,18 @@ class Layers:
         return refusal(self.backend, call) is None
 
     def _attention(
-        self,
-        attention: Any,
-        x_BTC: Tensor,
-        rotary: Rotary,
-        row: Sequence[int],
-        rows_N: Tensor | None,
+        self, attention: Any, x_BTC: Tensor, rotary: Rotary, row: Sequence[int], rows_N: Tensor
     ) -> Tensor:
         """(1, N, H * D): the input of the output projection."""
         rotate = sys.modules[type(attention).__module__].apply_rotary_pos_emb
         k_BGTD, v_BGTD = _heads(attention, "k", x_BTC), _heads(attention, "v", x_BTC)
-        if rows_N is None:
-            q_BHND, k_BGTD = rotate(_heads(attention, "q", x_BTC), k_BGTD, *rotary)
-        else:
-            q_BHND = _heads(attention, "q", x_BTC[:, rows_N])
-            q_BHND, _ = rotate(q_BHND, q_BHND, rotary[0][:, rows_N], rotary[1][:, rows_N])
-            k_BGTD, _ = rotate(k_BGTD, k_BGTD, *rotary)
-            # Which keys each row sees, on the window and in full.
-            distance_NT = rows_N[:, None] - torch.arange(x_BTC.shape[1], device=rows_N.device)
-            full_NT = distance_NT >= 0
-            visible_NT = full_NT & (distance_NT < self.window_tokens), full_NT
+        q_BHND = _heads(attention, "q", x_BTC[:, rows_N])
+        q_BHND, _ = rotate(q_BHND, q_BHND, rotary[0][:, rows_N], rotary[1][:, rows_N])
+        k_BGTD, _ = rotate(k_BGTD, k_BGTD, *rotary)
+        # Which keys each row sees, on the window and in full.
+        distance_NT = rows_N[:, None] - torch.arange(x_BTC.shape[1], device=rows_N.device)
+        full_NT = distance_NT >= 0
+        visible_NT = full_NT & (distance_NT < self.window_tokens), full_NT
         q_BGRND = q_BHND.unflatten(1, (self.num_groups, -1))
         parts_BNRD: dict[int, Tensor] = {}  # by group
         source = attached_source(attention) if x_BTC.shape[1] > self.window_tokens else None
@@ -143,17 +134,13 @@ class Layers:
                 _pick(k_BGTD, groups),
                 _pick(v_BGTD, groups),
                 scaling=attention.scaling,
-                window_tokens=None if bit or rows_N is not None else self.window_tokens,
-                mask_BNTS=None if rows_N is None else visible_NT[bit][None, None],
+                mask_BNTS=visible_NT[bit][None, None],
             )
             if not bit and source is not None:
-                place_N = torch.arange(x_BTC.shape[1]) if rows_N is None else rows_N
-                beyond_BN = (place_N.to(x_BTC.device) - self.window_tokens)[None]
-                sink = sink_beyond(source, beyond_BN, k_BGTD, v_BGTD)
+                sink = sink_beyond(source, (rows_N - self.window_tokens)[None], k_BGTD, v_BGTD)
                 call = replace(call, sink=sink.of_groups(groups))
             out_BNGRD = attend(call, self.backend).transpose(1, 2).unflatten(2, (len(groups), -1))
-            for group, out_BNRD in zip(groups, out_BNGRD.unbind(2), strict=True):
-                parts_BNRD[group] = out_BNRD
+            parts_BNRD |= zip(groups, out_BNGRD.unbind(2), strict=True)
         return torch.cat([parts_BNRD[group] for group in range(self.num_groups)], dim=2).flatten(2)
 
     def log_probabilities(self, hidden_BNC: Tensor) -> Tensor:
@@ -180,8 +167,9 @@ class Layers:
         layers, groups = range(len(self.layers)), range(self.num_groups)
         z = [[(layer + group) % 2 for group in groups] for layer in layers]
         hidden_BTC, rotary = self.embed(ids_T)
-        for layer, row in enumerate(z):
-            hidden_BTC = self.run(layer, hidden_BTC, rotary, row)
+        for layer, row in enumerate(z):  # the last one by its rows
+            rows_N = torch.arange(len(ids_T), device=ids_T.device) if row is z[-1] else None
+            hidden_BTC = self.run(layer, hidden_BTC, rotary, row, rows_N)
         layered_BTC = self.core.norm(hidden_BTC)
         expected_BTC = self.core(
             ids_T[None], use_cache=False, bosch_mask=z, bosch_window=self.window_tokens
@@ -198,13 +186,9 @@ class Layers:
                 "transformers."
             )
 
-    def _share(
-        self, layer: int, num_tokens: int, row: Sequence[int], rows_N: Tensor | None
-    ) -> float:
+    def _share(self, layer: int, num_tokens: int, row: Sequence[int], rows: list[int]) -> float:
         """The share of the layer's multiplications that the computed rows take."""
-        if rows_N is None:
-            return 1.0
-        rows, weights = rows_N.tolist(), self._weights[layer]
+        weights = self._weights[layer]
         part = num_tokens * weights["kv"] + len(rows) * (weights["q"] + weights["rest"])
         whole = num_tokens * sum(weights.values())
         for bit in row:
