@@ -26,7 +26,7 @@ from bosch.method import Inputs, Table
 from bosch.run.errors import UserError
 from bosch.run.progress import Bar, say, track
 from bosch.search.evaluations import MaskObjective, open_objective
-from bosch.search.objective import Anchors, SearchEnded, Value, Z, find_anchors, weighted
+from bosch.search.objective import Anchors, SearchEnded, Value, Z, find_anchors
 from bosch.search.optimizers._interface import (
     WITH_PENALTY,
     Assignment,
@@ -156,12 +156,9 @@ class Search:
                 starts=() if self.settings.optimizer in WITH_PENALTY else tuple(starts),
                 prior=priors[0] if priors else (),
                 anchors=self.anchors,
-                alpha=self.settings.alpha,
-                best_possible=weighted(self.settings.objective, 1.0, 1.0, 0.0),
+                settings=self.settings,
                 enough=enough,
                 exact_values=exact_values,
-                end_early_in_nomad=self.settings.nomad_early_end,
-                masks_at_once=self.settings.masks_at_once,
                 questions=self.objective.questions,
                 known=known,
             )

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,6 +22,7 @@ from bosch.search.objective import Anchors, Means, SearchEnded, Value
 from bosch.search.optimizers import nomad
 from bosch.search.optimizers._interface import PACKAGE, Assignment, Problem, optimize
 from bosch.search.optimizers._surrogate import Surrogate
+from bosch.search.settings import SearchSettings
 
 OPTIMIZERS = list_plugins(PACKAGE)
 DENSE = Value(1.0, True, 1.0, 1.0, 0.0)
@@ -107,10 +109,13 @@ def test_the_quota_and_the_evaluations_are_met(name: str, quota: int, evaluation
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [*((name, {}) for name in OPTIMIZERS), ("nomad", {"end_early_in_nomad": True})],
+    [
+        *((name, {}) for name in OPTIMIZERS),
+        ("nomad", {"settings": SearchSettings(nomad_early_end=True)}),
+    ],
 )
 def test_the_same_seed_tries_the_same_masks_whatever_ends_early(
-    name: str, options: dict[str, bool]
+    name: str, options: dict[str, Any]
 ) -> None:
     tried = []
     for end_early in (True, False, True):

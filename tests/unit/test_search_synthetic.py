@@ -95,7 +95,6 @@ def test_guided_swaps_find_better_masks_with_as_many_evaluations() -> None:
                 anchors=Anchors(Value(2.0, True, 1.0, 1.0, 0.0), 0.0, 2.4),
                 starts=tuple(repair((1,) * SIZE, QUOTA, ranking) for ranking in rankings),
                 prior=rankings[0],
-                best_possible=2.0,
                 questions=[QUESTIONS] * TEXTS,
             )
             solution = optimize(optimizer, problem)

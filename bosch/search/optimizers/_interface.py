@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from bosch.plugins import load_plugin
 from bosch.search.objective import Anchors, SearchEnded, Value
+from bosch.search.settings import SearchSettings
 
 PACKAGE = "bosch.search.optimizers"
 SMALLEST_STEP = 1e-4  # between two values, which are rounded to it
@@ -32,16 +33,13 @@ class Problem:
     evaluate: Callable[[Sequence[Assignment], float | None], list[Value]]
     max_evaluations: int  # distinct masks
     anchors: Anchors  # of the loss, for optimizers that may leave the quota
+    settings: SearchSettings = field(default_factory=SearchSettings)
     seed: int = 0
     # Masks to start from. Optimizers that keep the quota repair those that miss it.
     starts: tuple[Assignment, ...] = ()
     prior: Sequence[float] = ()  # how global each variable is thought to be
-    alpha: float = 100.0
-    best_possible: float = 1.0  # no value is above it
     enough: float = math.inf  # a mask of the quota with this value ends the search
     exact_values: bool = False  # for statistics: no evaluation is stopped early
-    end_early_in_nomad: bool = False  # its models then see bounds instead of some values
-    masks_at_once: int = 1  # of optimizers that can propose several
     known: Mapping[Assignment, Value] = field(default_factory=dict)  # from before
     questions: Sequence[int] = ()  # on each haystack
 
@@ -50,7 +48,7 @@ class Problem:
         groups of the model it is equation 3."""
         num = self.num_variables
         deviation = assignment.count(0) / num - self.quota / num
-        return self.alpha * deviation**2 - self.anchors.normalized(value)
+        return self.settings.alpha * deviation**2 - self.anchors.normalized(value)
 
     def value_for(self, assignment: Assignment, loss: float) -> float:
         """The value at which a mask has this loss."""

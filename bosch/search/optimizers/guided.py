@@ -26,7 +26,7 @@ def search(trials: Trials) -> None:
             for gain, i, j in surrogate.gains(current)
             if (neighbor := swapped(current, [i], [j])) not in trials.table
         )
-        proposals = [mask for *_, mask in heapq.nlargest(problem.masks_at_once, untried)]
+        proposals = [mask for *_, mask in heapq.nlargest(problem.settings.masks_at_once, untried)]
         current = accept(trials, current, proposals) if proposals else kick(trials, draw)
 
 

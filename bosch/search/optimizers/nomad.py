@@ -62,7 +62,7 @@ def search(trials: Trials) -> None:
             if kind == "end":
                 break
             threshold = None
-            if problem.end_early_in_nomad and least < math.inf:
+            if problem.settings.nomad_early_end and least < math.inf:
                 threshold = problem.value_for(content, least)
                 if problem.meets_quota(content):
                     threshold = min(threshold, trials.best_value)

@@ -8,6 +8,7 @@ evaluation. Other evaluations may stop early for the same reason.
 
 import random
 
+from bosch.search.objective import weighted
 from bosch.search.optimizers._interface import SMALLEST_STEP, Trials
 
 FLIPS_PER_EVALUATION = 1_000  # ends a search that finds no new mask
@@ -18,11 +19,12 @@ def search(trials: Trials) -> None:
     draw = random.Random(problem.seed)
     current = problem.first_start
     present = problem.loss(current, trials.try_mask(current).value)
+    best_possible = weighted(problem.settings.objective, 1.0, 1.0, 0.0)
     for _ in range(FLIPS_PER_EVALUATION * problem.max_evaluations):
         flips = (draw.random() < 1 / problem.num_variables for _ in current)
         assignment = tuple(bit ^ flip for bit, flip in zip(current, flips, strict=True))
         needed = problem.value_for(assignment, present)
-        if assignment in trials.table or needed > problem.best_possible:
+        if assignment in trials.table or needed > best_possible:
             continue
         # One step lower, since values are rounded: a mask as good as the current one is accepted.
         threshold = needed - SMALLEST_STEP
