@@ -79,29 +79,21 @@ def measure_haystack(inputs: Inputs, haystack: Haystack) -> Result:
             use_cache=False,
             bosch_collect_gradient=collect,
         ).last_hidden_state
-        gradient_TD = loss_gradient(model, hidden_BTD[0].detach(), haystack, settings.loss_tokens)
-        hidden_BTD.backward(gradient_TD[None])
+        # The gradient of the loss at the last hidden states, a few rows of logits at a time.
+        spans = [question.predicting for question in haystack.questions]
+        if settings.loss_tokens == "all":
+            spans = [range(len(ids_T) - 1)]
+        last_TD, head = hidden_BTD[0].detach().requires_grad_(), model.get_output_embeddings()
+        for span in spans:
+            for start in range(span.start, span.stop, HEAD_ROWS):
+                stop = min(start + HEAD_ROWS, span.stop)
+                logits_NV = head(last_TD[start:stop])
+                logits_NV = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32))
+                next_N = ids_T[start + 1 : stop + 1].to(logits_NV.device)
+                (F.cross_entropy(logits_NV, next_N, reduction="sum") / len(span)).backward()
+        hidden_BTD.backward(last_TD.grad[None])
     local, total = zip(*(sums[layer] for layer in range(inputs.num_layers)), strict=True)
     return {"local": local, "total": total}
-
-
-def loss_gradient(
-    model: PreTrainedModel, hidden_TD: Tensor, haystack: Haystack, loss_tokens: str
-) -> Tensor:
-    """Of the cross-entropy, by the last hidden states; computed a few rows of logits at a time."""
-    answers = [question.predicting for question in haystack.questions]
-    spans = answers if loss_tokens == "answer" else [range(len(haystack.ids_T) - 1)]
-    hidden_TD.requires_grad_()
-    head: Any = model.get_output_embeddings()
-    for span in spans:
-        for start in range(span.start, span.stop, HEAD_ROWS):
-            stop = min(start + HEAD_ROWS, span.stop)
-            logits_NV = head(hidden_TD[start:stop])
-            logits_NV = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32))
-            next_N = haystack.ids_T[start + 1 : stop + 1].to(logits_NV.device)
-            (F.cross_entropy(logits_NV, next_N, reduction="sum") / len(span)).backward()
-    assert hidden_TD.grad is not None
-    return hidden_TD.grad
 
 
 @contextmanager

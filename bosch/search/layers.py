@@ -208,8 +208,8 @@ class Layers:
         for module in self.layers:
             matrices = [p for p in module.mlp.parameters() if p.dim() > 1]
             mlp = sum(p.numel() * (used if p.dim() == 3 else 1.0) for p in matrices)
-            own = {name: getattr(module.self_attn, f"{name}_proj").weight for name in "qkvo"}
-            q, k, v, out = (weight.numel() for weight in own.values())
+            attention = module.self_attn
+            q, k, v, out = (getattr(attention, f"{name}_proj").weight.numel() for name in "qkvo")
             table.append({"q": q, "kv": k + v, "rest": out + mlp})
         return table
 

@@ -1,21 +1,40 @@
 """The three stages of the paper.
 
 stage 1  localize_parts: what does windowing each layer cost?
-stage 2  choose_groups: how many groups of each layer get the window?
+stage 2  allocate_ratios: how many groups of each layer get the window?
 stage 3  choose_groups: which ones?
+
+Stage 2 is algorithm 2 in whole numbers, so that the ratio is met exactly and the loop ends. Line 6
+is read with the opposite sign: as printed, the most harmful layer would count as the easiest. The
+paper clips and scales the drops to weights but only uses their order, so the drops are sorted here.
 """
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import pairwise
 from statistics import fmean
 
-from bosch.masks.mask import num_windowed
+from bosch.config import MaskConfig
+from bosch.masks.mask import check_ratio, num_windowed
 from bosch.method import Table
+from bosch.run.errors import UserError
 from bosch.run.progress import say
 from bosch.search.objective import rounded
 from bosch.search.optimizers._interface import Solution
-from bosch.search.ratios import Subproblem, allocate_ratios, cut, plan_subproblems
 from bosch.search.search import Search, count_solving
 from bosch.search.settings import StageSettings
+
+
+@dataclass(frozen=True)
+class Subproblem:
+    """Which `num_windowed` of the groups of some layers get the window."""
+
+    layers: tuple[int, ...]  # ascending
+    ratio: float
+    num_windowed: int  # in all these layers: single ones may deviate from the ratio
+    evaluations: int  # 0 (nothing to choose), the number of candidates, or kappa x layers
 
 
 def localize_parts(
@@ -130,3 +149,121 @@ def describe_layers(layers: Sequence[int]) -> str:
     if last - first == len(layers) - 1:
         return f"layers {first}-{last}"
     return "layers " + " ".join(map(str, layers))
+
+
+# ------------------------------------------------------------------ the rules of stages 2 and 3
+
+
+def allocate_ratios(
+    stage1_scores: Sequence[float],
+    dense_score: float,
+    rho: float,
+    num_groups: int,
+    buckets: Sequence[float] = MaskConfig.ratio_buckets,
+    tie_scores: Sequence[float] | None = None,
+) -> tuple[float, ...]:
+    """Each layer's share of groups on the window; together exactly the groups that `rho` demands.
+
+    `stage1_scores[i]` is the score with layers i and above localized; layer 0 is at the bottom.
+    `tie_scores`, another score in the same order with the dense model's last, decide between equal
+    drops; if those are equal too, the lower layer counts as harder. A harder layer never gets a
+    larger share.
+    """
+    num_layers = len(stage1_scores)
+    counts = _bucket_counts(buckets, num_groups)
+    total = num_windowed(rho, num_layers, num_groups)
+    least, most = counts[0] * num_layers, counts[-1] * num_layers
+    if not least <= total <= most:
+        raise UserError(
+            f"A ratio of {rho:g} puts {total} of {num_layers * num_groups} groups on the window, "
+            f"but buckets from {counts[0]} to {counts[-1]} groups per layer allow {least} to "
+            f"{most}; choose other buckets."
+        )
+    hard = hardest_first(stage1_scores, dense_score, tie_scores)
+    # The hardest layers go into the first bucket.
+    parts = enumerate(cut(hard, num_parts=len(counts)))
+    bucket_of = {layer: bucket for bucket, part in parts for layer in part}
+    # Lines 14 to 33: layers move between neighboring buckets until the total is met. A step is
+    # taken unless it overshoots. What remains when no step fits is less than any step, and goes to
+    # a single layer: the easiest that can give up more, or the hardest that can get some back.
+    missing = total - sum(counts[bucket] for bucket in bucket_of.values())
+    step, last, layers = (1, len(counts) - 1, hard[::-1]) if missing > 0 else (-1, 0, hard)
+    moved = True
+    while missing and moved:
+        moved = False
+        for layer in layers:
+            if (bucket := bucket_of[layer]) == last:
+                continue
+            change = counts[bucket + step] - counts[bucket]
+            if abs(change) <= abs(missing):
+                bucket_of[layer] += step
+                missing -= change
+                moved = True
+    windowed = {layer: counts[bucket] for layer, bucket in bucket_of.items()}
+    if missing:
+        windowed[next(layer for layer in layers if bucket_of[layer] != last)] += missing
+    return tuple(windowed[layer] / num_groups for layer in range(num_layers))
+
+
+def hardest_first(
+    stage1_scores: Sequence[float], dense_score: float, tie_scores: Sequence[float] | None = None
+) -> list[int]:
+    """Layers sorted by the cost of localizing them, highest first."""
+    num_layers = len(stage1_scores)
+    drops = _layer_drops([*stage1_scores, dense_score])
+    ties = _layer_drops(tie_scores or [0.0] * (num_layers + 1))
+    return sorted(range(num_layers), key=lambda layer: (-drops[layer], -ties[layer], layer))
+
+
+def _layer_drops(scores: Sequence[float]) -> list[Fraction]:
+    """The score before each layer is localized minus the score after; the dense model's is last."""
+    exact = []
+    for score in scores:
+        # Shares of examples become exact fractions, so that equal drops are equal: in floats 0.3 -
+        # 0.2 is not 0.2 - 0.1. Other numbers stay as they are.
+        share = Fraction(score).limit_denominator(10_000)
+        exact.append(share if float(share) == score else Fraction(score))
+    return [before - after for after, before in pairwise(exact)]
+
+
+def _bucket_counts(buckets: Sequence[float], num_groups: int) -> list[int]:
+    """Windowed groups per layer in each bucket. Buckets that are not a whole number of groups are
+    dropped: with two groups per layer, 0, 0.5 and 1 of the usual five remain."""
+    for bucket in buckets:
+        check_ratio(bucket)
+    if list(buckets) != sorted(set(buckets)):
+        raise UserError(f"buckets must be in increasing order, but are {tuple(buckets)}.")
+    sizes = [bucket * num_groups for bucket in buckets]
+    counts = [round(size) for size in sizes if abs(size - round(size)) < 1e-9]
+    if not counts:
+        raise UserError(
+            f"None of the buckets {tuple(buckets)} is a whole number of {num_groups} groups."
+        )
+    return counts
+
+
+def plan_subproblems(
+    ratios: Sequence[float], num_groups: int, kappa: int, max_layers: int
+) -> list[Subproblem]:
+    """The subproblems in the order in which stage 3 solves them: larger ratios first, and within a
+    ratio from the bottom up.
+
+    Layers of one ratio are split by depth into parts of at most `max_layers`: the layers below a
+    part are then not run again for each candidate. Each part gets `kappa` evaluations per layer; if
+    it has no more candidates than that, all are tried."""
+    plan = []
+    for ratio in sorted(set(ratios), reverse=True):
+        same = [layer for layer, share in enumerate(ratios) if share == ratio]
+        for layers in cut(same, num_parts=-(-len(same) // max_layers)):
+            windowed = num_windowed(ratio, len(layers), num_groups)
+            candidates = math.comb(len(layers) * num_groups, windowed)
+            evaluations = min(candidates, kappa * len(layers)) if candidates > 1 else 0
+            plan.append(Subproblem(layers, ratio, windowed, evaluations))
+    return plan
+
+
+def cut(layers: Sequence[int], num_parts: int) -> list[tuple[int, ...]]:
+    """Split into parts whose sizes differ by at most one, larger first (as numpy.array_split)."""
+    size, larger = divmod(len(layers), num_parts)
+    bounds = [part * size + min(part, larger) for part in range(num_parts + 1)]
+    return [tuple(layers[a:b]) for a, b in pairwise(bounds)]

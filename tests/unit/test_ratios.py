@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from bosch.masks.mask import num_windowed
 from bosch.run.errors import UserError
-from bosch.search.ratios import allocate_ratios, hardest_first, plan_subproblems
+from bosch.search.stages import allocate_ratios, hardest_first, plan_subproblems
 
 FIVE = (0.0, 0.25, 0.5, 0.75, 1.0)
 

@@ -23,8 +23,8 @@ from bosch.search import finish
 from bosch.search import settings as search_settings
 from bosch.search.objective import rounded, weighted
 from bosch.search.outcomes import FILE
-from bosch.search.ratios import plan_subproblems
 from bosch.search.settings import Accelerations
+from bosch.search.stages import plan_subproblems
 from tests.attention_matrices import inputs_of
 from tests.search_cases import WINDOW, answered_calibration, small_model
 
