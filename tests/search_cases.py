@@ -20,7 +20,7 @@ from tests.model_factory import TINY, tiny_model
 WINDOW = 8
 LENGTHS = (40, 33, 47, 29)
 LAYERS, GROUPS = 3, 4  # of the tiny model
-FULL = ((1,) * GROUPS,) * LAYERS
+FULL, LOCAL = ((1,) * GROUPS,) * LAYERS, ((0,) * GROUPS,) * LAYERS
 
 
 @torch.no_grad()  # not inference mode: methods take gradients on these texts

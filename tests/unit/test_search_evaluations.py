@@ -23,6 +23,7 @@ from tests.attention_matrices import inputs_of
 from tests.model_factory import MIXED
 from tests.search_cases import (
     FULL,
+    LOCAL,
     WINDOW,
     answered_calibration,
     random_masks,
@@ -30,7 +31,6 @@ from tests.search_cases import (
     swap_search,
 )
 
-LOCAL = ((0,) * 4,) * 3
 OUTCOME = {0: Means(0.5, 0.25, -1.5), 1: Means(1.0, 0.75, -0.5)}
 ACCURACY = SearchSettings()
 

@@ -28,7 +28,8 @@ from bosch.run.errors import UserError
 from bosch.run.files import verify_folder
 from bosch.run.folder import RunFolder
 from bosch.run.stage import Artifact, Stage
-from tests.attention_matrices import inputs_of, toy_calibration
+from tests.attention_matrices import toy_calibration
+from tests.convex_toy import inputs_without_model
 from tests.faults.search_program import wait
 from tests.fork_server import launch_environment, start
 from tests.model_factory import tiny_model
@@ -161,14 +162,12 @@ def test_the_set_of_a_run_is_found_where_runs_share_it(tmp_path: Path) -> None:
 # --- from scores to a mask ---
 
 
-def ranked(tmp_path: Path, ratio: float, seed: int = 0) -> Inputs:
-    model = tiny_model("qwen3", num_hidden_layers=2, num_attention_heads=4)
-    calibration = toy_calibration(64, count=1)
-    return inputs_of(random_groups, model, calibration, tmp_path, ratio=ratio, seed=seed)
+def ranked(ratio: float, seed: int = 0) -> Inputs:
+    return inputs_without_model(random_groups, (2, 4), ratio, seed=seed)
 
 
-def test_the_most_local_groups_go_on_the_window(tmp_path: Path) -> None:
-    inputs = ranked(tmp_path, ratio=0.25)
+def test_the_most_local_groups_go_on_the_window() -> None:
+    inputs = ranked(ratio=0.25)
     table = ((0.1, 0.9, 0.3, 0.4), (0.5, 0.6, 0.7, 0.8))
     local = choose_most_local(Scores(table, "local"), inputs)
     assert local.mask.row_texts() == ["1011", "1110"]
@@ -177,63 +176,50 @@ def test_the_most_local_groups_go_on_the_window(tmp_path: Path) -> None:
     assert local.details == {"tie": None}
 
 
-def test_ties_are_drawn_by_the_seed_and_recorded(tmp_path: Path) -> None:
+def test_ties_are_drawn_by_the_seed_and_recorded() -> None:
     table = ((0.9, 0.5, 0.5, 0.5), (0.5, 0.1, 0.1, 0.1))
     chosen = set()
     for seed in range(12):
-        selection = choose_most_local(Scores(table, "local"), ranked(tmp_path, 0.5, seed))
+        selection = choose_most_local(Scores(table, "local"), ranked(0.5, seed))
         assert selection.mask.num_windowed == 4
         assert selection.mask.z[0][0] == 0
         assert selection.details["tie"] == {"value": 0.5, "num_tied": 4, "num_windowed": 3}
         assert selection.drawn
         chosen.add(selection.mask)
     assert len(chosen) > 1
-    again = choose_most_local(Scores(table, "local"), ranked(tmp_path, 0.5, seed=3))
-    assert again == choose_most_local(Scores(table, "local"), ranked(tmp_path, 0.5, seed=3))
+    one, two = (choose_most_local(Scores(table, "local"), ranked(0.5, 3)) for _ in range(2))
+    assert one == two
 
 
-def test_a_score_that_is_not_finite_is_refused(tmp_path: Path) -> None:
-    table = ((0.9, 0.5, 0.5, 0.5), (0.5, math.nan, 0.1, 0.1))
+def test_a_score_that_is_not_finite_is_refused() -> None:
     with pytest.raises(UserError, match="layer 1, group 1 is nan"):
-        choose_most_local(Scores(table, "local"), ranked(tmp_path, 0.5))
+        Scores(((0.9, 0.5, 0.5, 0.5), (0.5, math.nan, 0.1, 0.1)), "local")
 
 
 # --- masks from files ---
 
 
-@pytest.fixture
-def inputs(tmp_path: Path) -> Inputs:
-    """A mask from a file, at a ratio of 0.5."""
-    model = tiny_model("qwen3", num_hidden_layers=2)
-    return inputs_of(from_file, model, toy_calibration(64, count=1), tmp_path)
+def take(path: Path, **changes: Any) -> Selection:
+    inputs = inputs_without_model(from_file, (2, 4), 0.5, path=path)
+    return make_mask("from_file", replace(inputs, **changes))
 
 
-@pytest.fixture
-def record(inputs: Inputs) -> MaskFile:
-    mask = random_groups.select(inputs).mask
-    return MaskFile(mask, inputs.model_info, "random_groups", inputs.ratio)
-
-
-def take(inputs: Inputs, path: Path, **changes: Any) -> Selection:
-    return make_mask("from_file", replace(inputs, settings=from_file.Settings(path), **changes))
-
-
-def test_a_mask_comes_back_from_its_file_and_from_a_table(
-    inputs: Inputs, record: MaskFile, tmp_path: Path
-) -> None:
+def test_a_mask_comes_back_from_its_file_and_from_a_table(tmp_path: Path) -> None:
+    inputs = ranked(0.5)
+    record = MaskFile(random_groups.select(inputs).mask, inputs.model_info, "random_groups", 0.5)
     path, table = tmp_path / "mask.json", tmp_path / "heads.tsv"
     write_mask(path, record)
     export_mask(record, table)
     for file in (path, table):
-        assert take(inputs, file).mask == record.mask
-        wider = take(inputs, file, window_tokens=48)
+        assert take(file).mask == record.mask
+        wider = take(file, window_tokens=48)
         assert wider.mask.window_tokens == 48
         assert any("48" in note for note in wider.notes)
     # Zeros and ones as real numbers can be cut at any ratio.
-    assert take(inputs, table, ratio=0.25).mask.num_windowed == 2
+    assert take(table, ratio=0.25).mask.num_windowed == 2
     with pytest.raises(UserError, match=rf"{path}.* 4 of 8 .*--ratio 0\.5\."):
-        take(inputs, path, ratio=0.25)
+        take(path, ratio=0.25)
     other = replace(record, model=replace(record.model, weight_hash="e" * 32))
     write_mask(tmp_path / "other.json", other)
-    with pytest.raises(UserError, match="random/model"):
-        take(inputs, tmp_path / "other.json")
+    with pytest.raises(UserError, match="any/model"):
+        take(tmp_path / "other.json")

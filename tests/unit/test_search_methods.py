@@ -154,9 +154,6 @@ def test_multi_takes_several_layers_at_once_and_layer_whole_ones(run: Any) -> No
     assert (step["method"], step["evaluations"], step["num_variables"]) == ("exhaustive", 3, 3)
 
 
-# --- what does not change the result ---
-
-
 # --- limits ---
 
 

@@ -14,6 +14,8 @@ from bosch.search.scorer import Scorer
 from bosch.search.settings import Accelerations, SearchSettings
 from tests.model_factory import FAMILIES, MIXED, tiny_model
 from tests.search_cases import (
+    FULL,
+    LOCAL,
     WINDOW,
     ModelObjective,
     answered_calibration,
@@ -28,7 +30,6 @@ from tests.search_cases import (
 KERNELS = 1e-6  # scores of different kernels may differ by this before rounding
 ALL = Accelerations()
 ONE_OFF = [replace(ALL, **{name: False}) for name, value in vars(ALL).items() if value is True]
-FULL, LOCAL = ((1,) * 4,) * 3, ((0,) * 4,) * 3
 
 
 @pytest.mark.parametrize("family", FAMILIES)
