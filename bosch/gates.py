@@ -13,8 +13,7 @@ An augmented Lagrangian holds the share of closed gates at the ratio (its equati
 
 is minimized over weights and gates and maximized over the two multipliers, all in the same step.
 The multipliers start at 0. While too few gates are closed, the linear one falls below 0 and pushes
-gates to close; the quadratic one can only grow.
-"""
+gates to close; the quadratic one can only grow."""
 # L layers, G groups a layer, C constraints, N gates in any shape, U units that have a gate each:
 # (L, G) groups or (L, 1) layers
 
@@ -68,8 +67,7 @@ class ConstrainedGates(nn.Module):
     """The gates of a model and their multipliers: everything that is learned besides the weights.
 
     They are in float32 and complete on every rank. They get no weight decay, and do not count in
-    the norm by which the weights' gradients are clipped.
-    """
+    the norm by which the weights' gradients are clipped."""
 
     is_settled_at_the_ends = True  # a gate at 0 or 1 gets no gradient from the model
     threshold = 0.0  # ConSA closes what is at or below it (equation 11)
@@ -241,8 +239,7 @@ def lowest(
 
     ConSA's threshold meets the ratio only as closely as learning has converged: a gate with alpha
     between -4 and 0 is still open at times, which counts in the constraint, but is closed in the
-    mask.
-    """
+    mask."""
     num_layers, num_columns = len(table_U), len(table_U[0])
     total = num_windowed(ratio, num_layers, num_columns)
     if granularity != "head-per-layer":

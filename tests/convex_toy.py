@@ -1,6 +1,5 @@
 """A problem whose best mask is known: each group adds its cost times (1 - z)^2 to the loss. And a
-function that trains gates on it, without a model.
-"""
+function that trains gates on it, without a model."""
 # L layers, G groups a layer
 
 from dataclasses import dataclass

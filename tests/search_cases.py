@@ -1,7 +1,7 @@
 """Small searches for tests: haystacks that a random model answers, the score of a mask by the model
-itself, and three simple searches.
-"""
+itself, and three simple searches."""
 
+import functools
 import itertools
 import math
 import random
@@ -27,8 +27,7 @@ FULL, LOCAL = ((1,) * GROUPS,) * LAYERS, ((0,) * GROUPS,) * LAYERS
 def answered_calibration(model: PreTrainedModel, lengths: tuple[int, ...] = LENGTHS) -> Calibration:
     """Random texts with two questions each, answered by the dense model: it scores 1, and masks
     score less. The first answer needs one token more than a window holds, so masks differ in it;
-    the second needs most of the text.
-    """
+    the second needs most of the text."""
     haystacks = []
     for number, length in enumerate(lengths):
         generator = torch.Generator().manual_seed(number)
@@ -59,17 +58,15 @@ def score_by_the_model(
     return sum(correct) / count, sum(map(math.exp, logs)) / count, sum(logs) / count
 
 
-class ModelObjective:
+def model_objective(model: PreTrainedModel, calibration: Calibration, name: str) -> Any:
     """An objective that only runs the model."""
 
-    def __init__(self, model: PreTrainedModel, calibration: Calibration, name: str) -> None:
-        self.model, self.calibration, self.name = model, calibration, name
-        self.scores: dict[Z, tuple[float, float, float]] = {}
+    @functools.cache
+    def value_of(z: Z) -> Value:
+        scores = score_by_the_model(model, calibration, z)
+        return Value(rounded(weighted(name, *scores)), True, *scores)
 
-    def __call__(self, z: Z, threshold: float | None = None, stage: str = "") -> Value:
-        if z not in self.scores:
-            self.scores[z] = score_by_the_model(self.model, self.calibration, z)
-        return Value(rounded(weighted(self.name, *self.scores[z])), True, *self.scores[z])
+    return lambda z, threshold=None, stage="": value_of(z)
 
 
 def objective_of(

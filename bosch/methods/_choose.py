@@ -1,6 +1,5 @@
 """Runs a method, turns scores into the exact mask, and writes the files of the stage `mask`:
-mask.json, scores.json and time.json.
-"""
+mask.json, scores.json and time.json."""
 
 import json
 import time
@@ -32,10 +31,8 @@ def make_mask(name: str, inputs: Inputs) -> Selection:
         if inputs.num_windowed in (0, len(everything)):
             mask = inputs.mask_of(everything[: inputs.num_windowed])
             return Selection(mask, notes=("all groups are alike at this ratio; nothing to learn",))
-    ranks = hasattr(method, "score_groups")
-    return (
-        choose_most_local(method.score_groups(inputs), inputs) if ranks else method.select(inputs)
-    )
+    rank = getattr(method, "score_groups", None)
+    return choose_most_local(rank(inputs), inputs) if rank else method.select(inputs)
 
 
 def choose_most_local(scores: Scores, inputs: Inputs) -> Selection:

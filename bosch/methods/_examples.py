@@ -3,8 +3,7 @@ killed method goes on with the examples that are missing and ends with the same 
 
 `examples.jsonl` in the stage's folder has one line per example; JSON represents float64 exactly.
 The checksum of a line also covers what the result depends on: results of another method, model or
-calibration set count as damaged, as do incomplete lines, and those examples are measured again.
-"""
+calibration set count as damaged, as do incomplete lines, and those examples are measured again."""
 
 import time
 from collections.abc import Callable

@@ -2,8 +2,7 @@
 
 The stage's folder holds, besides the files of training, `learned.json` (the final values of the
 gates; a stage killed after that does not learn again) and, with `weights=learned`, the trained
-weights. The course of the gates is in `metrics.jsonl` and TensorBoard, as means of each layer.
-"""
+weights. The course of the gates is in `metrics.jsonl` and TensorBoard, as means of each layer."""
 # U units, which have one gate each: [layer][group] or [layer][0]
 
 import math

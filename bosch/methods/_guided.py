@@ -51,8 +51,7 @@ def check_guides(settings: GuidedSettings) -> None:
 
 def guides_of(inputs: Inputs) -> Callable[[], list[Table]]:
     """How global each group is, by the mask to start from and by each ranking. The mask is read at
-    once and refused if it was made for another model; its ratio and window may differ.
-    """
+    once and refused if it was made for another model; its ratio and window may differ."""
     settings: GuidedSettings = inputs.settings
     start: list[Table] = (
         [read_mask(settings.start, inputs.model_info).mask.z] if settings.start else []

@@ -71,8 +71,7 @@ def check_settings(name: str, settings: object) -> None:
 
 def default_settings(name: str, mask: MaskConfig) -> Any:
     """A method's settings: its defaults, overridden by MaskConfig's fields of the same names and
-    then by `mask.options`.
-    """
+    then by `mask.options`."""
     settings_class: Any = load_method(name).Settings
     settings, dials = settings_class(**shared_fields(settings_class, mask)), vars(mask)
     return with_options(name, settings, mask.options, set_elsewhere=[*dials])

@@ -3,8 +3,7 @@ T x T matrix.
 
 Rows of the attention matrix are computed in chunks and then dropped, so memory grows with T, not
 with its square. Scores are computed in float32, or in the model's format if that is more precise,
-and summed in float64.
-"""
+and summed in float64."""
 # L layers, H query heads, G kv heads, R query heads a group, T tokens, C rows of a chunk, S keys,
 # D head size, N selected rows
 

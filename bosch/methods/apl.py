@@ -2,8 +2,7 @@
 token.
 
 Equations 9 and 10 of the paper. The arg-max needs no softmax, so one row of scores per question is
-enough. The median of an even number of questions is the mean of the middle two.
-"""
+enough. The median of an even number of questions is the mean of the middle two."""
 
 import torch
 from torch import Tensor

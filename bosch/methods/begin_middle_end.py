@@ -2,8 +2,7 @@
 
 The paper names the heuristic without a rule. Here the full layers are split into three contiguous
 blocks as evenly as possible; the first left over goes to the beginning, the second to the end. The
-middle block is centered between the other two.
-"""
+middle block is centered between the other two."""
 
 from bosch.method import Inputs, MethodTraits, NoSettings, Selection
 

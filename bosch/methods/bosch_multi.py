@@ -1,8 +1,7 @@
 """The paper's ablation B-multi: only stage 1 of BOSCH, over several layers at once.
 
 Each part has as many neighboring layers as a subproblem of stage 3 may have, and kappa evaluations
-per layer. Groups beyond the ratio are made full again as in `bosch_single`.
-"""
+per layer. Groups beyond the ratio are made full again as in `bosch_single`."""
 
 from bosch.method import Inputs, MethodTraits, Selection
 from bosch.methods.bosch_single import localize

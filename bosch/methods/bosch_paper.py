@@ -2,8 +2,7 @@
 
 It follows the paper's text and corrects errors in its algorithms: the sign of the drop in stage 2,
 and a ratio that is met exactly. As in the paper it ends with the mask of stage 3, even if it
-evaluated a better one (`keep_best` ends with that).
-"""
+evaluated a better one (`keep_best` ends with that)."""
 
 from dataclasses import dataclass
 

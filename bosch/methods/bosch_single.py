@@ -1,8 +1,7 @@
 """The paper's ablation B-single: only stage 1 of BOSCH, one layer at a time.
 
 Stage 1 windows ceil(rho G) groups of each layer. If that exceeds the ratio, the groups whose
-windowing did the most harm are made full again.
-"""
+windowing did the most harm are made full again."""
 
 from bosch.method import Inputs, MethodTraits, Selection
 from bosch.search.settings import SearchSettings

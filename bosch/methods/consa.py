@@ -8,8 +8,7 @@ The paper does not give the learning rates of gates and multipliers. At the weig
 nothing moves within its 1,000 steps. On a convex toy of 28 x 8 gates, at ratios .25, .5 and .75 and
 four seeds, gates at .1 and multipliers at .2 end within .012 of the ratio (other rates: .039 to
 .090), and the chosen groups cost at most 1.06 times the best choice. With 300 steps no rates
-settle, so where tokens are few, steps use shorter sequences.
-"""
+settle, so where tokens are few, steps use shorter sequences."""
 
 from dataclasses import dataclass
 

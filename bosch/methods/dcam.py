@@ -2,8 +2,7 @@
 
 Equations 7 and 8 of the paper. Rows of attention sum to 1, so the normalized histogram over lags,
 accumulated up to the window, equals the mean over rows of their mass inside it. Where the mask has
-a sink, its first tokens count as inside too; as a constant, it stands for the first.
-"""
+a sink, its first tokens count as inside too; as a constant, it stands for the first."""
 
 import torch
 from torch import Tensor

@@ -3,8 +3,7 @@ loss.
 
 Equations 23 to 25 of the paper. For out = sum_j a_j v_j the gradient of the loss with respect to
 the probability a(t, j) is do_t . v_j, so autograd only runs one backward pass to the attention
-outputs; probabilities and gradients are then recomputed in chunks of rows.
-"""
+outputs; probabilities and gradients are then recomputed in chunks of rows."""
 # L layers, H query heads, G kv heads, T tokens, C rows of a chunk, S keys, D head size, N rows of a
 # loss, V vocabulary, P parts: inside the window, and total
 

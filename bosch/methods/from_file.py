@@ -2,8 +2,7 @@
 
 A table (its file ends in .tsv) is cut at exactly the ratio. A mask.json must have the
 requested ratio. The window is always the requested one, so a mask can be tried with windows other
-than its own.
-"""
+than its own."""
 
 import json
 from dataclasses import dataclass, replace

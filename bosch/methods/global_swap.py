@@ -1,7 +1,6 @@
 """The control for BOSCH: swaps over all groups from the best static ranking, without stages.
 
-It gets as many evaluations as `bosch_paper` plans with the same kappa.
-"""
+It gets as many evaluations as `bosch_paper` plans with the same kappa."""
 
 from bosch.method import Inputs, MethodTraits, Selection
 from bosch.methods._guided import GuidedSettings, check_guides, guides_of

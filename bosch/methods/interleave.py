@@ -1,8 +1,7 @@
 """Full attention in evenly spaced layers, the last of each period (INTR).
 
 At a ratio of 0.75 layers 3, 7, 11 ... stay full, as in models trained with such a pattern. Where
-the ratio does not divide the layers, periods differ by at most one layer.
-"""
+the ratio does not divide the layers, periods differ by at most one layer."""
 
 from bosch.method import Inputs, MethodTraits, NoSettings, Selection
 
@@ -17,8 +16,7 @@ def select(inputs: Inputs) -> Selection:
 
 def full_layers(num_layers: int, num_full: int) -> set[int]:
     """Layer i is full if i * num_full / num_layers, the full layers due so far, passes a whole
-    number at it.
-    """
+    number at it."""
     return {
         layer
         for layer in range(num_layers)

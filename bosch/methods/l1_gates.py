@@ -2,8 +2,7 @@
 
 Like ConSA, but a gate is a plain number between 0 and 1, nothing ties the gates to the ratio, and
 they are only ranked (its ablation "w/o L0-Lagrangian", after LoZA; the weight of the term is
-DuoAttention's). The paper found such gates almost equal in all layers.
-"""
+DuoAttention's). The paper found such gates almost equal in all layers."""
 
 from dataclasses import dataclass
 

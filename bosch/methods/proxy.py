@@ -4,8 +4,7 @@ head's mass.
 Equations 11 to 14 of the paper; a small share is local. (Under equation 14 the paper calls a large
 share local, but then ranks in ascending order, which fits "fewer blocks".) The share says how
 concentrated a head is, not how near it looks: a head that copies from a single far block counts as
-local. Blocks are counted from the start, and the last one ends at the row's own token.
-"""
+local. Blocks are counted from the start, and the last one ends at the row's own token."""
 # H query heads, G kv heads, P proxy heads, T tokens, C rows of a chunk, S keys, K blocks, D head
 # size
 

@@ -4,8 +4,7 @@ the rest.
 Equations 15 to 19 of the paper. The Gaussian estimate needs the mean and covariance of the keys
 just before the window only along the query, and q'Sq is the variance of the scores q'k: no
 covariance matrix is built, and only the band of window and buffer is computed for each row. A row
-that sees no more than its window has all its mass inside.
-"""
+that sees no more than its window has all its mass inside."""
 # H query heads, G kv heads, T tokens, C rows of a chunk, S keys, D head size
 
 from dataclasses import dataclass

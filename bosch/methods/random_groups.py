@@ -1,7 +1,6 @@
 """Random groups on the window, drawn by the seed: the control for methods over groups.
 
-Masks of one seed are nested: a larger ratio windows all the groups of a smaller one.
-"""
+Masks of one seed are nested: a larger ratio windows all the groups of a smaller one."""
 
 import random
 

@@ -3,8 +3,7 @@
 Equations 20 to 22 of the paper; a small score is local. The probe is a block of K random tokens,
 repeated four times. Echo is attention to the token's previous occurrence; induction is attention to
 the token that followed it there. Of the haystacks only the length is used, and their tokens
-if the model has no tokenizer.
-"""
+if the model has no tokenizer."""
 # L layers, H query heads, G kv heads, T tokens, C rows of a chunk, S keys, D head size
 
 from dataclasses import dataclass, replace

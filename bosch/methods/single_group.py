@@ -2,8 +2,7 @@
 
 This black-box ranking uses no attention weights. Each haystack runs once in the dense model
 and once for each group, from its layer on. A large drop is global; a negative one means that the
-window helps.
-"""
+window helps."""
 # L layers, G groups a layer
 
 import torch

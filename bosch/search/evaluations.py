@@ -9,8 +9,7 @@ search, and every call is collective.
 
 A mask that cannot exceed its threshold ends early: the haystacks are read in the order of their
 expected losses, until the rest could not lift the value above the threshold. What is read, and so
-what a search learns, depends neither on the accelerations nor on the number of ranks.
-"""
+what a search learns, depends neither on the accelerations nor on the number of ranks."""
 
 import math
 import operator
@@ -76,8 +75,7 @@ class MaskObjective:
         """Without a threshold the value is exact. With one, it may be a bound that does not exceed
         it, from the haystacks read so far.
 
-        Accept a mask if `value > threshold`.
-        """
+        Accept a mask if `value > threshold`."""
         return self.score_masks([z], threshold, stage)[0]
 
     def score_masks(
@@ -91,8 +89,7 @@ class MaskObjective:
         """Score several masks at once: with several ranks they share them.
 
         haystacks: read only these, for their outcomes; the value is then only a bound. bar: counts
-        the masks that are new to this search.
-        """
+        the masks that are new to this search."""
         # Those that masks fail first: they end an evaluation soonest.
         order = haystacks or sorted(
             range(len(self.questions)), key=lambda number: -self._expected_losses[number]
@@ -177,8 +174,7 @@ class MaskObjective:
         """For each mask, the outcome with what was known before, and the layer-forwards it took.
 
         With a threshold the ranks run one haystack of each of their masks per round, until no
-        answers to the rest could lift a mask's value above it.
-        """
+        answers to the rest could lift a mask's value above it."""
         found = [dict(outcome) for outcome in known]
         work = [0.0] * len(masks)
         waiting = [
@@ -206,8 +202,7 @@ class MaskObjective:
         self, outcome: Outcome, order: Sequence[int], threshold: float | None
     ) -> Value | None:
         """The value of a mask, from its haystacks in this order: a bound as soon as the rest could
-        not lift it above the threshold, exact when all are read. None if more must run first.
-        """
+        not lift it above the threshold, exact when all are read. None if more must run first."""
         read: dict[int, Means] = {}
         num_questions = sum(self.questions)
         perfect = weighted(self._name, 1.0, 1.0, 0.0)

@@ -34,8 +34,7 @@ def announce(search: Search, planned: Mapping[str, int]) -> None:
 
 def finish(search: Search) -> Selection:
     """The last stage's mask, or an earlier one that meets the ratio and scores higher. A search
-    that was cut short ends with the best mask so far, or else with the current mask, repaired.
-    """
+    that was cut short ends with the best mask so far, or else with the current mask, repaired."""
     objective, dense, best = search.objective, search.anchors.dense, search.best
     if search.cut_short and best:
         search.z = best[1]

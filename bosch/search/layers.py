@@ -6,8 +6,7 @@ It runs the model's own blocks, so the results are bit-identical as long as all 
 
 Work is counted in layer-forwards: 1 is one layer over one whole haystack under the current mask.
 Part of a layer counts by its share of that layer's multiplications (projections, attention over
-the visible keys, MLP with the active experts).
-"""
+the visible keys, MLP with the active experts)."""
 # B batch (1), T tokens, N rows computed, C hidden size, H query heads, G kv heads, R heads a group,
 # D head size, E heads side by side
 
@@ -145,8 +144,7 @@ class Layers:
 
     def log_probabilities(self, hidden_BNC: Tensor) -> Tensor:
         """(N, V) in float32, from the final norm and the head. In bfloat16 the two best tokens of a
-        row often tie.
-        """
+        row often tie."""
         weight, bias = self._head
         hidden_NC = self.core.norm(hidden_BNC)[0].to(weight.dtype)
         return F.linear(hidden_NC, weight, bias).log_softmax(-1)
@@ -161,8 +159,7 @@ class Layers:
     @torch.inference_mode()
     def check(self, ids_T: Tensor) -> None:
         """Refuse a model whose forward pass differs from its layers in sequence: because another
-        version of transformers builds it differently, or because it computes more around them.
-        """
+        version of transformers builds it differently, or because it computes more around them."""
         window, self.window_tokens = self.window_tokens, min(self.window_tokens, 16)
         layers, groups = range(len(self.layers)), range(self.num_groups)
         z = [[(layer + group) % 2 for group in groups] for layer in layers]

@@ -1,8 +1,7 @@
 """What a search maximizes: the objectives, and the result of one evaluation.
 
 Every evaluation returns accuracy, mean answer probability and mean answer log-probability; the
-objective says which of them are compared.
-"""
+objective says which of them are compared."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

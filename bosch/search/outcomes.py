@@ -9,8 +9,7 @@ model, calibration set and window, whatever their method, ratio or objective; se
 append at once.
 
 The checksum of a line also covers everything that outcomes depend on. So lines of another model or
-calibration set count as damaged, as do incomplete ones; their masks are scored again.
-"""
+calibration set count as damaged, as do incomplete ones; their masks are scored again."""
 
 import fcntl
 import os

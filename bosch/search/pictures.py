@@ -1,6 +1,5 @@
 """Draws `search.png`: the scores of stage 1 by layer, the ratios of stage 2 over depth, and the
-best mask against evaluations. Panels without data are left out.
-"""
+best mask against evaluations. Panels without data are left out."""
 
 from itertools import groupby
 from pathlib import Path

@@ -1,6 +1,5 @@
 """What `bosch` has in place of the paper's stages 1 and 2: a probe of every group, and one order of
-all groups of the model.
-"""
+all groups of the model."""
 
 import math
 from collections.abc import Sequence
@@ -21,8 +20,7 @@ def probe_groups(search: Search, share: float) -> Table:
     the group is kept alone in its layer, against keeping another one, all other layers full.
 
     One evaluation a group, the same at every ratio. The paper's stage 1 windows layers at the
-    ratio, where their best masks lose nothing; with one group left, every layer tells.
-    """
+    ratio, where their best masks lose nothing; with one group left, every layer tells."""
     num_haystacks, dense = len(search.objective.questions), search.dense()
     read = [int(i / share + 1e-9) for i in range(math.ceil(num_haystacks * share - 1e-9))]
     layers, groups = range(search.num_layers), range(search.num_groups)
@@ -33,10 +31,8 @@ def probe_groups(search: Search, share: float) -> Table:
             rows = [tuple(int(g == kept and len(groups) > 1) for g in groups) for kept in groups]
             masks = [(*dense[:layer], row, *dense[layer + 1 :]) for row in rows]
             values = search.evaluate(masks, None, "stage 1", [False] * len(masks), bar, read)
-            worth = [
-                fmean(max(value.haystacks[number].log_probability, LOWEST) for number in read)
-                for value in values
-            ]
+            logs = [[value.haystacks[n].log_probability for n in read] for value in values]
+            worth = [fmean(max(log, LOWEST) for log in row) for row in logs]
             if len(groups) == 1:
                 table.insert(0, (-worth[0],))
                 continue
@@ -48,8 +44,7 @@ def probe_groups(search: Search, share: float) -> Table:
 
 def rank_groups(search: Search, guides: Sequence[Table]) -> list[Table]:
     """All groups in one order, by the first guide and the mean of the others in equal parts, before
-    the guides themselves. Where a layer's groups lie in it says how many get the window.
-    """
+    the guides themselves. Where a layer's groups lie in it says how many get the window."""
     num_groups = search.num_groups
     first, *others = (mean_rank([np.ravel(guide)]) for guide in guides)
     rank_N = mean_rank([first, mean_rank(others)] if others else [first])

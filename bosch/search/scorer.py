@@ -6,8 +6,7 @@ slower). With several ranks each scores its share of the haystacks, or, where se
 scored at once, of the masks.
 
 Masks that agree below a layer have the same hidden states there. So a state that enters a layer is
-cached for a haystack and a prefix of a mask, `z[:layer]`.
-"""
+cached for a haystack and a prefix of a mask, `z[:layer]`."""
 # B batch (1), T tokens, N rows that predict answer tokens, C hidden size, V vocabulary
 
 import math
@@ -142,8 +141,7 @@ class Scorer:
 
 class LoadedHaystack:
     """A haystack on the model's device, with its cached states. Each haystack has its own cache:
-    they run in turn, and in a shared cache each would evict the next.
-    """
+    they run in turn, and in a shared cache each would evict the next."""
 
     def __init__(self, haystack: Haystack, device: torch.device, cache_bytes: int) -> None:
         # The last token of the last answer predicts nothing of interest.

@@ -11,8 +11,7 @@ otherwise has an optimizer propose them (optimizers/).
             search.solve("swaps", search.all_groups(), search.num_windowed, max_evaluations)
         return finish(search)
 
-stages.py asks the paper's questions, probes.py those of `bosch`; finish.py ends a search.
-"""
+stages.py asks the paper's questions, probes.py those of `bosch`; finish.py ends a search."""
 
 import math
 import random
@@ -123,8 +122,7 @@ class Search:
 
         A guide is a table of how global each group is. Optimizers that keep the quota start from
         the masks that the guides choose; the first guide also decides how masks are repaired. A
-        mask with the value `enough` ends it.
-        """
+        mask with the value `enough` ends it."""
         planned = count_solving(len(variables), quota, max_evaluations)
         enumerated = planned == math.comb(len(variables), quota)
         method = "exhaustive" if enumerated else self.settings.optimizer
@@ -210,8 +208,7 @@ class Search:
 
     def score_of(self, value: Value) -> float:
         """The objective's value. For accuracy the exact share of examples, so that equal drops are
-        equal.
-        """
+        equal."""
         if self.settings.objective == "accuracy" and value.accuracy is not None:
             return value.accuracy
         return value.value

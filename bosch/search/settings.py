@@ -1,6 +1,5 @@
 """Settings of the methods that search. A method's own Settings add fields or change defaults. A
-field with the name of a MaskConfig field takes its value. This file does not import torch.
-"""
+field with the name of a MaskConfig field takes its value. This file does not import torch."""
 
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -17,8 +16,7 @@ class Accelerations:
     """Ways to the same mask with less work. Each can be switched off, to verify that.
 
     Cached hidden states equal recomputed ones bit for bit. Answer rows computed alone differ from
-    whole layers by rounding, and values are rounded to 1e-4.
-    """
+    whole layers by rounding, and values are rounded to 1e-4."""
 
     prefixes: bool = True  # start at the lowest layer in which a mask differs from earlier ones
     answer_rows: bool = True  # in the top layer, compute only the rows of the answers
@@ -94,10 +92,8 @@ class PartSettings(SearchSettings):
         at_least(1, self, "", "max_layers", "max_variables")
 
     def layers_at_once(self, num_groups: int) -> int:
-        # 32 // groups: 4 layers of 8 groups in the paper.
-        return min(
-            self.max_layers or max(1, 32 // num_groups), max(1, self.max_variables // num_groups)
-        )
+        most = self.max_layers or max(1, 32 // num_groups)  # in the paper 4 layers of 8 groups
+        return min(most, max(1, self.max_variables // num_groups))
 
 
 @dataclass(frozen=True)

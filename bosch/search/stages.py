@@ -45,8 +45,7 @@ def localize_parts(
     several. The scores, with layers i and above localized, go into the search's record.
 
     Returns the log-probabilities, with the dense model's at the end, for equal scores; and how
-    global each group is: the harm of windowing it, or 1 for the groups left full.
-    """
+    global each group is: the harm of windowing it, or 1 for the groups left full."""
     windowed, dense = groups_a_layer(search), search.anchors.dense
     scores = [0.0] * search.num_layers
     ties = [0.0] * search.num_layers + [rounded(dense.log_probability or 0.0)]
@@ -83,8 +82,7 @@ def parts(search: Search, layers_at_once: int) -> list[tuple[int, ...]]:
 def _harm(solution: Solution, share: float) -> list[float]:
     """For each variable, the mean value of masks that keep it full minus the mean value of masks
     that window it, over masks that meet the quota. Where one kind is missing, its share of the
-    whole drop.
-    """
+    whole drop."""
     problem, table = solution.trials.problem, solution.trials.table.items()
     tried = [(mask, v.value) for mask, v in table if v.exact and problem.meets_quota(mask)]
     harms = []
@@ -167,8 +165,7 @@ def allocate_ratios(
     `stage1_scores[i]` is the score with layers i and above localized; layer 0 is at the bottom.
     `tie_scores`, another score in the same order with the dense model's last, decide between equal
     drops; if those are equal too, the lower layer counts as harder. A harder layer never gets a
-    larger share.
-    """
+    larger share."""
     num_layers = len(stage1_scores)
     counts = _bucket_counts(buckets, num_groups)
     total = num_windowed(rho, num_layers, num_groups)

@@ -1,8 +1,7 @@
 """Stage 2 and the plan of stage 3: the paper's rules, exact in the ratio and monotone in the drop.
 
 Expected numbers are worked by hand in the specification of the search from algorithm 2, with the
-corrected sign; the profiles are what it gives there for the paper's models.
-"""
+corrected sign; the profiles are what it gives there for the paper's models."""
 
 import math
 from collections import Counter

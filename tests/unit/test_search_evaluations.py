@@ -164,8 +164,7 @@ def test_hours_count_over_all_attempts(inputs: Inputs, monkeypatch: pytest.Monke
 
 def test_the_loss_is_that_of_the_paper() -> None:
     """Worked by hand: a = .2, S(1) = .75, gamma = .2, so b = .9 and S = .55 is halfway. 3 of 8
-    groups at a ratio of .5 are 1/8 off: 100 / 64.
-    """
+    groups at a ratio of .5 are 1/8 off: 100 / 64."""
 
     def given(z: Any, stage: str) -> Value:
         value = 0.75 if z[0][0] else 0.2

@@ -1,6 +1,5 @@
 """recipes/search_mask.py from the command line to the files, on a random model; and the step from
-scores to a mask.
-"""
+scores to a mask."""
 
 import json
 import math

@@ -1,6 +1,5 @@
 """The methods that search, on a model of three layers of four groups: what each stage does, the
-record, limits, and that nothing but the settings and the seed decides the mask.
-"""
+record, limits, and that nothing but the settings and the seed decides the mask."""
 
 import json
 import math

@@ -17,8 +17,8 @@ from tests.search_cases import (
     FULL,
     LOCAL,
     WINDOW,
-    ModelObjective,
     answered_calibration,
+    model_objective,
     objective_of,
     random_masks,
     score_by_the_model,
@@ -59,7 +59,7 @@ def test_a_search_finds_the_same_mask_with_every_switch(name: str, search: objec
     assert callable(search)
     model = small_model(seed=1)
     calibration = answered_calibration(model)
-    expected = search(ModelObjective(model, calibration, name))
+    expected = search(model_objective(model, calibration, name))
     little = [replace(ALL, memory_gb=memory) for memory in (0.0, 1e-4)]
     for accelerations in (ALL, *ONE_OFF, Accelerations.none(), *little):
         objective = objective_of(model, calibration, name, accelerations)

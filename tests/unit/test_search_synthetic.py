@@ -4,8 +4,7 @@ of hundreds of masks takes about a second.
 A model has 8 layers x 8 groups of heavy-tailed importance. Windowing a group costs each question a
 share of its evidence, near the group's importance; a question is answered as long as the loss stays
 below its limit. Of two groups that stand in for each other, windowing one costs little and both
-costs all.
-"""
+costs all."""
 # N groups of the model, Q questions
 
 from collections.abc import Sequence

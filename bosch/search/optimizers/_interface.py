@@ -3,8 +3,7 @@
 An optimizer is a file of this folder with `search(trials: Trials) -> None`. It tries masks with
 `trials.try_mask` until it has no more to try, or until an exception ends it because the evaluations
 are used up. Results are read from the table, so the best mask that meets the quota survives however
-the optimizer ends, even if its child process dies.
-"""
+the optimizer ends, even if its child process dies."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -64,8 +63,7 @@ class Problem:
 
 def repair(assignment: Assignment, quota: int, prior: Sequence[float] = ()) -> Assignment:
     """Change as many variables as the quota needs: window the most local full ones, or make the
-    most global windowed ones full. `prior`: how global each is; of equals the first are local.
-    """
+    most global windowed ones full. `prior`: how global each is; of equals the first are local."""
     order = sorted(range(len(assignment)), key=lambda v: prior[v] if prior else 0)
     missing = quota - assignment.count(0)
     wanted = int(missing > 0)
@@ -99,8 +97,7 @@ class Trials:
 
     def try_mask(self, assignment: Assignment, threshold: float | None = None) -> Value:
         """The value of a mask; repeating one is free. With a threshold the value may be a bound
-        that does not exceed it (`exact` is False).
-        """
+        that does not exceed it (`exact` is False)."""
         return self.try_masks([assignment], threshold)[0]
 
     def try_masks(

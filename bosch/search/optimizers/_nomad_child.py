@@ -2,8 +2,7 @@
 
 PyNomad crashes the interpreter on a bad parameter or a plateau, keeps its seed and its SIGINT
 handler between runs, and prints to file descriptor 1. In a separate process none of this matters.
-bosch/search/optimizers/nomad.py runs this script and documents the messages.
-"""
+bosch/search/optimizers/nomad.py runs this script and documents the messages."""
 
 import os
 import signal

@@ -2,8 +2,7 @@
 
 A linear model of the groups for each haystack, fitted to every outcome so far: one ridge regression
 for all haystacks together, which starts from the prior, and one for how each departs from it. Those
-that an evaluation did not read are simply missing.
-"""
+that an evaluation did not read are simply missing."""
 # M masks, N variables, T haystacks
 
 import math

@@ -2,8 +2,7 @@
 
 A model of the outcomes so far (_surrogate.py) predicts what each swap of a windowed variable with a
 full one would do. It may propose several at once for the ranks to share; the best of them that is
-no worse than the current mask is accepted.
-"""
+no worse than the current mask is accepted."""
 
 import heapq
 import random

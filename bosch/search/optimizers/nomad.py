@@ -6,8 +6,7 @@ above 49 variables, so the (1+1) evolutionary algorithm is used there, as in the
 
 NOMAD runs in its own process (_nomad_child.py says why), whose failures end here. We send it the
 start and NOMAD's parameters, then the loss for each `("ask", assignment)`. Its last message is
-`("end", reason)`; the reason is None if it ended normally.
-"""
+`("end", reason)`; the reason is None if it ended normally."""
 
 import math
 import signal

@@ -3,8 +3,7 @@ with probability 1/n, and accept the result if it is no worse.
 
 The paper's fallback above 49 variables, where NOMAD builds no models. The loss penalizes missing
 the quota, so a mask whose penalty exceeds even the best possible value is skipped without
-evaluation. Other evaluations may stop early for the same reason.
-"""
+evaluation. Other evaluations may stop early for the same reason."""
 
 import random
 

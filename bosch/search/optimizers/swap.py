@@ -3,8 +3,7 @@
 It takes the first neighbor in random order that is no worse; equal masks are accepted so that the
 search crosses the plateaus of a score that counts examples. When every neighbor has been tried, it
 continues from the best mask after two to four random swaps (a kick). Only neighbors that are no
-worse must be scored exactly, so other evaluations may stop early.
-"""
+worse must be scored exactly, so other evaluations may stop early."""
 
 import itertools
 import math
@@ -33,8 +32,7 @@ def best_start(trials: Trials) -> Assignment | None:
 def first_step(trials: Trials, current: Assignment, draw: random.Random) -> Assignment | None:
     """The first untried neighbor, in random order, that is no worse. Grouping those that share
     their lower layers would be cheaper, but with equal evaluations found worse masks (0.60 against
-    0.64 on entangled synthetic problems of 64 variables, mean of 30).
-    """
+    0.64 on entangled synthetic problems of 64 variables, mean of 30)."""
     present = trials.table[current].value
     pairs = list(itertools.product(*windowed_and_full(current)))
     draw.shuffle(pairs)
