@@ -61,10 +61,6 @@ class Length:
     batch_sequences: int
     sequence_tokens: int
 
-    @property
-    def num_tokens(self) -> int:
-        return self.num_steps * self.batch_sequences * self.sequence_tokens
-
 
 def choose_length(
     settings: GateSettings, num_tokens: int, packed_tokens: int, window_tokens: int, world: int = 1
@@ -114,44 +110,42 @@ def learn(
             raise UserError(f"{path} is damaged; remove it to learn the gates again.")
     else:
         tokens = learning.num_tokens, learning.sequence_tokens
-        length = choose_length(settings, *tokens, window, world)
-        if length.sequence_tokens <= window:
+        chosen = choose_length(settings, *tokens, window, world)
+        if chosen.sequence_tokens <= window:
             say(
                 f"warning: a window of {window:,} tokens covers whole sequences of "
-                f"{length.sequence_tokens:,} tokens: the gates learn nothing from them"
+                f"{chosen.sequence_tokens:,} tokens: the gates learn nothing from them"
             )
         learning.train(
-            GateLearner(gates, groups, window, length.num_steps),
+            GateLearner(gates, groups, window, chosen.num_steps),
             inputs.folder,
-            length.num_steps,
-            length.batch_sequences,
-            length.sequence_tokens,
+            chosen.num_steps,
+            chosen.batch_sequences,
+            chosen.sequence_tokens,
             settings.weights_learning_rate,
             inputs.folder / WEIGHTS if settings.weights == "learned" else None,
             # Not of inputs.model, which would stay in memory beside the one that is trained.
             inputs.sinks_of(inputs.load_model()) if inputs.sink != "none" else None,
         )
         table, figures = gates.table(), gates.figures()
-        learned = {"table": table, "figures": figures, "length": asdict(length)}
+        learned = {"table": table, "figures": figures, "length": asdict(chosen)}
         if rank == 0:
             write_atomically(path, sealed_lines([learned]))
-    length, table_U, figures = Length(**learned["length"]), learned["table"], learned["figures"]
+    length, table_U, figures = learned["length"], learned["table"], learned["figures"]
     units, drawn = lowest(table_U, settings.granularity, inputs.ratio, inputs.seed)
     if settings.unit == "layer":
         mask = inputs.mask_of_layers({layer for layer, _ in units})
     else:
         mask = inputs.mask_of(units)
-    used, aside = length.num_tokens, int(settings.token_share * learning.num_tokens)
-    details = asdict(length) | {"learning_tokens": used, "closed_at_budget": len(units)} | figures
+    used, aside = math.prod(length.values()), int(settings.token_share * learning.num_tokens)
+    details = length | {"learning_tokens": used, "closed_at_budget": len(units)} | figures
     notes = [f"{used:,} tokens were used for the mask; comparisons count them"]
     if aside - used > aside / 100:
         notes.append(
             f"{aside:,} tokens were reserved for it; a lower token_share leaves more for training"
         )
-    if length.num_steps < settings.steps:
-        notes.append(
-            f"the tokens suffice for {length.num_steps} of the {settings.steps} requested steps"
-        )
+    if (steps := length["num_steps"]) < settings.steps:
+        notes.append(f"the tokens suffice for {steps} of the {settings.steps} requested steps")
     if (threshold := gates.threshold) is not None:
         by_threshold = sum(value <= threshold for row in table_U for value in row)
         details["closed_by_threshold"] = by_threshold
