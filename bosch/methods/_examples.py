@@ -28,9 +28,7 @@ def measure_haystacks(
 ) -> list[Result]:
     """The results of `measure` on each haystack."""
     haystacks = inputs.calibration.haystacks
-    return measure_each(
-        inputs, method, len(haystacks), "examples", lambda index: measure(haystacks[index])
-    )
+    return measure_each(inputs, method, len(haystacks), "examples", lambda n: measure(haystacks[n]))
 
 
 def measure_each(

@@ -7,6 +7,7 @@ than its own."""
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from bosch.masks.formats import import_mask, sink_beside
 from bosch.masks.mask import read_mask
@@ -33,10 +34,8 @@ def check(settings: Settings) -> None:
 
 def own_sink(settings: Settings, window_tokens: int) -> str:
     check(settings)
-    assert settings.path is not None
-    if settings.path.suffix == ".tsv":
-        return sink_beside(settings.path, window_tokens)
-    return read_mask(settings.path).mask.sink
+    path: Any = settings.path
+    return sink_beside(path, window_tokens) if path.suffix == ".tsv" else read_mask(path).mask.sink
 
 
 def select(inputs: Inputs) -> Selection:

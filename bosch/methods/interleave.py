@@ -17,8 +17,5 @@ def select(inputs: Inputs) -> Selection:
 def full_layers(num_layers: int, num_full: int) -> set[int]:
     """Layer i is full if i * num_full / num_layers, the full layers due so far, passes a whole
     number at it."""
-    return {
-        layer
-        for layer in range(num_layers)
-        if (layer + 1) * num_full // num_layers > layer * num_full // num_layers
-    }
+    left = num_layers - num_full
+    return {layer for layer in range(num_layers) if layer * num_full % num_layers >= left}

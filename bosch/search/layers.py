@@ -56,7 +56,11 @@ class Layers:
         self.num_groups: int = model.config.num_key_value_heads
         self.backend: str | None = getattr(model.config, "bosch_backend", None)
         self.block_norms = block_norms(model.config)
-        self.takes_masks = self._takes_masks()
+        # Whether attention of single rows, which needs a mask, can run on the named backend.
+        x_BHTD = torch.zeros(1, 1, 2, 64, device=model.device, dtype=model.dtype)
+        mask_BNTS = torch.ones(1, 1, 2, 2, dtype=torch.bool, device=model.device)
+        call = AttentionCall(x_BHTD, x_BHTD, x_BHTD, 1.0, mask_BNTS=mask_BNTS)
+        self.takes_masks = self.backend is None or refusal(self.backend, call) is None
         self.work = 0.0  # layer-forwards so far
 
     def embed(self, ids_T: Tensor) -> tuple[Tensor, Rotary]:
@@ -97,16 +101,6 @@ class Layers:
         if isinstance(out_BNC, tuple):  # experts that return their router's logits too
             out_BNC = out_BNC[0]
         return hidden_BNC + apply_norm(block, norms.after_mlp, out_BNC)
-
-    def _takes_masks(self) -> bool:
-        """Whether attention of single rows, which needs a mask, can run on the named backend."""
-        if self.backend is None:
-            return True
-        device = self.model.device
-        x_BHTD = torch.zeros(1, 1, 2, 64, device=device, dtype=self.model.dtype)
-        mask_BNTS = torch.ones(1, 1, 2, 2, dtype=torch.bool, device=device)
-        call = AttentionCall(x_BHTD, x_BHTD, x_BHTD, 1.0, mask_BNTS=mask_BNTS)
-        return refusal(self.backend, call) is None
 
     def _attention(
         self, attention: Any, x_BTC: Tensor, rotary: Rotary, row: Sequence[int], rows_N: Tensor
@@ -185,14 +179,16 @@ class Layers:
 
     def _share(self, layer: int, num_tokens: int, row: Sequence[int], rows: list[int]) -> float:
         """The share of the layer's multiplications that the computed rows take."""
-        weights = self._weights[layer]
+        weights, heads = self._weights[layer], self.model.config.num_attention_heads
+        # Multiplications of a group's heads per query and key.
+        per_pair = 2 * (heads // self.num_groups) * self.layers[0].self_attn.head_dim
         part = num_tokens * weights["kv"] + len(rows) * (weights["q"] + weights["rest"])
         whole = num_tokens * sum(weights.values())
         for bit in row:
             reach = num_tokens if bit else min(num_tokens, self.window_tokens)
-            part += sum(min(at + 1, reach) for at in rows) * self._per_pair
+            part += sum(min(at + 1, reach) for at in rows) * per_pair
             every_row = reach * (reach + 1) // 2 + (num_tokens - reach) * reach
-            whole += every_row * self._per_pair
+            whole += every_row * per_pair
         return part / whole
 
     @cached_property
@@ -209,12 +205,6 @@ class Layers:
             q, k, v, out = (getattr(attention, f"{name}_proj").weight.numel() for name in "qkvo")
             table.append({"q": q, "kv": k + v, "rest": out + mlp})
         return table
-
-    @cached_property
-    def _per_pair(self) -> int:
-        """Multiplications of a group's heads per query and key."""
-        heads: int = self.model.config.num_attention_heads // self.num_groups
-        return 2 * heads * int(self.layers[0].self_attn.head_dim)
 
 
 def _heads(attention: Any, name: str, x_BTC: Tensor) -> Tensor:

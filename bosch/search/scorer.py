@@ -104,19 +104,19 @@ class Scorer:
 
     def _run(self, haystack: "LoadedHaystack", z: Z) -> Tensor:
         """(1, N, C): the top layer's hidden states, in the rows that predict answers."""
-        use, cache, top = self.accelerations, haystack.cache, len(z) - 1
+        use, top = self.accelerations, len(z) - 1
         branch = self._branch(z)
         hidden_BTC, rotary = self.layers.embed(haystack.ids_T)
         # With room for several masks cache all layers, otherwise only those where masks differ.
-        roomy = cache.capacity_bytes >= 4 * len(z) * hidden_BTC.nbytes
+        roomy = haystack.capacity_bytes >= 4 * len(z) * hidden_BTC.nbytes
         start = 0
         for layer in range(branch, 0, -1) if use.prefixes else ():
-            if (cached_BTC := cache.get(z[:layer])) is not None:
+            if (cached_BTC := haystack.cached(z[:layer])) is not None:
                 start, hidden_BTC = layer, cached_BTC
                 break
         for layer in range(start, len(z)):
             if use.prefixes and layer > start and (roomy or layer == branch):
-                cache.put(z[:layer], hidden_BTC)
+                haystack.cache(z[:layer], hidden_BTC)
             rows_N = haystack.rows_N if use.answer_rows and layer == top else None
             hidden_BTC = self.layers.run(layer, hidden_BTC, rotary, z[layer], rows_N)
         return hidden_BTC if use.answer_rows else hidden_BTC[:, haystack.rows_N]
@@ -150,26 +150,19 @@ class LoadedHaystack:
         rows = [row for question in haystack.questions for row in question.predicting]
         self.rows_N = torch.tensor(rows, device=device)
         self.targets_N = haystack.ids_T.to(device)[self.rows_N + 1]
-        self.cache = StateCache(cache_bytes)
+        self.capacity_bytes = cache_bytes
+        self._states: OrderedDict[Z, Tensor] = OrderedDict()  # by prefix
+        self._bytes = 0
         lengths = (len(question.answer) for question in haystack.questions)
         self.bounds = [*pairwise(accumulate(lengths, initial=0))]  # the rows of each question
 
-
-class StateCache:
-    """The cached states of one haystack; the least recently used are dropped first."""
-
-    def __init__(self, capacity_bytes: int) -> None:
-        self.capacity_bytes = capacity_bytes
-        self._states: OrderedDict[Z, Tensor] = OrderedDict()
-        self._bytes = 0
-
-    def get(self, prefix: Z) -> Tensor | None:
+    def cached(self, prefix: Z) -> Tensor | None:
         if prefix in self._states:
             self._states.move_to_end(prefix)
         return self._states.get(prefix)
 
-    def put(self, prefix: Z, hidden_BTC: Tensor) -> None:
-        """Cache the states if they fit."""
+    def cache(self, prefix: Z, hidden_BTC: Tensor) -> None:
+        """Cache the states if they fit; the least recently used are dropped first."""
         if (old_BTC := self._states.pop(prefix, None)) is not None:
             self._bytes -= old_BTC.nbytes
         if hidden_BTC.nbytes > self.capacity_bytes:
