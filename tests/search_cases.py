@@ -3,8 +3,10 @@ itself, and three simple searches."""
 
 import functools
 import itertools
+import json
 import math
 import random
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +15,7 @@ from transformers import PreTrainedModel
 from bosch.calibration import Calibration, Haystack, Question
 from bosch.search.evaluations import MaskObjective
 from bosch.search.objective import Value, Z, rounded, weighted
+from bosch.search.outcomes import FILE
 from bosch.search.scorer import Scorer
 from bosch.search.settings import Accelerations, SearchSettings
 from tests.model_factory import TINY, tiny_model
@@ -77,6 +80,11 @@ def objective_of(
 ) -> MaskObjective:
     scorer = Scorer(model, calibration, WINDOW, accelerations)
     return MaskObjective(scorer, calibration, SearchSettings(objective=name))
+
+
+def lines_of(folder: Path) -> list[dict[str, Any]]:
+    """The evaluations of a search."""
+    return [json.loads(line) for line in (folder / FILE).read_text().splitlines()]
 
 
 def small_model(**changes: Any) -> PreTrainedModel:

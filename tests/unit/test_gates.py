@@ -54,13 +54,6 @@ def test_the_mean_agrees_with_the_density() -> None:
         assert float(got) == pytest.approx(float(expected), abs=1e-4)
 
 
-def test_gradients_agree_with_finite_differences() -> None:
-    alpha = torch.linspace(-3, 3, 21, dtype=torch.float64).requires_grad_()
-    noise = torch.linspace(0.2, 0.8, 21, dtype=torch.float64)
-    for made in (lambda alpha: sample_gates(alpha, noise), share_open):
-        assert torch.autograd.gradcheck(made, (alpha,))
-
-
 # --- the constraint ---
 
 

@@ -26,6 +26,7 @@ from tests.search_cases import (
     LOCAL,
     WINDOW,
     answered_calibration,
+    lines_of,
     random_masks,
     small_model,
     swap_search,
@@ -47,10 +48,6 @@ def inputs(tmp_path: Path) -> Inputs:
 def search(inputs: Inputs, settings: SearchSettings = ACCURACY) -> tuple[Any, MaskObjective]:
     with open_objective(inputs, settings) as objective:
         return swap_search(objective), objective
-
-
-def lines_of(inputs: Inputs) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (inputs.folder / FILE).read_text().splitlines()]
 
 
 # ------------------------------------------------------------------------------------ its own file
@@ -109,7 +106,7 @@ def test_runs_share_their_outcomes(inputs: Inputs) -> None:
     assert repeated == expected
     assert second.values == first.values  # evaluations of this search, wherever they were computed
     assert second.cost.computed == 0
-    assert [line["run"] for line in lines_of(second_inputs)] == [0] * len(lines_of(inputs))
+    assert [line["run"] for line in lines_of(second_inputs.folder)] == [0] * len(first.values)
     assert len(list((inputs.folder.parents[1] / "shared").iterdir())) == 1
     assert search(another_stage(inputs, "three", window_tokens=9))[1].cost.computed > 0
     # The same weights score differently with other rotary frequencies, but not at another path.

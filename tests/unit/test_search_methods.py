@@ -25,7 +25,7 @@ from bosch.search.outcomes import FILE
 from bosch.search.settings import Accelerations
 from bosch.search.stages import plan_subproblems
 from tests.attention_matrices import inputs_of
-from tests.search_cases import WINDOW, answered_calibration, small_model
+from tests.search_cases import WINDOW, answered_calibration, lines_of, small_model
 
 SEARCHES = [name for name in list_plugins("bosch.methods") if traits_of(name).searches]
 FEW = {"kappa": 4}
@@ -69,11 +69,6 @@ def trace_of(record: MaskFile) -> dict[str, Any]:
 
 def steps_of(record: MaskFile, stage: str) -> list[dict[str, Any]]:
     return [step for step in trace_of(record)["steps"] if step["name"].startswith(stage)]
-
-
-def lines_of(folder: Path) -> list[dict[str, Any]]:
-    """The evaluations of a search."""
-    return [json.loads(line) for line in (folder / FILE).read_text().splitlines()]
 
 
 # --- the stages ---
