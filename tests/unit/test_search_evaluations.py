@@ -106,7 +106,9 @@ def test_runs_share_their_outcomes(inputs: Inputs) -> None:
     assert repeated == expected
     assert second.values == first.values  # evaluations of this search, wherever they were computed
     assert second.cost.computed == 0
-    assert [line["run"] for line in lines_of(second_inputs.folder)] == [0] * len(first.values)
+    assert [line["run"] for line in lines_of(second_inputs.folder)] == [0] * len(
+        lines_of(inputs.folder)
+    )
     assert len(list((inputs.folder.parents[1] / "shared").iterdir())) == 1
     assert search(another_stage(inputs, "three", window_tokens=9))[1].cost.computed > 0
     # The same weights score differently with other rotary frequencies, but not at another path.
