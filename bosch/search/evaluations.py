@@ -16,6 +16,7 @@ import operator
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import replace
 from itertools import accumulate
 
@@ -28,7 +29,7 @@ from bosch.run.progress import Bar
 from bosch.search.objective import Means, Outcome, SearchEnded, Value, Z, rounded, weighted
 from bosch.search.outcomes import Cost, Outcomes, scoring_facts
 from bosch.search.scorer import Answer, Scorer
-from bosch.search.settings import SearchSettings
+from bosch.search.settings import Accelerations, SearchSettings
 
 NEWEST_SHARE = 0.3  # weight of the newest loss in the moving average of a haystack's losses
 
@@ -140,8 +141,9 @@ class MaskObjective:
 
     def score_unaccelerated(self, z: Z) -> Value:
         """Score once more without accelerations. Not counted, and in no file."""
-        order = range(len(self.questions))
-        ((outcome, _),) = self._run(self._scorer.unaccelerated(), [z], [{}], order, None)
+        order, scorer = range(len(self.questions)), copy(self._scorer)
+        scorer.accelerations = Accelerations.none()
+        ((outcome, _),) = self._run(scorer, [z], [{}], order, None)
         value = self._read(outcome, order, None)
         assert value is not None
         return value

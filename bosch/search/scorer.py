@@ -12,7 +12,6 @@ cached for a haystack and a prefix of a mask, `z[:layer]`."""
 import math
 from collections import OrderedDict
 from collections.abc import Sequence
-from copy import copy
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
@@ -82,12 +81,6 @@ class Scorer:
             if number in self.haystacks
             and (index if num_masks > 1 else number // self.team_size) % self.num_teams == self.team
         ]
-
-    def unaccelerated(self) -> "Scorer":
-        """The same scorer without accelerations."""
-        plain = copy(self)
-        plain.accelerations = Accelerations.none()
-        return plain
 
     @torch.inference_mode()
     def _answers(self, haystack: "LoadedHaystack", z: Z) -> list[Answer]:
