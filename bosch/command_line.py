@@ -152,16 +152,22 @@ def parse(
     if rest is not None:
         rest += unknown
     elif unknown:
-        known = [*parser._option_string_actions]
-        raise UserError(_describe_unknown(unknown[0], known, "-all" if rarely_set else ""))
+        word, names = unknown[0], [*parser._option_string_actions]
+        if not (name := word.partition("=")[0]).startswith("-"):
+            raise UserError(f"{word!r} belongs to no option; see --help.")
+        # `--length` for `--calibration.length`: with the section left out, the end of the name says
+        # what was meant.
+        meant = [known for known in names if known.endswith(f".{name.lstrip('-')}")]
+        nearest = difflib.get_close_matches(name, meant or names, n=1, cutoff=0.5)
+        hint = f"did you mean {nearest[0]}? " if nearest else ""
+        all_by = "--help-all" if rarely_set else "--help"
+        raise UserError(f"{word}: no such option; {hint}{all_by} shows all.")
     settings: T = _with_values(kind, defaults, given)
     return settings
 
 
 def _choices(kind: Any) -> dict[str, Any]:
-    if kind is bool:
-        return {"True": True, "False": False}
-    return {choice: choice for choice in get_args(kind)}
+    return {str(choice): choice for choice in ((True, False) if kind is bool else get_args(kind))}
 
 
 def _reader(kind: Any, marks: Sequence[Any], takes_none: bool) -> Callable[[str], Any]:
@@ -232,18 +238,6 @@ def _with_values(kind: Any, settings: Any, given: Mapping[str, Any]) -> Any:
         inside = _take_apart(hints[name])[0] if now is None else type(now)
         values[name] = _with_values(inside, now or {}, inner)
     return kind(**values)
-
-
-def _describe_unknown(word: str, names: Sequence[str], all_by: str) -> str:
-    name = word.partition("=")[0]
-    if not name.startswith("-"):
-        return f"{word!r} belongs to no option; see --help."
-    # `--length` for `--calibration.length`: with the section left out, the end of the name says
-    # what was meant.
-    meant = [known for known in names if known.endswith(f".{name.lstrip('-')}")]
-    nearest = difflib.get_close_matches(name, meant or names, n=1, cutoff=0.5)
-    hint = f"did you mean {nearest[0]}? " if nearest else ""
-    return f"{word}: no such option; {hint}--help{all_by} shows all."
 
 
 def peek(arguments: Sequence[str], *names: str) -> dict[str, str | None]:

@@ -8,7 +8,7 @@
 that shares a needle with one of them is refused.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -70,7 +70,15 @@ def check(model: str, settings: CalibrationSettings) -> None:
 
 def make_stage(name: str, options: Options, shared: bool = False) -> Stage:
     model, settings = options.model, options.calibration
-    texts = [text for path in options.against for text in read_inputs(path)]
+    texts = []
+    for path in options.against:  # files of `bosch niah build` or of an evaluation
+        if not path.is_file():
+            raise MissingFileError(f"--against {path}: no such file.")
+        for number, row in enumerate(read_rows(path), start=1):
+            if not isinstance(text := row.get("input", row.get("prompt")), str):
+                problem = f"row {number} has no text in a field `input` or `prompt`"
+                raise UserError(f"--against {path}: {problem}.")
+            texts.append(text)
     decisive: dict[str, object] = {
         "tokenizer": read_tokenizer(model).hash if find_model(model) else model,
         "against": [hash_file(path) for path in options.against],
@@ -93,19 +101,6 @@ def make_stage(name: str, options: Options, shared: bool = False) -> Stage:
         write_set(folder, settings, tokenizer, tokenizer_hash, texts, positions)
 
     return Stage(name, run=run, settings=decisive, version=VERSION, shared=shared)
-
-
-def read_inputs(path: Path) -> Iterator[str]:
-    """The texts of test examples, from a file of `bosch niah build` or of an evaluation."""
-    if not path.is_file():
-        raise MissingFileError(f"--against {path}: no such file.")
-    for number, row in enumerate(read_rows(path), start=1):
-        text = row.get("input", row.get("prompt"))
-        if not isinstance(text, str):
-            raise UserError(
-                f"--against {path}: row {number} has no text in a field `input` or `prompt`."
-            )
-        yield text
 
 
 if __name__ == "__main__":

@@ -26,7 +26,6 @@ from bosch.run.plain_text import visible_lines
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,16 @@ def main(arguments: Sequence[str]) -> None:
     progress.set_up()
     folder = fetch_model(options.model)
     tokenizer = load_tokenizer(folder)
-    prompt = read_prompt(options.prompt_file) if options.prompt_file else options.prompt
+    prompt = options.prompt
+    if path := options.prompt_file:
+        try:
+            prompt = path.read_text("utf-8")
+        except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
+            raise MissingFileError(f"--prompt-file {path}: there is no such file.") from error
+        except UnicodeDecodeError as error:
+            raise UserError(f"--prompt-file {path} is not UTF-8 text: {error}.") from error
+        if "\0" in prompt:
+            raise UserError(f"--prompt-file {path} holds NUL characters, so it is not text.")
     ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
     if not ids.shape[1]:
         raise UserError("The prompt is empty; the model needs at least one token to start from.")
@@ -73,29 +81,12 @@ def main(arguments: Sequence[str]) -> None:
     model = load_model(folder, "auto", str(choose_device(os.environ)))
     length, positions = ids.shape[1] + options.max_tokens, model.config.max_position_embeddings
     if length > positions:
-        print(
-            f"prompt and answer may take {length:,} tokens, but the model was made for "
-            f"{positions:,}: the text beyond them may be worse",
-            file=sys.stderr,
-        )
+        problem = f"prompt and answer may take {length:,} tokens, the model was made for"
+        print(f"{problem} {positions:,}: the text beyond them may be worse", file=sys.stderr)
     generate(model, tokenizer, ids, options)
 
 
-def read_prompt(path: Path) -> str:
-    try:
-        text = path.read_text("utf-8")
-    except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
-        raise MissingFileError(f"--prompt-file {path}: there is no such file.") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"--prompt-file {path} is not UTF-8 text: {error}.") from error
-    if "\0" in text:
-        raise UserError(f"--prompt-file {path} holds NUL characters, so it is not text.")
-    return text
-
-
-def generate(
-    model: Any, tokenizer: "PreTrainedTokenizerBase", ids: "Tensor", options: Options
-) -> None:
+def generate(model: Any, tokenizer: Any, ids: "Tensor", options: Options) -> None:
     """Print the text while it is generated, then speed and cache size."""
     import torch
     from transformers import TextStreamer
@@ -121,10 +112,8 @@ def generate(
 
     def refuse_non_finite(ids: "Tensor", logits_NV: "Tensor") -> "Tensor":
         if not logits_NV.amax(-1).isfinite().all():  # sampling would end in an error of torch
-            raise UserError(
-                f"{options.model}: its logits are not finite numbers. Its weights are damaged, or "
-                "overflow in their number format."
-            )
+            problem = "its logits are not finite numbers. Its weights are damaged, or overflow"
+            raise UserError(f"{options.model}: {problem} in their number format.")
         return logits_NV
 
     ids = ids.to(model.device)

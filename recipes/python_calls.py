@@ -84,8 +84,7 @@ class Mask(MaskFile):
         figure = mask_figure(self)
 
         def png() -> bytes:
-            content = io.BytesIO()
-            figure.savefig(content, format="png")
+            figure.savefig(content := io.BytesIO(), format="png")
             return content.getvalue()
 
         figure._repr_png_ = png  # type: ignore[attr-defined]  # how notebooks show it
@@ -129,6 +128,7 @@ def search_mask(
     """
     from bosch.hybrid.sinks import attach_sinks
 
+    began = time.monotonic()
     _need_our_attention(model)
     check_ratio(ratio)
     usual = default_settings(method, MaskConfig())
@@ -137,13 +137,9 @@ def search_mask(
 
     def load_calibration() -> "Calibration":
         if calibration is None:
-            raise UserError(
-                f"method {method}: masks are scored, and static sinks measured, on examples; pass "
-                "those of bosch.calibrate."
-            )
+            raise UserError(f"method {method} takes examples: pass those of bosch.calibrate.")
         return calibration
 
-    began = time.monotonic()
     with _evaluating(model, folder) as path:
         inputs = Inputs(
             model_info=describe(model),
@@ -204,9 +200,7 @@ def materialize(model: "PreTrainedModel", mask: MaskFile | GroupMask) -> "PreTra
     from bosch.hybrid.models import check_native_window
 
     if getattr(model, "peft_config", None):
-        raise UserError(
-            "The model has an adapter: merge it first (model.merge_and_unload() of peft)."
-        )
+        raise UserError("The model has an adapter: merge it first (peft's merge_and_unload()).")
     for name, weight in model.named_parameters():
         # Other kinds of weights have heads that no permutation finds.
         if type(weight.data) is not Tensor or not weight.is_floating_point():
@@ -282,13 +276,22 @@ def describe(model: "PreTrainedModel") -> ModelInfo:
     config, name = model.config, origin_of(model)
     if name and (folder := find_model(name)) is not None:
         return read_model_info(folder)
+    import torch
+    from xxhash import xxh3_128_hexdigest
+
     from bosch.hybrid.conversion import head_size
 
-    revision = getattr(config, "_commit_hash", None)
+    weight_hash, revision = None, getattr(config, "_commit_hash", None)
+    if not revision:
+        hashes = {}
+        for part, tensor in model.state_dict().items():
+            content = tensor.detach().cpu().contiguous().view(torch.uint8).numpy()
+            hashes[part] = xxh3_128_hexdigest(content)
+        weight_hash = fingerprint(hashes)
     return ModelInfo(
         id=name or type(model).__name__,
         revision=revision,
-        weight_hash=None if revision else _hash_memory(model),
+        weight_hash=weight_hash,
         num_layers=config.num_hidden_layers,
         num_groups=config.num_key_value_heads,
         num_query_heads=config.num_attention_heads,
@@ -310,18 +313,6 @@ def _evaluating(model: "PreTrainedModel", folder: str | Path | None) -> Iterator
             model.train(was_training)
 
 
-def _hash_memory(model: "PreTrainedModel") -> str:
-    import torch
-    from xxhash import xxh3_128_hexdigest
-
-    return fingerprint(
-        {
-            name: xxh3_128_hexdigest(tensor.detach().cpu().contiguous().view(torch.uint8).numpy())
-            for name, tensor in model.state_dict().items()
-        }
-    )
-
-
 def _need_our_attention(model: "PreTrainedModel") -> None:
     used = model.config._attn_implementation
     if used != "bosch" or getattr(model.config, "bosch", None) is not None:
@@ -334,11 +325,11 @@ def _need_our_attention(model: "PreTrainedModel") -> None:
 
 def _mask_for(model: "PreTrainedModel", mask: MaskFile | GroupMask) -> GroupMask:
     chosen = mask.mask if isinstance(mask, MaskFile) else mask
-    shape = (model.config.num_hidden_layers, model.config.num_key_value_heads)
-    if (chosen.num_layers, chosen.num_groups) != shape:
+    layers, groups = model.config.num_hidden_layers, model.config.num_key_value_heads
+    if (chosen.num_layers, chosen.num_groups) != (layers, groups):
         raise UserError(
             f"The mask has {chosen.num_layers} layers x {chosen.num_groups} groups, the model "
-            f"{shape[0]} x {shape[1]}; pass a mask made for this model."
+            f"{layers} x {groups}; pass a mask made for this model."
         )
     return chosen
 
@@ -356,11 +347,13 @@ def _sinks_of(mask: MaskFile | GroupMask) -> "Sinks | int | None":
 
 
 def _settings(made: Any, known: Any, values: dict[str, Any], **further: Any) -> Any:
-    """`made` from these values, lists as tuples. A name that `known` lacks is a user's mistake."""
+    """`made` from these values, lists as tuples and paths as text. A name that `known` lacks is a
+    user's mistake."""
     names = tuple(known.__dataclass_fields__)
-    for name in values:
+    plain = {}
+    for name, value in values.items():
         if name not in names:
             raise UserError(f"{name}: no such setting; {suggest(name, names)}")
-    plain = {n: tuple(value) if isinstance(value, list) else value for n, value in values.items()}
-    paths = {name: str(value) for name, value in values.items() if isinstance(value, Path)}
-    return made(**(plain | paths | further))
+        value = str(value) if isinstance(value, Path) else value
+        plain[name] = tuple(value) if isinstance(value, list) else value
+    return made(**plain, **further)
