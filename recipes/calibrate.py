@@ -51,6 +51,13 @@ def check_and_build(options: Options, name: str) -> Stage:
     return make_stage(name, options)
 
 
+def check(model: str, settings: CalibrationSettings) -> None:
+    """Refuse, before work begins, essays and questions that no set can be made of."""
+    check_material(settings)
+    if settings.questions:
+        build_set(settings, load_tokenizer(model), read_shape(model).positions)
+
+
 def build(config: Config) -> Stage:
     """The stage `calibration` of recover.py."""
     return make_stage("calibration", Options(config.model, settings_of(config)), shared=True)
@@ -61,16 +68,8 @@ def settings_of(config: Config) -> CalibrationSettings:
     return CalibrationSettings(**shared, seed=config.seed)
 
 
-def check(model: str, settings: CalibrationSettings) -> None:
-    """Refuse, before work begins, essays and questions that no set can be made of."""
-    check_material(settings)
-    if settings.questions:
-        build_set(settings, load_tokenizer(model), read_shape(model).positions)
-
-
 def make_stage(name: str, options: Options, shared: bool = False) -> Stage:
-    model, settings = options.model, options.calibration
-    texts = []
+    model, settings, texts = options.model, options.calibration, list[str]()
     for path in options.against:  # files of `bosch niah build` or of an evaluation
         if not path.is_file():
             raise MissingFileError(f"--against {path}: no such file.")
@@ -79,28 +78,27 @@ def make_stage(name: str, options: Options, shared: bool = False) -> Stage:
                 problem = f"row {number} has no text in a field `input` or `prompt`"
                 raise UserError(f"--against {path}: {problem}.")
             texts.append(text)
-    decisive: dict[str, object] = {
+    facts: dict[str, object] = {
         "tokenizer": read_tokenizer(model).hash if find_model(model) else model,
         "against": [hash_file(path) for path in options.against],
     }
     essays = Path(settings.essays)
     if settings.questions:  # all that decides the set
         if (path := Path(settings.questions)).is_file():
-            decisive["questions"] = hash_file(path)
+            facts["questions"] = hash_file(path)
     else:
-        decisive = plain(settings) | decisive
+        facts = plain(settings) | facts
         if essays.is_file():
-            decisive["essays"] = hash_file(essays)
+            facts["essays"] = hash_file(essays)
         elif essays.is_dir() and settings.essays != TOY:
-            decisive["essays"] = [hash_file(file) for file in sorted(essays.glob("*.txt"))]
+            facts["essays"] = [hash_file(file) for file in sorted(essays.glob("*.txt"))]
 
     def run(folder: Path) -> None:
-        tokenizer = load_tokenizer(model)
+        tokenizer, positions = load_tokenizer(model), read_shape(model).positions
         tokenizer_hash = describe_tokenizer(tokenizer).hash
-        positions = read_shape(model).positions
         write_set(folder, settings, tokenizer, tokenizer_hash, texts, positions)
 
-    return Stage(name, run=run, settings=decisive, version=VERSION, shared=shared)
+    return Stage(name, run=run, settings=facts, version=VERSION, shared=shared)
 
 
 if __name__ == "__main__":

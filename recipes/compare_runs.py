@@ -38,8 +38,7 @@ class Options:
     runs: Annotated[tuple[Path, ...], POSITIONAL] = ()
     out: Path = Path("comparison")  # folder for the report
     baseline: str | None = None  # method, run or NAME=VALUE of a setting to compare with
-    # only rebuild the TensorBoard files of the runs
-    rebuild_tb: bool = False
+    rebuild_tb: bool = False  # only rebuild the TensorBoard files of the runs
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -40,8 +40,7 @@ class Options:
     top_k: int = 0  # sample from this many most likely tokens; 0: from all
     top_p: float = 1.0  # sample from the most likely tokens that together have this probability
     seed: int = 0  # of sampling
-    # read the prompt in chunks of this many tokens; None: all at once
-    prefill_chunk: Annotated[TokenCount | None, "TOKENS"] = None
+    prefill_chunk: TokenCount | None = None  # tokens of the prompt read at once; None: all
     engine: Engine = "transformers"  # vllm: see docs/serving.md
 
     def __post_init__(self) -> None:
@@ -74,7 +73,22 @@ def main(arguments: Sequence[str]) -> None:
     if not ids.shape[1]:
         raise UserError("The prompt is empty; the model needs at least one token to start from.")
     if options.engine == "vllm":
-        generate_by_engine(folder, ids[0].tolist(), options)
+        from bosch.eval.engine_vllm import start_engine
+
+        config = read_model_config(folder)
+        # vLLM's own choice would be half precision for weights in float32.
+        dtype = config.get("dtype") or config.get("torch_dtype") or "auto"
+        engine = start_engine(folder, dtype=dtype)
+        from vllm import SamplingParams  # start_engine says so where it is missing
+
+        names = ("temperature", "top_k", "top_p", "seed", "max_tokens")
+        how = SamplingParams(**{name: getattr(options, name) for name in names})
+        began, read = time.perf_counter(), ids[0].tolist()
+        (output,) = engine.generate([{"prompt_token_ids": read}], how, use_tqdm=False)
+        seconds, (answer,) = time.perf_counter() - began, output.outputs
+        print_text(answer.text, stream_end=True)
+        num_made = len(answer.token_ids)
+        print(f"prompt: {len(read):,} tokens, answer: {num_made:,}, {seconds:.2f} s")
         return
     from bosch.training.parallel import choose_device  # imports torch
 
@@ -141,23 +155,6 @@ def generate(model: Any, tokenizer: Any, ids: "Tensor", options: Options) -> Non
     dense = entries * 2 * head_size(config) * model.dtype.itemsize  # 2: keys and values
     share = f", {used / dense:.3f} of the {describe_bytes(dense)} with full attention everywhere"
     print(f"KV cache: {used:,} bytes at {held:,} tokens{share if used < dense else ''}")
-
-
-def generate_by_engine(folder: Path, prompt: list[int], options: Options) -> None:
-    from bosch.eval.engine_vllm import start_engine
-
-    config = read_model_config(folder)
-    # vLLM's own choice would be half precision for weights in float32.
-    engine = start_engine(folder, dtype=config.get("dtype") or config.get("torch_dtype") or "auto")
-    from vllm import SamplingParams  # start_engine says so where it is missing
-
-    names = ("temperature", "top_k", "top_p", "seed", "max_tokens")
-    how = SamplingParams(**{name: getattr(options, name) for name in names})
-    began = time.perf_counter()
-    (output,) = engine.generate([{"prompt_token_ids": prompt}], how, use_tqdm=False)
-    seconds, (answer,) = time.perf_counter() - began, output.outputs
-    print_text(answer.text, stream_end=True)
-    print(f"prompt: {len(prompt):,} tokens, answer: {len(answer.token_ids):,}, {seconds:.2f} s")
 
 
 def print_text(text: str, stream_end: bool = False) -> None:

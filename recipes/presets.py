@@ -35,25 +35,17 @@ from bosch.run.fingerprint import plain
 from bosch.run.progress import disable_bars_of_libraries
 from bosch.run.stage import differences
 
-TINY_MODEL = "tiny-qwen3"
-SMOKE_MODEL = "tiny-qwen3-2layer"
-# Models with fewer positions or smaller weights, as the embedded ones, use the toy world.
-TOY_POSITIONS = 4_096
-TOY_BYTES = 100_000_000
-# Models with fewer parameters, and all on machines without such a GPU, have the preset `small`.
-SMALL_WEIGHTS = 1_500_000_000
-BIG_GPU_GB = 40
+TINY_MODEL, SMOKE_MODEL = "tiny-qwen3", "tiny-qwen3-2layer"
 SMALL_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
+# Models with fewer positions or smaller weights, as the embedded ones, use the toy world.
+TOY_POSITIONS, TOY_BYTES = 4_096, 100_000_000
+# Models with fewer parameters, and all on machines without such a GPU, have the preset `small`.
+SMALL_WEIGHTS, BIG_GPU_GB = 1_500_000_000, 40
 EASY_TASKS = ("niah_single_1", "niah_single_2", "niah_single_3", "niah_multikey_1")
 
 # Sequences of 32k on a GPU at once. The paper's 8 for 1.7B fits one node of 8 GPUs: on its 16 GPUs
 # it would make 128 sequences a step, not 64. For 8B and 14B the paper gives no number.
-MICRO_BATCH_SEQUENCES = {
-    "Qwen/Qwen3-1.7B-Base": 8,
-    "Qwen/Qwen3-8B-Base": 4,
-    "Qwen/Qwen3-14B-Base": 4,
-    "Qwen/Qwen3-30B-A3B-Base": 2,
-}
+MICRO_BATCH_SEQUENCES = {"Qwen3-1.7B": 8, "Qwen3-8B": 4, "Qwen3-14B": 4, "Qwen3-30B-A3B": 2}
 
 
 def tiny(model: str = TINY_MODEL) -> Config:
@@ -92,6 +84,7 @@ def tiny(model: str = TINY_MODEL) -> Config:
 def smoke(model: str = SMOKE_MODEL) -> Config:
     """Seconds on the two-layer model: every stage runs, and nothing is learned. For tests."""
     config = tiny(model)
+    few = {"niah_samples": 1, "longbench_rows": 1}
     return replace(
         config,
         window=32,
@@ -99,20 +92,14 @@ def smoke(model: str = SMOKE_MODEL) -> Config:
         mask=replace(config.mask, kappa=4),
         data=replace(config.data, tokens=4_096, sequence_length=256),
         train=replace(config.train, batch_sequences=2),
-        eval=replace(
-            config.eval,
-            checkpoints=(0.0, 1.0),
-            niah_lengths=(256,),
-            niah_samples=1,
-            longbench_rows=1,
-        ),
+        eval=replace(config.eval, checkpoints=(0.0, 1.0), niah_lengths=(256,), **few),
     )
 
 
 def small(model: str = SMALL_MODEL) -> Config:
     """A pretrained model of up to about 1.5B parameters on a laptop or one GPU: hours, with texts
     that such a model can answer questions about, and sinks. Chosen on SmolLM2-135M-Instruct."""
-    length = min(1_024, read_shape(model).positions)
+    length, in_bf16 = min(1_024, read_shape(model).positions), bf16_is_faster()
     return Config(
         model=model,
         window=max(1, length // 8),
@@ -120,7 +107,7 @@ def small(model: str = SMALL_MODEL) -> Config:
         calibration=CalibrationConfig(
             examples=48, length=length, questions_per_context=4, tasks=EASY_TASKS
         ),
-        mask=MaskConfig(kappa=6, precision="bf16" if bf16_is_faster() else "auto"),
+        mask=MaskConfig(kappa=6, precision="bf16" if in_bf16 else "auto"),
         data=DataConfig(tokens=300 * length, sequence_length=length),
         train=TrainConfig(
             batch_sequences=2,
@@ -128,7 +115,7 @@ def small(model: str = SMALL_MODEL) -> Config:
             objective="distill",
             # The dense model computes once, and further runs on these tokens need it no more.
             stored_top_k=32,
-            precision="bf16" if bf16_is_faster() else "fp32",
+            precision="bf16" if in_bf16 else "fp32",
         ),
         eval=EvalConfig(
             checkpoints=(0.0, 0.125, 0.5, 1.0),
@@ -157,10 +144,9 @@ def paper(model: str = "Qwen/Qwen3-1.7B-Base") -> Config:
     if model not in PAPER_MODELS:
         return config
     # The paper used FlashAttention-2; torch's own kernels, of the same algorithm, need no package.
-    micro = MICRO_BATCH_SEQUENCES[model]
-    return replace(
-        config, train=replace(config.train, micro_batch_sequences=micro, kernels="liger")
-    )
+    micro = MICRO_BATCH_SEQUENCES[PAPER_MODELS[model]]
+    train = replace(config.train, micro_batch_sequences=micro, kernels="liger")
+    return replace(config, train=train)
 
 
 def scaled_paper(model: str, sink: str = "none") -> Config:
@@ -248,10 +234,8 @@ def check_needles(config: Config) -> None:
     """Refuse short NIAH texts with no room for a group of tasks, in tokens of this model."""
     for length in config.eval.niah_lengths if "niah" in config.eval.suites else ():
         if length < TOY_POSITIONS and (group := lacking_group(config, length)):
-            raise UserError(
-                f"--eval.niah-lengths {length}: no {group} task can be built in so few tokens of "
-                f"{config.model}, so NIAH would have no average; use a greater length."
-            )
+            problem = f"no {group} task can be built in so few tokens of {config.model}"
+            raise UserError(f"--eval.niah-lengths {length}: {problem}; use a greater length.")
 
 
 def lacking_group(config: Config, length: int, questions: int = 1) -> str | None:
@@ -283,10 +267,8 @@ def warnings(config: Config) -> list[str]:
     if short and config.ratio:
         found.append(f"warning: a window of {window:,} tokens covers all of {', '.join(short)}")
     if not torch.cuda.is_available() and tokens >= 100_000_000:
-        found.append(
-            f"warning: without a GPU, training on {tokens:,} tokens takes days or longer; --preset "
-            "tiny trains on fewer, --zero-shot not at all"
-        )
+        problem = f"warning: without a GPU, training on {tokens:,} tokens takes days or longer"
+        found.append(f"{problem}; --preset tiny trains on fewer, --zero-shot not at all")
     return found
 
 
@@ -313,14 +295,11 @@ def check_lengths(config: Config) -> None:
 
 
 def check_length(option: str, tokens: int, model: str) -> None:
-    positions = read_shape(model).positions
-    if tokens > positions:
+    if tokens > (positions := read_shape(model).positions):
         raise UserError(f"{option} {tokens}: {model} has {positions:,} positions; ask for less.")
 
 
 def check_window(window: int, model: str, positions: int | None = None) -> None:
     """Refuse a window that every text of the model fits into. `positions`: if not the model's."""
     if window >= (positions := positions or read_shape(model).positions):
-        raise UserError(
-            f"--window {window}: {model} has {positions:,} positions; choose a smaller window."
-        )
+        raise UserError(f"--window {window}: {model} has {positions:,} positions; choose less.")

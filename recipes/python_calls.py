@@ -174,7 +174,7 @@ def masked(model: "PreTrainedModel", mask: MaskFile | GroupMask) -> "Iterator[Pr
     from bosch.hybrid.sinks import attach_sinks
 
     _need_our_attention(model)
-    chosen, sinks = _mask_for(model, mask), _sinks_of(mask)
+    chosen, sinks = _mask_and_sinks(model, mask)
 
     def add_mask(module: Any, arguments: Any, named: dict[str, Any]) -> Any:
         return arguments, {"bosch_mask": chosen.z, "bosch_window": chosen.window_tokens} | named
@@ -209,9 +209,9 @@ def materialize(model: "PreTrainedModel", mask: MaskFile | GroupMask) -> "PreTra
                 "quantized or shared out, and quantize the hybrid."
             )
     check_native_window(model.config)
-    chosen = _mask_for(model, mask)
+    chosen, sinks = _mask_and_sinks(model, mask)
     origin = {MASK_KEY: mask.origin()} if isinstance(mask, MaskFile) else {}
-    hybrid = deploy(model, chosen.z, chosen.window_tokens, _sinks_of(mask), **origin)
+    hybrid = deploy(model, chosen.z, chosen.window_tokens, sinks, **origin)
     hybrid.config.name_or_path = model.config.name_or_path
     return hybrid
 
@@ -317,13 +317,13 @@ def _need_our_attention(model: "PreTrainedModel") -> None:
     used = model.config._attn_implementation
     if used != "bosch" or getattr(model.config, "bosch", None) is not None:
         found = "is a hybrid already" if used == "bosch" else f"computes attention by {used!r}"
-        raise UserError(
-            f"This {type(model).__name__} {found}, which takes no masks: load the dense model with "
-            'from_pretrained(..., attn_implementation="bosch").'
-        )
+        remedy = 'load the dense model with from_pretrained(..., attn_implementation="bosch")'
+        raise UserError(f"This model {found}, which takes no masks: {remedy}.")
 
 
-def _mask_for(model: "PreTrainedModel", mask: MaskFile | GroupMask) -> GroupMask:
+def _mask_and_sinks(
+    model: "PreTrainedModel", mask: MaskFile | GroupMask
+) -> "tuple[GroupMask, Sinks | int | None]":
     chosen = mask.mask if isinstance(mask, MaskFile) else mask
     layers, groups = model.config.num_hidden_layers, model.config.num_key_value_heads
     if (chosen.num_layers, chosen.num_groups) != (layers, groups):
@@ -331,19 +331,14 @@ def _mask_for(model: "PreTrainedModel", mask: MaskFile | GroupMask) -> GroupMask
             f"The mask has {chosen.num_layers} layers x {chosen.num_groups} groups, the model "
             f"{layers} x {groups}; pass a mask made for this model."
         )
-    return chosen
-
-
-def _sinks_of(mask: MaskFile | GroupMask) -> "Sinks | int | None":
     if isinstance(mask, Mask) and mask.sinks is not None:
-        return mask.sinks
-    chosen = mask.mask if isinstance(mask, MaskFile) else mask
+        return chosen, mask.sinks
     if chosen.sink == "static":
         raise UserError(
-            "This mask has static sinks, whose constants lie beside its mask.json: pass the mask "
-            "as bosch.search_mask or bosch.load_mask gives it."
+            "The constants of this mask's static sinks lie beside its mask.json: pass the mask as "
+            "bosch.search_mask or bosch.load_mask gives it."
         )
-    return sink_tokens(chosen.sink) or None
+    return chosen, sink_tokens(chosen.sink) or None
 
 
 def _settings(made: Any, known: Any, values: dict[str, Any], **further: Any) -> Any:

@@ -39,7 +39,7 @@ from bosch.run.files import MANIFEST
 from bosch.run.folder import RUN, RunFolder
 from bosch.run.progress import say
 from bosch.run.ranks import rank_and_world
-from bosch.run.stage import Stage, refuse_blocked, stages_to_redo
+from bosch.run.stage import Stage, locate, refuse_blocked, stages_to_redo
 
 # --help leaves these out, --help-all shows them.
 RARELY_SET = """
@@ -68,8 +68,7 @@ class Command:
     kv_budget: Annotated[str | None, "BYTES@TOKENS"] = None
     # Hours that all of it may take here: sets the tokens to train on, from 0.3M to 30M.
     hours: Annotated[float | None, "HOURS"] = None
-    # Folder of the run; None: runs/<model>-<method>-r<ratio>.
-    run_dir: Annotated[Path | None, "DIR"] = None
+    run_dir: Annotated[Path | None, "DIR"] = None  # None: runs/<model>-<method>-r<ratio>
     # Redo this stage (--dry-run lists all) and those that depend on it; old results are set aside.
     fresh: Annotated[str | None, "STAGE"] = None
     from_: Annotated[str | None, "STAGE"] = None  # redo this stage and all later ones
@@ -82,9 +81,7 @@ class Command:
 
     def __post_init__(self) -> None:
         if self.fresh is not None and self.from_ is not None:
-            raise UserError(
-                f"--fresh {self.fresh} and --from {self.from_} contradict each other; pass one."
-            )
+            raise UserError(f"--fresh {self.fresh} contradicts --from {self.from_}; pass one.")
         above_0(self, "", "hours")
 
     @property
@@ -181,9 +178,8 @@ def parse_command(arguments: Sequence[str]) -> Command:
             try:
                 tokens = int(read_json_object(record)["config"]["data"]["tokens"])
             except (KeyError, TypeError, ValueError):
-                raise UserError(
-                    f"{record} holds no data.tokens, which --hours reads; pass --data.tokens."
-                ) from None
+                problem = "holds no data.tokens, which --hours reads; pass --data.tokens"
+                raise UserError(f"{record} {problem}.") from None
             config = replace(config, data=replace(config.data, tokens=tokens))
         else:
             config, line = train_model.with_hours(config, command.hours)
@@ -216,6 +212,12 @@ def check_and_build(
         )
         return described or []
 
+    def check_room() -> None:
+        for stage in chain():
+            if stage.name == prepare_lessons.NAME:
+                place = locate(folder.path, stage)
+                prepare_lessons.check_room(config.model, config.train, config.data.tokens, place)
+
     check_all(
         partial(presets.check_lengths, config),
         chain,
@@ -223,7 +225,7 @@ def check_and_build(
         lambda: check_attention(judging_of(config)),
         lambda: None if command.zero_shot else train_model.check_machine(config, folder.world),
         lambda: packed.check_sources(config, folder.path, chain()),
-        lambda: prepare_lessons.check_room_of(config, folder.path, chain()),
+        check_room,
         texts,
     )
     return chain(), texts()
@@ -251,12 +253,13 @@ def build_chain(
             folder.complete(checkpoints[step])
         return config.train.until == "recovered" and has_recovered(compare([run_path]), step)
 
-    stored = config.train.objective == "distill" and config.train.stored_top_k
-    lessons = prepare_lessons.build(config, tokens) if stored else None
+    settings, lessons, schedule = config.train, None, train_model.schedule_of(config)
+    if settings.objective == "distill" and settings.stored_top_k:
+        teacher, mask_documents = settings.teacher or config.model, config.data.document_mask
+        lessons = prepare_lessons.build(teacher, settings, mask_documents, tokens, shared=True)
     train = train_model.build(
         train_model.settings_of(config), model, tokens, lessons, on_checkpoint=evaluate, fit=fit
     )
-    schedule = train_model.schedule_of(config)
     checkpoints = {
         step: evaluate_model.build_step(config, run_path, step, schedule.tokens_at(step), train)
         for step in schedule.exported_steps
