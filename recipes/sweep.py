@@ -68,7 +68,7 @@ class Options:
     methods: str  # names of files in bosch/methods, separated by commas
     ratios: str = "0.75"  # shares of KV groups on the sliding window, separated by commas
     seeds: int = 1  # number of seeds: 0, 1, ...
-    # further settings of recover.py, each with its values: window=32,64 train.clip-norm=0.5,1
+    # Further settings of recover.py, each with its values: window=32,64 train.clip-norm=0.5,1
     vary: Annotated[tuple[str, ...], "NAME=VALUE,VALUE"] = ()
     preset: str | None = None  # tiny, smoke or paper
     model: str | None = None  # a Hugging Face folder or hub id
@@ -89,8 +89,9 @@ class Chain:
     path: Path
     arguments: list[str]  # of recover.py
     config: Config  # the settings that the arguments give
-    windows: Sequence[int] = ()  # further ones to evaluate
-    lengths: Sequence[int] = ()
+    is_zero_shot: bool
+    windows: Sequence[int]  # further ones to evaluate
+    lengths: Sequence[int]
 
     @property
     def kinds(self) -> list[str]:
@@ -98,10 +99,6 @@ class Chain:
         pairs = itertools.pairwise(self.arguments)
         settings = [f"{name[2:]}={value}" for name, value in pairs if name not in NOT_FOR_SWEEPS]
         return [self.config.method, *settings]
-
-    @property
-    def is_zero_shot(self) -> bool:
-        return "--zero-shot" in self.arguments
 
     @property
     def is_complete(self) -> bool:
@@ -128,16 +125,15 @@ def main(arguments: Sequence[str]) -> None:
         elif options.rows:
             append_run(options.rows, read_run(chain.path))
 
-    archived = archived_runs(chains, options.rows)
-    paths = {chain.path: chain.kinds for chain in chains}
-    runs = {path: archived.get(path, path) for path in paths if path in archived or is_run(path)}
-    baseline = options.baseline
-    if baseline and not any(baseline in paths[path] for path in runs):
+    archived, baseline = archived_runs(chains, options.rows), options.baseline
+    done = [chain for chain in chains if chain.path in archived or is_run(chain.path)]
+    if baseline and not any(baseline in chain.kinds for chain in done):
         say(f"--baseline {baseline}: there is no such run to compare with")
         baseline = None
-    if runs:
+    if done:
         out = options.out or chains[0].path.parent / "comparison"
-        compare_runs.compare_and_show([*runs.values()], out, baseline)
+        runs = [archived.get(chain.path, chain.path) for chain in done]
+        compare_runs.compare_and_show(runs, out, baseline)
     if failures:
         say(f"{len(failures)} of {len(chains)} runs failed; repeat the command to retry them:")
         for path, reason in failures.items():
@@ -161,12 +157,10 @@ def list_chains(options: Options, rest: Sequence[str]) -> list[Chain]:
     rows = options.rows
     if rows and (rows.is_dir() or not rows.name.endswith((".jsonl", ".jsonl.gz"))):
         raise UserError(f"--rows {rows} must be a file whose name ends in .jsonl or .jsonl.gz.")
-    further = []
     for option, text in (("--windows", options.windows), ("--lengths", options.lengths)):
         if not all(word.isdecimal() and int(word) for word in split(text)):
             raise UserError(f"{option} {text}: give numbers of tokens, separated by commas.")
-        further.append([int(word) for word in split(text)])
-    windows, lengths = further
+    windows, lengths = ([*map(int, split(t))] for t in (options.windows, options.lengths))
 
     named = {"--preset": options.preset, "--model": options.model}
     shared = [word for name, value in named.items() if value for word in (name, value)] + [*rest]
@@ -188,15 +182,13 @@ def list_chains(options: Options, rest: Sequence[str]) -> list[Chain]:
         presets.check_lengths(config)
         suites = judging_of(config).suites if lengths else ()
         if lengths and not any(hasattr(suite.settings, "lengths") for suite in suites):
-            raise UserError(
-                f"--lengths {options.lengths}: no suite has text lengths; --eval.suites niah has."
-            )
-        # The dense control has no window.
-        chains.append(Chain(path, words, config, windows if config.ratio else [], lengths))
+            problem = "no suite has text lengths; --eval.suites niah has"
+            raise UserError(f"--lengths {options.lengths}: {problem}.")
+        further = windows if config.ratio else []  # the dense control has no window
+        chains.append(Chain(path, words, config, options.zero_shot, further, lengths))
     if (baseline := options.baseline) and not any(baseline in chain.kinds for chain in chains):
-        raise UserError(
-            f"--baseline {baseline} is not one of --methods {options.methods} or a value of --vary."
-        )
+        known = f"--methods {options.methods} or a value of --vary"
+        raise UserError(f"--baseline {baseline} is not one of {known}.")
     return chains
 
 
@@ -292,13 +284,13 @@ def evaluate_further(chain: Chain) -> None:
     judging = judging_of(config)
     judgings = {f"eval/window/{n}": replace(judging, window_tokens=n) for n in chain.windows}
     for length in chain.lengths:
-        suites = [
+        suites = tuple(
             replace(suite, settings=replace(suite.settings, lengths=(length,)))
             for suite in judging.suites
             if hasattr(suite.settings, "lengths")
-        ]
+        )
         yarn = length / positions if length > positions else None
-        judgings[f"eval/length/{length}"] = replace(judging, suites=tuple(suites), yarn=yarn)
+        judgings[f"eval/length/{length}"] = replace(judging, suites=suites, yarn=yarn)
     label = Label(chain.path.name, 0, learning_tokens(config))
     model, shared = str(chain.path / "model"), chain.path.parent / "shared"
     progress.set_up()
