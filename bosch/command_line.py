@@ -267,9 +267,7 @@ def with_options(
             meant = suggest(name, tuple(known))
             raise UserError(f"{flag} {word}: write NAME=VALUE, a setting of {plugin}; {meant}")
         if action.dest in set_elsewhere:
-            raise UserError(
-                f"{flag} {word}: {name} has an option of its own, --mask.{action.dest}."
-            )
+            raise UserError(f"{flag} {word}: {name} has its own option, --mask.{action.dest}.")
         read: Any = action.type or _reader(bool, (), takes_none=False)  # of a flag
         try:
             values = [read(each) for each in (value.split(",") if action.nargs else [value])]

@@ -273,9 +273,7 @@ class Config(Dials):
         judged = (self.eval.niah_samples, self.eval.longbench_rows or FEWEST_TO_DECIDE)
         if self.train.until == "recovered" and min(judged) < FEWEST_TO_DECIDE:
             problem = f"train.until recovered takes {FEWEST_TO_DECIDE} examples a task"
-            raise UserError(
-                f"{problem}, not {min(judged)}; pass --eval.samples {FEWEST_TO_DECIDE}."
-            )
+            raise UserError(f"{problem}, not {min(judged)}; raise --eval.samples to it.")
 
     @property
     def usual_path(self) -> Path:

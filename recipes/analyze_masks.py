@@ -154,10 +154,8 @@ def write_table_5(steps: Sequence[tuple[str, NamedMask, NamedMask]], options: Op
         written = write_replacements(smaller, larger, options.replacement, folder)
         rows += [{"method": name} | row for row in written]
     if not rows:
-        raise UserError(
-            "--replacement needs two ratios of one method, the larger of which leaves groups full "
-            "that the smaller one windows; name such masks."
-        )
+        problem = "needs two ratios of a method, the larger leaving full what the other windows"
+        raise UserError(f"--replacement {problem}.")
     columns = ("method", "smaller_ratio", "larger_ratio", "replaced", "file")
     show_rows("Masks of the replacement test", rows, {column: column for column in columns})
     return rows

@@ -83,16 +83,12 @@ def check_and_build(options: Options, name: str) -> Stage:
     if not options.suite:
         raise UserError(f"--suite is empty; name one or more of {', '.join(list_plugins(SUITES))}.")
     if window is not None and not models.read_model_config(models.fetch_config(model)).get("bosch"):
-        raise UserError(
-            f"--window {window}: {model} is not a hybrid, so it has none; leave it out."
-        )
+        raise UserError(f"--window {window}: {model} is not a hybrid; leave --window out.")
     if lm_eval and not tasks:
         raise UserError(f"--suite {lm_eval[0]}: no task is named; write {LM_EVAL}:TASK,TASK.")
     if (folder := options.include_path) and not (lm_eval and folder.is_dir()):
-        raise UserError(
-            f"--include-path {folder} must be a folder with task files of lm-eval, and needs "
-            f"--suite {LM_EVAL}:TASK."
-        )
+        problem = f"is for a folder of task files, with --suite {LM_EVAL}:TASK"
+        raise UserError(f"--include-path {folder} {problem}.")
     if options.engine == "vllm":
         from bosch.eval.engine_vllm import check_engine  # imports torch
 

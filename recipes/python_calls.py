@@ -204,10 +204,8 @@ def materialize(model: "PreTrainedModel", mask: MaskFile | GroupMask) -> "PreTra
     for name, weight in model.named_parameters():
         # Other kinds of weights have heads that no permutation finds.
         if type(weight.data) is not Tensor or not weight.is_floating_point():
-            raise UserError(
-                f"{name} is not a plain tensor of numbers: materialize the model before it is "
-                "quantized or shared out, and quantize the hybrid."
-            )
+            remedy = "materialize the model before that, and quantize the hybrid"
+            raise UserError(f"{name} is not a plain tensor of numbers: {remedy}.")
     check_native_window(model.config)
     chosen, sinks = _mask_and_sinks(model, mask)
     origin = {MASK_KEY: mask.origin()} if isinstance(mask, MaskFile) else {}
@@ -327,17 +325,13 @@ def _mask_and_sinks(
     chosen = mask.mask if isinstance(mask, MaskFile) else mask
     layers, groups = model.config.num_hidden_layers, model.config.num_key_value_heads
     if (chosen.num_layers, chosen.num_groups) != (layers, groups):
-        raise UserError(
-            f"The mask has {chosen.num_layers} layers x {chosen.num_groups} groups, the model "
-            f"{layers} x {groups}; pass a mask made for this model."
-        )
+        found = f"{chosen.num_layers} layers x {chosen.num_groups} groups"
+        raise UserError(f"The mask has {found}, the model {layers} x {groups}; pass its own mask.")
     if isinstance(mask, Mask) and mask.sinks is not None:
         return chosen, mask.sinks
     if chosen.sink == "static":
-        raise UserError(
-            "The constants of this mask's static sinks lie beside its mask.json: pass the mask as "
-            "bosch.search_mask or bosch.load_mask gives it."
-        )
+        remedy = "pass the mask as bosch.search_mask or bosch.load_mask gives it"
+        raise UserError(f"The constants of static sinks lie beside its mask.json: {remedy}.")
     return chosen, sink_tokens(chosen.sink) or None
 
 

@@ -63,13 +63,10 @@ def build(
     inputs: dict[str, Stage | Artifact] = {}
     if traits.reads_calibration or measures_sinks:
         if calibration is None:
-            needs, instead = f"--method {config.method}", ""
-            if not traits.reads_calibration:
-                needs, instead = "--sink static", ", or --sink none"
-            raise UserError(
-                f"{needs} needs calibration examples: pass --calibration DIR, a folder made by "
-                f"recipes/calibrate.py{instead}."
-            )
+            remedy = "pass --calibration DIR, which calibrate.py makes"
+            if traits.reads_calibration:
+                raise UserError(f"--method {config.method} needs calibration examples: {remedy}.")
+            raise UserError(f"--sink static needs calibration examples: {remedy}, or --sink none.")
         inputs["calibration"] = calibration
     if traits.learns_from_tokens:
         assert tokens is not None  # main and recover.py see to it
@@ -108,10 +105,8 @@ def run_method(
         assert calibration is not None  # build has seen to it
         found = read_calibration(calibration.folder)
         if found.longest > (positions := models.read_shape(config.model).positions):
-            raise UserError(
-                f"{calibration.folder} has a text of {found.longest:,} tokens, but {config.model} "
-                f"has {positions:,} positions; make a set of shorter texts."
-            )
+            problem = f"has a text of {found.longest:,} tokens, but {config.model} has"
+            raise UserError(f"{calibration.folder} {problem} {positions:,} positions.")
         return found
 
     traits, (rank, world) = methods.traits_of(config.method), rank_and_world()

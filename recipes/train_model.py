@@ -105,9 +105,7 @@ def check_and_build(options: Options, name: str) -> Stage:
         if train.objective != "distill":
             raise UserError("--lessons-from is what a teacher says; pass --objective distill.")
         if of_tokens != tokens.fingerprint:
-            raise UserError(
-                f"{folder} holds lessons on other tokens than those in {tokens.folder}."
-            )
+            raise UserError(f"{folder} holds lessons on other tokens than {tokens.folder} does.")
         for name in other:
             raise UserError(f"{folder} was made with {name} {found[name]}, not {asked[name]}.")
         settings = replace(settings, train=train)
@@ -158,9 +156,8 @@ def check_settings(settings: TrainConfig, packed: bool, model: str) -> None:
 
     vocabulary = read_config(fetch_config(model)).vocab_size
     if settings.stored_top_k and settings.stored_top_k >= vocabulary:
-        raise UserError(
-            f"train.stored_top_k is {settings.stored_top_k}, but {model} has {vocabulary:,} tokens."
-        )
+        problem = f"train.stored_top_k is {settings.stored_top_k}, but {model} has"
+        raise UserError(f"{problem} {vocabulary:,} tokens; store fewer.")
     if settings.teacher:
         check_teacher(fetch_model(model), fetch_model(settings.teacher, TEACHER))
         check_weights(settings.teacher)
