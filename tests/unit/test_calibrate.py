@@ -1,12 +1,14 @@
 """recipes/calibrate.py: the command, what it compares the set with, and the stage of recover.py."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from bosch.calibration import read_calibration
+from bosch.calibration import Haystack, read_calibration
 from bosch.data.tokenizer_files import describe_tokenizer
 from bosch.eval.judging import check_calibration, judging_of
 from bosch.eval.runner import describe_examples, load_examples, write_examples
@@ -97,14 +99,18 @@ def write_questions(path: Path, *rows: object) -> Path:
     return path
 
 
+def read_own(path: Path) -> tuple[Any, Sequence[Haystack]]:
+    """What the command makes of these questions, and the tokenizer."""
+    out = path.parent / "calibration"
+    main(["--model", smoke().model, "--questions", str(path), "--out", str(out)])
+    return load_tokenizer(smoke().model), read_calibration(out).haystacks
+
+
 def test_own_questions_make_the_set_and_their_content_decides_it(tmp_path: Path) -> None:
     """The search scores exactly the tokens of each answer, after the text and the question."""
     other = {"text": "", "question": "Two and two are", "answer": "four"}
     path = write_questions(tmp_path / "own.jsonl", OWN, "", other)
-    out = tmp_path / "calibration"
-    main(["--model", smoke().model, "--questions", str(path), "--out", str(out)])
-    tokenizer = load_tokenizer(smoke().model)
-    haystacks = read_calibration(out).haystacks
+    tokenizer, haystacks = read_own(path)
     texts = [tokenizer.decode(haystack.ids_T) for haystack in haystacks]
     assert texts == [f"{TEXT.strip()}\nWhere is the key? under the mat", "Two and two are four"]
     answers = [tokenizer.decode(h.ids_T[list(h.questions[0].answer)]) for h in haystacks]
@@ -119,18 +125,13 @@ def test_own_questions_make_the_set_and_their_content_decides_it(tmp_path: Path)
 def test_a_text_alone_is_judged_by_its_last_quarter(tmp_path: Path) -> None:
     words, no_blanks = "The key is under the mat, as always.", "abcdefgh"
     path = write_questions(tmp_path / "own.jsonl", {"text": words, "by": "me"}, {"text": no_blanks})
-    out = tmp_path / "calibration"
-    main(["--model", smoke().model, "--questions", str(path), "--out", str(out)])
-    tokenizer = load_tokenizer(smoke().model)
-    haystacks = read_calibration(out).haystacks
-    parts = [
-        tuple(
-            tokenizer.decode(h.ids_T[list(part)]) for part in (range(start), h.questions[0].answer)
-        )
-        for h in haystacks
-        for start in [h.questions[0].answer.start]
-    ]
-    assert parts == [("The key is under the mat, as", " always."), ("abcdef", "gh")]
+    tokenizer, haystacks = read_own(path)
+    parts = []
+    for haystack in haystacks:
+        answer = haystack.questions[0].answer
+        pair = (range(answer.start), answer)
+        parts.append([tokenizer.decode(haystack.ids_T[list(part)]) for part in pair])
+    assert parts == [["The key is under the mat, as", " always."], ["abcdef", "gh"]]
 
 
 @pytest.mark.parametrize(
@@ -147,9 +148,8 @@ def test_questions_that_cannot_be_used_are_refused_with_their_line(
     rows: list[object], named: str, tmp_path: Path
 ) -> None:
     path = write_questions(tmp_path / "own.jsonl", *rows)
-    out = tmp_path / "calibration"
     with pytest.raises(UserError, match=named):
-        main(["--model", smoke().model, "--questions", str(path), "--out", str(out)])
+        read_own(path)
     with pytest.raises(UserError, match=named):
         recover(["--preset", "smoke", "--calibration.questions", str(path)])
-    assert not out.exists()
+    assert list(tmp_path.iterdir()) == [path]

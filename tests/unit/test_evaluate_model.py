@@ -24,11 +24,7 @@ MODEL = asset_folder("tiny-qwen3-2layer")
 ROW = {"run", "step", "tokens", "suite", "task", "length", "metric", "value", "stderr", "n"}
 
 
-def read_json(path: Path) -> Any:
-    return json.loads(path.read_text())
-
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
+def read_lines(path: Path) -> list[Any]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
@@ -61,7 +57,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, hybrid: Path) -> Path:
 
 def test_every_score_is_a_row_and_follows_from_saved_predictions(run: Path) -> None:
     folder = run / "eval" / "step-000004"
-    scores = read_json(folder / "niah" / "scores.json")
+    scores = json.loads((folder / "niah" / "scores.json").read_text())
     rows = [row for row in scores["rows"] if row["metric"] == "string_match_all"]
     assert all(set(row) == ROW for row in rows)
     assert {(row["run"], row["step"], row["tokens"]) for row in rows} == {("one", 4, 4 * 2 * 256)}
@@ -72,7 +68,8 @@ def test_every_score_is_a_row_and_follows_from_saved_predictions(run: Path) -> N
         assert (row["value"], row["n"]) == (100 * sum(mine) / len(mine), len(mine))
     means = {row["task"]: row["value"] for row in rows}
     assert means["average"] == pytest.approx((means["single"] + means["multikey"]) / 2)
-    assert read_json(folder / "longbench" / "scores.json")["rows"][-1]["task"] == "average"
+    scores = json.loads((folder / "longbench" / "scores.json").read_text())
+    assert scores["rows"][-1]["task"] == "average"
 
 
 def test_another_run_reuses_the_dense_model_s_evaluation_and_the_examples(
@@ -85,11 +82,10 @@ def test_another_run_reuses_the_dense_model_s_evaluation_and_the_examples(
     with RunFolder(other, say=said.append) as folder:
         folder.complete(evaluate_model.build(config))
     assert ["eval/dense: complete, reused from" in line for line in said] == [True]
-    config = replace(config, eval=replace(config.eval, prefill_chunk=64))  # changes no result
     # Without multikey_3: whether its examples fit is only known by building them.
-    settings = replace(config.eval, niah_tasks=presets.smoke().eval.niah_tasks[:5])
-    config = replace(config, eval=settings)
-    complete_step(other, config, 0, hybrid)
+    tasks = config.eval.niah_tasks[:5]
+    settings = replace(config.eval, niah_tasks=tasks, prefill_chunk=64)  # changes no result
+    complete_step(other, replace(config, eval=settings), 0, hybrid)
     rows = collect_results(other / "eval", "two")
     assert read_lines(other / "eval" / "results.jsonl") == rows
     assert {row["run"] for row in rows} == {"two"}
@@ -123,7 +119,7 @@ def test_the_command_shows_a_table_and_continues_where_it_stopped(
     other = (*options[:-1], tmp_path / "narrow", "--window", 8, "--plain")
     command(*other)
     assert hash_file(tmp_path / "narrow" / "niah" / "predictions.jsonl") != before
-    scores = read_json(tmp_path / "narrow" / "niah" / "scores.json")
+    scores = json.loads((tmp_path / "narrow" / "niah" / "scores.json").read_text())
     assert scores["floor"]["window_tokens"] == 8
 
 

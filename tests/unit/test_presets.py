@@ -11,16 +11,7 @@ from bosch.assets import asset_folder
 from bosch.known_models import PAPER_MODELS
 from bosch.model import ModelShape, read_model_config, read_shape
 from bosch.recipes import presets
-from bosch.recipes.presets import (
-    check_lengths,
-    check_needles,
-    choose,
-    for_stage,
-    paper,
-    scaled_paper,
-    tiny,
-    warnings,
-)
+from bosch.recipes.presets import check_lengths, choose, paper, scaled_paper, tiny, warnings
 from bosch.recipes.recover import parse_command
 from bosch.recipes.train_model import with_hours
 from bosch.run.errors import UserError
@@ -60,25 +51,23 @@ def test_paper_preset_has_the_values_of_the_paper(model: str) -> None:
     assert config.calibration.tasks == SIX_TASKS  # equal shares of the six [ours]
     assert config.calibration.questions_per_context == 1
 
-    assert (config.mask.alpha, config.mask.gamma, config.mask.kappa) == (100, 0.2, 100)
-    assert config.mask.ratio_buckets == (0, 0.25, 0.5, 0.75, 1)  # [ours, fits figure 1]
-    assert config.mask.max_variables == 49
-    assert config.mask.razor_recent_share == 1 / 4
+    mask = config.mask
+    assert (mask.alpha, mask.gamma, mask.kappa, mask.max_variables) == (100, 0.2, 100, 49)
+    assert mask.ratio_buckets == (0, 0.25, 0.5, 0.75, 1)  # [ours, fits figure 1]
+    assert mask.razor_recent_share == 1 / 4
 
     assert config.data.source == ("prolong-64k",)
     assert (config.data.tokens, config.data.sequence_length) == (2_500_000_000, 32_768)
     assert config.data.document_mask is True  # [ours]
 
-    assert config.train.batch_sequences == 64
-    assert config.train.batch_sequences * config.data.sequence_length == 2_097_152
-    assert config.train.betas == (0.9, 0.95)  # these three are ProLong's [ours]
-    assert config.train.weight_decay == 0.1
-    assert config.train.clip_norm == 1.0
-    assert config.train.peak_learning_rate == 1e-5
-    assert (config.train.warmup_share, config.train.floor_share) == (0.1, 0)
-    assert config.train.precision == "bf16"
+    train = config.train
+    assert train.batch_sequences * config.data.sequence_length == 64 * 32_768 == 2_097_152
+    # These three are ProLong's [ours].
+    assert (train.betas, train.weight_decay, train.clip_norm) == ((0.9, 0.95), 0.1, 1.0)
+    rates = (train.peak_learning_rate, train.warmup_share, train.floor_share)
+    assert (*rates, train.precision) == (1e-5, 0.1, 0, "bf16")
     # [ours]: torch's flash kernel, or flash-attn where it is installed
-    assert (config.train.attention, config.train.kernels) == ("auto", "liger")
+    assert (train.attention, train.kernels) == ("auto", "liger")
 
     tokens = [share * config.data.tokens / 1e9 for share in config.eval.checkpoints]
     assert tokens == pytest.approx([0, 0.65, 1.3, 1.95, 2.5])  # tables 15 and 16, rounded there
@@ -101,10 +90,8 @@ def test_paper_settings_shrink_with_the_positions_of_the_model(tmp_path: Path) -
     model = model_folder(tmp_path / "short", positions=4_096)
     config = scaled_paper(model)
     assert config.window == 128  # 1,024 * 4,096 / 32,768
-    assert config.calibration.length == 4_096
-    assert config.data.sequence_length == 4_096
-    assert config.train.batch_sequences == 512
-    assert config.train.batch_sequences * config.data.sequence_length == 2_097_152
+    assert config.calibration.length == config.data.sequence_length == 4_096
+    assert config.train.batch_sequences == 512  # 2,097,152 tokens
     assert config.eval.niah_lengths == (512, 1_024, 2_048, 4_096)
     assert paper(model) == config
     # They do not grow with them.
@@ -139,7 +126,7 @@ def test_a_model_that_a_laptop_can_train_gets_the_preset_small(
         monkeypatch.setattr(presets, "SMALL_WEIGHTS", most)
         config, [line] = choose(None, model)
         assert "preset small, for models of up to 1.5B parameters" in line
-        assert config == for_stage(["--model", model])
+        assert config == presets.for_stage(["--model", model])
         assert (config.sink, config.window, config.calibration.length) == ("auto", 128, 1_024)
         assert config.train.objective == "distill"
         check_lengths(config)
@@ -178,9 +165,9 @@ def test_a_small_model_without_preset_gets_settings_that_fit_it(tmp_path: Path) 
     assert config.train.batch_sequences * 512 == tiny().train.batch_sequences * 1_024
     assert "eval.niah_lengths: [512, 1024] -> [512]; " in line
     check_lengths(config)
-    check_needles(config)
+    presets.check_needles(config)
     with pytest.raises(UserError, match=r"niah-lengths 120: no single task can be built"):
-        check_needles(replace(config, eval=replace(config.eval, niah_lengths=(120, 512))))
+        presets.check_needles(replace(config, eval=replace(config.eval, niah_lengths=(120, 512))))
 
 
 def test_long_windows_and_training_for_days_without_a_gpu_get_warnings() -> None:

@@ -47,15 +47,11 @@ def test_as_a_program_it_ends_the_same_way_and_debug_shows_the_traceback(tmp_pat
         assert run.stderr.startswith(start)
 
 
-def test_ratio_that_no_count_meets_says_what_it_means(recover: Recover) -> None:
-    run = recover("--ratio", "0.33", "--dry-run")
-    assert run.returncode == 0, run.stderr
-    assert "--ratio 0.33 means 22 of 64 groups, 0.34375\n" in run.stdout
-
-
 def test_dry_run_says_what_the_run_will_take(tmp_path: Path, recover: Recover) -> None:
     words = ("--preset", "smoke", "--train.keep-checkpoints", "1", "--run-dir", "run")
+    words = (*words, "--ratio", "0.33")
     said = recover(*words, "--dry-run").stdout
+    assert "--ratio 0.33 means 6 of 16 groups, 0.375\n" in said
     assert re.search(r"\ntraining: about \S+ s, ", said), said
     told = re.search(r"hybrid (\S+) MB, 1 evaluated\D+ (\S+) MB, 1 training states (\S+) MB", said)
     assert told, said
@@ -108,25 +104,18 @@ def test_run_leaves_its_settings_and_its_log(tmp_path: Path, recover: Recover) -
 
 
 @pytest.mark.parametrize(
-    ("arguments", "named"),
+    ("option", "value", "words"),
     [
-        (["--train.attention", "flash"], ["train.attention flash", "CUDA"]),
-        (
-            ["--preset", "smoke", "--data.source", f"prolong-64k?tokenizer={SMALLEST}"],
-            ["prolong-data-64K is not in the cache", "?folder="],
-        ),
-        (
-            ["--preset", "smoke", "--data.source", "hf:nobody/texts"],
-            ["hf:nobody/texts", "download"],
-        ),
+        ("--train.attention", "flash", "train.attention flash CUDA"),
+        ("--data.source", f"prolong-64k?tokenizer={SMALLEST}", "prolong-data-64K cache ?folder="),
+        ("--data.source", "hf:nobody/texts", "hf:nobody/texts download"),
     ],
 )
 def test_what_cannot_run_or_be_fetched_here_is_refused_before_the_search(
-    arguments: list[str], named: list[str], tmp_path: Path, recover: Recover
+    option: str, value: str, words: str, tmp_path: Path, recover: Recover
 ) -> None:
     """Tests are offline."""
-    run = recover(*arguments, CUDA_VISIBLE_DEVICES="")
-    assert run.returncode == 2
-    assert run.stderr.startswith("error: ")
-    assert [words for words in named if words not in run.stderr] == []
+    run = recover("--preset", "smoke", option, value, CUDA_VISIBLE_DEVICES="")
+    assert (run.returncode, run.stderr[:7]) == (2, "error: ")
+    assert [word for word in words.split() if word not in run.stderr] == []
     assert list(tmp_path.iterdir()) == []

@@ -128,19 +128,15 @@ def test_the_stage_depends_on_what_decides_the_mask(
     config = Config(model=str(model_folder), method="razor", window=16)
     calibration = Artifact.load(calibration_folder)
     stage = build(config, calibration)
-    assert stage.name == "mask"
-    assert stage.fingerprint == build(config, calibration).fingerprint
-    changed = [
-        replace(config, ratio=0.5),
-        replace(config, window=17),
-        replace(config, seed=1),
-        replace(config, method="dcam"),
-        replace(config, mask=MaskConfig(razor_recent_share=0.125)),
-    ]
-    others = {build(other, calibration).fingerprint for other in changed}
-    assert len(others - {stage.fingerprint}) == len(changed)
-    same = replace(config, mask=MaskConfig(kappa=7))  # not a setting of this method
-    assert build(same, calibration).fingerprint == stage.fingerprint
+
+    def fingerprint(**changes: Any) -> str:
+        return build(replace(config, **changes), calibration).fingerprint
+
+    same = MaskConfig(kappa=7)  # not a setting of this method
+    assert stage.fingerprint == fingerprint() == fingerprint(mask=same)
+    changed: list[dict[str, Any]] = [{"ratio": 0.5}, {"window": 17}, {"seed": 1}]
+    changed += [{"method": "dcam"}, {"mask": MaskConfig(razor_recent_share=0.125)}]
+    assert len({stage.fingerprint, *(fingerprint(**changes) for changes in changed)}) == 6
     with RunFolder(tmp_path / "run") as run:
         artifact = run.complete(stage)
     assert read_mask(artifact.folder / "mask.json").settings["razor_recent_share"] == 0.25
@@ -168,72 +164,55 @@ def ranked(tmp_path: Path, ratio: float, seed: int = 0) -> Inputs:
 
 
 def test_the_most_local_groups_go_on_the_window(tmp_path: Path) -> None:
-    inputs = ranked(tmp_path, ratio=0.25)
-    table = ((0.1, 0.9, 0.3, 0.4), (0.5, 0.6, 0.7, 0.8))
+    inputs, table = ranked(tmp_path, ratio=0.25), ((0.1, 0.9, 0.3, 0.4), (0.5, 0.6, 0.7, 0.8))
     local = choose_most_local(Scores(table, "local"), inputs)
     assert local.mask.row_texts() == ["1011", "1110"]
     assert choose_most_local(Scores(table, "global"), inputs).mask.row_texts() == ["0101", "1111"]
-    assert not local.drawn
-    assert local.details == {"tie": None}
+    assert (local.drawn, local.details) == (False, {"tie": None})
 
 
 def test_ties_are_drawn_by_the_seed_and_recorded(tmp_path: Path) -> None:
-    table = ((0.9, 0.5, 0.5, 0.5), (0.5, 0.1, 0.1, 0.1))
-    chosen = set()
-    for seed in range(12):
-        selection = choose_most_local(Scores(table, "local"), ranked(tmp_path, 0.5, seed))
+    scores = Scores(((0.9, 0.5, 0.5, 0.5), (0.5, 0.1, 0.1, 0.1)), "local")
+    chosen = [choose_most_local(scores, ranked(tmp_path, 0.5, seed)) for seed in range(12)]
+    for selection in chosen:
         assert selection.mask.num_windowed == 4
         assert selection.mask.z[0][0] == 0
         assert selection.details["tie"] == {"value": 0.5, "num_tied": 4, "num_windowed": 3}
         assert selection.drawn
-        chosen.add(selection.mask)
-    assert len(chosen) > 1
-    again = choose_most_local(Scores(table, "local"), ranked(tmp_path, 0.5, seed=3))
-    assert again == choose_most_local(Scores(table, "local"), ranked(tmp_path, 0.5, seed=3))
+    assert len({selection.mask for selection in chosen}) > 1
+    assert choose_most_local(scores, ranked(tmp_path, 0.5, seed=3)) == chosen[3]
 
 
-def test_a_score_that_is_not_finite_is_refused(tmp_path: Path) -> None:
-    table = ((0.9, 0.5, 0.5, 0.5), (0.5, math.nan, 0.1, 0.1))
+def test_a_score_that_is_not_finite_is_refused() -> None:
     with pytest.raises(UserError, match="layer 1, group 1 is nan"):
-        choose_most_local(Scores(table, "local"), ranked(tmp_path, 0.5))
+        Scores(((0.9, 0.5, 0.5, 0.5), (0.5, math.nan, 0.1, 0.1)), "local")
 
 
 # --- masks from files ---
 
 
-@pytest.fixture
-def inputs(tmp_path: Path) -> Inputs:
-    """A mask from a file, at a ratio of 0.5."""
+def test_a_mask_comes_back_from_its_file_and_from_a_table(tmp_path: Path) -> None:
     model = tiny_model("qwen3", num_hidden_layers=2)
-    return inputs_of(from_file, model, toy_calibration(64, count=1), tmp_path)
-
-
-@pytest.fixture
-def record(inputs: Inputs) -> MaskFile:
+    inputs = inputs_of(from_file, model, toy_calibration(64, count=1), tmp_path)
     mask = random_groups.select(inputs).mask
-    return MaskFile(mask, inputs.model_info, "random_groups", inputs.ratio)
+    record = MaskFile(mask, inputs.model_info, "random_groups", inputs.ratio)
 
+    def take(path: Path, **changes: Any) -> Selection:
+        return make_mask("from_file", replace(inputs, settings=from_file.Settings(path), **changes))
 
-def take(inputs: Inputs, path: Path, **changes: Any) -> Selection:
-    return make_mask("from_file", replace(inputs, settings=from_file.Settings(path), **changes))
-
-
-def test_a_mask_comes_back_from_its_file_and_from_a_table(
-    inputs: Inputs, record: MaskFile, tmp_path: Path
-) -> None:
     path, table = tmp_path / "mask.json", tmp_path / "heads.tsv"
     write_mask(path, record)
     export_mask(record, table)
     for file in (path, table):
-        assert take(inputs, file).mask == record.mask
-        wider = take(inputs, file, window_tokens=48)
+        assert take(file).mask == mask
+        wider = take(file, window_tokens=48)
         assert wider.mask.window_tokens == 48
         assert any("48" in note for note in wider.notes)
     # Zeros and ones as real numbers can be cut at any ratio.
-    assert take(inputs, table, ratio=0.25).mask.num_windowed == 2
+    assert take(table, ratio=0.25).mask.num_windowed == 2
     with pytest.raises(UserError, match=rf"{path}.* 4 of 8 .*--ratio 0\.5\."):
-        take(inputs, path, ratio=0.25)
+        take(path, ratio=0.25)
     other = replace(record, model=replace(record.model, weight_hash="e" * 32))
     write_mask(tmp_path / "other.json", other)
     with pytest.raises(UserError, match="random/model"):
-        take(inputs, tmp_path / "other.json")
+        take(tmp_path / "other.json")

@@ -40,26 +40,21 @@ run.write_as(words, Path("runs"))
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
     (tmp_path / "chain.py").write_text(CHAIN)
+    (tmp_path / "calls.txt").touch()
     return tmp_path
 
 
-def run_sweep(
-    place: Path, *arguments: str, chain: str | None = "chain.py"
-) -> subprocess.CompletedProcess[str]:
-    """chain None: recover.py."""
+def run_sweep(place: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """With recover.py, or the fake chain if there is one."""
     command = [sys.executable, str(ROOT / "recipes" / "sweep.py"), *arguments]
-    return subprocess.run(
-        [*command, *(["--command", f"{sys.executable} {chain}"] if chain else [])],
-        cwd=place,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
+    if (place / "chain.py").is_file():
+        command += ["--command", f"{sys.executable} chain.py"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True)
 
 
 def calls(place: Path) -> list[str]:
-    path = place / "calls.txt"
-    return path.read_text().splitlines() if path.is_file() else []
+    return (place / "calls.txt").read_text().splitlines()
 
 
 def test_failed_runs_do_not_stop_others_and_are_retried(place: Path) -> None:
@@ -91,7 +86,8 @@ def test_finished_runs_are_evaluated_under_further_windows_and_at_further_length
 ) -> None:
     words = "--methods interleave,random_groups --ratios .5 --preset smoke --zero-shot"
     words += " --windows 8,32 --lengths 1024 --baseline interleave --rows rows.jsonl"
-    run = run_sweep(tmp_path, *words.split(), "--eval.samples", "2", chain=None)
+    words += " --eval.samples 2"
+    run = run_sweep(tmp_path, *words.split())
     assert run.returncode == 0, run.stderr
     table = (tmp_path / "runs" / "comparison" / "table.md").read_text()
     _, part = table.split("## Other windows and lengths, before training")
@@ -103,8 +99,7 @@ def test_finished_runs_are_evaluated_under_further_windows_and_at_further_length
     assert {row.get("window") for row in map(json.loads, rows)} == {None, 8, 32}
     assert {row.get("text_tokens") for row in map(json.loads, rows)} == {None, 1024}
     shutil.rmtree(tmp_path / "runs" / "tiny-qwen3-2layer-interleave-r0.5")
-    again = run_sweep(tmp_path, *words.split(), "--eval.samples", "2", chain=None)
-    assert "interleave-r0.5: in rows.jsonl" in again.stdout
+    assert "interleave-r0.5: in rows.jsonl" in run_sweep(tmp_path, *words.split()).stdout
 
 
 @pytest.mark.parametrize(
