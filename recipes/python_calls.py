@@ -53,15 +53,6 @@ class Mask(MaskFile):
 
     sinks: "Sinks | None" = field(default=None, repr=False, compare=False)
 
-    @classmethod
-    def read(cls, path: Path) -> "Mask":
-        """mask.json, checked, and the sinks that lie beside it."""
-        from bosch.hybrid.sink_files import read_sinks
-
-        record = read_mask(path)
-        sinks = read_sinks(path.parent, record) if record.mask.sink == "static" else None
-        return cls(**vars(record), sinks=sinks)
-
     @property
     def ratio(self) -> float:
         """Share of the groups that have the window."""
@@ -159,12 +150,16 @@ def search_mask(
             write_selection(method, inputs, selection, began)
         finally:
             attach_sinks(model, before)
-        return Mask.read(path / "mask.json")
+        return load_mask(path / "mask.json")
 
 
 def load_mask(path: str | Path) -> Mask:
-    """A mask.json, checked."""
-    return Mask.read(Path(path))
+    """A mask.json, checked, with the sinks that lie beside it."""
+    from bosch.hybrid.sink_files import read_sinks
+
+    record = read_mask(Path(path))
+    sinks = read_sinks(Path(path).parent, record) if record.mask.sink == "static" else None
+    return Mask(**vars(record), sinks=sinks)
 
 
 @contextlib.contextmanager

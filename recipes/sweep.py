@@ -6,9 +6,9 @@
         --lengths 4096,8192 --rows runs/study.jsonl
     python recipes/sweep.py --methods bosch --vary window=32,64 train.peak-learning-rate=1e-3,3e-4
 
-Other options are passed on to recipes/recover.py (--eval.samples 50). Runs share calibration,
-tokens and the dense model's evaluation through runs/shared. Finished runs are skipped, and a run
-that fails does not stop the others: repeat the command to run the rest.
+Other options are passed on to recipes/recover.py (--model DIR, --zero-shot). Runs share
+calibration, tokens and the dense model's evaluation through runs/shared. Finished runs are skipped,
+and a run that fails does not stop the others: repeat the command to run the rest.
 
 --windows and --lengths evaluate each finished run's untrained hybrid again, by the same tests:
 under each further window, with the mask that was chosen for the run's own window; and the suites
@@ -70,9 +70,6 @@ class Options:
     seeds: int = 1  # number of seeds: 0, 1, ...
     # Further settings of recover.py, each with its values: window=32,64 train.clip-norm=0.5,1
     vary: Annotated[tuple[str, ...], "NAME=VALUE,VALUE"] = ()
-    preset: str | None = None  # tiny, smoke or paper
-    model: str | None = None  # a Hugging Face folder or hub id
-    zero_shot: bool = False  # stop before training
     baseline: str | None = None  # method, or NAME=VALUE of --vary, to compare the others with
     windows: str = ""  # further window sizes to evaluate, in tokens, separated by commas
     lengths: str = ""  # further text lengths to evaluate (NIAH), in tokens, separated by commas
@@ -162,8 +159,6 @@ def list_chains(options: Options, rest: Sequence[str]) -> list[Chain]:
             raise UserError(f"{option} {text}: give numbers of tokens, separated by commas.")
     windows, lengths = ([*map(int, split(t))] for t in (options.windows, options.lengths))
 
-    named = {"--preset": options.preset, "--model": options.model}
-    shared = [word for name, value in named.items() if value for word in (name, value)] + [*rest]
     chains = []
     for seed, ratio, method, (varied, suffix) in itertools.product(
         range(options.seeds),
@@ -171,11 +166,10 @@ def list_chains(options: Options, rest: Sequence[str]) -> list[Chain]:
         split(options.methods),
         list_variants(options.vary),
     ):
-        words = ["--method", method, "--ratio", ratio, "--seed", str(seed), *shared, *varied]
+        words = ["--method", method, "--ratio", ratio, "--seed", str(seed), *rest, *varied]
         command = parse_command(words)
         path, config = Path(f"{command.run_path}{suffix}"), command.config
         words += ["--run-dir", str(path)] if suffix else []
-        words += ["--zero-shot"] * options.zero_shot
         default_settings(method, config.mask)  # refuses options of other methods
         for window in windows:
             presets.check_window(window, config.model)
@@ -185,7 +179,7 @@ def list_chains(options: Options, rest: Sequence[str]) -> list[Chain]:
             problem = "no suite has text lengths; --eval.suites niah has"
             raise UserError(f"--lengths {options.lengths}: {problem}.")
         further = windows if config.ratio else []  # the dense control has no window
-        chains.append(Chain(path, words, config, options.zero_shot, further, lengths))
+        chains.append(Chain(path, words, config, command.zero_shot, further, lengths))
     if (baseline := options.baseline) and not any(baseline in chain.kinds for chain in chains):
         known = f"--methods {options.methods} or a value of --vary"
         raise UserError(f"--baseline {baseline} is not one of {known}.")

@@ -63,7 +63,7 @@ def test_failed_runs_do_not_stop_others_and_are_retried(place: Path) -> None:
     run = run_sweep(place, *words)
     assert run.returncode == 1
     assert calls(place) == [
-        f"--method {method} --ratio .5 --seed 0 --eval.samples 4 --zero-shot"
+        f"--method {method} --ratio .5 --seed 0 --zero-shot --eval.samples 4"
         for method in ("fisher", "bosch")
     ]
     assert "1 of 2 runs failed" in run.stdout
@@ -124,8 +124,8 @@ def test_mistakes_are_named_before_the_first_run(
 
 
 def test_runs_are_listed_seed_by_seed_with_the_names_of_single_runs() -> None:
-    options = sweep.Options("bosch,fisher", "0.5, .75", seeds=2, preset="smoke")
-    chains = sweep.list_chains(options, ["--eval.samples", "4"])
+    options = sweep.Options("bosch,fisher", "0.5, .75", seeds=2)
+    chains = sweep.list_chains(options, "--preset smoke --eval.samples 4".split())
     ends = ("bosch-r0.5", "fisher-r0.5", "bosch-r0.75", "fisher-r0.75", "bosch-r0.5-s1")
     assert [chain.path.name for chain in chains[:5]] == [f"tiny-qwen3-2layer-{e}" for e in ends]
     arguments = "--method fisher --ratio .75 --seed 1 --preset smoke --eval.samples 4"
@@ -134,8 +134,8 @@ def test_runs_are_listed_seed_by_seed_with_the_names_of_single_runs() -> None:
 
 def test_each_variant_is_a_run_with_a_folder_of_its_own() -> None:
     vary = ("window=16,32", "train.peak-learning-rate=1e-3,3e-4", "data.source=a/b")
-    options = sweep.Options("fisher", "0.5", vary=vary, preset="smoke")
-    chains = sweep.list_chains(options, [])
+    options = sweep.Options("fisher", "0.5", vary=vary)
+    chains = sweep.list_chains(options, ["--preset", "smoke"])
     name = "tiny-qwen3-2layer-fisher-r0.5-window-{}-peak-learning-rate-{}-source-a_b"
     pairs = [(w, rate) for w in (16, 32) for rate in ("1e-3", "3e-4")]
     assert [chain.path for chain in chains] == [Path("runs", name.format(*pair)) for pair in pairs]
