@@ -69,7 +69,7 @@ class MaskConfig:
     max_layers: int | None = None  # most layers in one search; None: max(1, 32 // groups)
     razor_recent_share: float = 0.25  # method razor: share of an example that counts as recent
     attention: str = "auto"  # attention backend: auto, or a file of bosch/backends
-    precision: Precision = "auto"  # number format of the model; auto: fp32 on the CPU
+    precision: Precision = "auto"  # number format of the model; auto: fp32 on the CPU, else its own
     # Settings of the chosen method, for example granularity=layer; `bosch search --method NAME
     # --help` lists them.
     options: tuple[str, ...] = ()
@@ -130,7 +130,7 @@ class TrainConfig:
     clip_norm: float = 1.0  # the gradient is clipped to this norm
     precision: Literal["bf16", "fp32"] = "bf16"  # number format of the computation
     attention: str = "auto"  # attention backend: auto, or a file of bosch/backends
-    kernels: Literal["auto", "liger", "torch"] = "auto"  # liger, fused, needs a GPU
+    kernels: Literal["auto", "liger", "torch"] = "auto"  # fused ones, liger, need a GPU
     # What is learned: the text, or the dense model's distribution of every token.
     objective: Literal["next-token", "distill"] = "next-token"
     distill_weight: float = 1.0  # share of the dense model's distribution; the rest: next-token
@@ -192,7 +192,7 @@ class JudgingConfig:
 
     samples: int | None = None  # examples of each task, for every suite
     niah_tasks: tuple[str, ...] = ()  # needle-in-a-haystack tasks; none given: the paper's six
-    niah_lengths: tuple[TokenCount, ...] = (4_096, 8_192, 16_384, 32_768)  # of needle texts
+    niah_lengths: tuple[TokenCount, ...] = (4_096, 8_192, 16_384, 32_768)  # lengths of needle texts
     niah_samples: int = 500  # examples of each needle task and length
     niah_essays: str | None = None  # essays of the needle tasks, or toy; None: the calibration's
     # LongBench: its data.zip, a folder of its files, a hub id, or toy for similar built-in tasks.
@@ -202,7 +202,7 @@ class JudgingConfig:
     longbench_categories: Literal["paper", "official"] = "paper"
     gsm8k_data: str = "openai/gsm8k"  # GSM8K: a file of test rows, a folder or a hub id
     gsm8k_tasks: tuple[str, ...] = ("gsm8k_cot",)  # prompts of the suite gsm8k
-    options: tuple[str, ...] = ()  # of suites: mine.rows=5 sets rows of eval/suites/mine.py
+    options: tuple[str, ...] = ()  # settings of suites, as mine.rows=5 (eval/suites/mine.py)
     precision: Precision = "auto"  # number format of the model; auto: bf16 on a GPU, else fp32
     attention: str = "auto"  # attention backend: auto, or a file of bosch/backends
     batch: int | None = speed_only(None)  # answers generated at once; None: the most that is safe
@@ -223,7 +223,7 @@ class JudgingConfig:
 class EvalConfig(JudgingConfig):
     """How the dense model, step 0 and the checkpoints are evaluated."""
 
-    checkpoints: tuple[float, ...] = (0.0, 0.26, 0.52, 0.78, 1.0)  # shares of the training
+    checkpoints: tuple[float, ...] = (0.0, 0.26, 0.52, 0.78, 1.0)  # when, as shares of training
     suites: tuple[str, ...] = ("niah", "longbench")  # names of files in eval/suites
 
     def __post_init__(self) -> None:

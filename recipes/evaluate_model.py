@@ -129,9 +129,6 @@ def check_and_build(options: Options, name: str) -> Stage:
     return make_stage(name, model, judging, Label(name), options.out.absolute().parent / "shared")
 
 
-# ---------------------------------------------------------------------------------- the stages
-
-
 def build(config: Config) -> Stage:
     """The stage `eval/dense` of recover.py: the original model, evaluated once for all runs."""
     label = Label(Path(config.model).name)

@@ -68,7 +68,7 @@ class Command:
     kv_budget: Annotated[str | None, "BYTES@TOKENS"] = None
     # Hours that all of it may take here: sets the tokens to train on, from 0.3M to 30M.
     hours: Annotated[float | None, "HOURS"] = None
-    run_dir: Annotated[Path | None, "DIR"] = None  # None: runs/<model>-<method>-r<ratio>
+    run_dir: Annotated[Path | None, "DIR"] = None  # folder; None: runs/<model>-<method>-r<ratio>
     # Redo this stage (--dry-run lists all) and those that depend on it; old results are set aside.
     fresh: Annotated[str | None, "STAGE"] = None
     from_: Annotated[str | None, "STAGE"] = None  # redo this stage and all later ones

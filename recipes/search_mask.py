@@ -33,8 +33,6 @@ from bosch.run.progress import say
 from bosch.run.ranks import rank_and_world
 from bosch.run.stage import Artifact, Stage, follow_reference, refuse_blocked
 
-# --------------------------------------------------------------------------------------- the stage
-
 
 def build(
     config: Config,
@@ -174,9 +172,6 @@ def check_attention(config: Config) -> None:
     on_gpu = torch.cuda.is_available()
     device, dtype = ("cuda", torch.bfloat16) if on_gpu else ("cpu", torch.float32)
     check_backend("mask.attention", config.mask.attention, torch.device(device), dtype)
-
-
-# -------------------------------------------------------------------------------- the command line
 
 
 @dataclass(frozen=True)

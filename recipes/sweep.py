@@ -30,7 +30,7 @@ import shutil
 import subprocess
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
@@ -160,13 +160,14 @@ def list_chains(options: Options, rest: Sequence[str]) -> list[Chain]:
     windows, lengths = ([*map(int, split(t))] for t in (options.windows, options.lengths))
 
     chains = []
-    for seed, ratio, method, (varied, suffix) in itertools.product(
-        range(options.seeds),
-        split(options.ratios),
-        split(options.methods),
-        list_variants(options.vary),
-    ):
-        words = ["--method", method, "--ratio", ratio, "--seed", str(seed), *rest, *varied]
+    named = (split(options.ratios), split(options.methods), list_variants(options.vary))
+    for seed, ratio, method, varied in itertools.product(range(options.seeds), *named):
+        words = ["--method", method, "--ratio", ratio, "--seed", str(seed), *rest]
+        words += itertools.chain(*varied)
+        suffix = ""
+        for name, value in varied:
+            fitting = re.sub(r"[^\w.+-]", "_", value)  # in the name of a folder
+            suffix += f"-{name.strip('-').rpartition('.')[2]}-{fitting}"
         command = parse_command(words)
         path, config = Path(f"{command.run_path}{suffix}"), command.config
         words += ["--run-dir", str(path)] if suffix else []
@@ -186,9 +187,8 @@ def list_chains(options: Options, rest: Sequence[str]) -> list[Chain]:
     return chains
 
 
-def list_variants(vary: Sequence[str]) -> list[tuple[list[str], str]]:
-    """Every combination of varied settings: options of recover.py, and what they add to the name of
-    the run folder."""
+def list_variants(vary: Sequence[str]) -> Iterator[tuple[tuple[str, str], ...]]:
+    """Every combination of varied settings: options of recover.py, each with its value."""
     axes = []
     for text in vary:
         name, _, values = text.removeprefix("--").partition("=")
@@ -197,14 +197,8 @@ def list_variants(vary: Sequence[str]) -> list[tuple[list[str], str]]:
             raise UserError(f"--vary {text}: write a setting of recover.py as NAME=VALUE,VALUE.")
         if f"--{name}" in NOT_FOR_SWEEPS:
             raise UserError(f"--vary {text}: --{name} is none of them; see --methods and --ratios.")
-        # With what fits the name of a folder.
-        start = f"-{name.rpartition('.')[2]}-"
-        named = [(value, start + re.sub(r"[^\w.+-]", "_", value)) for value in split(values)]
-        axes.append([([f"--{name}", value], suffix) for value, suffix in named])
-    return [
-        ([word for words, _ in chosen for word in words], "".join(suffix for _, suffix in chosen))
-        for chosen in itertools.product(*axes)
-    ]
+        axes.append([(f"--{name}", value) for value in split(values)])
+    return itertools.product(*axes)
 
 
 def split(text: str) -> list[str]:
