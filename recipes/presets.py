@@ -84,7 +84,7 @@ def tiny(model: str = TINY_MODEL) -> Config:
 def smoke(model: str = SMOKE_MODEL) -> Config:
     """Seconds on the two-layer model: every stage runs, and nothing is learned. For tests."""
     config = tiny(model)
-    few = {"niah_samples": 1, "longbench_rows": 1}
+    judged = replace(config.eval, checkpoints=(0.0, 1.0), niah_lengths=(256,))
     return replace(
         config,
         window=32,
@@ -92,7 +92,7 @@ def smoke(model: str = SMOKE_MODEL) -> Config:
         mask=replace(config.mask, kappa=4),
         data=replace(config.data, tokens=4_096, sequence_length=256),
         train=replace(config.train, batch_sequences=2),
-        eval=replace(config.eval, checkpoints=(0.0, 1.0), niah_lengths=(256,), **few),
+        eval=replace(judged, niah_samples=1, longbench_rows=1),
     )
 
 

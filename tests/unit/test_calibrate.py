@@ -24,16 +24,15 @@ from bosch.run.folder import RunFolder
 from bosch.run.stage import follow_reference
 
 
-def command(*more: str, out: Path) -> list[str]:
-    model = ("--model", smoke().model, "--examples", "6", "--length", "384")
-    model = (*model, "--questions-per-context", "1")
-    return [*model, "--out", str(out), *more]
+def command(*more: str, out: Path) -> None:
+    options = f"--model {smoke().model} --examples 6 --length 384 --questions-per-context 1"
+    main([*options.split(), "--out", str(out), *more])
 
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("set") / "calibration"
-    main(command(out=out))
+    command(out=out)
     progress.close()
     return out
 
@@ -55,24 +54,21 @@ def test_set_that_shares_a_needle_with_test_examples_or_cannot_tell_is_refused(
     rows = [{field: "Nothing.\N{LINE SEPARATOR}Nothing at all."}, {field: f"Leaked. {text}"}]
     test.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), "utf-8")
     with pytest.raises(UserError, match="test example 2"):
-        main(command("--against", str(test), out=tmp_path / "calibration"))
+        command("--against", str(test), out=tmp_path / "calibration")
     assert not (tmp_path / "calibration" / "manifest.json").exists()
     test.write_text('{"question": "Where?"}\n')
     with pytest.raises(UserError, match=r"row 1 .*`input` or `prompt`"):
-        main(command("--against", str(test), out=tmp_path / "none"))
+        command("--against", str(test), out=tmp_path / "none")
     test.write_text(json.dumps(rows[0]) + "\n")
-    main(command("--against", str(test), out=tmp_path / "other"))
+    command("--against", str(test), out=tmp_path / "other")
     assert read_sealed_json(tmp_path / "other" / "calibration.json")["test_examples_compared"] == 1
 
 
 def test_set_is_compared_with_the_examples_of_the_runs_evaluation(tmp_path: Path) -> None:
-    config = smoke()
-    config = replace(
-        config, eval=replace(config.eval, niah_tasks=("niah_single_1",), niah_samples=3)
-    )
-    with RunFolder(tmp_path / "run", say=lambda line: None) as run:
+    few = replace(smoke().eval, niah_tasks=("niah_single_1",), niah_samples=3)
+    config, run_path, shared = replace(smoke(), eval=few), tmp_path / "run", tmp_path / "shared"
+    with RunFolder(run_path, say=lambda line: None) as run:
         run.complete(build(config))
-    run_path, shared = tmp_path / "run", tmp_path / "shared"
     assert check_calibration(config, run_path) == 0  # no evaluation has run yet
     (needles, *_) = judging_of(config).suites
     (task,) = needles.suite.list_tasks(needles.settings)

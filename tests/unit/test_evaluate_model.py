@@ -33,9 +33,6 @@ def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return embedded_hybrid(tmp_path_factory.mktemp("training"))
 
 
-# --------------------------------------------------------------------------------- in recover.py
-
-
 def complete_step(run: Path, config: Config, step: int, hybrid: Path, **options: Any) -> None:
     """Evaluate a step as recover.py does: step 0 is the hybrid, the others are in the training's
     folder."""
@@ -93,9 +90,6 @@ def test_another_run_reuses_the_dense_model_s_evaluation_and_the_examples(
     assert list((other / "tb").glob("events*"))
 
 
-# ------------------------------------------------------------------------------ the command line
-
-
 def command(*arguments: object) -> None:
     evaluate_model.main([str(argument) for argument in arguments])
 
@@ -103,23 +97,23 @@ def command(*arguments: object) -> None:
 def test_the_command_shows_a_table_and_continues_where_it_stopped(
     hybrid: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    judged, narrow = tmp_path / "judged", tmp_path / "narrow"
     options = ("--model", hybrid, "--suite", "niah", "longbench", "--lengths", 256, "--limit", 1)
-    options = (*options, "--niah-tasks", "niah_single_2", "--out", tmp_path / "judged")
-    command(*options)
+    options = (*options, "--niah-tasks", "niah_single_2", "--out")
+    command(*options, judged)
     said = capsys.readouterr().out
     assert re.search(r"niah_single_2 +│ +string_match_all", said)
     assert "floor of a window of 64 tokens" in said
     assert "the first 1 examples of each task" in said
-    before = hash_file(tmp_path / "judged" / "niah" / "predictions.jsonl")
-    command(*options)
+    command(*options, judged)
     assert "judged: complete, reused" in capsys.readouterr().out
     with pytest.raises(UserError, match="limit: 1 -> 2"):
-        command(*options, "--limit", 2)
+        command(*options, judged, "--limit", 2)
     # Another window, without the speed-ups: another evaluation.
-    other = (*options[:-1], tmp_path / "narrow", "--window", 8, "--plain")
-    command(*other)
-    assert hash_file(tmp_path / "narrow" / "niah" / "predictions.jsonl") != before
-    scores = json.loads((tmp_path / "narrow" / "niah" / "scores.json").read_text())
+    command(*options, narrow, "--window", 8, "--plain")
+    first, second = (hash_file(out / "niah" / "predictions.jsonl") for out in (judged, narrow))
+    assert first != second
+    scores = json.loads((narrow / "niah" / "scores.json").read_text())
     assert scores["floor"]["window_tokens"] == 8
 
 

@@ -50,9 +50,6 @@ def from_sources(*source: str) -> Config:
     return replace(smoke(), data=replace(smoke().data, source=source))
 
 
-# --- the command ---
-
-
 def command(*more: str, out: Path) -> None:
     options = f"--model {smoke().model} --seq-len 128 --tokens 2048 --workers 1"
     main([*options.split(), "--held-out-sequences", "2", "--out", str(out), *more])
@@ -65,9 +62,6 @@ def test_command_packs_what_was_asked(tmp_path: Path) -> None:
     tokens = open_tokens(out, read_tokenizer(smoke().model).hash)
     assert tokens.train.rows.shape == (16, 128)
     assert tokens.held_out.rows.shape == (2, 128)
-
-
-# --- the stage ---
 
 
 def test_stage_holds_the_budget_and_is_shared(packed: Path) -> None:
@@ -104,9 +98,6 @@ def test_options_and_files_of_sources_make_another_stage(tmp_path: Path) -> None
         rows.write_text(json.dumps({"text": text}))
         found |= {fingerprint(f"hf:{rows.parent}"), fingerprint(f"{rows.parent}@0.5", "toy@0.5")}
     assert len(found) == 4
-
-
-# --- tokens of another run ---
 
 
 def test_tokens_of_another_run_are_used_where_they_lie(packed: Path) -> None:

@@ -61,9 +61,6 @@ def command(model_folder: Path, calibration_folder: Path, tmp_path: Path) -> lis
     ]
 
 
-# --- the command ---
-
-
 def test_a_ranking_leaves_mask_scores_settings_and_time(
     command: list[str], model_folder: Path, tmp_path: Path
 ) -> None:
@@ -119,9 +116,6 @@ def test_ranks_share_the_examples_and_find_what_one_finds(
     assert found[2] == found[1]
 
 
-# --- the stage in a chain ---
-
-
 def test_the_stage_depends_on_what_decides_the_mask(
     model_folder: Path, calibration_folder: Path, tmp_path: Path
 ) -> None:
@@ -154,9 +148,6 @@ def test_the_set_of_a_run_is_found_where_runs_share_it(tmp_path: Path) -> None:
     assert search_mask.find_calibration(None, tmp_path / "other") is None
 
 
-# --- from scores to a mask ---
-
-
 def ranked(tmp_path: Path, ratio: float, seed: int = 0) -> Inputs:
     model = tiny_model("qwen3", num_hidden_layers=2, num_attention_heads=4)
     calibration = toy_calibration(64, count=1)
@@ -186,9 +177,6 @@ def test_ties_are_drawn_by_the_seed_and_recorded(tmp_path: Path) -> None:
 def test_a_score_that_is_not_finite_is_refused() -> None:
     with pytest.raises(UserError, match="layer 1, group 1 is nan"):
         Scores(((0.9, 0.5, 0.5, 0.5), (0.5, math.nan, 0.1, 0.1)), "local")
-
-
-# --- masks from files ---
 
 
 def test_a_mask_comes_back_from_its_file_and_from_a_table(tmp_path: Path) -> None:
