@@ -117,23 +117,6 @@ def test_the_command_shows_a_table_and_continues_where_it_stopped(
     assert scores["floor"]["window_tokens"] == 8
 
 
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        (("--lengths", 256, "--window", 8), "--window 8: tiny-qwen3-2layer"),
-        (("--suite", "longbench", "--longbench-data", str(MODEL)), f"{MODEL} .*narrativeqa"),
-        (("--options", "niah.sede=1"), "suite option niah: sede=1: .*'seed'"),
-    ],
-)
-def test_wrong_options_are_refused_before_anything_is_written(
-    arguments: tuple[object, ...], named: str, tmp_path: Path
-) -> None:
-    out = tmp_path / "judged"
-    with pytest.raises(UserError, match=named):
-        command("--model", "tiny-qwen3-2layer", *arguments, "--limit", 1, "--out", out)
-    assert not out.exists()  # the same folder serves the right command
-
-
 def test_predictions_of_one_model_are_not_used_for_another(
     hybrid: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

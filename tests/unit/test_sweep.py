@@ -12,7 +12,6 @@ import pytest
 
 from bosch.recipes import sweep
 from bosch.recipes.recover import parse_command
-from bosch.run.errors import UserError
 
 ROOT = Path(__file__).parents[2]
 
@@ -100,27 +99,6 @@ def test_finished_runs_are_evaluated_under_further_windows_and_at_further_length
     assert {row.get("text_tokens") for row in map(json.loads, rows)} == {None, 1024}
     shutil.rmtree(tmp_path / "runs" / "tiny-qwen3-2layer-interleave-r0.5")
     assert "interleave-r0.5: in rows.jsonl" in run_sweep(tmp_path, *words.split()).stdout
-
-
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        ("--methods bosch --vary window=32,64 --baseline window=16", "window=16 .*--vary"),
-        ("--methods bosch --windows 64,x", "--windows 64,x"),
-        ("--methods bosch --vary run_dir=a,b", "--run-dir"),
-        ("--methods bosch --lengths 512 --eval.suites longbench", "--lengths 512: .*niah"),
-        ("--methods bosch --vary model=tiny-qwen3,nothing-there", "nothing-there"),
-        ("--methods bosch --rows finished.csv", r"--rows finished\.csv"),
-        ("--methods bosch --command nothing-there", "--command 'nothing-there'"),
-    ],
-)
-def test_mistakes_are_named_before_the_first_run(
-    place: Path, monkeypatch: pytest.MonkeyPatch, arguments: str, named: str
-) -> None:
-    monkeypatch.chdir(place)
-    with pytest.raises(UserError, match=named):
-        sweep.main(["--command", f"{sys.executable} chain.py", *arguments.split()])
-    assert calls(place) == []
 
 
 def test_runs_are_listed_seed_by_seed_with_the_names_of_single_runs() -> None:
