@@ -103,8 +103,7 @@ def make_masks(folder: Path) -> None:
     good = MaskFile(GroupMask.from_rows(["11110000"] * 2, 32), info, "bosch", 0.5)
     three_layers = GroupMask.from_rows(["11110000"] * 3, 32)
     three = replace(good, mask=three_layers, model=replace(info, num_layers=3))
-    masks = {"mask": small_record(), "good_mask": good, "three_mask": three}
-    for name, record in masks.items():
+    for name, record in {"mask": small_record(), "good_mask": good, "three_mask": three}.items():
         write_mask(folder / f"{name}.json", record)
     content = json.loads((folder / "good_mask.json").read_text())
     content["settings"] = {"a": json.loads(NESTED)}

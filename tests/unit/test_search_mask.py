@@ -35,8 +35,6 @@ from tests.model_factory import tiny_model
 from tests.sampled import sampled
 from tests.search_cases import answered_calibration
 
-ROOT = Path(__file__).parents[2]
-
 
 @pytest.fixture(scope="module")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
