@@ -53,8 +53,8 @@ class CalibrationConfig:
     def __post_init__(self) -> None:
         at_least(1, self, "calibration", "examples", "length", "questions_per_context")
         if self.examples % self.questions_per_context:
-            problem = f"calibration.examples is {self.examples}, no multiple of"
-            raise UserError(f"{problem} questions_per_context, {self.questions_per_context}.")
+            problem = f"no multiple of questions_per_context {self.questions_per_context}"
+            raise UserError(f"calibration.examples is {self.examples}, {problem}.")
 
 
 @dataclass(frozen=True)
@@ -135,8 +135,7 @@ class TrainConfig:
     objective: Literal["next-token", "distill"] = "next-token"
     distill_weight: float = 1.0  # share of the dense model's distribution; the rest: next-token
     temperature: float = 1.0  # of the teacher's and the student's distribution
-    # Compute the teacher's likeliest tokens once for all runs, so many for each token (32 to 64);
-    # None: ask the teacher at every step.
+    # Store so many of the teacher's likeliest tokens (32 to 64), for all runs; None: do not.
     stored_top_k: int | None = None
     # Weight of the squared distance between the attention outputs of layers with a window and the
     # teacher's, relative to the teacher's square; 0: off.
@@ -157,8 +156,7 @@ class TrainConfig:
     activation_checkpointing: bool | None = speed_only(None)
     # Keep weights and optimizer in CPU memory; None: as the accelerate config says, else no.
     cpu_offload: bool | None = speed_only(None)
-    # Free a block's gathered weights after its forward pass; None: as the accelerate config says,
-    # else yes.
+    # Free a block's gathered weights after its forward pass; None: as accelerate says, else yes.
     reshard_after_forward: bool | None = speed_only(None)
     # Reduce gradients after every micro-batch; without it training is faster and needs more memory.
     sync_every_micro_batch: bool = speed_only(True)
@@ -180,8 +178,7 @@ class TrainConfig:
                 raise UserError(f"train.{name} is {getattr(self, name)}; it must be from 0 to 1.")
         for name in ("teacher", "stored_top_k"):  # heads in another order, and no attention
             if self.layer_weight and getattr(self, name) is not None:
-                problem = f"train.layer_weight cannot be had with train.{name}"
-                raise UserError(f"{problem}; leave out one of the two.")
+                raise UserError(f"train.layer_weight or train.{name}: leave out one of the two.")
         if not all(0 <= beta < 1 for beta in self.betas):
             raise UserError(f"train.betas are {self.betas}; each must be in [0, 1).")
 
@@ -272,8 +269,8 @@ class Config(Dials):
         super().__post_init__()
         judged = (self.eval.niah_samples, self.eval.longbench_rows or FEWEST_TO_DECIDE)
         if self.train.until == "recovered" and min(judged) < FEWEST_TO_DECIDE:
-            problem = f"train.until recovered takes {FEWEST_TO_DECIDE} examples a task"
-            raise UserError(f"{problem}, not {min(judged)}; raise --eval.samples to it.")
+            problem = f"takes {FEWEST_TO_DECIDE} examples a task, not {min(judged)}"
+            raise UserError(f"train.until recovered {problem}; raise --eval.samples.")
 
     @property
     def usual_path(self) -> Path:
