@@ -157,7 +157,7 @@ def list_chains(options: Options, rest: Sequence[str]) -> list[Chain]:
     for option, text in (("--windows", options.windows), ("--lengths", options.lengths)):
         if not all(word.isdecimal() and int(word) for word in split(text)):
             raise UserError(f"{option} {text}: give numbers of tokens, separated by commas.")
-    windows, lengths = ([*map(int, split(t))] for t in (options.windows, options.lengths))
+    windows, lengths = ([*map(int, split(text))] for text in (options.windows, options.lengths))
 
     chains = []
     named = (split(options.ratios), split(options.methods), list_variants(options.vary))
