@@ -193,42 +193,42 @@ def check_and_build(
     """The chain, and lines on the texts of the evaluations. All that cannot work is refused here,
     at once, before anything is written and before hours are spent."""
     config, is_new = command.config, not folder.path.exists()
+    stages, texts = list[Stage](), list[str]()
 
-    @cache
-    def chain() -> list[Stage]:
+    def build() -> None:
         presets.check_model(config.model)
-        return build_chain(config, folder, command.zero_shot, fit)
-
-    @cache
-    def texts() -> list[str]:
-        if not is_new:
-            steps = folder.plan(chain(), command.fresh, command.from_) if folder.rank == 0 else []
-            if not any("eval/" in step.stage.name and step.action != "reuse" for step in steps):
-                return []
-        described, *_ = check_all(
-            lambda: check_data(judging_of(config), config.model),
-            lambda: calibrate.check(config.model, calibrate.settings_of(config)),
-            lambda: presets.check_needles(config) if chain() else None,
-        )
-        return described or []
+        stages.extend(build_chain(config, folder, command.zero_shot, fit))
 
     def check_room() -> None:
-        for stage in chain():
+        for stage in stages:
             if stage.name == prepare_lessons.NAME:
                 place = locate(folder.path, stage)
                 prepare_lessons.check_room(config.model, config.train, config.data.tokens, place)
 
+    def check_texts() -> None:
+        if not is_new:
+            plans = stages and folder.rank == 0
+            steps = folder.plan(stages, command.fresh, command.from_) if plans else []
+            if not any("eval/" in step.stage.name and step.action != "reuse" for step in steps):
+                return
+        described, *_ = check_all(
+            lambda: check_data(judging_of(config), config.model),
+            lambda: calibrate.check(config.model, calibrate.settings_of(config)),
+            lambda: presets.check_needles(config) if stages else None,
+        )
+        texts.extend(described or [])
+
     check_all(
         partial(presets.check_lengths, config),
-        chain,
+        build,
         partial(search_mask.check_attention, config),
         lambda: check_attention(judging_of(config)),
         lambda: None if command.zero_shot else train_model.check_machine(config, folder.world),
-        lambda: packed.check_sources(config, folder.path, chain()),
+        lambda: packed.check_sources(config, folder.path, stages),
         check_room,
-        texts,
+        check_texts,
     )
-    return chain(), texts()
+    return stages, texts
 
 
 def build_chain(
