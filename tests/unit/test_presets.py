@@ -18,9 +18,7 @@ from bosch.run.errors import UserError
 from bosch.training import rehearsal
 from tests.own_models import write_own_model
 
-SIX_TASKS = tuple(
-    f"niah_{kind}_{number}" for kind in ("single", "multikey") for number in (1, 2, 3)
-)
+SIX_TASKS = tuple(f"niah_{kind}_{n}" for kind in ("single", "multikey") for n in (1, 2, 3))
 
 
 def test_paper_models() -> None:

@@ -1,6 +1,4 @@
-"""recipes/search_mask.py from the command line to the files, on a random model; and the step from
-scores to a mask.
-"""
+"""recipes/search_mask.py from the command line to the files; and the step from scores to a mask."""
 
 import json
 import math
@@ -138,9 +136,8 @@ def test_the_set_of_a_run_is_found_where_runs_share_it(tmp_path: Path) -> None:
     def make(folder: Path) -> None:
         write_calibration(folder, toy_calibration(64, count=1))
 
-    shared = Stage("calibration", run=make, shared=True)
     with RunFolder(tmp_path / "run") as run:
-        made = run.complete(shared)
+        made = run.complete(Stage("calibration", run=make, shared=True))
     assert search_mask.find_calibration(None, tmp_path / "run") == made
     assert search_mask.find_calibration(made.folder, tmp_path / "other") == made
     assert search_mask.find_calibration(None, tmp_path / "other") is None
