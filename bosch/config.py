@@ -135,7 +135,7 @@ class TrainConfig:
     objective: Literal["next-token", "distill"] = "next-token"
     distill_weight: float = 1.0  # share of the dense model's distribution; the rest: next-token
     temperature: float = 1.0  # of the teacher's and the student's distribution
-    # Likeliest tokens of the teacher, stored once for all runs (32 to 64); None: asked at each step.
+    # Likeliest tokens of the teacher, stored once for all runs (32 to 64); None: asked every step.
     stored_top_k: int | None = None
     # Weight of the squared distance between the attention outputs of layers with a window and the
     # teacher's, relative to the teacher's square; 0: off.
