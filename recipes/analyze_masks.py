@@ -29,11 +29,10 @@ from bosch.masks.analysis import (
     write_replacements,
 )
 from bosch.masks.picture import draw_depth, draw_distances
-from bosch.run import progress
 from bosch.run.checkout import provenance
 from bosch.run.errors import UserError, run_main
 from bosch.run.files import write_atomically
-from bosch.run.progress import say, show_rows, show_table
+from bosch.run.progress import say, set_up, show_rows, show_table
 
 Rows = list[dict[str, Any]]
 
@@ -49,7 +48,7 @@ class Options:
 
 def main(arguments: Sequence[str]) -> None:
     options = parse(Options, arguments)
-    progress.set_up()
+    set_up()
     masks = read_masks(options.masks)
     options.out.mkdir(parents=True, exist_ok=True)
     chains = find_chains(masks)

@@ -33,11 +33,10 @@ from bosch.recipes import (
     search_mask,
     train_model,
 )
-from bosch.run import progress
 from bosch.run.errors import UserError, check_all, run_main
 from bosch.run.files import MANIFEST
 from bosch.run.folder import RUN, RunFolder
-from bosch.run.progress import say
+from bosch.run.progress import log_to, say, set_up
 from bosch.run.ranks import rank_and_world
 from bosch.run.stage import Stage, locate, refuse_blocked, stages_to_redo
 
@@ -93,7 +92,7 @@ def main(arguments: Sequence[str]) -> None:
     # Configure.
     command, (rank, world) = parse_command(arguments), rank_and_world()
     config, is_first = command.config, rank == 0
-    progress.set_up(rank)
+    set_up(rank)
     if command.rehearse is not None:  # of the paper's models without fetching anything
         presets.check_lengths(config)
         train_model.rehearse(config, command.rehearse)
@@ -127,7 +126,7 @@ def main(arguments: Sequence[str]) -> None:
 
     # Run.
     with folder:
-        progress.log_to(folder.path / "recover.log")
+        log_to(folder.path / "recover.log")
         introduce(command, config)
         if is_first:
             # Again, now that no other launch can change the folder.

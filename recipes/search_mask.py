@@ -24,12 +24,11 @@ from bosch.method import Inputs, Learning, MethodTraits
 from bosch.methods import _settings as methods
 from bosch.methods._choose import deciding, make_mask, write_selection
 from bosch.recipes import presets
-from bosch.run import progress
 from bosch.run.errors import UserError, run_main
 from bosch.run.files import read_sealed_json
 from bosch.run.fingerprint import hash_file
 from bosch.run.folder import RunFolder
-from bosch.run.progress import say
+from bosch.run.progress import log_to, say, set_up
 from bosch.run.ranks import rank_and_world
 from bosch.run.stage import Artifact, Stage, follow_reference, refuse_blocked
 
@@ -212,7 +211,7 @@ def main(arguments: Sequence[str]) -> None:
         config, line = with_kv_budget(config, options.kv_budget, arguments, settings)
         origin = [*origin, line]
     rank, world = rank_and_world()
-    progress.set_up(rank)
+    set_up(rank)
     presets.check_model(config.model)
     if config.ratio:
         presets.check_window(config.window, config.model)
@@ -234,7 +233,7 @@ def main(arguments: Sequence[str]) -> None:
     stage = build(config, calibration, tokens, settings)
     stages = [tokens, stage] if isinstance(tokens, Stage) else [stage]
     with RunFolder(run_path, rank, world, say) as run:
-        progress.log_to(run_path / "recover.log")
+        log_to(run_path / "recover.log")
         about = methods.describe_budget(config, settings), methods.describe_sink(config, settings)
         for line in [f"run folder {run_path}", *about, *origin]:
             say(line)

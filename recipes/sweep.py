@@ -30,7 +30,7 @@ import shutil
 import subprocess
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
@@ -46,11 +46,10 @@ from bosch.methods._settings import default_settings, learning_tokens
 from bosch.model import find_model, read_model_info, read_shape
 from bosch.recipes import compare_runs, evaluate_model, presets
 from bosch.recipes.recover import parse_command
-from bosch.run import progress
 from bosch.run.errors import UserError, is_user_error, run_main
 from bosch.run.files import MANIFEST
 from bosch.run.folder import RunFolder
-from bosch.run.progress import say
+from bosch.run.progress import say, set_up
 
 RECOVER = Path(__file__).with_name("recover.py")
 # The sweep sets these itself, or they make sense for one run only.
@@ -106,7 +105,7 @@ class Chain:
 def main(arguments: Sequence[str]) -> None:
     rest: list[str] = []  # options of recover.py
     options = parse(Options, arguments, rest=rest)
-    progress.set_up()
+    set_up()
     chains = list_chains(options, rest)
     for model in {chain.config.model: None for chain in chains}:
         presets.check_model(model)
@@ -159,15 +158,23 @@ def list_chains(options: Options, rest: Sequence[str]) -> list[Chain]:
             raise UserError(f"{option} {text}: give numbers of tokens, separated by commas.")
     windows, lengths = ([*map(int, split(text))] for text in (options.windows, options.lengths))
 
-    chains = []
-    named = (split(options.ratios), split(options.methods), list_variants(options.vary))
-    for seed, ratio, method, varied in itertools.product(range(options.seeds), *named):
-        words = ["--method", method, "--ratio", ratio, "--seed", str(seed), *rest]
-        words += itertools.chain(*varied)
-        suffix = ""
+    axes = []
+    for text in options.vary:
+        name, _, values = text.removeprefix("--").partition("=")
+        name = name.replace("_", "-")
+        if not name or not split(values):
+            raise UserError(f"--vary {text}: write a setting of recover.py as NAME=VALUE,VALUE.")
+        if f"--{name}" in NOT_FOR_SWEEPS:
+            raise UserError(f"--vary {text}: --{name} is none of them; see --methods and --ratios.")
+        axes.append([(name, value) for value in split(values)])
+
+    chains, dials = [], (range(options.seeds), split(options.ratios), split(options.methods))
+    for seed, ratio, method, *varied in itertools.product(*dials, *axes):
+        words, suffix = ["--method", method, "--ratio", ratio, "--seed", str(seed), *rest], ""
         for name, value in varied:
+            words += [f"--{name}", value]
             fitting = re.sub(r"[^\w.+-]", "_", value)  # in the name of a folder
-            suffix += f"-{name.strip('-').rpartition('.')[2]}-{fitting}"
+            suffix += f"-{name.rpartition('.')[2]}-{fitting}"
         command = parse_command(words)
         path, config = Path(f"{command.run_path}{suffix}"), command.config
         words += ["--run-dir", str(path)] if suffix else []
@@ -185,20 +192,6 @@ def list_chains(options: Options, rest: Sequence[str]) -> list[Chain]:
         known = f"--methods {options.methods} or a value of --vary"
         raise UserError(f"--baseline {baseline} is not one of {known}.")
     return chains
-
-
-def list_variants(vary: Sequence[str]) -> Iterator[tuple[tuple[str, str], ...]]:
-    """Every combination of varied settings: options of recover.py, each with its value."""
-    axes = []
-    for text in vary:
-        name, _, values = text.removeprefix("--").partition("=")
-        name = name.replace("_", "-")
-        if not name or not split(values):
-            raise UserError(f"--vary {text}: write a setting of recover.py as NAME=VALUE,VALUE.")
-        if f"--{name}" in NOT_FOR_SWEEPS:
-            raise UserError(f"--vary {text}: --{name} is none of them; see --methods and --ratios.")
-        axes.append([(f"--{name}", value) for value in split(values)])
-    return itertools.product(*axes)
 
 
 def split(text: str) -> list[str]:
@@ -281,7 +274,7 @@ def evaluate_further(chain: Chain) -> None:
         judgings[f"eval/length/{length}"] = replace(judging, suites=suites, yarn=yarn)
     label = Label(chain.path.name, 0, learning_tokens(config))
     model, shared = str(chain.path / "model"), chain.path.parent / "shared"
-    progress.set_up()
+    set_up()
     with RunFolder(chain.path, say=say) as folder:
         for name, judging in judgings.items():
             folder.complete(evaluate_model.make_stage(name, model, judging, label, shared))
