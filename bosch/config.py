@@ -305,20 +305,12 @@ def describe_config(config: Config) -> list[str]:
     """Every setting, in a table with a row for each section."""
     dials = {name: value for name, value in vars(config).items() if not is_dataclass(value)}
     sections = {name: vars(value) for name, value in vars(config).items() if name not in dials}
-    column = " " * (max(map(len, sections)) + 2)
-    hard = "\N{NO-BREAK SPACE}"  # `wrap` leaves a name with its value
-    lines = []
+    hard, lines = "\N{NO-BREAK SPACE}", []  # `wrap` leaves a name with its value
     for section, values in {"": dials, **sections}.items():
+        indent = " " * (max(map(len, sections)) + 2) if section else ""
         text = ", ".join(f"{name}{hard}{show_value(value)}" for name, value in values.items())
-        first, others = (f"{section:<{len(column)}}", column) if section else ("", "")
-        lines += wrap(
-            text,
-            100,
-            initial_indent=first,
-            subsequent_indent=others,
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
+        parts = wrap(text, 100 - len(indent), break_long_words=False, break_on_hyphens=False)
+        lines += [section.ljust(len(indent)) + parts[0], *(indent + part for part in parts[1:])]
     return [line.replace(hard, " ") for line in lines]
 
 
