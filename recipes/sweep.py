@@ -168,8 +168,10 @@ def list_chains(options: Options, rest: Sequence[str]) -> list[Chain]:
             raise UserError(f"--vary {text}: --{name} is none of them; see --methods and --ratios.")
         axes.append([(name, value) for value in split(values)])
 
-    chains, dials = [], (range(options.seeds), split(options.ratios), split(options.methods))
-    for seed, ratio, method, *varied in itertools.product(*dials, *axes):
+    chains, variants = [], [*itertools.product(*axes)]
+    for seed, ratio, method, varied in itertools.product(
+        range(options.seeds), split(options.ratios), split(options.methods), variants
+    ):
         words, suffix = ["--method", method, "--ratio", ratio, "--seed", str(seed), *rest], ""
         for name, value in varied:
             words += [f"--{name}", value]
