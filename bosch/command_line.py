@@ -11,7 +11,7 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import UnionType
+from types import MappingProxyType, UnionType
 from typing import Annotated, Any, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from bosch.config import FLAT, NO_OPTION, POSITIONAL, show_value
@@ -34,11 +34,10 @@ class Parser(argparse.ArgumentParser):
     """argparse with UserErrors, that takes `_` for `-` in the names of options, as people copy them
     from run.json."""
 
-    def __init__(
-        self, aliases: Mapping[str, str] | None = None, hidden: Sequence[str] = (), **options: Any
-    ) -> None:
-        """aliases: a further name of some options. hidden: those that the help leaves out."""
-        self.aliases, self.hidden = aliases or {}, hidden
+    aliases: Mapping[str, str] = MappingProxyType({})  # a further name of some options
+    hidden: Sequence[str] = ()  # options that the help leaves out
+
+    def __init__(self, **options: Any) -> None:
         options |= {"add_help": False, "allow_abbrev": False}
         super().__init__(argument_default=argparse.SUPPRESS, **options)
 
@@ -97,18 +96,18 @@ class Parser(argparse.ArgumentParser):
                     action = f"store_{value}".lower()
                     into.add_argument(flag, dest=dest, action=action, help=shown)
                 continue
-            choices = _choices(hint)
-            usual = "{" + ",".join(choices) + "}" if choices else hint.__name__.upper()
+            choices = ",".join(_choices(hint))
+            usual = "{" + choices + "}" if choices else hint.__name__.upper()
             named = [mark for mark in marks if isinstance(mark, str)]
-            metavar = next(iter(named), "TEXT" if hint is str else usual)
-            how: dict[str, Any] = {"type": _reader(hint, marks, takes_none), "help": text}
+            metavar = [*named, "TEXT" if hint is str else usual][0]
+            read = _reader(hint, marks, takes_none)
             if POSITIONAL in marks:
                 nargs = "+" if nargs and is_required else nargs
-                into.add_argument(dest, metavar=name.upper(), nargs=nargs, **how)
-            else:
-                names = [f"--{name}", *filter(None, [self.aliases.get(f"--{name}")])]
-                how |= {"metavar": metavar, "required": is_required}
-                into.add_argument(*names, dest=dest, nargs=nargs, **how)
+                into.add_argument(dest, metavar=name.upper(), nargs=nargs, type=read, help=text)
+                continue
+            names = [f"--{name}", *filter(None, [self.aliases.get(f"--{name}")])]
+            how: dict[str, Any] = {"type": read, "help": text, "required": is_required}
+            into.add_argument(*names, dest=dest, nargs=nargs, metavar=metavar, **how)
 
 
 def parse(
@@ -129,18 +128,18 @@ def parse(
     """
     recipe, defaults = sys.modules[kind.__module__], defaults or {}
     prog = prog or called_as(Path(str(recipe.__file__)).name)
-    description = description or recipe.__doc__ or ""
+    description = (description or recipe.__doc__ or "").replace("%", "%%")
     if prog.startswith(CONSOLE):  # the examples of a recipe, as the command `bosch` runs them
         module = f"-m {prog.removeprefix('python -m ')}"
         launched = re.sub(r"(accelerate launch.*?) recipes/\w+\.py", rf"\1 {module}", description)
         description = re.sub(r"python recipes/\w+\.py", prog, launched)
     width = min(shutil.get_terminal_size().columns, 120)
     parser = Parser(
-        aliases,
-        () if "--help-all" in arguments else rarely_set,
-        description=description.replace("%", "%%"),
+        description=description,
         formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, 2, 32, width),
     )
+    parser.aliases = aliases or {}
+    parser.hidden = () if "--help-all" in arguments else rarely_set
     parser.add_argument("-h", "--help", action="help", help="show this text")
     if rarely_set:
         parser.add_argument("--help-all", action="help", help="show also the rarely used options")
@@ -152,16 +151,22 @@ def parse(
     if rest is not None:
         rest += unknown
     elif unknown:
-        known = [*parser._option_string_actions]
-        raise UserError(_describe_unknown(unknown[0], known, "-all" if rarely_set else ""))
+        word, names = unknown[0], [*parser._option_string_actions]
+        if not (name := word.partition("=")[0]).startswith("-"):
+            raise UserError(f"{word!r} belongs to no option; see --help.")
+        # `--length` for `--calibration.length`: with the section left out, the end of the name says
+        # what was meant.
+        meant = [known for known in names if known.endswith(f".{name.lstrip('-')}")]
+        nearest = difflib.get_close_matches(name, meant or names, n=1, cutoff=0.5)
+        hint = f"did you mean {nearest[0]}? " if nearest else ""
+        all_by = "--help-all" if rarely_set else "--help"
+        raise UserError(f"{word}: no such option; {hint}{all_by} shows all.")
     settings: T = _with_values(kind, defaults, given)
     return settings
 
 
 def _choices(kind: Any) -> dict[str, Any]:
-    if kind is bool:
-        return {"True": True, "False": False}
-    return {choice: choice for choice in get_args(kind)}
+    return {str(choice): choice for choice in ((True, False) if kind is bool else get_args(kind))}
 
 
 def _reader(kind: Any, marks: Sequence[Any], takes_none: bool) -> Callable[[str], Any]:
@@ -234,24 +239,11 @@ def _with_values(kind: Any, settings: Any, given: Mapping[str, Any]) -> Any:
     return kind(**values)
 
 
-def _describe_unknown(word: str, names: Sequence[str], all_by: str) -> str:
-    name = word.partition("=")[0]
-    if not name.startswith("-"):
-        return f"{word!r} belongs to no option; see --help."
-    # `--length` for `--calibration.length`: with the section left out, the end of the name says
-    # what was meant.
-    meant = [known for known in names if known.endswith(f".{name.lstrip('-')}")]
-    nearest = difflib.get_close_matches(name, meant or names, n=1, cutoff=0.5)
-    hint = f"did you mean {nearest[0]}? " if nearest else ""
-    return f"{word}: no such option; {hint}--help{all_by} shows all."
-
-
 def peek(arguments: Sequence[str], *names: str) -> dict[str, str | None]:
     """The values of a few options, on which the defaults of the others depend."""
     parser = Parser()
     for name in names:
-        read = _reader(str, (), takes_none=False)
-        parser.add_argument(f"--{name}", default=None, type=read)
+        parser.add_argument(f"--{name}", default=None, type=_reader(str, (), takes_none=False))
     return parser.read(arguments)[0]
 
 
@@ -272,13 +264,10 @@ def with_options(
         name, _, value = word.partition("=")
         action = known.get(name.replace("-", "_"))
         if action is None or not value:
-            raise UserError(
-                f"{flag} {word}: write NAME=VALUE with a setting of {plugin}; "
-                f"{suggest(name, tuple(known))}"
-            )
+            meant = suggest(name, tuple(known))
+            raise UserError(f"{flag} {word}: write NAME=VALUE, a setting of {plugin}; {meant}")
         if action.dest in set_elsewhere:
-            own = f"--mask.{action.dest}"
-            raise UserError(f"{flag} {word}: {name} has an option of its own, {own}.")
+            raise UserError(f"{flag} {word}: {name} has its own option, --mask.{action.dest}.")
         read: Any = action.type or _reader(bool, (), takes_none=False)  # of a flag
         try:
             values = [read(each) for each in (value.split(",") if action.nargs else [value])]
@@ -315,8 +304,8 @@ def choose_word(
     if not arguments or arguments[0] in ("-h", "--help"):
         width = max(map(len, about))
         lines = [f"  {word:{width}}  {text}" for word, text in about.items()]
-        print(f"usage: {prog} COMMAND [OPTIONS]", "", *lines, "", sep="\n")
-        print(f"{prog} COMMAND --help shows the options of a command.")
+        end = f"{prog} COMMAND --help shows the options of a command."
+        print(f"usage: {prog} COMMAND [OPTIONS]", "", *lines, "", end, sep="\n")
         raise SystemExit(0)
     word, *rest = arguments
     if word.startswith("-"):
@@ -330,13 +319,12 @@ def run_subcommand(prog: str, commands: Commands, arguments: Sequence[str] | Non
     """Run what the first word names with the settings that the others come to. `arguments`: None
     for those of this process."""
     words = sys.argv[1:] if arguments is None else arguments
+    about = {word: first_sentence(kind.__doc__ or "") for word, (kind, _) in commands.items()}
 
     def run() -> None:
-        about = {word: first_sentence(kind.__doc__ or "") for word, (kind, _) in commands.items()}
         word, rest = choose_word(called_as(prog), about, words)
         kind, function = commands[word]
-        name = f"{called_as(prog)} {word}"
-        function(parse(kind, rest, prog=name, description=about[word]))
+        function(parse(kind, rest, prog=f"{called_as(prog)} {word}", description=about[word]))
 
     exit_on_user_error(run, debug="--debug" in words)
 

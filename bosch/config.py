@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from pathlib import Path
 from textwrap import wrap
 from typing import Annotated, Any, Literal
@@ -20,16 +20,11 @@ from bosch.run.fingerprint import speed_only
 
 def parse_count(text: str) -> int:
     """A number of tokens, written as 2.5B, 300M, 16k or 4096."""
-    match = re.fullmatch(r"([\d_.]+)([kmb]?)", text.strip().lower())
-    try:
-        if not match:
-            raise ValueError
-        # Decimal: 2.01 * 1e3 is a little less than 2010 in binary.
-        count = Decimal(match[1]) * {"": 1, "k": 10**3, "m": 10**6, "b": 10**9}[match[2]]
-    except (ValueError, InvalidOperation):
-        raise UserError(
-            f"{text!r} is not a number of tokens; write 2.5B, 300M, 16k or 4096."
-        ) from None
+    match = re.fullmatch(r"(\d[\d_]*(?:\.\d*)?|\.\d+)([kmb]?)", text.strip().lower())
+    if not match:
+        raise UserError(f"{text!r} is not a number of tokens; write 2.5B, 300M, 16k or 4096.")
+    # Decimal: 2.01 * 1e3 is a little less than 2010 in binary.
+    count = Decimal(match[1]) * {"": 1, "k": 10**3, "m": 10**6, "b": 10**9}[match[2]]
     if count % 1:
         raise UserError(f"{text!r} is {count} tokens; it must be a whole number.")
     return int(count)
@@ -39,6 +34,7 @@ def parse_count(text: str) -> int:
 # reads one. FLAT: options of this dataclass have no prefix; NO_OPTION: cannot be set there.
 FLAT, POSITIONAL, NO_OPTION = object(), object(), object()
 TokenCount = Annotated[int, parse_count, "TOKENS"]
+Precision = Literal["auto", "bf16", "fp32"]
 
 
 @dataclass(frozen=True)
@@ -49,20 +45,16 @@ class CalibrationConfig:
     length: TokenCount = 32_768  # tokens of a text, its questions and answers included
     questions_per_context: int = 1  # questions on each text; more of them are faster to score
     tasks: tuple[str, ...] = ()  # needle tasks, in equal shares; none given: the paper's six
-    # Text around the needles: a file or folder of essays, or toy for the built-in toy world.
-    essays: str = "PaulGrahamEssays.json"
-    # Folder with nltk's English Punkt data; needed for essays that are not split into sentences.
-    punkt: str | None = speed_only(None)
+    essays: str = "PaulGrahamEssays.json"  # file or folder of essays, or toy for the toy world
+    punkt: str | None = speed_only(None)  # folder with nltk's Punkt data, to split essays
     # Your own in place of all this: .jsonl rows with text, question and answer, or text alone.
     questions: str | None = speed_only(None)
 
     def __post_init__(self) -> None:
         at_least(1, self, "calibration", "examples", "length", "questions_per_context")
         if self.examples % self.questions_per_context:
-            raise UserError(
-                f"calibration.examples is {self.examples}; it must be a multiple of "
-                f"calibration.questions_per_context, which is {self.questions_per_context}."
-            )
+            problem = f"no multiple of questions_per_context {self.questions_per_context}"
+            raise UserError(f"calibration.examples is {self.examples}, {problem}.")
 
 
 @dataclass(frozen=True)
@@ -77,8 +69,7 @@ class MaskConfig:
     max_layers: int | None = None  # most layers in one search; None: max(1, 32 // groups)
     razor_recent_share: float = 0.25  # method razor: share of an example that counts as recent
     attention: str = "auto"  # attention backend: auto, or a file of bosch/backends
-    # Number format of the model; auto: its own on a GPU, fp32 on the CPU.
-    precision: Literal["auto", "bf16", "fp32"] = "auto"
+    precision: Precision = "auto"  # number format of the model; auto: fp32 on the CPU, else its own
     # Settings of the chosen method, for example granularity=layer; `bosch search --method NAME
     # --help` lists them.
     options: tuple[str, ...] = ()
@@ -105,17 +96,15 @@ class PackingConfig:
         at_least(2, self, "data", "sequence_length")
         at_least(0, self, "data", "held_out_sequences", "min_document_tokens", "workers")
         if self.tokens is not None and self.tokens < self.sequence_length:
-            raise UserError(
-                f"data.tokens is {self.tokens}, less than one sequence of {self.sequence_length}."
-            )
+            length = self.sequence_length
+            raise UserError(f"data.tokens is {self.tokens}, less than one sequence of {length}.")
 
 
 @dataclass(frozen=True)
 class DataConfig(PackingConfig):
     """The tokens the hybrid is trained on."""
 
-    # Training text: toy (built in), prolong-64k, hf:owner/name, or your own files; to mix several,
-    # add @WEIGHT to each.
+    # Text: toy (built in), prolong-64k, hf:owner/name, files; to mix several, add @WEIGHT to each.
     source: tuple[str, ...] = ("prolong-64k",)
     tokens: TokenCount = 2_500_000_000  # tokens to train on: 2.5B, 300M or a number
     document_mask: bool = True  # documents in one sequence do not attend to each other
@@ -141,14 +130,12 @@ class TrainConfig:
     clip_norm: float = 1.0  # the gradient is clipped to this norm
     precision: Literal["bf16", "fp32"] = "bf16"  # number format of the computation
     attention: str = "auto"  # attention backend: auto, or a file of bosch/backends
-    # Fused kernels: liger needs a GPU; auto uses it where it is available.
-    kernels: Literal["auto", "liger", "torch"] = "auto"
+    kernels: Literal["auto", "liger", "torch"] = "auto"  # fused ones, liger, need a GPU
     # What is learned: the text, or the dense model's distribution of every token.
     objective: Literal["next-token", "distill"] = "next-token"
     distill_weight: float = 1.0  # share of the dense model's distribution; the rest: next-token
     temperature: float = 1.0  # of the teacher's and the student's distribution
-    # Compute the teacher's likeliest tokens once for all runs, so many for each token (32 to 64);
-    # None: ask the teacher at every step.
+    # Likeliest tokens of the teacher, stored once for all runs (32 to 64); None: asked every step.
     stored_top_k: int | None = None
     # Weight of the squared distance between the attention outputs of layers with a window and the
     # teacher's, relative to the teacher's square; 0: off.
@@ -164,20 +151,17 @@ class TrainConfig:
     until: Literal["budget", "recovered"] = "budget"
     spike: Literal["log", "skip"] = "log"  # when the loss jumps: log it, or skip the step
     checkpoint_steps: int = speed_only(50)  # steps between checkpoints to resume from
-    # Checkpoints to resume from that are kept; evaluated models are all kept.
-    keep_checkpoints: int = speed_only(2)
+    keep_checkpoints: int = speed_only(2)  # checkpoints to resume from that are kept
     # Recompute activations to save memory; None: as the accelerate config says, else on GPUs.
     activation_checkpointing: bool | None = speed_only(None)
     # Keep weights and optimizer in CPU memory; None: as the accelerate config says, else no.
     cpu_offload: bool | None = speed_only(None)
-    # Free a block's gathered weights after its forward pass; None: as the accelerate config says,
-    # else yes.
+    # Free a block's gathered weights after its forward pass; None: as accelerate says, else yes.
     reshard_after_forward: bool | None = speed_only(None)
     # Reduce gradients after every micro-batch; without it training is faster and needs more memory.
     sync_every_micro_batch: bool = speed_only(True)
     compile: bool = speed_only(False)  # torch.compile each block
-    # On GPUs too, a resumed training ends in the same bits; slower.
-    deterministic: bool = speed_only(False)
+    deterministic: bool = speed_only(False)  # on GPUs too, the same bits when resumed; slower
 
     @property
     def asks_teacher(self) -> bool:
@@ -192,16 +176,9 @@ class TrainConfig:
         for name in ("warmup_share", "floor_share", "distill_weight"):
             if not 0 <= getattr(self, name) <= 1:
                 raise UserError(f"train.{name} is {getattr(self, name)}; it must be from 0 to 1.")
-        if self.layer_weight and self.teacher is not None:
-            raise UserError(
-                "train.layer_weight compares a hybrid with its own dense model, whose heads are in "
-                f"the same order; leave out train.teacher {self.teacher}, or the weight."
-            )
-        if self.layer_weight and self.stored_top_k is not None:
-            raise UserError(
-                "train.layer_weight compares with the teacher's attention, which train.stored_top_k"
-                " does not store; leave one of the two out."
-            )
+        for name in ("teacher", "stored_top_k"):  # heads in another order, and no attention
+            if self.layer_weight and getattr(self, name) is not None:
+                raise UserError(f"train.layer_weight or train.{name}: leave out one of the two.")
         if not all(0 <= beta < 1 for beta in self.betas):
             raise UserError(f"train.betas are {self.betas}; each must be in [0, 1).")
 
@@ -212,8 +189,7 @@ class JudgingConfig:
 
     samples: int | None = None  # examples of each task, for every suite
     niah_tasks: tuple[str, ...] = ()  # needle-in-a-haystack tasks; none given: the paper's six
-    # Text lengths of the needle tasks, in tokens.
-    niah_lengths: tuple[TokenCount, ...] = (4_096, 8_192, 16_384, 32_768)
+    niah_lengths: tuple[TokenCount, ...] = (4_096, 8_192, 16_384, 32_768)  # lengths of needle texts
     niah_samples: int = 500  # examples of each needle task and length
     niah_essays: str | None = None  # essays of the needle tasks, or toy; None: the calibration's
     # LongBench: its data.zip, a folder of its files, a hub id, or toy for similar built-in tasks.
@@ -223,10 +199,8 @@ class JudgingConfig:
     longbench_categories: Literal["paper", "official"] = "paper"
     gsm8k_data: str = "openai/gsm8k"  # GSM8K: a file of test rows, a folder or a hub id
     gsm8k_tasks: tuple[str, ...] = ("gsm8k_cot",)  # prompts of the suite gsm8k
-    # Settings of suites, as mine.rows=5 for the setting rows of eval/suites/mine.py.
-    options: tuple[str, ...] = ()
-    # Number format of the model; auto: bf16 on a GPU, fp32 on the CPU.
-    precision: Literal["auto", "bf16", "fp32"] = "auto"
+    options: tuple[str, ...] = ()  # settings of suites, as mine.rows=5 (eval/suites/mine.py)
+    precision: Precision = "auto"  # number format of the model; auto: bf16 on a GPU, else fp32
     attention: str = "auto"  # attention backend: auto, or a file of bosch/backends
     batch: int | None = speed_only(None)  # answers generated at once; None: the most that is safe
     prefill_chunk: TokenCount = speed_only(8_192)  # prompt tokens read at once
@@ -246,8 +220,7 @@ class JudgingConfig:
 class EvalConfig(JudgingConfig):
     """How the dense model, step 0 and the checkpoints are evaluated."""
 
-    # When to evaluate, as shares of the training.
-    checkpoints: tuple[float, ...] = (0.0, 0.26, 0.52, 0.78, 1.0)
+    checkpoints: tuple[float, ...] = (0.0, 0.26, 0.52, 0.78, 1.0)  # when, as shares of training
     suites: tuple[str, ...] = ("niah", "longbench")  # names of files in eval/suites
 
     def __post_init__(self) -> None:
@@ -296,10 +269,8 @@ class Config(Dials):
         super().__post_init__()
         judged = (self.eval.niah_samples, self.eval.longbench_rows or FEWEST_TO_DECIDE)
         if self.train.until == "recovered" and min(judged) < FEWEST_TO_DECIDE:
-            raise UserError(
-                f"train.until is recovered, which takes {FEWEST_TO_DECIDE} examples a task to "
-                f"decide, but {min(judged)} are evaluated; pass --eval.samples {FEWEST_TO_DECIDE}."
-            )
+            problem = f"takes {FEWEST_TO_DECIDE} examples a task, not {min(judged)}"
+            raise UserError(f"train.until recovered {problem}; raise --eval.samples.")
 
     @property
     def usual_path(self) -> Path:
@@ -332,21 +303,14 @@ def fill_in(stored: Mapping[str, object]) -> dict[str, Any]:
 
 def describe_config(config: Config) -> list[str]:
     """Every setting, in a table with a row for each section."""
-    sections = {name: vars(value) for name, value in vars(config).items() if is_dataclass(value)}
-    dials = {name: value for name, value in vars(config).items() if name not in sections}
-    column = max(map(len, sections)) + 2
-    lines = _wrap_settings(dials, 0)
-    for section, values in sections.items():
-        first, *others = _wrap_settings(values, column)
-        lines += [f"{section:<{column}}{first}", *(" " * column + line for line in others)]
-    return lines
-
-
-def _wrap_settings(values: Mapping[str, object], column: int) -> list[str]:
-    """`name value, name value`, in lines that begin at this column."""
-    hard = "\N{NO-BREAK SPACE}"  # `wrap` leaves a name with its value
-    text = ", ".join(f"{name}{hard}{show_value(value)}" for name, value in values.items())
-    lines = wrap(text, 100 - column, break_long_words=False, break_on_hyphens=False)
+    dials = {name: value for name, value in vars(config).items() if not is_dataclass(value)}
+    sections = {name: vars(value) for name, value in vars(config).items() if name not in dials}
+    hard, lines = "\N{NO-BREAK SPACE}", []  # `wrap` leaves a name with its value
+    for section, values in {"": dials, **sections}.items():
+        indent = " " * (max(map(len, sections)) + 2) if section else ""
+        text = ", ".join(f"{name}{hard}{show_value(value)}" for name, value in values.items())
+        parts = wrap(text, 100 - len(indent), break_long_words=False, break_on_hyphens=False)
+        lines += [section.ljust(len(indent)) + parts[0], *(indent + part for part in parts[1:])]
     return [line.replace(hard, " ") for line in lines]
 
 

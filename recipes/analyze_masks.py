@@ -10,7 +10,7 @@ the masks of the paper's table 5: `recover.py --method from_file --path FILE` sc
 import itertools
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
@@ -29,11 +29,10 @@ from bosch.masks.analysis import (
     write_replacements,
 )
 from bosch.masks.picture import draw_depth, draw_distances
-from bosch.run import progress
 from bosch.run.checkout import provenance
 from bosch.run.errors import UserError, run_main
 from bosch.run.files import write_atomically
-from bosch.run.progress import say, show_rows, show_table
+from bosch.run.progress import say, set_up, show_rows, show_table
 
 Rows = list[dict[str, Any]]
 
@@ -49,17 +48,19 @@ class Options:
 
 def main(arguments: Sequence[str]) -> None:
     options = parse(Options, arguments)
-    progress.set_up()
+    set_up()
     masks = read_masks(options.masks)
     options.out.mkdir(parents=True, exist_ok=True)
     chains = find_chains(masks)
+    # Of each method, masks at adjacent ratios.
+    steps = [(name, *two) for name, chain in chains.items() for two in itertools.pairwise(chain)]
     results = {
         "masks": describe_masks(masks, options.out),
         "pairs": compare_pairs(masks, options.out),
-        "turnover": measure_turnover(chains),
+        "turnover": measure_turnover(steps),
     }
     if options.replacement:
-        results["replacement"] = write_table_5(chains, options)
+        results["replacement"] = write_table_5(steps, options)
     text = json.dumps(results | {"provenance": provenance()}, indent=1, allow_nan=False)
     write_atomically(options.out / "analysis.json", text + "\n")
     say(f"numbers and pictures in {options.out}")
@@ -101,72 +102,61 @@ def compare_pairs(masks: Sequence[NamedMask], out: Path) -> Rows:
         for first, second in itertools.combinations(masks, 2)
         if first.model == second.model
     ]
-    panels = {
-        f"{model}, ratio {ratio:g}": group
-        for (model, ratio), group in comparable(masks).items()
-        if len(group) > 1
-    }
-    if not panels:
+    panels, lines = {}, []
+    for (model, ratio), group in comparable(masks).items():
+        if pairs := [compare(a.mask, b.mask) for a, b in itertools.combinations(group, 2)]:
+            panels[f"{model}, ratio {ratio:g}"] = group
+            distances, by_chance = (
+                [p[k] for p in pairs] for k in ("distance", "expected_distance")
+            )
+            values = (mean(distances), min(distances), max(distances), mean(by_chance))
+            figures = [f"{value:.3f}" for value in values]
+            lines.append((f"{model}, ratio {ratio:g}", len(pairs), *figures))
+    if panels:
+        header = ("", "pairs", "mean", "least", "most", "random masks")
+        show_table("Jaccard distance of windowed groups", header, lines)
+        draw_distances(panels, out / "distances.png")
+    else:
         say("no two masks share a model and ratio: no table of distances")
-        return rows
-    lines = []
-    for title, group in panels.items():
-        pairs = [compare(one.mask, other.mask) for one, other in itertools.combinations(group, 2)]
-        distances, by_chance = ([p[k] for p in pairs] for k in ("distance", "expected_distance"))
-        values = (mean(distances), min(distances), max(distances), mean(by_chance))
-        lines.append((title, len(pairs), *(f"{value:.3f}" for value in values)))
-    header = ("", "pairs", "mean", "least", "most", "random masks")
-    show_table("Jaccard distance of windowed groups", header, lines)
-    draw_distances(panels, out / "distances.png")
     return rows
 
 
-def measure_turnover(chains: Mapping[str, Sequence[NamedMask]]) -> Rows:
+def measure_turnover(steps: Sequence[tuple[str, NamedMask, NamedMask]]) -> Rows:
     """T and T~ between adjacent ratios of a method (table 3)."""
     rows: Rows = [
         {"method": name, "smaller_ratio": smaller.ratio, "larger_ratio": larger.ratio}
         | turnover(smaller.mask, larger.mask)
-        for name, chain in chains.items()
-        for smaller, larger in itertools.pairwise(chain)
+        for name, smaller, larger in steps
         if smaller.mask.num_windowed  # else nothing can be given up
     ]
-    if not rows:
+    columns = {
+        "": "method",
+        "from": "smaller_ratio",
+        "to": "larger_ratio",
+        "T": "raw:.1%",
+        "random masks' T": "chance:.1%",
+        "T~": "normalized:.1%",
+        "random masks' T~": "normalized_chance:.1%",
+    }
+    if rows:
+        show_rows("Share of windowed groups that a larger ratio leaves full", rows, columns)
+    else:
         say("no method has masks at two ratios: no turnover")
-        return rows
-    show_rows(
-        "Share of windowed groups that a larger ratio leaves full",
-        rows,
-        {
-            "": "method",
-            "from": "smaller_ratio",
-            "to": "larger_ratio",
-            "T": "raw:.1%",
-            "random masks' T": "chance:.1%",
-            "T~": "normalized:.1%",
-            "random masks' T~": "normalized_chance:.1%",
-        },
-    )
     return rows
 
 
-def write_table_5(chains: Mapping[str, Sequence[NamedMask]], options: Options) -> Rows:
+def write_table_5(steps: Sequence[tuple[str, NamedMask, NamedMask]], options: Options) -> Rows:
     """Masks of adjacent ratios, in which groups that only the smaller one windows are replaced."""
-    folder = options.out / "replacement"
-    rows: Rows = [
-        {"method": name} | row
-        for name, chain in chains.items()
-        for smaller, larger in itertools.pairwise(chain)
-        for row in write_replacements(
-            smaller, larger, options.replacement, folder / re.sub("[ /]", "-", name)
-        )
-    ]
+    rows: Rows = []
+    for name, smaller, larger in steps:
+        folder = options.out / "replacement" / re.sub("[ /]", "-", name)
+        written = write_replacements(smaller, larger, options.replacement, folder)
+        rows += [{"method": name} | row for row in written]
     if not rows:
-        raise UserError(
-            "--replacement needs two ratios of one method, the larger of which leaves groups full "
-            "that the smaller one windows; name such masks."
-        )
+        problem = "needs two ratios of a method, the larger leaving full what the other windows"
+        raise UserError(f"--replacement {problem}.")
     columns = ("method", "smaller_ratio", "larger_ratio", "replaced", "file")
-    show_rows("Masks of the replacement test", rows, dict(zip(columns, columns, strict=True)))
+    show_rows("Masks of the replacement test", rows, {column: column for column in columns})
     return rows
 
 

@@ -8,7 +8,7 @@
 that shares a needle with one of them is refused.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -51,6 +51,13 @@ def check_and_build(options: Options, name: str) -> Stage:
     return make_stage(name, options)
 
 
+def check(model: str, settings: CalibrationSettings) -> None:
+    """Refuse, before work begins, essays and questions that no set can be made of."""
+    check_material(settings)
+    if settings.questions:
+        build_set(settings, load_tokenizer(model), read_shape(model).positions)
+
+
 def build(config: Config) -> Stage:
     """The stage `calibration` of recover.py."""
     return make_stage("calibration", Options(config.model, settings_of(config)), shared=True)
@@ -61,51 +68,37 @@ def settings_of(config: Config) -> CalibrationSettings:
     return CalibrationSettings(**shared, seed=config.seed)
 
 
-def check(model: str, settings: CalibrationSettings) -> None:
-    """Refuse, before work begins, essays and questions that no set can be made of."""
-    check_material(settings)
-    if settings.questions:
-        build_set(settings, load_tokenizer(model), read_shape(model).positions)
-
-
 def make_stage(name: str, options: Options, shared: bool = False) -> Stage:
-    model, settings = options.model, options.calibration
-    texts = [text for path in options.against for text in read_inputs(path)]
-    decisive: dict[str, object] = {
+    model, settings, texts = options.model, options.calibration, list[str]()
+    for path in options.against:  # files of `bosch niah build` or of an evaluation
+        if not path.is_file():
+            raise MissingFileError(f"--against {path}: no such file.")
+        for number, row in enumerate(read_rows(path), start=1):
+            if not isinstance(text := row.get("input", row.get("prompt")), str):
+                problem = f"row {number} has no text in a field `input` or `prompt`"
+                raise UserError(f"--against {path}: {problem}.")
+            texts.append(text)
+    facts: dict[str, object] = {
         "tokenizer": read_tokenizer(model).hash if find_model(model) else model,
         "against": [hash_file(path) for path in options.against],
     }
     essays = Path(settings.essays)
     if settings.questions:  # all that decides the set
         if (path := Path(settings.questions)).is_file():
-            decisive["questions"] = hash_file(path)
+            facts["questions"] = hash_file(path)
     else:
-        decisive = plain(settings) | decisive
+        facts = plain(settings) | facts
         if essays.is_file():
-            decisive["essays"] = hash_file(essays)
+            facts["essays"] = hash_file(essays)
         elif essays.is_dir() and settings.essays != TOY:
-            decisive["essays"] = [hash_file(file) for file in sorted(essays.glob("*.txt"))]
+            facts["essays"] = [hash_file(file) for file in sorted(essays.glob("*.txt"))]
 
     def run(folder: Path) -> None:
-        tokenizer = load_tokenizer(model)
+        tokenizer, positions = load_tokenizer(model), read_shape(model).positions
         tokenizer_hash = describe_tokenizer(tokenizer).hash
-        positions = read_shape(model).positions
         write_set(folder, settings, tokenizer, tokenizer_hash, texts, positions)
 
-    return Stage(name, run=run, settings=decisive, version=VERSION, shared=shared)
-
-
-def read_inputs(path: Path) -> Iterator[str]:
-    """The texts of test examples, from a file of `bosch niah build` or of an evaluation."""
-    if not path.is_file():
-        raise MissingFileError(f"--against {path}: no such file.")
-    for number, row in enumerate(read_rows(path), start=1):
-        text = row.get("input", row.get("prompt"))
-        if not isinstance(text, str):
-            raise UserError(
-                f"--against {path}: row {number} has no text in a field `input` or `prompt`."
-            )
-        yield text
+    return Stage(name, run=run, settings=facts, version=VERSION, shared=shared)
 
 
 if __name__ == "__main__":

@@ -20,11 +20,10 @@ from bosch.eval.report.compare import Comparison, compare
 from bosch.eval.report.page import warnings, write_report
 from bosch.eval.report.runs import RunResults, is_archive, is_run
 from bosch.eval.report.tables import align, baseline_table, short_table
-from bosch.run import progress
 from bosch.run.errors import MissingFileError, UserError, run_main
 from bosch.run.folder import RunFolder
 from bosch.run.lock import FolderInUseError
-from bosch.run.progress import say
+from bosch.run.progress import say, set_up
 from bosch.run.stage import Artifact, Stage
 
 MOST_WARNINGS = 12  # on the terminal; the report lists all
@@ -38,13 +37,12 @@ class Options:
     runs: Annotated[tuple[Path, ...], POSITIONAL] = ()
     out: Path = Path("comparison")  # folder for the report
     baseline: str | None = None  # method, run or NAME=VALUE of a setting to compare with
-    # only rebuild the TensorBoard files of the runs
-    rebuild_tb: bool = False
+    rebuild_tb: bool = False  # only rebuild the TensorBoard files of the runs
 
 
 def main(arguments: Sequence[str]) -> None:
     options = parse(Options, arguments)
-    progress.set_up()
+    set_up()
     given = options.runs or sorted(Path("runs").glob("*/"))
     for path in given:
         if not path.exists():

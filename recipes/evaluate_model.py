@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
+from bosch import model as models
 from bosch.command_line import run_stage
 from bosch.config import FLAT, Config, JudgingConfig, TokenCount, at_least, shared_fields
 from bosch.eval.judging import LM_EVAL, Judging, check_attention, check_data, judge, judging_of
@@ -21,17 +22,6 @@ from bosch.eval.results import collect_results, show_evaluation
 from bosch.eval.settings import PLAIN, SUITES, Engine, GenerationSettings, Label, configure_suites
 from bosch.eval.suites._interface import Request
 from bosch.masks.window import check_window
-from bosch.model import (
-    check_weights,
-    describe_source,
-    fetch_config,
-    fetch_model,
-    find_model,
-    hash_text_files,
-    load_tokenizer,
-    read_model_config,
-    read_shape,
-)
 from bosch.plugins import list_plugins
 from bosch.recipes import presets
 from bosch.run.errors import UserError, run_main
@@ -87,36 +77,18 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def check_and_build(options: Options, name: str) -> Stage:
-    judging = choose_judging(options)
-    check_attention(judging)
-    for line in check_data(judging, options.model):
-        say(line)
-    check_weights(options.model)
-    if find_model(options.model):
-        load_tokenizer(options.model)
-    shared = options.out.absolute().parent / "shared"
-    return make_stage(name, options.model, judging, Label(name), shared)
-
-
-def choose_judging(options: Options) -> Judging:
-    """The evaluation that the options describe. UserError if it is impossible."""
     settings, model, window = options.judging, options.model, options.window
     lm_eval = [name for name in options.suite if name.startswith(f"{LM_EVAL}:")]
     tasks = [task for name in lm_eval for task in name.split(":", 1)[1].split(",") if task]
     if not options.suite:
         raise UserError(f"--suite is empty; name one or more of {', '.join(list_plugins(SUITES))}.")
-    if window is not None and not read_model_config(fetch_config(model)).get("bosch"):
-        raise UserError(
-            f"--window {window}: {model} is not a hybrid and has no window. Leave --window out, or "
-            "make a hybrid with recipes/materialize_model.py."
-        )
+    if window is not None and not models.read_model_config(models.fetch_config(model)).get("bosch"):
+        raise UserError(f"--window {window}: {model} is not a hybrid; leave --window out.")
     if lm_eval and not tasks:
         raise UserError(f"--suite {lm_eval[0]}: no task is named; write {LM_EVAL}:TASK,TASK.")
-    if options.include_path and not (lm_eval and options.include_path.is_dir()):
-        raise UserError(
-            f"--include-path {options.include_path} must be a folder with task files of lm-eval, "
-            f"and needs --suite {LM_EVAL}:TASK."
-        )
+    if (folder := options.include_path) and not (lm_eval and folder.is_dir()):
+        problem = f"is for a folder of task files, with --suite {LM_EVAL}:TASK"
+        raise UserError(f"--include-path {folder} {problem}.")
     if options.engine == "vllm":
         from bosch.eval.engine_vllm import check_engine  # imports torch
 
@@ -133,7 +105,7 @@ def choose_judging(options: Options) -> Judging:
         (),
         lm_eval_tasks=tuple(tasks),
         lm_eval_lengths=settings.niah_lengths if tasks else (),
-        lm_eval_folder=options.include_path,
+        lm_eval_folder=folder,
         limit=settings.samples,
         window_tokens=window,
         yarn=options.yarn,
@@ -142,15 +114,19 @@ def choose_judging(options: Options) -> Judging:
         yarn_from=options.yarn_from,
         attention=settings.attention,
     )
-    positions = judging.positions(read_shape(model).positions)
+    positions = judging.positions(models.read_shape(model).positions)
     if window is not None:
         presets.check_window(window, model, positions)
     request = Request(settings, positions, punkt=options.punkt)
     names = [name for name in options.suite if name not in lm_eval]
-    return replace(judging, suites=configure_suites(names, request))
-
-
-# ---------------------------------------------------------------------------------- the stages
+    judging = replace(judging, suites=configure_suites(names, request))
+    check_attention(judging)
+    for line in check_data(judging, model):
+        say(line)
+    models.check_weights(model)
+    if models.find_model(model):
+        models.load_tokenizer(model)
+    return make_stage(name, model, judging, Label(name), options.out.absolute().parent / "shared")
 
 
 def build(config: Config) -> Stage:
@@ -179,14 +155,9 @@ def build_step(
 
         return finish
 
-    return Stage(
-        f"eval/step-{step:06d}",
-        run=run,
-        settings={**judging.facts(), "step": step, "tokens": tokens},
-        inputs={"source": source},
-        version=VERSION,
-        ranks="all",
-    )
+    settings = {**judging.facts(), "step": step, "tokens": tokens}
+    inputs, name = {"source": source}, f"eval/step-{step:06d}"
+    return Stage(name, run, settings, inputs, version=VERSION, ranks="all")
 
 
 def publish(run_path: Path) -> None:
@@ -202,10 +173,10 @@ def make_stage(
 ) -> Stage:
     """A stage that evaluates a model. Without `examples_folder` the stage itself is shared by runs,
     with the examples beside it."""
-    subject = {"model": describe_source(model), "step": label.step, "tokens": label.tokens}
+    subject = {"model": models.describe_source(model), "step": label.step, "tokens": label.tokens}
 
     def run(out: Path) -> Callable[[], None]:
-        return judge(fetch_model(model), judging, label, out, examples_folder or out.parent)
+        return judge(models.fetch_model(model), judging, label, out, examples_folder or out.parent)
 
     return Stage(
         name,
@@ -214,7 +185,7 @@ def make_stage(
         version=VERSION,
         ranks="all",
         shared=examples_folder is None,
-        model_files=hash_text_files(model),
+        model_files=models.hash_text_files(model),
     )
 
 

@@ -26,7 +26,6 @@ from bosch.run.plain_text import visible_lines
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True)
@@ -41,8 +40,7 @@ class Options:
     top_k: int = 0  # sample from this many most likely tokens; 0: from all
     top_p: float = 1.0  # sample from the most likely tokens that together have this probability
     seed: int = 0  # of sampling
-    # read the prompt in chunks of this many tokens; None: all at once
-    prefill_chunk: Annotated[TokenCount | None, "TOKENS"] = None
+    prefill_chunk: TokenCount | None = None  # tokens of the prompt read at once; None: all
     engine: Engine = "transformers"  # vllm: see docs/serving.md
 
     def __post_init__(self) -> None:
@@ -61,41 +59,48 @@ def main(arguments: Sequence[str]) -> None:
     progress.set_up()
     folder = fetch_model(options.model)
     tokenizer = load_tokenizer(folder)
-    prompt = read_prompt(options.prompt_file) if options.prompt_file else options.prompt
+    prompt = options.prompt
+    if path := options.prompt_file:
+        try:
+            prompt = path.read_text("utf-8")
+        except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
+            raise MissingFileError(f"--prompt-file {path}: there is no such file.") from error
+        except UnicodeDecodeError as error:
+            raise UserError(f"--prompt-file {path} is not UTF-8 text: {error}.") from error
+        if "\0" in prompt:
+            raise UserError(f"--prompt-file {path} holds NUL characters, so it is not text.")
     ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
     if not ids.shape[1]:
         raise UserError("The prompt is empty; the model needs at least one token to start from.")
     if options.engine == "vllm":
-        generate_by_engine(folder, ids[0].tolist(), options)
+        from bosch.eval.engine_vllm import start_engine
+
+        config = read_model_config(folder)
+        # vLLM's own choice would be half precision for weights in float32.
+        dtype = config.get("dtype") or config.get("torch_dtype") or "auto"
+        engine = start_engine(folder, dtype=dtype)
+        from vllm import SamplingParams  # start_engine says so where it is missing
+
+        names = ("temperature", "top_k", "top_p", "seed", "max_tokens")
+        how = SamplingParams(**{name: getattr(options, name) for name in names})
+        began, read = time.perf_counter(), ids[0].tolist()
+        (output,) = engine.generate([{"prompt_token_ids": read}], how, use_tqdm=False)
+        seconds, (answer,) = time.perf_counter() - began, output.outputs
+        print_text(answer.text, stream_end=True)
+        num_made = len(answer.token_ids)
+        print(f"prompt: {len(read):,} tokens, answer: {num_made:,}, {seconds:.2f} s")
         return
     from bosch.training.parallel import choose_device  # imports torch
 
     model = load_model(folder, "auto", str(choose_device(os.environ)))
     length, positions = ids.shape[1] + options.max_tokens, model.config.max_position_embeddings
     if length > positions:
-        print(
-            f"prompt and answer may take {length:,} tokens, but the model was made for "
-            f"{positions:,}: the text beyond them may be worse",
-            file=sys.stderr,
-        )
+        problem = f"prompt and answer may take {length:,} tokens, the model was made for"
+        print(f"{problem} {positions:,}: the text beyond them may be worse", file=sys.stderr)
     generate(model, tokenizer, ids, options)
 
 
-def read_prompt(path: Path) -> str:
-    try:
-        text = path.read_text("utf-8")
-    except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
-        raise MissingFileError(f"--prompt-file {path}: there is no such file.") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"--prompt-file {path} is not UTF-8 text: {error}.") from error
-    if "\0" in text:
-        raise UserError(f"--prompt-file {path} holds NUL characters, so it is not text.")
-    return text
-
-
-def generate(
-    model: Any, tokenizer: "PreTrainedTokenizerBase", ids: "Tensor", options: Options
-) -> None:
+def generate(model: Any, tokenizer: Any, ids: "Tensor", options: Options) -> None:
     """Print the text while it is generated, then speed and cache size."""
     import torch
     from transformers import TextStreamer
@@ -121,10 +126,8 @@ def generate(
 
     def refuse_non_finite(ids: "Tensor", logits_NV: "Tensor") -> "Tensor":
         if not logits_NV.amax(-1).isfinite().all():  # sampling would end in an error of torch
-            raise UserError(
-                f"{options.model}: its logits are not finite numbers. Its weights are damaged, or "
-                "overflow in their number format."
-            )
+            problem = "its logits are not finite numbers. Its weights are damaged, or overflow"
+            raise UserError(f"{options.model}: {problem} in their number format.")
         return logits_NV
 
     ids = ids.to(model.device)
@@ -152,23 +155,6 @@ def generate(
     dense = entries * 2 * head_size(config) * model.dtype.itemsize  # 2: keys and values
     share = f", {used / dense:.3f} of the {describe_bytes(dense)} with full attention everywhere"
     print(f"KV cache: {used:,} bytes at {held:,} tokens{share if used < dense else ''}")
-
-
-def generate_by_engine(folder: Path, prompt: list[int], options: Options) -> None:
-    from bosch.eval.engine_vllm import start_engine
-
-    config = read_model_config(folder)
-    # vLLM's own choice would be half precision for weights in float32.
-    engine = start_engine(folder, dtype=config.get("dtype") or config.get("torch_dtype") or "auto")
-    from vllm import SamplingParams  # start_engine says so where it is missing
-
-    names = ("temperature", "top_k", "top_p", "seed", "max_tokens")
-    how = SamplingParams(**{name: getattr(options, name) for name in names})
-    began = time.perf_counter()
-    (output,) = engine.generate([{"prompt_token_ids": prompt}], how, use_tqdm=False)
-    seconds, (answer,) = time.perf_counter() - began, output.outputs
-    print_text(answer.text, stream_end=True)
-    print(f"prompt: {len(prompt):,} tokens, answer: {len(answer.token_ids):,}, {seconds:.2f} s")
 
 
 def print_text(text: str, stream_end: bool = False) -> None:

@@ -14,17 +14,10 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
+from bosch import model as models
 from bosch.command_line import run_stage
 from bosch.config import Config
 from bosch.masks.mask import read_mask
-from bosch.model import (
-    check_weights,
-    describe_model,
-    describe_source,
-    fetch_model,
-    hash_text_files,
-    read_model_info,
-)
 from bosch.recipes import presets
 from bosch.run.errors import UserError, run_main
 from bosch.run.fingerprint import hash_file
@@ -32,7 +25,6 @@ from bosch.run.progress import say
 from bosch.run.stage import Artifact, Stage
 
 VERSION = 1  # raise it when the same model and mask give other files
-MASK_FILE = "mask.json"
 
 
 @dataclass(frozen=True)
@@ -41,8 +33,7 @@ class Options:
 
     model: str  # folder of a model, or a hub id
     out: Path  # folder to write
-    # a mask.json; leave it out for a model that is already a hybrid
-    mask: Annotated[Path | None, "FILE"] = None
+    mask: Annotated[Path | None, "FILE"] = None  # a mask.json; None: the model is a hybrid already
     reverse: bool = False  # restore the dense model from the hybrid
     # Of a hybrid of whole layers: write the plain model with its family's own layer_types, which
     # any engine serves.
@@ -63,12 +54,12 @@ def main(arguments: Sequence[str]) -> None:
 def check_and_build(options: Options, name: str) -> Stage:
     from bosch.hybrid import materialize
 
-    source = fetch_model(options.model)
-    settings: dict[str, Any] = {"model": describe_model(source)}
+    source = models.fetch_model(options.model)
+    settings: dict[str, Any] = {"model": models.describe_model(source)}
     run: Callable[[Path], None]
     if options.mask is not None:
         # All before anything is written.
-        mask = read_mask(options.mask, read_model_info(source)).mask
+        mask = read_mask(options.mask, models.read_model_info(source)).mask
         materialize.refuse_unless_plain(source, materialize.read_config(source))
         if mask.num_windowed:
             presets.check_window(mask.window_tokens, options.model)
@@ -81,8 +72,8 @@ def check_and_build(options: Options, name: str) -> Stage:
         if options.layer_types:
             settings["layer_types"], export = True, materialize.as_layer_types
         run = partial(export, source)
-    check_weights(str(source))
-    files = hash_text_files(str(source))
+    models.check_weights(str(source))
+    files = models.hash_text_files(str(source))
     return Stage(name, run=run, settings=settings, version=VERSION, model_files=files)
 
 
@@ -93,11 +84,11 @@ def build(config: Config, mask: Stage) -> Stage:
         from bosch.method import WEIGHTS  # imports torch, which takes seconds
 
         trained = mask.folder / WEIGHTS  # there if the method trained the model with its mask
-        source = trained if trained.is_dir() else fetch_model(config.model)
-        write_hybrid(source, mask.folder / MASK_FILE, out)
+        source = trained if trained.is_dir() else models.fetch_model(config.model)
+        write_hybrid(source, mask.folder / "mask.json", out)
 
-    settings, files = {"model": describe_source(config.model)}, hash_text_files(config.model)
-    inputs = {"mask": mask}
+    settings, inputs = {"model": models.describe_source(config.model)}, {"mask": mask}
+    files = models.hash_text_files(config.model)
     return Stage("model", run, settings, inputs, version=VERSION, model_files=files)
 
 
@@ -105,9 +96,8 @@ def write_hybrid(source: Path, mask: Path, out: Path) -> None:
     from bosch.hybrid.materialize import materialize  # imports torch: seconds
     from bosch.hybrid.sink_files import read_sinks
 
-    record = read_mask(mask, read_model_info(source))
-    has_sinks = record.mask.sink == "static"
-    sinks = read_sinks(mask.parent, record) if has_sinks else None
+    record = read_mask(mask, models.read_model_info(source))
+    sinks = read_sinks(mask.parent, record) if record.mask.sink == "static" else None
     materialize(source, record, out, sinks)
 
 

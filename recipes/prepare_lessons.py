@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from bosch.command_line import run_stage
-from bosch.config import Config, TrainConfig
+from bosch.config import TrainConfig
 from bosch.data.tokenizer_files import read_tokenizer
 from bosch.model import check_weights, describe_source, fetch_config, fetch_model
 from bosch.recipes import presets
@@ -22,11 +22,10 @@ from bosch.recipes.train_model import TEACHER, check_settings
 from bosch.run.errors import run_main
 from bosch.run.files import MANIFEST
 from bosch.run.progress import say
-from bosch.run.stage import Artifact, Stage, locate
+from bosch.run.stage import Artifact, Stage
 
 NAME = "lessons"
 VERSION = 1  # raised when the same teacher and tokens give other files
-LIKELIEST = 32
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ class Options:
 
     model: str  # the teacher: folder or hub id of a dense model (of a hybrid without its windows)
     tokens_from: Path  # folder that prepare_tokens.py wrote
-    likeliest: int = LIKELIEST  # tokens stored for each; all others together are one number
+    likeliest: int = 32  # tokens stored for each; all others together are one number
     temperature: float = TrainConfig.temperature  # of the distribution
     precision: Literal["bf16", "fp32"] = "bf16"  # number format of the computation
     document_mask: bool = True  # documents in one sequence do not attend to each other
@@ -62,23 +61,16 @@ def check_and_build(options: Options, name: str) -> Stage:
     check_weights(options.model)
     tokens = Artifact.load(options.tokens_from)
     packed = open_tokens(tokens.folder, read_tokenizer(fetch_config(options.model)).hash)
-    stage = make_stage(name, options.model, settings, options.document_mask, tokens)
     check_room(options.model, settings, packed.train.rows.size, options.out)
-    return stage
+    return build(options.model, settings, options.document_mask, tokens, name)
 
 
-def build(config: Config, tokens: Stage | Artifact) -> Stage:
-    """The stage of recover.py, which runs share."""
-    teacher = config.train.teacher or config.model
-    return make_stage(NAME, teacher, config.train, config.data.document_mask, tokens, shared=True)
-
-
-def make_stage(
-    name: str,
+def build(
     teacher: str,
     settings: TrainConfig,
     document_mask: bool,
     tokens: Stage | Artifact,
+    name: str = NAME,
     shared: bool = False,
 ) -> Stage:
     facts = {
@@ -106,19 +98,11 @@ def check_room(model: str, settings: TrainConfig, tokens: int, folder: Path) -> 
     from bosch.training import lessons
     from bosch.training.model_start import read_config
 
-    if not (folder / MANIFEST).is_file() and settings.stored_top_k:
-        vocabulary = read_config(fetch_config(model)).vocab_size
-        if settings.stored_top_k >= vocabulary:
-            return  # check_settings refuses it
-        size = tokens * lessons.bytes_a_token(settings.stored_top_k, vocabulary)
+    count, vocabulary = settings.stored_top_k, read_config(fetch_config(model)).vocab_size
+    # check_settings refuses more than the vocabulary.
+    if count and count < vocabulary and not (folder / MANIFEST).is_file():
         done = sum(file.stat().st_size for file in folder.glob("*.npy"))
-        lessons.check_room(folder, size - done)
-
-
-def check_room_of(config: Config, run_path: Path, stages: Sequence[Stage]) -> None:
-    for stage in stages:
-        if stage.name == NAME:
-            check_room(config.model, config.train, config.data.tokens, locate(run_path, stage))
+        lessons.check_room(folder, tokens * lessons.bytes_a_token(count, vocabulary) - done)
 
 
 if __name__ == "__main__":

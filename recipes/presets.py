@@ -28,38 +28,24 @@ from bosch.data.calibration import CalibrationSettings, gather_material, least_l
 from bosch.data.needles import PAPER_TASKS
 from bosch.eval.suites.niah import GROUPS
 from bosch.known_models import PAPER_MODELS
-from bosch.model import (
-    check_weights,
-    fetch_config,
-    find_model,
-    load_tokenizer,
-    read_shape,
-)
+from bosch.model import check_weights, fetch_config, find_model, load_tokenizer, read_shape
 from bosch.plugins import suggest
 from bosch.run.errors import UserError, check_all
 from bosch.run.fingerprint import plain
 from bosch.run.progress import disable_bars_of_libraries
 from bosch.run.stage import differences
 
-TINY_MODEL = "tiny-qwen3"
-SMOKE_MODEL = "tiny-qwen3-2layer"
-# Models with fewer positions or smaller weights, as the embedded ones, use the toy world.
-TOY_POSITIONS = 4_096
-TOY_BYTES = 100_000_000
-# Models with fewer parameters, and all on machines without such a GPU, have the preset `small`.
-SMALL_WEIGHTS = 1_500_000_000
-BIG_GPU_GB = 40
+TINY_MODEL, SMOKE_MODEL = "tiny-qwen3", "tiny-qwen3-2layer"
 SMALL_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
+# Models with fewer positions or smaller weights, as the embedded ones, use the toy world.
+TOY_POSITIONS, TOY_BYTES = 4_096, 100_000_000
+# Models with fewer parameters, and all on machines without such a GPU, have the preset `small`.
+SMALL_WEIGHTS, BIG_GPU_GB = 1_500_000_000, 40
 EASY_TASKS = ("niah_single_1", "niah_single_2", "niah_single_3", "niah_multikey_1")
 
 # Sequences of 32k on a GPU at once. The paper's 8 for 1.7B fits one node of 8 GPUs: on its 16 GPUs
 # it would make 128 sequences a step, not 64. For 8B and 14B the paper gives no number.
-MICRO_BATCH_SEQUENCES = {
-    "Qwen/Qwen3-1.7B-Base": 8,
-    "Qwen/Qwen3-8B-Base": 4,
-    "Qwen/Qwen3-14B-Base": 4,
-    "Qwen/Qwen3-30B-A3B-Base": 2,
-}
+MICRO_BATCH_SEQUENCES = {"Qwen3-1.7B": 8, "Qwen3-8B": 4, "Qwen3-14B": 4, "Qwen3-30B-A3B": 2}
 
 
 def tiny(model: str = TINY_MODEL) -> Config:
@@ -98,6 +84,7 @@ def tiny(model: str = TINY_MODEL) -> Config:
 def smoke(model: str = SMOKE_MODEL) -> Config:
     """Seconds on the two-layer model: every stage runs, and nothing is learned. For tests."""
     config = tiny(model)
+    judged = replace(config.eval, checkpoints=(0.0, 1.0), niah_lengths=(256,))
     return replace(
         config,
         window=32,
@@ -105,20 +92,14 @@ def smoke(model: str = SMOKE_MODEL) -> Config:
         mask=replace(config.mask, kappa=4),
         data=replace(config.data, tokens=4_096, sequence_length=256),
         train=replace(config.train, batch_sequences=2),
-        eval=replace(
-            config.eval,
-            checkpoints=(0.0, 1.0),
-            niah_lengths=(256,),
-            niah_samples=1,
-            longbench_rows=1,
-        ),
+        eval=replace(judged, niah_samples=1, longbench_rows=1),
     )
 
 
 def small(model: str = SMALL_MODEL) -> Config:
     """A pretrained model of up to about 1.5B parameters on a laptop or one GPU: hours, with texts
     that such a model can answer questions about, and sinks. Chosen on SmolLM2-135M-Instruct."""
-    length = min(1_024, read_shape(model).positions)
+    length, in_bf16 = min(1_024, read_shape(model).positions), bf16_is_faster()
     return Config(
         model=model,
         window=max(1, length // 8),
@@ -126,7 +107,7 @@ def small(model: str = SMALL_MODEL) -> Config:
         calibration=CalibrationConfig(
             examples=48, length=length, questions_per_context=4, tasks=EASY_TASKS
         ),
-        mask=MaskConfig(kappa=6, precision="bf16" if bf16_is_faster() else "auto"),
+        mask=MaskConfig(kappa=6, precision="bf16" if in_bf16 else "auto"),
         data=DataConfig(tokens=300 * length, sequence_length=length),
         train=TrainConfig(
             batch_sequences=2,
@@ -134,7 +115,7 @@ def small(model: str = SMALL_MODEL) -> Config:
             objective="distill",
             # The dense model computes once, and further runs on these tokens need it no more.
             stored_top_k=32,
-            precision="bf16" if bf16_is_faster() else "fp32",
+            precision="bf16" if in_bf16 else "fp32",
         ),
         eval=EvalConfig(
             checkpoints=(0.0, 0.125, 0.5, 1.0),
@@ -162,104 +143,81 @@ def paper(model: str = "Qwen/Qwen3-1.7B-Base") -> Config:
     config = scaled_paper(model)
     if model not in PAPER_MODELS:
         return config
-    micro_batch = MICRO_BATCH_SEQUENCES[model]
     # The paper used FlashAttention-2; torch's own kernels, of the same algorithm, need no package.
-    train = replace(config.train, micro_batch_sequences=micro_batch, kernels="liger")
+    micro = MICRO_BATCH_SEQUENCES[PAPER_MODELS[model]]
+    train = replace(config.train, micro_batch_sequences=micro, kernels="liger")
     return replace(config, train=train)
 
 
-def scaled_paper(model: str) -> Config:
+def scaled_paper(model: str, sink: str = "none") -> Config:
     """The paper's settings for any model and machine: lengths up to the model's positions, the
     window in proportion, as many tokens in a batch, and the attention backend, kernels and memory
-    that are available."""
-    config = Config(
+    that are available. `sink`: auto for the sinks that pretrained models need."""
+    shape, usual = read_shape(model), Config()
+    longest = usual.data.sequence_length
+    if model not in PAPER_MODELS:
+        longest = min(longest, shape.positions)
+    times_shorter = usual.data.sequence_length / longest
+    lengths = tuple(round(n / times_shorter) for n in usual.eval.niah_lengths)
+    return Config(
         model=model,
-        sink="none",
-        calibration=CalibrationConfig(tasks=PAPER_TASKS),
-        eval=EvalConfig(niah_tasks=PAPER_TASKS),
-    )
-    if model in PAPER_MODELS:
+        sink=sink,
+        window=max(1, round(usual.window / times_shorter)),
+        calibration=CalibrationConfig(length=longest, tasks=PAPER_TASKS),
         # At most 32 variables a subproblem: 4 layers of 8 groups, 8 layers of 4.
-        mask = MaskConfig(max_layers=32 // read_shape(model).num_groups)
-        return replace(config, mask=mask)
-    longest = min(config.data.sequence_length, read_shape(model).positions)
-    times_shorter = config.data.sequence_length / longest
-    lengths = tuple(round(n / times_shorter) for n in config.eval.niah_lengths)
-    batch_sequences = round(config.train.batch_sequences * times_shorter)
-    return replace(
-        config,
-        window=max(1, round(config.window / times_shorter)),
-        calibration=replace(config.calibration, length=longest),
-        data=replace(config.data, sequence_length=longest),
-        train=replace(config.train, batch_sequences=batch_sequences),
-        eval=replace(config.eval, niah_lengths=lengths),
+        mask=MaskConfig(max_layers=32 // shape.num_groups if model in PAPER_MODELS else None),
+        data=DataConfig(sequence_length=longest),
+        train=TrainConfig(batch_sequences=round(usual.train.batch_sequences * times_shorter)),
+        eval=EvalConfig(niah_tasks=PAPER_TASKS, niah_lengths=lengths),
     )
 
 
-PRESETS: dict[str, Callable[..., Config]] = {
-    "tiny": tiny,
-    "smoke": smoke,
-    "small": small,
-    "paper": paper,
-}
+PRESETS: dict[str, Callable[..., Config]]
+PRESETS = {"tiny": tiny, "smoke": smoke, "small": small, "paper": paper}
 
 
 def choose(preset: str | None, model: str | None) -> tuple[Config, list[str]]:
     """The config for `--preset` and `--model`, both optional, and lines on what was chosen."""
-    if preset is not None and preset not in PRESETS:
-        raise UserError(f"--preset {preset}: no such preset; {suggest(preset, tuple(PRESETS))}")
     if preset is not None:
-        return (PRESETS[preset](model) if model else PRESETS[preset]()), [f"preset {preset}"]
+        if preset not in PRESETS:
+            raise UserError(f"--preset {preset}: no such preset; {suggest(preset, tuple(PRESETS))}")
+        return PRESETS[preset](*filter(None, [model])), [f"preset {preset}"]
     if model is None:
         return tiny(), ["preset tiny, since neither --model nor --preset was given"]
-    if is_toy(model):
-        check_model(model)  # before its tokenizer is asked
-        preset, usual, config = "tiny", tiny(), fit_needles(tiny(model))
-    elif is_small(model):
+    preset, config = suited(model)
+    if preset == "small":
         faster = "search and train in bf16, which is faster" if bf16_is_faster() else "fp32"
-        return small(model), [
-            f"preset small, for models of up to 1.5B parameters, or without a GPU; here: {faster}"
-        ]
-    else:
-        preset, usual, config = "paper", paper(), for_own_model(model)
-    changes = differences(plain(asdict(usual)), plain(asdict(config)))
+        about = "for models of up to 1.5B parameters, or without a GPU"
+        return config, [f"preset small, {about}; here: {faster}"]
+    if preset == "tiny":
+        check_model(model)  # before its tokenizer is asked
+        config = fit_needles(config)
+    changes = differences(plain(asdict(PRESETS[preset]())), plain(asdict(config)))
     return config, [f"preset {preset}, scaled to the model; {changes}"]
 
 
 def for_stage(arguments: Sequence[str]) -> Config:
     """The defaults of a single stage's command, by the model, which may be a hybrid."""
-    model = peek(arguments, "model")["model"] or TINY_MODEL
-    if is_toy(model):
-        return tiny(model)
-    return small(model) if is_small(model) else for_own_model(model)
+    return suited(peek(arguments, "model")["model"] or TINY_MODEL)[1]
 
 
-def for_own_model(model: str) -> Config:
-    """The paper's settings scaled to it, but with the sinks that pretrained models need."""
-    return replace(scaled_paper(model), sink="auto")
-
-
-def is_small(model: str) -> bool:
-    """Whether the preset `small` suits it: few parameters, or no big GPU. The paper's own models
-    have the paper's settings."""
-    from bosch.training.model_start import build_on_meta, read_config  # seconds
-    from bosch.training.rehearsal import gpu_memory_gb
-
-    if model in PAPER_MODELS:
-        return False
-    if (gpu_memory_gb() or 0) < BIG_GPU_GB:
-        return True
-    weights = build_on_meta(read_config(fetch_config(model))).parameters()
-    return sum(weight.numel() for weight in weights) < SMALL_WEIGHTS
-
-
-def is_toy(model: str) -> bool:
-    """Whether it is as small as the embedded models, so that the toy world suits it. A model that
-    is not on this machine counts by its positions."""
-    if read_shape(model).positions < TOY_POSITIONS:
-        return True
+def suited(model: str) -> tuple[str, Config]:
+    """The preset for a model, and its config. One that is not on this machine counts by its
+    positions; the paper's own models have the paper's settings."""
     weights = (find_model(model) or Path(os.devnull)).glob("*.safetensors")
-    return 0 < sum(file.stat().st_size for file in weights) < TOY_BYTES
+    is_short = read_shape(model).positions < TOY_POSITIONS
+    if is_short or 0 < sum(file.stat().st_size for file in weights) < TOY_BYTES:
+        return "tiny", tiny(model)
+    if model not in PAPER_MODELS:
+        from bosch.training.model_start import build_on_meta, read_config  # seconds
+        from bosch.training.rehearsal import gpu_memory_gb
+
+        if (gpu_memory_gb() or 0) < BIG_GPU_GB:
+            return "small", small(model)
+        parameters = build_on_meta(read_config(fetch_config(model))).parameters()
+        if sum(weight.numel() for weight in parameters) < SMALL_WEIGHTS:
+            return "small", small(model)
+    return "paper", scaled_paper(model, sink="auto")
 
 
 @cache
@@ -276,10 +234,8 @@ def check_needles(config: Config) -> None:
     """Refuse short NIAH texts with no room for a group of tasks, in tokens of this model."""
     for length in config.eval.niah_lengths if "niah" in config.eval.suites else ():
         if length < TOY_POSITIONS and (group := lacking_group(config, length)):
-            raise UserError(
-                f"--eval.niah-lengths {length}: no {group} task can be built in so few tokens of "
-                f"{config.model}, so NIAH would have no average; use a greater length."
-            )
+            problem = f"no {group} task can be built in so few tokens of {config.model}"
+            raise UserError(f"--eval.niah-lengths {length}: {problem}; use a greater length.")
 
 
 def lacking_group(config: Config, length: int, questions: int = 1) -> str | None:
@@ -301,21 +257,19 @@ def warnings(config: Config) -> list[str]:
     paper's without a GPU."""
     import torch
 
-    found = []
+    found, window, tokens = [], config.window, config.data.tokens
     lengths = {
         "calibration.length": config.calibration.length,
         "data.sequence_length": config.data.sequence_length,
         "eval.niah_lengths": max(config.eval.niah_lengths),
     }
-    short = [f"{name} {tokens:,}" for name, tokens in lengths.items() if tokens <= config.window]
+    short = [f"{name} {length:,}" for name, length in lengths.items() if length <= window]
     if short and config.ratio:
-        found += [f"a window of {config.window:,} tokens covers all of {', '.join(short)}"]
-    if not torch.cuda.is_available() and config.data.tokens >= 100_000_000:
-        found += [
-            f"without a GPU, training on {config.data.tokens:,} tokens takes days or longer; "
-            "--preset tiny trains on fewer, --zero-shot not at all"
-        ]
-    return [f"warning: {line}" for line in found]
+        found.append(f"warning: a window of {window:,} tokens covers all of {', '.join(short)}")
+    if not torch.cuda.is_available() and tokens >= 100_000_000:
+        problem = f"warning: without a GPU, training on {tokens:,} tokens takes days or longer"
+        found.append(f"{problem}; --preset tiny trains on fewer, --zero-shot not at all")
+    return found
 
 
 def check_model(model: str) -> None:
@@ -341,16 +295,11 @@ def check_lengths(config: Config) -> None:
 
 
 def check_length(option: str, tokens: int, model: str) -> None:
-    positions = read_shape(model).positions
-    if tokens > positions:
+    if tokens > (positions := read_shape(model).positions):
         raise UserError(f"{option} {tokens}: {model} has {positions:,} positions; ask for less.")
 
 
 def check_window(window: int, model: str, positions: int | None = None) -> None:
     """Refuse a window that every text of the model fits into. `positions`: if not the model's."""
-    positions = positions or read_shape(model).positions
-    if window >= positions:
-        raise UserError(
-            f"--window {window}: {model} has {positions:,} positions, so this window would hide "
-            "nothing; choose a smaller one."
-        )
+    if window >= (positions := positions or read_shape(model).positions):
+        raise UserError(f"--window {window}: {model} has {positions:,} positions; choose less.")

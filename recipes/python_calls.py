@@ -53,15 +53,6 @@ class Mask(MaskFile):
 
     sinks: "Sinks | None" = field(default=None, repr=False, compare=False)
 
-    @classmethod
-    def read(cls, path: Path) -> "Mask":
-        """mask.json, checked, and the sinks that lie beside it."""
-        from bosch.hybrid.sink_files import read_sinks
-
-        record = read_mask(path)
-        sinks = read_sinks(path.parent, record) if record.mask.sink == "static" else None
-        return cls(**vars(record), sinks=sinks)
-
     @property
     def ratio(self) -> float:
         """Share of the groups that have the window."""
@@ -84,8 +75,7 @@ class Mask(MaskFile):
         figure = mask_figure(self)
 
         def png() -> bytes:
-            content = io.BytesIO()
-            figure.savefig(content, format="png")
+            figure.savefig(content := io.BytesIO(), format="png")
             return content.getvalue()
 
         figure._repr_png_ = png  # type: ignore[attr-defined]  # how notebooks show it
@@ -129,6 +119,7 @@ def search_mask(
     """
     from bosch.hybrid.sinks import attach_sinks
 
+    began = time.monotonic()
     _need_our_attention(model)
     check_ratio(ratio)
     usual = default_settings(method, MaskConfig())
@@ -137,13 +128,9 @@ def search_mask(
 
     def load_calibration() -> "Calibration":
         if calibration is None:
-            raise UserError(
-                f"method {method}: masks are scored, and static sinks measured, on examples; pass "
-                "those of bosch.calibrate."
-            )
+            raise UserError(f"method {method} takes examples: pass those of bosch.calibrate.")
         return calibration
 
-    began = time.monotonic()
     with _evaluating(model, folder) as path:
         inputs = Inputs(
             model_info=describe(model),
@@ -163,12 +150,16 @@ def search_mask(
             write_selection(method, inputs, selection, began)
         finally:
             attach_sinks(model, before)
-        return Mask.read(path / "mask.json")
+        return load_mask(path / "mask.json")
 
 
 def load_mask(path: str | Path) -> Mask:
-    """A mask.json, checked."""
-    return Mask.read(Path(path))
+    """A mask.json, checked, with the sinks that lie beside it."""
+    from bosch.hybrid.sink_files import read_sinks
+
+    record = read_mask(Path(path))
+    sinks = read_sinks(Path(path).parent, record) if record.mask.sink == "static" else None
+    return Mask(**vars(record), sinks=sinks)
 
 
 @contextlib.contextmanager
@@ -178,7 +169,7 @@ def masked(model: "PreTrainedModel", mask: MaskFile | GroupMask) -> "Iterator[Pr
     from bosch.hybrid.sinks import attach_sinks
 
     _need_our_attention(model)
-    chosen, sinks = _mask_for(model, mask), _sinks_of(mask)
+    chosen, sinks = _mask_and_sinks(model, mask)
 
     def add_mask(module: Any, arguments: Any, named: dict[str, Any]) -> Any:
         return arguments, {"bosch_mask": chosen.z, "bosch_window": chosen.window_tokens} | named
@@ -204,20 +195,16 @@ def materialize(model: "PreTrainedModel", mask: MaskFile | GroupMask) -> "PreTra
     from bosch.hybrid.models import check_native_window
 
     if getattr(model, "peft_config", None):
-        raise UserError(
-            "The model has an adapter: merge it first (model.merge_and_unload() of peft)."
-        )
+        raise UserError("The model has an adapter: merge it first (peft's merge_and_unload()).")
     for name, weight in model.named_parameters():
         # Other kinds of weights have heads that no permutation finds.
         if type(weight.data) is not Tensor or not weight.is_floating_point():
-            raise UserError(
-                f"{name} is not a plain tensor of numbers: materialize the model before it is "
-                "quantized or shared out, and quantize the hybrid."
-            )
+            remedy = "materialize the model before that, and quantize the hybrid"
+            raise UserError(f"{name} is not a plain tensor of numbers: {remedy}.")
     check_native_window(model.config)
-    chosen = _mask_for(model, mask)
+    chosen, sinks = _mask_and_sinks(model, mask)
     origin = {MASK_KEY: mask.origin()} if isinstance(mask, MaskFile) else {}
-    hybrid = deploy(model, chosen.z, chosen.window_tokens, _sinks_of(mask), **origin)
+    hybrid = deploy(model, chosen.z, chosen.window_tokens, sinks, **origin)
     hybrid.config.name_or_path = model.config.name_or_path
     return hybrid
 
@@ -282,13 +269,22 @@ def describe(model: "PreTrainedModel") -> ModelInfo:
     config, name = model.config, origin_of(model)
     if name and (folder := find_model(name)) is not None:
         return read_model_info(folder)
+    import torch
+    from xxhash import xxh3_128_hexdigest
+
     from bosch.hybrid.conversion import head_size
 
-    revision = getattr(config, "_commit_hash", None)
+    weight_hash, revision = None, getattr(config, "_commit_hash", None)
+    if not revision:
+        hashes = {}
+        for part, tensor in model.state_dict().items():
+            content = tensor.detach().cpu().contiguous().view(torch.uint8).numpy()
+            hashes[part] = xxh3_128_hexdigest(content)
+        weight_hash = fingerprint(hashes)
     return ModelInfo(
         id=name or type(model).__name__,
         revision=revision,
-        weight_hash=None if revision else _hash_memory(model),
+        weight_hash=weight_hash,
         num_layers=config.num_hidden_layers,
         num_groups=config.num_key_value_heads,
         num_query_heads=config.num_attention_heads,
@@ -310,57 +306,38 @@ def _evaluating(model: "PreTrainedModel", folder: str | Path | None) -> Iterator
             model.train(was_training)
 
 
-def _hash_memory(model: "PreTrainedModel") -> str:
-    import torch
-    from xxhash import xxh3_128_hexdigest
-
-    return fingerprint(
-        {
-            name: xxh3_128_hexdigest(tensor.detach().cpu().contiguous().view(torch.uint8).numpy())
-            for name, tensor in model.state_dict().items()
-        }
-    )
-
-
 def _need_our_attention(model: "PreTrainedModel") -> None:
     used = model.config._attn_implementation
     if used != "bosch" or getattr(model.config, "bosch", None) is not None:
         found = "is a hybrid already" if used == "bosch" else f"computes attention by {used!r}"
-        raise UserError(
-            f"This {type(model).__name__} {found}, which takes no masks: load the dense model with "
-            'from_pretrained(..., attn_implementation="bosch").'
-        )
+        remedy = 'load the dense model with from_pretrained(..., attn_implementation="bosch")'
+        raise UserError(f"This model {found}, which takes no masks: {remedy}.")
 
 
-def _mask_for(model: "PreTrainedModel", mask: MaskFile | GroupMask) -> GroupMask:
+def _mask_and_sinks(
+    model: "PreTrainedModel", mask: MaskFile | GroupMask
+) -> "tuple[GroupMask, Sinks | int | None]":
     chosen = mask.mask if isinstance(mask, MaskFile) else mask
-    shape = (model.config.num_hidden_layers, model.config.num_key_value_heads)
-    if (chosen.num_layers, chosen.num_groups) != shape:
-        raise UserError(
-            f"The mask has {chosen.num_layers} layers x {chosen.num_groups} groups, the model "
-            f"{shape[0]} x {shape[1]}; pass a mask made for this model."
-        )
-    return chosen
-
-
-def _sinks_of(mask: MaskFile | GroupMask) -> "Sinks | int | None":
+    layers, groups = model.config.num_hidden_layers, model.config.num_key_value_heads
+    if (chosen.num_layers, chosen.num_groups) != (layers, groups):
+        found = f"{chosen.num_layers} layers x {chosen.num_groups} groups"
+        raise UserError(f"The mask has {found}, the model {layers} x {groups}; pass its own mask.")
     if isinstance(mask, Mask) and mask.sinks is not None:
-        return mask.sinks
-    chosen = mask.mask if isinstance(mask, MaskFile) else mask
+        return chosen, mask.sinks
     if chosen.sink == "static":
-        raise UserError(
-            "This mask has static sinks, whose constants lie beside its mask.json: pass the mask "
-            "as bosch.search_mask or bosch.load_mask gives it."
-        )
-    return sink_tokens(chosen.sink) or None
+        remedy = "pass the mask as bosch.search_mask or bosch.load_mask gives it"
+        raise UserError(f"The constants of static sinks lie beside its mask.json: {remedy}.")
+    return chosen, sink_tokens(chosen.sink) or None
 
 
 def _settings(made: Any, known: Any, values: dict[str, Any], **further: Any) -> Any:
-    """`made` from these values, lists as tuples. A name that `known` lacks is a user's mistake."""
+    """`made` from these values, lists as tuples and paths as text. A name that `known` lacks is a
+    user's mistake."""
     names = tuple(known.__dataclass_fields__)
-    for name in values:
+    plain = {}
+    for name, value in values.items():
         if name not in names:
             raise UserError(f"{name}: no such setting; {suggest(name, names)}")
-    plain = {n: tuple(value) if isinstance(value, list) else value for n, value in values.items()}
-    paths = {name: str(value) for name, value in values.items() if isinstance(value, Path)}
-    return made(**(plain | paths | further))
+        value = str(value) if isinstance(value, Path) else value
+        plain[name] = tuple(value) if isinstance(value, list) else value
+    return made(**plain, **further)

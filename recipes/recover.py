@@ -21,12 +21,7 @@ from bosch.eval.judging import check_attention, check_calibration, check_data, j
 from bosch.eval.report.compare import compare, has_recovered
 from bosch.eval.report.page import summarize
 from bosch.masks.kv_budget import with_kv_budget
-from bosch.methods._settings import (
-    describe_budget,
-    describe_sink,
-    learning_tokens,
-    traits_of,
-)
+from bosch.methods._settings import describe_budget, describe_sink, learning_tokens, traits_of
 from bosch.model_files import read_json_object
 from bosch.recipes import (
     calibrate,
@@ -38,13 +33,12 @@ from bosch.recipes import (
     search_mask,
     train_model,
 )
-from bosch.run import progress
 from bosch.run.errors import UserError, check_all, run_main
 from bosch.run.files import MANIFEST
 from bosch.run.folder import RUN, RunFolder
-from bosch.run.progress import say
+from bosch.run.progress import log_to, say, set_up
 from bosch.run.ranks import rank_and_world
-from bosch.run.stage import Stage, refuse_blocked, stages_to_redo
+from bosch.run.stage import Stage, locate, refuse_blocked, stages_to_redo
 
 # --help leaves these out, --help-all shows them.
 RARELY_SET = """
@@ -53,11 +47,10 @@ RARELY_SET = """
 --mask.razor-recent-share --mask.precision
 --data.held-out-sequences --data.min-document-tokens --data.workers
 --train.warmup-share --train.floor-share --train.betas --train.weight-decay --train.clip-norm
---train.spike
---train.keep-checkpoints --train.distill-weight --train.temperature --train.stored-top-k
---train.layer-weight --train.teacher --train.trained --train.lora-rank --train.max-steps
---train.checkpoint-steps --train.reshard-after-forward --train.sync-every-micro-batch
---train.compile --train.deterministic
+--train.spike --train.keep-checkpoints --train.distill-weight --train.temperature
+--train.stored-top-k --train.layer-weight --train.teacher --train.trained --train.lora-rank
+--train.max-steps --train.checkpoint-steps --train.reshard-after-forward
+--train.sync-every-micro-batch --train.compile --train.deterministic
 --eval.niah-tasks --eval.niah-essays --eval.longbench-categories --eval.gsm8k-tasks
 --eval.precision --eval.attention --eval.batch --eval.prefill-chunk
 """.split()
@@ -74,8 +67,7 @@ class Command:
     kv_budget: Annotated[str | None, "BYTES@TOKENS"] = None
     # Hours that all of it may take here: sets the tokens to train on, from 0.3M to 30M.
     hours: Annotated[float | None, "HOURS"] = None
-    # Folder of the run; None: runs/<model>-<method>-r<ratio>.
-    run_dir: Annotated[Path | None, "DIR"] = None
+    run_dir: Annotated[Path | None, "DIR"] = None  # folder; None: runs/<model>-<method>-r<ratio>
     # Redo this stage (--dry-run lists all) and those that depend on it; old results are set aside.
     fresh: Annotated[str | None, "STAGE"] = None
     from_: Annotated[str | None, "STAGE"] = None  # redo this stage and all later ones
@@ -88,9 +80,7 @@ class Command:
 
     def __post_init__(self) -> None:
         if self.fresh is not None and self.from_ is not None:
-            raise UserError(
-                f"--fresh {self.fresh} and --from {self.from_} contradict each other; pass one."
-            )
+            raise UserError(f"--fresh {self.fresh} contradicts --from {self.from_}; pass one.")
         above_0(self, "", "hours")
 
     @property
@@ -99,9 +89,10 @@ class Command:
 
 
 def main(arguments: Sequence[str]) -> None:
+    # Configure.
     command, (rank, world) = parse_command(arguments), rank_and_world()
-    progress.set_up(rank)
-    config = command.config
+    config, is_first = command.config, rank == 0
+    set_up(rank)
     if command.rehearse is not None:  # of the paper's models without fetching anything
         presets.check_lengths(config)
         train_model.rehearse(config, command.rehearse)
@@ -109,24 +100,64 @@ def main(arguments: Sequence[str]) -> None:
     folder = RunFolder(command.run_path, rank, world, say)
     names_micro_batch = any(peek(arguments, "train.micro-batch-sequences").values())
     fit = cache(partial(train_model.fit_memory, config, world, names_micro_batch))
-    if not command.dry_run:
-        stages, texts = check_and_build(command, folder, fit)
-        run(command, arguments, stages, texts, folder, fit)
-        return
-    introduce(command, config)
-    stages, texts = check_and_build(command, folder, fit)
-    steps = folder.plan(stages, command.fresh, command.from_)
-    for step in steps:
-        say(f"{step.stage.name}: {step.action} ({step.reason})")
-    refuse_blocked(steps)
-    for line in texts:
-        say(line)
-    if any(step.action != "reuse" for step in steps):
-        from bosch.training.rehearsal import estimate  # torch, which takes seconds
 
-        schedule = None if command.zero_shot else train_model.schedule_of(config)
-        for line in estimate(config, train_model.make_plan(config, world, "torch"), schedule):
+    # Plan.
+    if command.dry_run:
+        introduce(command, config)
+    stages, texts = check_and_build(command, folder, fit)
+    if command.dry_run:
+        steps = folder.plan(stages, command.fresh, command.from_)
+        for step in steps:
+            say(f"{step.stage.name}: {step.action} ({step.reason})")
+        refuse_blocked(steps)
+        for line in texts:
             say(line)
+        if any(step.action != "reuse" for step in steps):
+            from bosch.training.rehearsal import estimate  # torch, which takes seconds
+
+            schedule = None if command.zero_shot else train_model.schedule_of(config)
+            for line in estimate(config, train_model.make_plan(config, world), schedule):
+                say(line)
+        return
+    redo = stages_to_redo(stages, command.fresh, command.from_)
+    is_trained = (folder.path / "train" / MANIFEST).is_file()
+    trains = not command.zero_shot and (not is_trained or any(s.name == "train" for s in redo))
+    config = fit() if trains else config  # it may take minutes, so all is checked before
+
+    # Run.
+    with folder:
+        log_to(folder.path / "recover.log")
+        introduce(command, config)
+        if is_first:
+            # Again, now that no other launch can change the folder.
+            refuse_blocked(folder.plan(stages, command.fresh, command.from_))
+            for line in texts:
+                say(line)
+            folder.set_aside(redo)
+            # Without what is fitted to this machine: run.json tells runs apart.
+            folder.save_config(command.config, arguments)
+            if trains:
+                from bosch.training.rehearsal import training_seconds
+
+                plan = train_model.make_plan(config, world)
+                seconds = training_seconds(plan, train_model.schedule_of(config))
+                folder.expected["train"] = seconds
+        for stage in stages:
+            folder.complete(stage)
+            if stage.name == "eval/dense" and is_first:  # the test examples are there now
+                check_calibration(config, folder.path)
+        if is_first:
+            # Again: no checksum tells whether what only shows results is still intact.
+            evaluate_model.publish(folder.path)
+    if is_first:
+        comparison = compare([folder.path])
+        for sentence in summarize(comparison):
+            say(sentence)
+        compare_runs.warn(comparison)
+        say(f"report in {folder.path / 'report' / 'report.html'}; for details:")
+        runs = shlex.quote(str(folder.path.parent))
+        say(f"  {as_typed('tensorboard')} --logdir {runs}")
+        say(f"  {as_typed('bosch')} compare {runs}/*")
 
 
 def parse_command(arguments: Sequence[str]) -> Command:
@@ -146,8 +177,8 @@ def parse_command(arguments: Sequence[str]) -> Command:
             try:
                 tokens = int(read_json_object(record)["config"]["data"]["tokens"])
             except (KeyError, TypeError, ValueError):
-                problem = "holds no data.tokens, which --hours reads again"
-                raise UserError(f"{record} {problem}; pass --data.tokens in its place.") from None
+                problem = "holds no data.tokens, which --hours reads; pass --data.tokens"
+                raise UserError(f"{record} {problem}.") from None
             config = replace(config, data=replace(config.data, tokens=tokens))
         else:
             config, line = train_model.with_hours(config, command.hours)
@@ -161,87 +192,42 @@ def check_and_build(
     """The chain, and lines on the texts of the evaluations. All that cannot work is refused here,
     at once, before anything is written and before hours are spent."""
     config, is_new = command.config, not folder.path.exists()
+    stages, texts = list[Stage](), list[str]()
 
-    @cache
-    def chain() -> list[Stage]:
+    def build() -> None:
         presets.check_model(config.model)
-        return build_chain(config, folder, command.zero_shot, fit)
+        stages.extend(build_chain(config, folder, command.zero_shot, fit))
 
-    def evaluates() -> bool:
-        steps = folder.plan(chain(), command.fresh, command.from_)
-        return any("eval/" in step.stage.name and step.action != "reuse" for step in steps)
+    def check_room() -> None:
+        for stage in stages:
+            if stage.name == prepare_lessons.NAME:
+                place = locate(folder.path, stage)
+                prepare_lessons.check_room(config.model, config.train, config.data.tokens, place)
 
-    @cache
-    def texts() -> list[str]:
-        if not is_new and (folder.rank != 0 or not evaluates()):
-            return []
+    def check_texts() -> None:
+        if not is_new:
+            plans = stages and folder.rank == 0
+            steps = folder.plan(stages, command.fresh, command.from_) if plans else []
+            if not any("eval/" in step.stage.name and step.action != "reuse" for step in steps):
+                return
         described, *_ = check_all(
             lambda: check_data(judging_of(config), config.model),
             lambda: calibrate.check(config.model, calibrate.settings_of(config)),
-            lambda: presets.check_needles(config) if chain() else None,
+            lambda: presets.check_needles(config) if stages else None,
         )
-        return described or []
+        texts.extend(described or [])
 
     check_all(
         partial(presets.check_lengths, config),
-        chain,
+        build,
         partial(search_mask.check_attention, config),
         lambda: check_attention(judging_of(config)),
         lambda: None if command.zero_shot else train_model.check_machine(config, folder.world),
-        lambda: packed.check_sources(config, folder.path, chain()),
-        lambda: prepare_lessons.check_room_of(config, folder.path, chain()),
-        texts,
+        lambda: packed.check_sources(config, folder.path, stages),
+        check_room,
+        check_texts,
     )
-    return chain(), texts()
-
-
-def run(
-    command: Command,
-    arguments: Sequence[str],
-    stages: Sequence[Stage],
-    texts: Sequence[str],
-    folder: RunFolder,
-    fit: Callable[[], Config],
-) -> None:
-    redo = stages_to_redo(stages, command.fresh, command.from_)
-    is_trained = (folder.path / "train" / MANIFEST).is_file()
-    trains = not command.zero_shot and (not is_trained or any(s.name == "train" for s in redo))
-    config = fit() if trains else command.config  # it may take minutes, so all is checked before
-    is_first = folder.rank == 0
-    with folder:
-        progress.log_to(folder.path / "recover.log")
-        introduce(command, config)
-        if is_first:
-            # Again, now that no other launch can change the folder.
-            refuse_blocked(folder.plan(stages, command.fresh, command.from_))
-            for line in texts:
-                say(line)
-            folder.set_aside(redo)
-            # Without what is fitted to this machine: run.json tells runs apart.
-            folder.save_config(command.config, arguments)
-            if trains:
-                from bosch.training.rehearsal import training_seconds
-
-                shape = train_model.make_plan(config, folder.world, "torch")
-                seconds = training_seconds(shape, train_model.schedule_of(config))
-                folder.expected["train"] = seconds
-        for stage in stages:
-            folder.complete(stage)
-            if stage.name == "eval/dense" and is_first:  # the test examples are there now
-                check_calibration(config, folder.path)
-        if is_first:
-            # Again: no checksum tells whether what only shows results is still intact.
-            evaluate_model.publish(folder.path)
-    if not is_first:
-        return
-    comparison = compare([folder.path])
-    for sentence in summarize(comparison):
-        say(sentence)
-    compare_runs.warn(comparison)
-    say(f"report in {folder.path / 'report' / 'report.html'}; for details:")
-    runs = shlex.quote(str(folder.path.parent))
-    say(f"  {as_typed('tensorboard')} --logdir {runs}")
-    say(f"  {as_typed('bosch')} compare {runs}/*")
+    return stages, texts
 
 
 def build_chain(
@@ -249,15 +235,12 @@ def build_chain(
 ) -> list[Stage]:
     """The stages in their order. Each checkpoint of the training is evaluated by its own stage,
     which the training runs. `fit`: the settings with a micro-batch that fits."""
-    run_path = folder.path
-    calibration = calibrate.build(config)
-    tokens = packed.build(config)
+    run_path, learns = folder.path, traits_of(config.method).learns_from_tokens
+    calibration, tokens = calibrate.build(config), packed.build(config)
     dense = evaluate_model.build(config)
-    learns = traits_of(config.method).learns_from_tokens
-    mask_tokens = learning_tokens(config)
     mask = search_mask.build(config, calibration, tokens if learns else None)
     model = materialize_model.build(config, mask)
-    start = evaluate_model.build_step(config, run_path, 0, mask_tokens, model)
+    start = evaluate_model.build_step(config, run_path, 0, learning_tokens(config), model)
     packing = [tokens] if isinstance(tokens, Stage) else []  # else they are another run's
     # The search before any evaluation: it refuses at once a calibration set that is of no use.
     untrained = [calibration, *(packing if learns else []), mask, dense, model, start]
@@ -269,34 +252,32 @@ def build_chain(
             folder.complete(checkpoints[step])
         return config.train.until == "recovered" and has_recovered(compare([run_path]), step)
 
-    settings, lessons = train_model.settings_of(config), None
-    if config.train.objective == "distill" and config.train.stored_top_k:
-        lessons = prepare_lessons.build(config, tokens)
-    train = train_model.build(settings, model, tokens, lessons, on_checkpoint=evaluate, fit=fit)
-    schedule = train_model.schedule_of(config)
+    settings, lessons, schedule = config.train, None, train_model.schedule_of(config)
+    if settings.objective == "distill" and settings.stored_top_k:
+        teacher, mask_documents = settings.teacher or config.model, config.data.document_mask
+        lessons = prepare_lessons.build(teacher, settings, mask_documents, tokens, shared=True)
+    train = train_model.build(
+        train_model.settings_of(config), model, tokens, lessons, on_checkpoint=evaluate, fit=fit
+    )
     checkpoints = {
         step: evaluate_model.build_step(config, run_path, step, schedule.tokens_at(step), train)
         for step in schedule.exported_steps
         if step
     }
-    evaluations = [dense, start, *checkpoints.values()]
-    lessons_and_train = [stage for stage in (lessons, train) if stage]
-    trained = [*([] if learns else packing), *lessons_and_train, *checkpoints.values()]
-    return [*untrained, *trained, compare_runs.build(run_path, [train, *evaluations])]
+    trained = [*([] if learns else packing), *filter(None, [lessons]), train, *checkpoints.values()]
+    report = compare_runs.build(run_path, [train, dense, start, *checkpoints.values()])
+    return [*untrained, *trained, report]
 
 
 def introduce(command: Command, config: Config) -> None:
     """Print what this run will do, before work begins."""
-    say(f"run folder {command.run_path}")
-    say(describe_budget(config))
-    say(describe_sink(config))
-    for line in [*command.chosen_by, *describe_config(config), *presets.warnings(config)]:
+    about = [f"run folder {command.run_path}", describe_budget(config), describe_sink(config)]
+    settings = [*command.chosen_by, *describe_config(config), *presets.warnings(config)]
+    if used := learning_tokens(config):
+        of = f"{used:,} of the {config.data.tokens:,} tokens"
+        settings.append(f"{of} are used to learn the mask, the rest to train")
+    for line in [*about, *settings]:
         say(line)
-    if mask_tokens := learning_tokens(config):
-        say(
-            f"{mask_tokens:,} of the {config.data.tokens:,} tokens are used to learn the mask, the "
-            "rest to train"
-        )
 
 
 if __name__ == "__main__":

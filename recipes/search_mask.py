@@ -16,40 +16,21 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
+from bosch import model as models
 from bosch.command_line import parse, peek
 from bosch.config import FLAT, Config, Dials, TrainConfig, shared_fields
 from bosch.masks.kv_budget import with_kv_budget
 from bosch.method import Inputs, Learning, MethodTraits
+from bosch.methods import _settings as methods
 from bosch.methods._choose import deciding, make_mask, write_selection
-from bosch.methods._settings import (
-    brings_sink,
-    check_settings,
-    default_settings,
-    describe_budget,
-    describe_sink,
-    list_methods,
-    sink_of,
-    traits_of,
-)
-from bosch.model import (
-    describe_source,
-    fetch_model,
-    find_tokenizer,
-    load_for_search,
-    read_model_info,
-    read_shape,
-)
 from bosch.recipes import presets
-from bosch.run import progress
 from bosch.run.errors import UserError, run_main
 from bosch.run.files import read_sealed_json
 from bosch.run.fingerprint import hash_file
 from bosch.run.folder import RunFolder
-from bosch.run.progress import say
+from bosch.run.progress import log_to, say, set_up
 from bosch.run.ranks import rank_and_world
 from bosch.run.stage import Artifact, Stage, follow_reference, refuse_blocked
-
-# --------------------------------------------------------------------------------------- the stage
 
 
 def build(
@@ -60,43 +41,42 @@ def build(
 ) -> Stage:
     """The stage `mask` of a config. `settings`: of the method; None: as MaskConfig's fields of that
     name say."""
-    traits = traits_of(config.method)
-    settings = default_settings(config.method, config.mask) if settings is None else settings
-    check_settings(config.method, settings)
-    inputs: dict[str, Stage | Artifact] = {}
-    sink = sink_of(config, settings)
-    measures_sinks = sink == "static" and not brings_sink(config.method)
-    if traits.reads_calibration or measures_sinks:
-        if calibration is None:
-            needs, instead = f"--method {config.method}", ""
-            if not traits.reads_calibration:
-                needs, instead = "--sink static", ", or --sink none"
-            raise UserError(
-                f"{needs} needs calibration examples: pass --calibration DIR, a folder made by "
-                f"recipes/calibrate.py{instead}."
-            )
-        inputs["calibration"] = calibration
-    if traits.learns_from_tokens:
-        assert tokens is not None  # find_tokens and recover.py see to it
-        inputs["tokens"] = tokens
-    # What decides a learned mask besides the method's settings.
-    learning = {
-        "train": learning_settings(config),
-        "tokens": config.data.tokens,
-        "document_mask": config.data.document_mask,
-    }
-    decides = {
+    traits, mask = methods.traits_of(config.method), config.mask
+    settings = settings or methods.default_settings(config.method, mask)
+    methods.check_settings(config.method, settings)
+    sink = methods.sink_of(config, settings)
+    measures_sinks = sink == "static" and not methods.brings_sink(config.method)
+    decides: dict[str, Any] = {
         "method": config.method,
-        "model": describe_source(config.model),
+        "model": models.describe_source(config.model),
         "ratio": config.ratio,
         "window": config.window,
         "seed": config.seed,
-        "settings": {n: _by_content(value) for n, value in deciding(settings).items()},
-        **({"attention": config.mask.attention} if config.mask.attention != "auto" else {}),
-        **({"precision": config.mask.precision} if config.mask.precision != "auto" else {}),
-        **({"learning": learning} if traits.learns_from_tokens else {}),
-        **({"sink": sink} if sink != "none" else {}),
+        "settings": deciding(settings),
     }
+    for name, value in decides["settings"].items():
+        if isinstance(value, Path) and value.is_file():  # its content decides, not its path
+            decides["settings"][name] = {"xxh3": hash_file(value)}
+    inputs: dict[str, Stage | Artifact] = {}
+    if traits.reads_calibration or measures_sinks:
+        if calibration is None:
+            remedy = "pass --calibration DIR, which calibrate.py makes"
+            if traits.reads_calibration:
+                raise UserError(f"--method {config.method} needs calibration examples: {remedy}.")
+            raise UserError(f"--sink static needs calibration examples: {remedy}, or --sink none.")
+        inputs["calibration"] = calibration
+    if traits.learns_from_tokens:
+        assert tokens is not None  # main and recover.py see to it
+        inputs["tokens"] = tokens
+        # What decides a learned mask besides the method's settings.
+        decides["learning"] = {
+            "train": learning_settings(config),
+            "tokens": config.data.tokens,
+            "document_mask": config.data.document_mask,
+        }
+    further = {"attention": mask.attention, "precision": mask.precision, "sink": sink}
+    usual = {"attention": "auto", "precision": "auto", "sink": "none"}
+    decides |= {name: value for name, value in further.items() if value != usual[name]}
     return Stage(
         "mask",
         run=partial(run_method, config=config, settings=settings),
@@ -120,32 +100,28 @@ def run_method(
 
     def load_calibration() -> Calibration:
         assert calibration is not None  # build has seen to it
-        found, positions = read_calibration(calibration.folder), read_shape(config.model).positions
-        if found.longest > positions:
-            raise UserError(
-                f"{calibration.folder} has a text of {found.longest:,} tokens, but {config.model} "
-                f"has {positions:,} positions; make a set of shorter texts."
-            )
+        found = read_calibration(calibration.folder)
+        if found.longest > (positions := models.read_shape(config.model).positions):
+            problem = f"has a text of {found.longest:,} tokens, but {config.model} has"
+            raise UserError(f"{calibration.folder} {problem} {positions:,} positions.")
         return found
 
-    traits, (rank, world) = traits_of(config.method), rank_and_world()
+    traits, (rank, world) = methods.traits_of(config.method), rank_and_world()
     if world > 1 and traits.reads_calibration and not runs_everywhere(traits):
         say(f"{config.method} runs in one of the {world} processes; the others wait")
-    model_folder = fetch_model(config.model)
+    model, mask = models.fetch_model(config.model), config.mask
     inputs = Inputs(
-        model_info=read_model_info(model_folder),
-        load_model=partial(
-            load_for_search, model_folder, config.mask.attention, config.mask.precision
-        ),
+        model_info=models.read_model_info(model),
+        load_model=partial(models.load_for_search, model, mask.attention, mask.precision),
         load_calibration=load_calibration,
         window_tokens=config.window,
         ratio=config.ratio,
         seed=config.seed,
         settings=settings,
         folder=folder,
-        load_tokenizer=partial(find_tokenizer, model_folder),
-        learning=make_learning(config, model_folder, tokens) if tokens else None,
-        sink=sink_of(config, settings),
+        load_tokenizer=partial(models.find_tokenizer, model),
+        learning=make_learning(config, model, tokens) if tokens else None,
+        sink=methods.sink_of(config, settings),
     )
     began = time.monotonic()
     selection = make_mask(config.method, inputs)
@@ -182,9 +158,8 @@ def make_learning(config: Config, model: Path, tokens: Artifact) -> Learning:
 
 def learning_settings(config: Config) -> TrainConfig:
     """The training settings, with the attention backend that is named for the mask."""
-    if config.mask.attention == "auto":
-        return config.train
-    return replace(config.train, attention=config.mask.attention)
+    attention = config.mask.attention
+    return config.train if attention == "auto" else replace(config.train, attention=attention)
 
 
 def check_attention(config: Config) -> None:
@@ -196,14 +171,6 @@ def check_attention(config: Config) -> None:
     on_gpu = torch.cuda.is_available()
     device, dtype = ("cuda", torch.bfloat16) if on_gpu else ("cpu", torch.float32)
     check_backend("mask.attention", config.mask.attention, torch.device(device), dtype)
-
-
-def _by_content(value: object) -> object:
-    """Of a file only the content decides, not its path."""
-    return {"xxh3": hash_file(value)} if isinstance(value, Path) and value.is_file() else value
-
-
-# -------------------------------------------------------------------------------- the command line
 
 
 @dataclass(frozen=True)
@@ -225,7 +192,7 @@ class Options:
 
 def main(arguments: Sequence[str]) -> None:
     if "--list" in arguments:
-        print("\n".join(list_methods()))
+        print("\n".join(methods.list_methods()))
         return
     # The method is read first, because its settings are options of the command line too.
     preset, model, method = peek(arguments, "preset", "model", "method").values()
@@ -233,29 +200,41 @@ def main(arguments: Sequence[str]) -> None:
     config = replace(config, method=method or config.method)
     usual = {
         "dials": Dials(**shared_fields(Dials, config)),
-        "settings": default_settings(config.method, config.mask),
+        "settings": methods.default_settings(config.method, config.mask),
         "attention": config.mask.attention,
+        "preset": preset,
     }
-    options = parse(Options, arguments, usual | {"preset": preset})
-    mask = replace(config.mask, attention=options.attention)
+    options = parse(Options, arguments, usual)
+    settings, mask = options.settings, replace(config.mask, attention=options.attention)
     config = replace(config, mask=mask, **vars(options.dials))
     if options.kv_budget is not None:
-        config, line = with_kv_budget(config, options.kv_budget, arguments, options.settings)
+        config, line = with_kv_budget(config, options.kv_budget, arguments, settings)
         origin = [*origin, line]
     rank, world = rank_and_world()
-    progress.set_up(rank)
+    set_up(rank)
     presets.check_model(config.model)
     if config.ratio:
         presets.check_window(config.window, config.model)
     check_attention(config)
     run_path = options.run_dir or config.usual_path
     calibration = find_calibration(options.calibration, run_path)
-    config, tokens = find_tokens(config, options.tokens_from)
-    stage = build(config, calibration, tokens, options.settings)
+    tokens: Stage | Artifact | None = None
+    if methods.traits_of(config.method).learns_from_tokens:
+        from bosch.data import packed  # imports torch
+
+        if (folder := options.tokens_from) is not None:  # all that it holds
+            from bosch.data.token_files import SUMMARY
+
+            summary = read_sealed_json(follow_reference(folder) / SUMMARY)
+            length = summary["seq_len"]
+            sizes = {"sequence_length": length, "tokens": length * summary["num_sequences"]}
+            config = replace(config, data=replace(config.data, tokens_from=str(folder), **sizes))
+        tokens = packed.build(config)
+    stage = build(config, calibration, tokens, settings)
     stages = [tokens, stage] if isinstance(tokens, Stage) else [stage]
     with RunFolder(run_path, rank, world, say) as run:
-        progress.log_to(run_path / "recover.log")
-        about = describe_budget(config, options.settings), describe_sink(config, options.settings)
+        log_to(run_path / "recover.log")
+        about = methods.describe_budget(config, settings), methods.describe_sink(config, settings)
         for line in [f"run folder {run_path}", *about, *origin]:
             say(line)
         if rank == 0:
@@ -267,30 +246,10 @@ def main(arguments: Sequence[str]) -> None:
         say(f"mask: {run_path / 'mask' / 'mask.json'}")
 
 
-def find_tokens(config: Config, folder: Path | None) -> tuple[Config, Stage | Artifact | None]:
-    """The tokens that a method learns from: all in `folder`, else the stage that packs those of the
-    config. None if the method learns from none.
-    """
-    if not traits_of(config.method).learns_from_tokens:
-        return config, None
-    from bosch.data import packed  # imports torch
-
-    if folder is not None:
-        from bosch.data.token_files import SUMMARY
-
-        summary = read_sealed_json(follow_reference(folder) / SUMMARY)
-        length = summary["seq_len"]
-        sizes = {"sequence_length": length, "tokens": length * summary["num_sequences"]}
-        config = replace(config, data=replace(config.data, tokens_from=str(folder), **sizes))
-    return config, packed.build(config)
-
-
 def find_calibration(given: Path | None, run_path: Path) -> Artifact | None:
     """The calibration set that was named, else the run's, which may be a reference to another."""
     folder = given or run_path / "calibration"
-    if given is None and not folder.is_dir():
-        return None
-    return Artifact.load(follow_reference(folder))
+    return Artifact.load(follow_reference(folder)) if given or folder.is_dir() else None
 
 
 if __name__ == "__main__":

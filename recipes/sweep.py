@@ -6,9 +6,9 @@
         --lengths 4096,8192 --rows runs/study.jsonl
     python recipes/sweep.py --methods bosch --vary window=32,64 train.peak-learning-rate=1e-3,3e-4
 
-Other options are passed on to recipes/recover.py (--eval.samples 50). Runs share calibration,
-tokens and the dense model's evaluation through runs/shared. Finished runs are skipped, and a run
-that fails does not stop the others: repeat the command to run the rest.
+Other options are passed on to recipes/recover.py (--model DIR, --zero-shot). Runs share
+calibration, tokens and the dense model's evaluation through runs/shared. Finished runs are skipped,
+and a run that fails does not stop the others: repeat the command to run the rest.
 
 --windows and --lengths evaluate each finished run's untrained hybrid again, by the same tests:
 under each further window, with the mask that was chosen for the run's own window; and the suites
@@ -46,11 +46,10 @@ from bosch.methods._settings import default_settings, learning_tokens
 from bosch.model import find_model, read_model_info, read_shape
 from bosch.recipes import compare_runs, evaluate_model, presets
 from bosch.recipes.recover import parse_command
-from bosch.run import progress
 from bosch.run.errors import UserError, is_user_error, run_main
 from bosch.run.files import MANIFEST
 from bosch.run.folder import RunFolder
-from bosch.run.progress import say
+from bosch.run.progress import say, set_up
 
 RECOVER = Path(__file__).with_name("recover.py")
 # The sweep sets these itself, or they make sense for one run only.
@@ -68,18 +67,14 @@ class Options:
     methods: str  # names of files in bosch/methods, separated by commas
     ratios: str = "0.75"  # shares of KV groups on the sliding window, separated by commas
     seeds: int = 1  # number of seeds: 0, 1, ...
-    # further settings of recover.py, each with its values: window=32,64 train.clip-norm=0.5,1
+    # Further settings of recover.py, each with its values: window=32,64 train.clip-norm=0.5,1
     vary: Annotated[tuple[str, ...], "NAME=VALUE,VALUE"] = ()
-    preset: str | None = None  # tiny, smoke or paper
-    model: str | None = None  # a Hugging Face folder or hub id
-    zero_shot: bool = False  # stop before training
     baseline: str | None = None  # method, or NAME=VALUE of --vary, to compare the others with
     windows: str = ""  # further window sizes to evaluate, in tokens, separated by commas
     lengths: str = ""  # further text lengths to evaluate (NIAH), in tokens, separated by commas
     rows: Path | None = None  # .jsonl or .jsonl.gz file of finished runs, which are not run again
     out: Path | None = None  # folder for the report; None: runs/comparison
-    # Command that runs one chain; None: recipes/recover.py, started by accelerate launch if there
-    # are several GPUs.
+    # Command that runs one chain; None: recover.py, by accelerate launch if there are several GPUs.
     command: str | None = None
 
 
@@ -90,8 +85,9 @@ class Chain:
     path: Path
     arguments: list[str]  # of recover.py
     config: Config  # the settings that the arguments give
-    windows: Sequence[int] = ()  # further ones to evaluate
-    lengths: Sequence[int] = ()
+    is_zero_shot: bool
+    windows: Sequence[int]  # further ones to evaluate
+    lengths: Sequence[int]
 
     @property
     def kinds(self) -> list[str]:
@@ -99,10 +95,6 @@ class Chain:
         pairs = itertools.pairwise(self.arguments)
         settings = [f"{name[2:]}={value}" for name, value in pairs if name not in NOT_FOR_SWEEPS]
         return [self.config.method, *settings]
-
-    @property
-    def is_zero_shot(self) -> bool:
-        return "--zero-shot" in self.arguments
 
     @property
     def is_complete(self) -> bool:
@@ -113,12 +105,31 @@ class Chain:
 def main(arguments: Sequence[str]) -> None:
     rest: list[str] = []  # options of recover.py
     options = parse(Options, arguments, rest=rest)
-    progress.set_up()
+    set_up()
     chains = list_chains(options, rest)
     for model in {chain.config.model: None for chain in chains}:
         presets.check_model(model)
-    failures = run_chains(chains, start_command(options), options.rows)
-    compare_chains(chains, options)
+    start, failures = start_command(options.command), {}
+    archived = archived_runs(chains, options.rows)
+    for number, chain in enumerate(chains, 1):
+        place = f"[{number}/{len(chains)}] {chain.path}"
+        if chain.path in archived:
+            say(f"{place}: in {options.rows}")
+        elif reason := finish_chain(chain, start, place):
+            say(f"{place}: failed: {reason}")
+            failures[chain.path] = reason
+        elif options.rows:
+            append_run(options.rows, read_run(chain.path))
+
+    archived, baseline = archived_runs(chains, options.rows), options.baseline
+    done = [chain for chain in chains if chain.path in archived or is_run(chain.path)]
+    if baseline and not any(baseline in chain.kinds for chain in done):
+        say(f"--baseline {baseline}: there is no such run to compare with")
+        baseline = None
+    if done:
+        out = options.out or chains[0].path.parent / "comparison"
+        runs = [archived.get(chain.path, chain.path) for chain in done]
+        compare_runs.compare_and_show(runs, out, baseline)
     if failures:
         say(f"{len(failures)} of {len(chains)} runs failed; repeat the command to retry them:")
         for path, reason in failures.items():
@@ -129,63 +140,6 @@ def main(arguments: Sequence[str]) -> None:
 def list_chains(options: Options, rest: Sequence[str]) -> list[Chain]:
     """All runs, seed by seed, so that a first comparison is complete early. Wrong options are
     refused before the first run starts."""
-    check_options(options, rest)
-    named = {"--preset": options.preset, "--model": options.model}
-    shared = [word for name, value in named.items() if value for word in (name, value)] + [*rest]
-    windows = split_numbers("--windows", options.windows)
-    lengths = split_numbers("--lengths", options.lengths)
-    chains = []
-    for seed in range(options.seeds):
-        for ratio, method, (varied, suffix) in itertools.product(
-            split(options.ratios), split(options.methods), list_variants(options.vary)
-        ):
-            words = ["--method", method, "--ratio", ratio, "--seed", str(seed), *shared, *varied]
-            command = parse_command(words)
-            path, config = Path(f"{command.run_path}{suffix}"), command.config
-            words += ["--run-dir", str(path)] if suffix else []
-            words += ["--zero-shot"] * options.zero_shot
-            default_settings(method, config.mask)  # refuses options of other methods
-            for window in windows:
-                presets.check_window(window, config.model)
-            presets.check_lengths(config)
-            suites = judging_of(config).suites if lengths else ()
-            if lengths and not any(hasattr(suite.settings, "lengths") for suite in suites):
-                raise UserError(
-                    f"--lengths {options.lengths}: no suite here has text lengths; add niah to "
-                    "--eval.suites, or leave --lengths out."
-                )
-            further = windows if config.ratio else []  # the dense control has no window
-            chains.append(Chain(path, words, config, further, lengths))
-    if (baseline := options.baseline) and not any(baseline in chain.kinds for chain in chains):
-        raise UserError(
-            f"--baseline {baseline} is not one of --methods {options.methods} or a value of --vary."
-        )
-    return chains
-
-
-def list_variants(vary: Sequence[str]) -> list[tuple[list[str], str]]:
-    """Every combination of varied settings: options of recover.py, and what they add to the name of
-    the run folder."""
-    axes = []
-    for text in vary:
-        name, _, values = text.removeprefix("--").partition("=")
-        name = name.replace("_", "-")
-        if not name or not split(values):
-            raise UserError(f"--vary {text}: write a setting of recover.py as NAME=VALUE,VALUE.")
-        if f"--{name}" in NOT_FOR_SWEEPS:
-            raise UserError(
-                f"--vary {text}: --{name} cannot be varied; --methods, --ratios and --seeds can."
-            )
-        suffix = f"-{name.rpartition('.')[2]}-"  # with what fits the name of a folder
-        named = [(value, suffix + re.sub(r"[^\w.+-]", "_", value)) for value in split(values)]
-        axes.append([([f"--{name}", value], suffix) for value, suffix in named])
-    return [
-        ([word for words, _ in chosen for word in words], "".join(suffix for _, suffix in chosen))
-        for chosen in itertools.product(*axes)
-    ]
-
-
-def check_options(options: Options, rest: Sequence[str]) -> None:
     for word in rest:
         if (option := word.partition("=")[0].replace("_", "-")) in NOT_FOR_SWEEPS:
             raise UserError(f"{option} cannot be set in a sweep; use recipes/recover.py.")
@@ -199,26 +153,61 @@ def check_options(options: Options, rest: Sequence[str]) -> None:
     rows = options.rows
     if rows and (rows.is_dir() or not rows.name.endswith((".jsonl", ".jsonl.gz"))):
         raise UserError(f"--rows {rows} must be a file whose name ends in .jsonl or .jsonl.gz.")
+    for option, text in (("--windows", options.windows), ("--lengths", options.lengths)):
+        if not all(word.isdecimal() and int(word) for word in split(text)):
+            raise UserError(f"{option} {text}: give numbers of tokens, separated by commas.")
+    windows, lengths = ([*map(int, split(text))] for text in (options.windows, options.lengths))
+
+    axes = []
+    for text in options.vary:
+        name, _, values = text.removeprefix("--").partition("=")
+        name = name.replace("_", "-")
+        if not name or not split(values):
+            raise UserError(f"--vary {text}: write a setting of recover.py as NAME=VALUE,VALUE.")
+        if f"--{name}" in NOT_FOR_SWEEPS:
+            raise UserError(f"--vary {text}: --{name} is none of them; see --methods and --ratios.")
+        axes.append([(name, value) for value in split(values)])
+
+    chains, variants = [], [*itertools.product(*axes)]
+    for seed, ratio, method, varied in itertools.product(
+        range(options.seeds), split(options.ratios), split(options.methods), variants
+    ):
+        words, suffix = ["--method", method, "--ratio", ratio, "--seed", str(seed), *rest], ""
+        for name, value in varied:
+            words += [f"--{name}", value]
+            fitting = re.sub(r"[^\w.+-]", "_", value)  # in the name of a folder
+            suffix += f"-{name.rpartition('.')[2]}-{fitting}"
+        command = parse_command(words)
+        path, config = Path(f"{command.run_path}{suffix}"), command.config
+        words += ["--run-dir", str(path)] if suffix else []
+        default_settings(method, config.mask)  # refuses options of other methods
+        for window in windows:
+            presets.check_window(window, config.model)
+        presets.check_lengths(config)
+        suites = judging_of(config).suites if lengths else ()
+        if lengths and not any(hasattr(suite.settings, "lengths") for suite in suites):
+            problem = "no suite has text lengths; --eval.suites niah has"
+            raise UserError(f"--lengths {options.lengths}: {problem}.")
+        further = windows if config.ratio else []  # the dense control has no window
+        chains.append(Chain(path, words, config, command.zero_shot, further, lengths))
+    if (baseline := options.baseline) and not any(baseline in chain.kinds for chain in chains):
+        known = f"--methods {options.methods} or a value of --vary"
+        raise UserError(f"--baseline {baseline} is not one of {known}.")
+    return chains
 
 
 def split(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
-def split_numbers(option: str, text: str) -> list[int]:
-    if not all(word.isdecimal() and int(word) for word in split(text)):
-        raise UserError(f"{option} {text}: give numbers of tokens, separated by commas.")
-    return [int(word) for word in split(text)]
-
-
-def start_command(options: Options) -> list[str]:
-    if options.command is not None:
+def start_command(text: str | None) -> list[str]:
+    if text is not None:
         try:
-            command = shlex.split(options.command)
+            command = shlex.split(text)
         except ValueError as error:
-            raise UserError(f"--command {options.command}: {error}") from error
+            raise UserError(f"--command {text}: {error}") from error
         if not command or shutil.which(command[0]) is None:
-            raise UserError(f"--command {options.command!r} does not start with a program.")
+            raise UserError(f"--command {text!r} does not start with a program.")
         return command
     import torch
     from accelerate.commands.config import config_args
@@ -229,25 +218,6 @@ def start_command(options: Options) -> list[str]:
     return [str(Path(sys.executable).with_name("accelerate")), "launch", str(RECOVER)]
 
 
-def run_chains(
-    chains: Sequence[Chain], start: Sequence[str], archive: Path | None
-) -> dict[Path, str]:
-    """Run what is not finished yet. Returns the runs that failed, and why."""
-    failures = {}
-    archived = read_archive(archive) if archive and archive.is_file() else []
-    for number, chain in enumerate(chains, 1):
-        place = f"[{number}/{len(chains)}] {chain.path}"
-        if find_archived(chain, archived):
-            say(f"{place}: in {archive}")
-            continue
-        if reason := finish_chain(chain, start, place):
-            say(f"{place}: failed: {reason}")
-            failures[chain.path] = reason
-        elif archive:
-            append_run(archive, read_run(chain.path))
-    return failures
-
-
 def finish_chain(chain: Chain, start: Sequence[str], place: str) -> str | None:
     """Run the chain and the further evaluations unless they are finished. Returns why one of them
     failed; None if none did."""
@@ -256,16 +226,33 @@ def finish_chain(chain: Chain, start: Sequence[str], place: str) -> str | None:
         say(f"{place}: already finished")
     else:
         say(place)
-        if reason := run_chain([*start, *chain.arguments]):
-            return reason
+        # stderr passes through here, so that the last error can be repeated at the end.
+        process = subprocess.Popen([*start, *chain.arguments], stderr=subprocess.PIPE)
+        assert process.stderr is not None
+        tail = b""
+        try:
+            while piece := os.read(process.stderr.fileno(), 65_536):
+                sys.stderr.buffer.write(piece)
+                sys.stderr.flush()
+                tail = (tail + piece)[-TAIL_BYTES:]
+            status = process.wait()
+        except KeyboardInterrupt:
+            process.wait()  # Ctrl-C reached it too: it saves its state
+            raise
+        if status:  # the sentence of a user's mistake, or the last line
+            lines = [*filter(None, map(str.strip, tail.decode(errors="replace").splitlines()))]
+            mistakes = [
+                word.removeprefix("error: ") for word in lines if word.startswith("error: ")
+            ]
+            return [f"exit status {status}", *lines[-1:], *mistakes][-1]
         if not chain.is_complete:
             return "stopped before the end"  # on request, with its state saved
     if not chain.windows and not chain.lengths:
         return None
     try:
         # In a separate process, which releases the memory of its device when it ends.
-        with ProcessPoolExecutor(1, get_context("spawn")) as process:
-            process.submit(evaluate_further, chain).result()
+        with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+            pool.submit(evaluate_further, chain).result()
     except Exception as error:  # a bug fails this run and not the others
         if is_user_error(error):
             return str(error)
@@ -279,17 +266,17 @@ def evaluate_further(chain: Chain) -> None:
     config, positions = chain.config, read_shape(chain.config.model).positions
     judging = judging_of(config)
     judgings = {f"eval/window/{n}": replace(judging, window_tokens=n) for n in chain.windows}
-    with_lengths = [suite for suite in judging.suites if hasattr(suite.settings, "lengths")]
     for length in chain.lengths:
-        suites = [
+        suites = tuple(
             replace(suite, settings=replace(suite.settings, lengths=(length,)))
-            for suite in with_lengths
-        ]
+            for suite in judging.suites
+            if hasattr(suite.settings, "lengths")
+        )
         yarn = length / positions if length > positions else None
-        judgings[f"eval/length/{length}"] = replace(judging, suites=tuple(suites), yarn=yarn)
+        judgings[f"eval/length/{length}"] = replace(judging, suites=suites, yarn=yarn)
     label = Label(chain.path.name, 0, learning_tokens(config))
     model, shared = str(chain.path / "model"), chain.path.parent / "shared"
-    progress.set_up()
+    set_up()
     with RunFolder(chain.path, say=say) as folder:
         for name, judging in judgings.items():
             folder.complete(evaluate_model.make_stage(name, model, judging, label, shared))
@@ -299,15 +286,19 @@ def evaluate_further(chain: Chain) -> None:
                 folder.complete(stage)
 
 
-def find_archived(chain: Chain, archived: Sequence[RunResults]) -> RunResults | None:
-    """A finished run with the settings and the model of the chain, and all its evaluations."""
-    wanted = [{"window": n} for n in chain.windows] + [{"text_tokens": n} for n in chain.lengths]
-    for run in archived:
+def archived_runs(chains: Sequence[Chain], archive: Path | None) -> dict[Path, RunResults]:
+    """For each chain the finished run with its settings and model, and all its evaluations."""
+    found: dict[Path, RunResults] = {}
+    runs = read_archive(archive) if archive and archive.is_file() else []
+    for run, chain in itertools.product(runs, chains):
+        wanted = [{"window": n} for n in chain.windows] + [
+            {"text_tokens": n} for n in chain.lengths
+        ]
         has_all = all(any(one.items() <= row.items() for row in run.variants) for one in wanted)
         reaches = chain.is_zero_shot or "train" in run.stage_seconds
-        if has_all and reaches and is_same_run(run, chain.config):
-            return run
-    return None
+        if chain.path not in found and has_all and reaches and is_same_run(run, chain.config):
+            found[chain.path] = run
+    return found
 
 
 def is_same_run(run: RunResults, config: Config) -> bool:
@@ -317,40 +308,6 @@ def is_same_run(run: RunResults, config: Config) -> bool:
         return False
     folder = find_model(config.model)
     return folder is None or run.mask.model.weight_hash == read_model_info(folder).weight_hash
-
-
-def run_chain(command: Sequence[str]) -> str | None:
-    """Why the chain failed, the sentence of a user's mistake or its last line; None if it did not.
-    Its output is passed on."""
-    process = subprocess.Popen(command, stderr=subprocess.PIPE)
-    assert process.stderr is not None
-    tail = b""
-    try:
-        # stderr passes through here, so that the last error can be repeated at the end.
-        while piece := os.read(process.stderr.fileno(), 65_536):
-            sys.stderr.buffer.write(piece)
-            sys.stderr.flush()
-            tail = (tail + piece)[-TAIL_BYTES:]
-        status = process.wait()
-    except KeyboardInterrupt:
-        process.wait()  # Ctrl-C reached it too: it saves its state
-        raise
-    lines = [line.strip() for line in tail.decode(errors="replace").splitlines() if line.strip()]
-    mistakes = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-    return None if status == 0 else [f"exit status {status}", *lines[-1:], *mistakes][-1]
-
-
-def compare_chains(chains: Sequence[Chain], options: Options) -> None:
-    archived = read_archive(options.rows) if options.rows and options.rows.is_file() else []
-    found = [(find_archived(chain, archived), chain) for chain in chains]
-    runs = [(run or c.path, c.kinds) for run, c in found if run or is_run(c.path)]
-    baseline = options.baseline
-    if baseline and not any(baseline in kinds for _, kinds in runs):
-        say(f"--baseline {baseline}: there is no such run to compare with")
-        baseline = None
-    if runs:
-        out = options.out or chains[0].path.parent / "comparison"
-        compare_runs.compare_and_show([run for run, _ in runs], out, baseline)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from bosch.command_line import run_stage
 from bosch.config import FLAT, NO_OPTION, Config, TokenCount, TrainConfig, at_least, check_shares
@@ -39,9 +39,6 @@ TEACHER = "train.teacher"
 FEWEST_TOKENS, MOST_TOKENS, TRAINING_SHARE = 300_000, 30_000_000, 0.6
 VERSION = 1  # raised when the same settings, model and tokens give other weights
 
-# on_checkpoint(step, tokens trained on so far, folder of the model), on all ranks
-OnCheckpoint = Callable[[int, int, Path], bool | None]
-
 
 @dataclass(frozen=True)
 class Settings:
@@ -57,24 +54,11 @@ class Settings:
         at_least(1, self, "", "tokens")
         check_shares("--evaluated", self.evaluated)
 
-    @property
-    def facts(self) -> dict[str, object]:
-        return {
-            name: value for name, value in vars(self).items() if name != "tokens_before" or value
-        }
-
     def schedule(self, budget: int, length: int, device_type: str = "cpu") -> "TrainSchedule":
         from bosch.training.schedule import make_schedule
 
-        return make_schedule(
-            self.train,
-            budget,
-            length,
-            self.evaluated,
-            rank_and_world()[1],
-            device_type,
-            self.tokens_before,
-        )
+        world, before = rank_and_world()[1], self.tokens_before
+        return make_schedule(self.train, budget, length, self.evaluated, world, device_type, before)
 
 
 @dataclass(frozen=True)
@@ -105,45 +89,34 @@ def check_and_build(options: Options, name: str) -> Stage:
     from bosch.training.parallel import choose_device
 
     settings, lessons = options.settings, None
-    if settings.train.until != "budget":
-        raise UserError(
-            f"--until {settings.train.until} takes evaluations, which this command does not make; "
-            "train with recover.py."
-        )
+    if (until := settings.train.until) != "budget":
+        raise UserError(f"--until {until} takes evaluations: train with recover.py.")
     check_settings(settings.train, settings.document_mask, options.model)
-    if settings.train.stored_top_k and options.lessons_from is None:
-        raise UserError(
-            "train.stored_top_k needs --lessons-from: make the folder with prepare_lessons.py."
-        )
     if options.lessons_from is not None:
-        lessons = Artifact.load(options.lessons_from)
-        settings = replace(settings, train=with_lessons(lessons.folder, tokens, settings))
+        folder, lessons = options.lessons_from, Artifact.load(options.lessons_from)
+        try:
+            facts = read_sealed_json(folder / STARTED, "settings", "inputs")
+            found, of_tokens = facts["settings"], facts["inputs"]["tokens"]
+            train = replace(settings.train, stored_top_k=found["likeliest"])
+            asked = {"temperature": train.temperature, "document_mask": settings.document_mask}
+            other = [name for name, value in asked.items() if found[name] != value]
+        except (MissingFileError, KeyError) as error:
+            raise UserError(f"{folder} holds no lessons; prepare_lessons.py makes them.") from error
+        if train.objective != "distill":
+            raise UserError("--lessons-from is what a teacher says; pass --objective distill.")
+        if of_tokens != tokens.fingerprint:
+            raise UserError(f"{folder} holds lessons on other tokens than {tokens.folder} does.")
+        for name in other:
+            raise UserError(f"{folder} was made with {name} {found[name]}, not {asked[name]}.")
+        settings = replace(settings, train=train)
+    elif settings.train.stored_top_k:
+        raise UserError("train.stored_top_k needs --lessons-from; prepare_lessons.py makes them.")
     check_native_window(read_config(model.folder))
     packed = open_tokens(tokens.folder, read_tokenizer(model.folder).hash)
     budget, device = settings.tokens or packed.train.rows.size, choose_device(os.environ)
     schedule = settings.schedule(budget, packed.seq_len, device.type)
     Loader(packed, settings.train.batch_sequences).sequences(schedule.num_steps - 1)
     return build(settings, model, tokens, lessons, name)
-
-
-def with_lessons(folder: Path, tokens: Artifact, settings: Settings) -> TrainConfig:
-    """The settings with what the folder holds. Refuse lessons on other tokens, or none at all."""
-    try:
-        facts = read_sealed_json(folder / STARTED, "settings", "inputs")
-        stored, of_tokens = facts["settings"], facts["inputs"]["tokens"]
-        found = {name: stored[name] for name in ("likeliest", "temperature", "document_mask")}
-    except (MissingFileError, KeyError) as error:
-        raise UserError(f"{folder} holds no lessons; prepare_lessons.py makes them.") from error
-    if settings.train.objective != "distill":
-        raise UserError("--lessons-from is what a teacher says; pass --objective distill.")
-    if of_tokens != tokens.fingerprint:
-        raise UserError(f"{folder} holds lessons on other tokens than those in {tokens.folder}.")
-    train = replace(settings.train, stored_top_k=found["likeliest"])
-    asked = {"temperature": train.temperature, "document_mask": settings.document_mask}
-    for name, value in asked.items():
-        if found[name] != value:
-            raise UserError(f"{folder} was made with {name} {found[name]}, not {value}.")
-    return train
 
 
 def check_machine(config: Config, world_size: int) -> None:
@@ -170,26 +143,21 @@ def check_settings(settings: TrainConfig, packed: bool, model: str) -> None:
     choose_kernels(settings.kernels, device)
     check_backend("train.attention", settings.attention, device, dtype, True, packed)
     if settings.trained != "lora" and settings.lora_rank != default.lora_rank:
-        raise UserError(
-            f"train.lora_rank is {settings.lora_rank}, but train.trained is {settings.trained}; "
-            "pass --train.trained lora."
-        )
+        problem = f"train.lora_rank is {settings.lora_rank}, but train.trained {settings.trained}"
+        raise UserError(f"{problem}; pass --train.trained lora.")
     if settings.objective != "distill":
         for name in ("distill_weight", "temperature", "stored_top_k", "layer_weight", "teacher"):
             if (value := getattr(settings, name)) != getattr(default, name):
-                raise UserError(
-                    f"train.{name} is {value}, but train.objective is {settings.objective}, which "
-                    "has no teacher; pass --train.objective distill."
-                )
+                problem = f"train.{name} is {value}, but train.objective {settings.objective}"
+                raise UserError(f"{problem} has no teacher; pass --train.objective distill.")
         return
     from bosch.training.model_start import read_config
     from bosch.training.teacher import check_teacher
 
     vocabulary = read_config(fetch_config(model)).vocab_size
     if settings.stored_top_k and settings.stored_top_k >= vocabulary:
-        raise UserError(
-            f"train.stored_top_k is {settings.stored_top_k}, but {model} has {vocabulary:,} tokens."
-        )
+        problem = f"train.stored_top_k is {settings.stored_top_k}, but {model} has"
+        raise UserError(f"{problem} {vocabulary:,} tokens; store fewer.")
     if settings.teacher:
         check_teacher(fetch_model(model), fetch_model(settings.teacher, TEACHER))
         check_weights(settings.teacher)
@@ -211,7 +179,7 @@ def fit_memory(config: Config, world_size: int, is_named: bool) -> Config:
     return replace(config, train=replace(config.train, micro_batch_sequences=micro))
 
 
-def make_plan(config: Config, num_gpus: int, kernels: str) -> "Plan":
+def make_plan(config: Config, num_gpus: int, kernels: str = "torch") -> "Plan":
     from bosch.known_models import known_config
     from bosch.training.model_start import read_config
     from bosch.training.rehearsal import Plan, as_hybrid
@@ -240,9 +208,8 @@ def rehearse(config: Config, num_gpus: int) -> None:
 
 def settings_of(config: Config) -> Settings:
     """Those of recover.py's training."""
-    data, shares = config.data, config.eval.checkpoints
-    used = learning_tokens(config)
-    return Settings(config.train, data.tokens, shares, data.document_mask, used)
+    data, before = config.data, learning_tokens(config)
+    return Settings(config.train, data.tokens, config.eval.checkpoints, data.document_mask, before)
 
 
 def with_hours(config: Config, hours: float) -> tuple[Config, str]:
@@ -257,7 +224,7 @@ def with_hours(config: Config, hours: float) -> tuple[Config, str]:
         return replace(config, data=replace(config.data, tokens=whole))
 
     one = with_tokens(FEWEST_TOKENS)
-    seconds = training_seconds(make_plan(one, rank_and_world()[1], "torch"), schedule_of(one))
+    seconds = training_seconds(make_plan(one, rank_and_world()[1]), schedule_of(one))
     fit = TRAINING_SHARE * hours * 3600 / seconds * FEWEST_TOKENS
     config = with_tokens(min(max(fit, FEWEST_TOKENS), MOST_TOKENS))
     line = f"--hours {hours:g}: {config.data.tokens:,} tokens"
@@ -278,28 +245,27 @@ def build(
     tokens: Stage | Artifact,
     lessons: Stage | Artifact | None = None,
     name: str = "train",
-    on_checkpoint: OnCheckpoint | None = None,
+    on_checkpoint: Callable[[int, int, Path], bool | None] | None = None,
     fit: Callable[[], Config] | None = None,
 ) -> Stage:
-    """The stage. `fit`: the config with a micro-batch that fits here."""
+    """The stage. `on_checkpoint`: of training/loop.py. `fit`: the config with a micro-batch that
+    fits here."""
     inputs = {"model": model, "tokens": tokens}
+    facts = {name: value for name, value in vars(settings).items() if name != "tokens_before"}
+    if settings.tokens_before:
+        facts["tokens_before"] = settings.tokens_before
     if lessons is not None:
         inputs["lessons"] = lessons
     elif settings.train.objective == "distill" and settings.train.teacher is not None:
         inputs["teacher"] = Artifact.load(fetch_model(settings.train.teacher, TEACHER))
 
-    def run(
-        out: Path,
-        model: Artifact,
-        tokens: Artifact,
-        teacher: Artifact | None = None,
-        lessons: Artifact | None = None,
-    ) -> None:
+    def run(out: Path, model: Artifact, tokens: Artifact, **learned_from: Artifact) -> None:
         from bosch.data.loader import open_tokens
         from bosch.training.loop import TrainJob, train
 
         packed = open_tokens(tokens.folder, read_tokenizer(model.folder).hash)
         used = {"model": model.fingerprint, "tokens_folder": tokens.fingerprint}
+        sources: dict[str, Any] = {n: given.folder for n, given in learned_from.items()}
         job = TrainJob(
             fit().train if fit else settings.train,
             model.folder,
@@ -308,19 +274,17 @@ def build(
             packed.train.rows.size if settings.tokens is None else settings.tokens,
             settings.evaluated,
             settings.document_mask,
-            settings.facts | used,
+            facts | used,
             on_checkpoint,
             run_folder=home_of(out),
             tokens_before=settings.tokens_before,
-            teacher=teacher.folder if teacher else None,
-            lessons=lessons.folder if lessons else None,
+            **sources,
         )
-        stopped_by = train(job)
-        if stopped_by is not None:
+        if stopped_by := train(job):
             say(f"{name}: stopped by {stopped_by}, and saved; the same command resumes here")
             raise SystemExit(0)
 
-    return Stage(name, run, settings.facts, inputs, version=VERSION, ranks="all")
+    return Stage(name, run, facts, inputs, version=VERSION, ranks="all")
 
 
 if __name__ == "__main__":

@@ -29,7 +29,20 @@ HELD: list[FolderLock] = []  # until this process ends
 
 def make_inputs(folder: Path) -> None:
     """A working folder with inputs that are wrong in one way each, and one good mask."""
-    make_files(folder)
+    for name, content in {
+        "notes.txt": "These are notes.\n",
+        "broken.json": '{"z": [[1, 0',
+        "nan.tsv": "\t".join(["nan"] * 8) + "\n" + "\t".join("1" * 8) + "\n",
+        "other.jsonl": '{"words": "x"}',
+        "deep.json": '{"z": ' + DEEP + "}",
+        "broken_tokens/manifest.json": "{",
+        "broken_tokens/tokens.json": "{",
+        "broken_run/mask/started.json": "{",
+    }.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(content)
+    (folder / "notes.npz").write_bytes(b"\x93NUMPY\xff\xfe\x00")
+    (folder / "empty").mkdir()
     make_models(folder)
     make_masks(folder)
     with pytest.MonkeyPatch.context() as patch:
@@ -37,22 +50,7 @@ def make_inputs(folder: Path) -> None:
         patch.chdir(folder)
         start("bosch", shlex.split(f"tokens --model good {TOKENS} --out tokens"))
         start("bosch", shlex.split(f"calibrate --model good {CALIBRATION} --out calibration"))
-    (folder / "broken_tokens").mkdir()
-    for name in ("manifest.json", "tokens.json"):
-        (folder / "broken_tokens" / name).write_text("{")
-    (folder / "broken_run" / "mask").mkdir(parents=True)
-    (folder / "broken_run" / "mask" / "started.json").write_text("{")
     HELD.append(FolderLock(folder / "in_use").__enter__())
-
-
-def make_files(folder: Path) -> None:
-    (folder / "notes.txt").write_text("These are notes.\n")
-    (folder / "notes.npz").write_bytes(b"\x93NUMPY\xff\xfe\x00")
-    (folder / "broken.json").write_text('{"z": [[1, 0')
-    (folder / "nan.tsv").write_text("\t".join(["nan"] * 8) + "\n" + "\t".join("1" * 8) + "\n")
-    (folder / "other.jsonl").write_text('{"words": "x"}')
-    (folder / "deep.json").write_text('{"z": ' + DEEP + "}")
-    (folder / "empty").mkdir()
 
 
 def make_models(folder: Path) -> None:
@@ -66,11 +64,8 @@ def make_models(folder: Path) -> None:
         return folder / name
 
     copy("good")
-    for name, content in {
-        "broken_json": '{"model_type": ',
-        "deep_config": '{"a": ' + DEEP + "}",
-    }.items():
-        (copy(name) / "config.json").write_text(content)
+    (copy("broken_json") / "config.json").write_text('{"model_type": ')
+    (copy("deep_config") / "config.json").write_text('{"a": ' + DEEP + "}")
     full = ["full_attention"]
     copy("neg_layers", num_hidden_layers=-2)
     copy("one_layer", num_hidden_layers=1, layer_types=full)
@@ -108,8 +103,7 @@ def make_masks(folder: Path) -> None:
     good = MaskFile(GroupMask.from_rows(["11110000"] * 2, 32), info, "bosch", 0.5)
     three_layers = GroupMask.from_rows(["11110000"] * 3, 32)
     three = replace(good, mask=three_layers, model=replace(info, num_layers=3))
-    masks = {"mask": small_record(), "good_mask": good, "three_mask": three}
-    for name, record in masks.items():
+    for name, record in {"mask": small_record(), "good_mask": good, "three_mask": three}.items():
         write_mask(folder / f"{name}.json", record)
     content = json.loads((folder / "good_mask.json").read_text())
     content["settings"] = {"a": json.loads(NESTED)}

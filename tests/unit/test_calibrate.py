@@ -1,12 +1,14 @@
 """recipes/calibrate.py: the command, what it compares the set with, and the stage of recover.py."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from bosch.calibration import read_calibration
+from bosch.calibration import Haystack, read_calibration
 from bosch.data.tokenizer_files import describe_tokenizer
 from bosch.eval.judging import check_calibration, judging_of
 from bosch.eval.runner import describe_examples, load_examples, write_examples
@@ -22,16 +24,15 @@ from bosch.run.folder import RunFolder
 from bosch.run.stage import follow_reference
 
 
-def command(*more: str, out: Path) -> list[str]:
-    model = ("--model", smoke().model, "--examples", "6", "--length", "384")
-    model = (*model, "--questions-per-context", "1")
-    return [*model, "--out", str(out), *more]
+def command(*more: str, out: Path) -> None:
+    options = f"--model {smoke().model} --examples 6 --length 384 --questions-per-context 1"
+    main([*options.split(), "--out", str(out), *more])
 
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("set") / "calibration"
-    main(command(out=out))
+    command(out=out)
     progress.close()
     return out
 
@@ -39,8 +40,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_command_writes_a_sealed_set_that_reads_back(written: Path) -> None:
     verify_folder(written)
     calibration = read_calibration(written)
-    assert calibration.num_questions == 6
-    assert calibration.longest <= 384
+    assert (calibration.num_questions, calibration.longest <= 384) == (6, True)
 
 
 @pytest.mark.parametrize("field", ["input", "prompt"])
@@ -53,24 +53,21 @@ def test_set_that_shares_a_needle_with_test_examples_or_cannot_tell_is_refused(
     rows = [{field: "Nothing.\N{LINE SEPARATOR}Nothing at all."}, {field: f"Leaked. {text}"}]
     test.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), "utf-8")
     with pytest.raises(UserError, match="test example 2"):
-        main(command("--against", str(test), out=tmp_path / "calibration"))
+        command("--against", str(test), out=tmp_path / "calibration")
     assert not (tmp_path / "calibration" / "manifest.json").exists()
     test.write_text('{"question": "Where?"}\n')
     with pytest.raises(UserError, match=r"row 1 .*`input` or `prompt`"):
-        main(command("--against", str(test), out=tmp_path / "none"))
+        command("--against", str(test), out=tmp_path / "none")
     test.write_text(json.dumps(rows[0]) + "\n")
-    main(command("--against", str(test), out=tmp_path / "other"))
+    command("--against", str(test), out=tmp_path / "other")
     assert read_sealed_json(tmp_path / "other" / "calibration.json")["test_examples_compared"] == 1
 
 
 def test_set_is_compared_with_the_examples_of_the_runs_evaluation(tmp_path: Path) -> None:
-    config = smoke()
-    config = replace(
-        config, eval=replace(config.eval, niah_tasks=("niah_single_1",), niah_samples=3)
-    )
-    with RunFolder(tmp_path / "run", say=lambda line: None) as run:
+    few = replace(smoke().eval, niah_tasks=("niah_single_1",), niah_samples=3)
+    config, run_path, shared = replace(smoke(), eval=few), tmp_path / "run", tmp_path / "shared"
+    with RunFolder(run_path, say=lambda line: None) as run:
         run.complete(build(config))
-    run_path, shared = tmp_path / "run", tmp_path / "shared"
     assert check_calibration(config, run_path) == 0  # no evaluation has run yet
     (needles, *_) = judging_of(config).suites
     (task,) = needles.suite.list_tasks(needles.settings)
@@ -97,14 +94,18 @@ def write_questions(path: Path, *rows: object) -> Path:
     return path
 
 
+def read_own(path: Path) -> tuple[Any, Sequence[Haystack]]:
+    """What the command makes of these questions, and the tokenizer."""
+    out = path.parent / "calibration"
+    main(["--model", smoke().model, "--questions", str(path), "--out", str(out)])
+    return load_tokenizer(smoke().model), read_calibration(out).haystacks
+
+
 def test_own_questions_make_the_set_and_their_content_decides_it(tmp_path: Path) -> None:
     """The search scores exactly the tokens of each answer, after the text and the question."""
     other = {"text": "", "question": "Two and two are", "answer": "four"}
     path = write_questions(tmp_path / "own.jsonl", OWN, "", other)
-    out = tmp_path / "calibration"
-    main(["--model", smoke().model, "--questions", str(path), "--out", str(out)])
-    tokenizer = load_tokenizer(smoke().model)
-    haystacks = read_calibration(out).haystacks
+    tokenizer, haystacks = read_own(path)
     texts = [tokenizer.decode(haystack.ids_T) for haystack in haystacks]
     assert texts == [f"{TEXT.strip()}\nWhere is the key? under the mat", "Two and two are four"]
     answers = [tokenizer.decode(h.ids_T[list(h.questions[0].answer)]) for h in haystacks]
@@ -119,18 +120,13 @@ def test_own_questions_make_the_set_and_their_content_decides_it(tmp_path: Path)
 def test_a_text_alone_is_judged_by_its_last_quarter(tmp_path: Path) -> None:
     words, no_blanks = "The key is under the mat, as always.", "abcdefgh"
     path = write_questions(tmp_path / "own.jsonl", {"text": words, "by": "me"}, {"text": no_blanks})
-    out = tmp_path / "calibration"
-    main(["--model", smoke().model, "--questions", str(path), "--out", str(out)])
-    tokenizer = load_tokenizer(smoke().model)
-    haystacks = read_calibration(out).haystacks
-    parts = [
-        tuple(
-            tokenizer.decode(h.ids_T[list(part)]) for part in (range(start), h.questions[0].answer)
-        )
-        for h in haystacks
-        for start in [h.questions[0].answer.start]
-    ]
-    assert parts == [("The key is under the mat, as", " always."), ("abcdef", "gh")]
+    tokenizer, haystacks = read_own(path)
+    parts = []
+    for haystack in haystacks:
+        answer = haystack.questions[0].answer
+        pair = (range(answer.start), answer)
+        parts.append([tokenizer.decode(haystack.ids_T[list(part)]) for part in pair])
+    assert parts == [["The key is under the mat, as", " always."], ["abcdef", "gh"]]
 
 
 @pytest.mark.parametrize(
@@ -147,9 +143,8 @@ def test_questions_that_cannot_be_used_are_refused_with_their_line(
     rows: list[object], named: str, tmp_path: Path
 ) -> None:
     path = write_questions(tmp_path / "own.jsonl", *rows)
-    out = tmp_path / "calibration"
     with pytest.raises(UserError, match=named):
-        main(["--model", smoke().model, "--questions", str(path), "--out", str(out)])
+        read_own(path)
     with pytest.raises(UserError, match=named):
         recover(["--preset", "smoke", "--calibration.questions", str(path)])
-    assert not out.exists()
+    assert list(tmp_path.iterdir()) == [path]

@@ -65,9 +65,8 @@ def test_seed_decides_what_is_drawn(
 ) -> None:
     sampling = ("--temperature", "0.8", "--top-k", "20", "--top-p", "0.9", "--seed")
     said = [run(capsys, folders["hybrid"], *sampling, seed) for seed in ("3", "3", "4")]
-    texts = [text.partition("\nprompt: ")[0] for text in said]
-    assert texts[0] == texts[1] == expected_text(folders["hybrid"], seed=3)
-    assert texts[0] != texts[2]
+    first, again, other = (text.partition("\nprompt: ")[0] for text in said)
+    assert other != first == again == expected_text(folders["hybrid"], seed=3)
 
 
 def test_prompt_may_come_from_a_file_and_a_warning_tells_of_too_long_a_text(
@@ -79,5 +78,4 @@ def test_prompt_may_come_from_a_file_and_a_warning_tells_of_too_long_a_text(
     generate_text.main([*options, "--max-tokens", "2"])
     captured = capsys.readouterr()
     assert f"prompt: {len(PROMPT)} tokens in" in captured.out
-    assert "73" in captured.err
-    assert "64" in captured.err
+    assert "73 tokens, the model was made for 64:" in captured.err

@@ -18,7 +18,6 @@ from tests.model_factory import tiny_model
 
 FOLDER = asset_folder("tiny-qwen3-2layer")
 MASK = GroupMask.from_rows(["00001111", "00001111"], 8)
-EASY = {"essays": "toy", "tasks": ["niah_single_1"], "examples": 4, "length": 256}
 
 
 def load(folder: Path = FOLDER, attention: str = "bosch") -> Any:
@@ -31,12 +30,13 @@ def dense() -> Any:
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> Any:
-    return AutoTokenizer.from_pretrained(FOLDER)
+def calibration() -> Any:
+    tokenizer = AutoTokenizer.from_pretrained(FOLDER)
+    easy = {"essays": "toy", "tasks": ["niah_single_1"], "examples": 4, "length": 256}
+    return bosch.calibrate(tokenizer, questions_per_context=2, **easy)
 
 
-def test_all_six_calls(dense: Any, tokenizer: Any, tmp_path: Path) -> None:
-    calibration = bosch.calibrate(tokenizer, questions_per_context=2, **EASY)
+def test_all_six_calls(dense: Any, calibration: Any, tmp_path: Path) -> None:
     assert calibration.num_questions == 4
     search = {"ratio": 0.5, "window": 16, "folder": tmp_path / "search", "kappa": 3}
     mask = bosch.search_mask(dense, calibration, method="bosch_single", **search)
@@ -68,9 +68,8 @@ def test_all_six_calls(dense: Any, tokenizer: Any, tmp_path: Path) -> None:
     task = {"niah_tasks": ["niah_single_1"], "niah_essays": "toy", "samples": 3}
     rows = bosch.evaluate(hybrid, lengths=[256], **task)
     with bosch.masked(dense, mask):
-        assert [row["value"] for row in bosch.evaluate(dense, lengths=[256], **task)] == [
-            row["value"] for row in rows
-        ]
+        shown = bosch.evaluate(dense, lengths=[256], **task)
+    assert [row["value"] for row in shown] == [row["value"] for row in rows]
     assert {row["length"] for row in rows} == {256}
     kept = {"lengths": [256], "folder": tmp_path / "scores", **task}
     assert bosch.evaluate(hybrid, **kept) == bosch.evaluate(hybrid, **kept)
@@ -82,13 +81,11 @@ def test_all_six_calls(dense: Any, tokenizer: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("sink", ["static", "tokens=2"])
-def test_sinks_come_with_the_mask(sink: str, dense: Any, tokenizer: Any, tmp_path: Path) -> None:
-    calibration = bosch.calibrate(tokenizer, questions_per_context=2, **EASY)
+def test_sinks_come_with_the_mask(sink: str, dense: Any, calibration: Any, tmp_path: Path) -> None:
     ids = torch.arange(60)[None] % 200
     plain = dense(ids).logits
-    searched = bosch.search_mask(
-        dense, calibration, ratio=0.75, window=16, method="dcam", sink=sink
-    )
+    asked: Any = {"ratio": 0.75, "window": 16, "method": "dcam", "sink": sink}
+    searched = bosch.search_mask(dense, calibration, **asked)
     searched.save(tmp_path / "mask.json")
     loaded = bosch.load_mask(tmp_path / "mask.json")
     without = dataclasses.replace(loaded.mask, sink="none")
@@ -111,10 +108,8 @@ def test_sinks_come_with_the_mask(sink: str, dense: Any, tokenizer: Any, tmp_pat
 
 
 def test_what_a_folder_holds_of_another_search_is_not_used(
-    dense: Any, tokenizer: Any, tmp_path: Path
+    dense: Any, calibration: Any, tmp_path: Path
 ) -> None:
-    calibration = bosch.calibrate(tokenizer, questions_per_context=2, **EASY)
-
     def search(method: str, window: int, folder: Path | None = tmp_path) -> Any:
         choice = {"ratio": 0.5, "window": window, "folder": folder}
         return bosch.search_mask(dense, calibration, method=method, **choice).mask
@@ -156,10 +151,8 @@ def test_mistakes_are_one_sentence(call: Any, words: str) -> None:
 
 
 def test_import_is_light_and_names_all_six() -> None:
-    program = (
-        "import bosch, sys; print(*bosch.CALLS); assert set(bosch.CALLS) <= set(dir(bosch));"
-        "assert not {'torch', 'transformers'} & sys.modules.keys()"
-    )
+    program = "import bosch, sys; print(*bosch.CALLS); assert set(bosch.CALLS) <= set(dir(bosch));"
+    program += "assert not {'torch', 'transformers'} & sys.modules.keys()"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert all(f"bosch.{name}(" in str(bosch.__doc__) for name in done.stdout.split())

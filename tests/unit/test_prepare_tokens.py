@@ -4,6 +4,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,36 +41,27 @@ def stage_of(config: Config) -> Stage:
     return stage
 
 
-def reusing(folder: Path, config: Config | None = None, **data: object) -> Config:
+def reusing(folder: Path, config: Config | None = None, **data: Any) -> Config:
     config = config or smoke()
-    changed = replace(config.data, tokens_from=str(folder), **data)  # type: ignore[arg-type]
-    return replace(config, data=changed)
+    return replace(config, data=replace(config.data, tokens_from=str(folder), **data))
 
 
 def from_sources(*source: str) -> Config:
     return replace(smoke(), data=replace(smoke().data, source=source))
 
 
-# --- the command ---
-
-
-def command(*more: str, out: Path) -> list[str]:
-    return [
-        *("--model", smoke().model, "--seq-len", "128", "--tokens", "2048", "--workers", "1"),
-        *("--held-out-sequences", "2", "--out", str(out), *more),
-    ]
+def command(*more: str, out: Path) -> None:
+    options = f"--model {smoke().model} --seq-len 128 --tokens 2048 --workers 1"
+    main([*options.split(), "--held-out-sequences", "2", "--out", str(out), *more])
 
 
 def test_command_packs_what_was_asked(tmp_path: Path) -> None:
     out = tmp_path / "mine"
-    main(command(out=out))
+    command(out=out)
     verify_folder(out)
     tokens = open_tokens(out, read_tokenizer(smoke().model).hash)
     assert tokens.train.rows.shape == (16, 128)
     assert tokens.held_out.rows.shape == (2, 128)
-
-
-# --- the stage ---
 
 
 def test_stage_holds_the_budget_and_is_shared(packed: Path) -> None:
@@ -83,11 +75,11 @@ def test_stage_holds_the_budget_and_is_shared(packed: Path) -> None:
 
 def test_settings_that_decide_the_tokens_make_another_stage() -> None:
     config = smoke()
-    other = replace(config, data=replace(config.data, held_out_sequences=3))
-    assert build(other).fingerprint != build(config).fingerprint
-    assert build(replace(config, seed=1)).fingerprint != build(config).fingerprint
-    same = replace(config, ratio=0.5, data=replace(config.data, document_mask=False))
-    assert build(same).fingerprint == build(config).fingerprint
+    data, own = config.data, build(config).fingerprint
+    assert build(replace(config, data=replace(data, held_out_sequences=3))).fingerprint != own
+    assert build(replace(config, seed=1)).fingerprint != own
+    same = replace(config, ratio=0.5, data=replace(data, document_mask=False))
+    assert build(same).fingerprint == own
 
 
 def test_options_and_files_of_sources_make_another_stage(tmp_path: Path) -> None:
@@ -103,12 +95,9 @@ def test_options_and_files_of_sources_make_another_stage(tmp_path: Path) -> None
     rows.parent.mkdir()
     found = set()
     for text in ("one", "two"):
-        rows.write_text(json.dumps({"text": text}) + "\n")
+        rows.write_text(json.dumps({"text": text}))
         found |= {fingerprint(f"hf:{rows.parent}"), fingerprint(f"{rows.parent}@0.5", "toy@0.5")}
     assert len(found) == 4
-
-
-# --- tokens of another run ---
 
 
 def test_tokens_of_another_run_are_used_where_they_lie(packed: Path) -> None:
@@ -135,7 +124,7 @@ def test_a_corpus_that_is_too_small_is_trained_on_more_than_once_as_the_refusal_
         run.complete(stage_of(config))
     out = tmp_path / "mine"
     budget = ["--seq-len", str(LENGTH), "--tokens", str(BUDGET // 4), "--epochs", "4"]
-    main(command("--source", str(corpus), *budget, out=out))
+    command("--source", str(corpus), *budget, out=out)
     assert isinstance(build(reusing(out)), Artifact)
     tokens = open_tokens(out, read_tokenizer(config.model).hash)
     with pytest.raises(UserError, match=r"--data\.tokens .*--epochs"):

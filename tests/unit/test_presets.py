@@ -11,43 +11,28 @@ from bosch.assets import asset_folder
 from bosch.known_models import PAPER_MODELS
 from bosch.model import ModelShape, read_model_config, read_shape
 from bosch.recipes import presets
-from bosch.recipes.presets import (
-    check_lengths,
-    check_needles,
-    choose,
-    for_stage,
-    paper,
-    scaled_paper,
-    tiny,
-    warnings,
-)
+from bosch.recipes.presets import check_lengths, choose, paper, scaled_paper, tiny, warnings
 from bosch.recipes.recover import parse_command
 from bosch.recipes.train_model import with_hours
 from bosch.run.errors import UserError
 from bosch.training import rehearsal
 from tests.own_models import write_own_model
 
-SIX_TASKS = tuple(
-    f"niah_{kind}_{number}" for kind in ("single", "multikey") for number in (1, 2, 3)
-)
+SIX_TASKS = tuple(f"niah_{kind}_{n}" for kind in ("single", "multikey") for n in (1, 2, 3))
 
 
-@pytest.mark.parametrize(
-    ("model", "layers", "groups", "positions", "micro_batch"),
-    [
-        ("Qwen/Qwen3-1.7B-Base", 28, 8, 32_768, 8),
-        ("Qwen/Qwen3-8B-Base", 36, 8, 32_768, 4),  # "between" 8 and 2 [ours]
-        ("Qwen/Qwen3-14B-Base", 40, 8, 32_768, 4),  # likewise
-        ("Qwen/Qwen3-30B-A3B-Base", 48, 4, 40_960, 2),
-    ],
-)
-def test_paper_models(
-    model: str, layers: int, groups: int, positions: int, micro_batch: int
-) -> None:
-    assert read_shape(model) == ModelShape(layers, groups, positions)
-    assert paper(model).train.micro_batch_sequences == micro_batch
-    # Stage 3: at most 4 layers of 8 groups, 8 layers of 4 [ours].
-    assert paper(model).mask.max_layers == {8: 4, 4: 8}[groups]
+def test_paper_models() -> None:
+    for name, shape, micro_batch, max_layers in (
+        ("1.7B", (28, 8, 32_768), 8, 4),
+        ("8B", (36, 8, 32_768), 4, 4),  # "between" 8 and 2 [ours]
+        ("14B", (40, 8, 32_768), 4, 4),  # likewise
+        ("30B-A3B", (48, 4, 40_960), 2, 8),
+    ):
+        model = f"Qwen/Qwen3-{name}-Base"
+        assert read_shape(model) == ModelShape(*shape)
+        assert paper(model).train.micro_batch_sequences == micro_batch
+        # Stage 3: at most 4 layers of 8 groups, 8 layers of 4 [ours].
+        assert paper(model).mask.max_layers == max_layers
 
 
 @pytest.mark.parametrize("model", PAPER_MODELS)
@@ -60,33 +45,31 @@ def test_paper_preset_has_the_values_of_the_paper(model: str) -> None:
     assert config.calibration.tasks == SIX_TASKS  # equal shares of the six [ours]
     assert config.calibration.questions_per_context == 1
 
-    assert (config.mask.alpha, config.mask.gamma, config.mask.kappa) == (100, 0.2, 100)
-    assert config.mask.ratio_buckets == (0, 0.25, 0.5, 0.75, 1)  # [ours, fits figure 1]
-    assert config.mask.max_variables == 49
-    assert config.mask.razor_recent_share == 1 / 4
+    mask = config.mask
+    assert (mask.alpha, mask.gamma, mask.kappa, mask.max_variables) == (100, 0.2, 100, 49)
+    assert mask.ratio_buckets == (0, 0.25, 0.5, 0.75, 1)  # [ours, fits figure 1]
+    assert mask.razor_recent_share == 1 / 4
 
     assert config.data.source == ("prolong-64k",)
     assert (config.data.tokens, config.data.sequence_length) == (2_500_000_000, 32_768)
     assert config.data.document_mask is True  # [ours]
 
-    assert config.train.batch_sequences == 64
-    assert config.train.batch_sequences * config.data.sequence_length == 2_097_152
-    assert config.train.betas == (0.9, 0.95)  # these three are ProLong's [ours]
-    assert config.train.weight_decay == 0.1
-    assert config.train.clip_norm == 1.0
-    assert config.train.peak_learning_rate == 1e-5
-    assert (config.train.warmup_share, config.train.floor_share) == (0.1, 0)
-    assert config.train.precision == "bf16"
+    train = config.train
+    assert train.batch_sequences * config.data.sequence_length == 64 * 32_768 == 2_097_152
+    # These three are ProLong's [ours].
+    assert (train.betas, train.weight_decay, train.clip_norm) == ((0.9, 0.95), 0.1, 1.0)
+    rates = (train.peak_learning_rate, train.warmup_share, train.floor_share)
+    assert (*rates, train.precision) == (1e-5, 0.1, 0, "bf16")
     # [ours]: torch's flash kernel, or flash-attn where it is installed
-    assert (config.train.attention, config.train.kernels) == ("auto", "liger")
+    assert (train.attention, train.kernels) == ("auto", "liger")
 
-    tokens = [share * config.data.tokens / 1e9 for share in config.eval.checkpoints]
+    judging = config.eval
+    tokens = [share * config.data.tokens / 1e9 for share in judging.checkpoints]
     assert tokens == pytest.approx([0, 0.65, 1.3, 1.95, 2.5])  # tables 15 and 16, rounded there
-    assert config.eval.niah_tasks == SIX_TASKS
-    assert config.eval.niah_lengths == (4_096, 8_192, 16_384, 32_768)
-    assert config.eval.longbench_data == "zai-org/LongBench"  # 21 sets and GSM8K
-    assert config.eval.longbench_categories == "paper"  # seven
-    assert config.eval.longbench_rows is None
+    assert judging.niah_tasks == SIX_TASKS
+    assert judging.niah_lengths == (4_096, 8_192, 16_384, 32_768)
+    assert judging.longbench_data == "zai-org/LongBench"  # 21 sets and GSM8K
+    assert (judging.longbench_categories, judging.longbench_rows) == ("paper", None)  # seven
 
 
 def model_folder(folder: Path, positions: int) -> str:
@@ -101,10 +84,8 @@ def test_paper_settings_shrink_with_the_positions_of_the_model(tmp_path: Path) -
     model = model_folder(tmp_path / "short", positions=4_096)
     config = scaled_paper(model)
     assert config.window == 128  # 1,024 * 4,096 / 32,768
-    assert config.calibration.length == 4_096
-    assert config.data.sequence_length == 4_096
-    assert config.train.batch_sequences == 512
-    assert config.train.batch_sequences * config.data.sequence_length == 2_097_152
+    assert config.calibration.length == config.data.sequence_length == 4_096
+    assert config.train.batch_sequences == 512  # 2,097,152 tokens
     assert config.eval.niah_lengths == (512, 1_024, 2_048, 4_096)
     assert paper(model) == config
     # They do not grow with them.
@@ -122,9 +103,8 @@ def test_a_model_for_a_big_gpu_gets_the_paper_scaled_and_a_line_says_so(
     assert config == replace(scaled_paper(model), sink="auto")
     assert "data.sequence_length: 32768 -> 4096; " in line
     known, [line] = choose(None, "Qwen/Qwen3-8B-Base")
-    assert known.train.attention == "auto"
     # The paper's 4 at once would not fit its GPUs by our figures, and change no result.
-    assert known.train.micro_batch_sequences is None
+    assert (known.train.attention, known.train.micro_batch_sequences) == ("auto", None)
     assert "train.kernels: liger -> auto" in line
     other, _ = choose("tiny", "Qwen/Qwen3-8B-Base")
     assert other == replace(tiny(), model="Qwen/Qwen3-8B-Base")
@@ -139,7 +119,7 @@ def test_a_model_that_a_laptop_can_train_gets_the_preset_small(
         monkeypatch.setattr(presets, "SMALL_WEIGHTS", most)
         config, [line] = choose(None, model)
         assert "preset small, for models of up to 1.5B parameters" in line
-        assert config == for_stage(["--model", model])
+        assert config == presets.for_stage(["--model", model])
         assert (config.sink, config.window, config.calibration.length) == ("auto", 128, 1_024)
         assert config.train.objective == "distill"
         check_lengths(config)
@@ -178,17 +158,16 @@ def test_a_small_model_without_preset_gets_settings_that_fit_it(tmp_path: Path) 
     assert config.train.batch_sequences * 512 == tiny().train.batch_sequences * 1_024
     assert "eval.niah_lengths: [512, 1024] -> [512]; " in line
     check_lengths(config)
-    check_needles(config)
+    presets.check_needles(config)
     with pytest.raises(UserError, match=r"niah-lengths 120: no single task can be built"):
-        check_needles(replace(config, eval=replace(config.eval, niah_lengths=(120, 512))))
+        presets.check_needles(replace(config, eval=replace(config.eval, niah_lengths=(120, 512))))
 
 
 def test_long_windows_and_training_for_days_without_a_gpu_get_warnings() -> None:
-    config = tiny()  # a window of 64 tokens of 512 and 1,024
-    assert warnings(config) == []
-    (warning,) = warnings(replace(config, window=1_500))
+    config = replace(tiny(), window=1_500)  # of texts of 512 and 1,024
+    (warning,) = warnings(config)
     assert "data.sequence_length 1,024, eval.niah_lengths 1,024" in warning
-    assert warnings(replace(config, window=1_500, ratio=0.0)) == []
+    assert warnings(replace(config, ratio=0.0)) == warnings(tiny()) == []
     if not torch.cuda.is_available():
         (warning,) = warnings(paper())
         assert "2,500,000,000 tokens takes days" in warning

@@ -66,9 +66,6 @@ def test_a_wrong_benchmark_ends_in_one_sentence(
     check(stop.value.code, printed.out, printed.err, "latency --windw 3", "--windw --window")
 
 
-# --- as programs of their own ---
-
-
 # Mistakes that the command line alone shows: torch is not imported for them.
 WITHOUT_TORCH = [
     "recovr",
