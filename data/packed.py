@@ -7,6 +7,7 @@ from pathlib import Path
 from bosch.config import Config, PackingConfig, shared_fields
 from bosch.data.loader import check_reuse
 from bosch.data.pack import VERSION, PackConfig, pack_documents
+from bosch.data.sources.files import LINES, TEXT
 from bosch.data.sources.open import open_sources
 from bosch.data.sources.source import Source
 from bosch.data.tokenizer_files import TokenizerText, read_source_tokenizer, read_tokenizer
@@ -55,12 +56,14 @@ def make_stage(
             )
         return text
 
-    def run(folder: Path) -> None:
-        pack_documents(opened, read_ending(), packing, folder)
-
     tokenizer = read_ending().hash if find_model(model) else model
-    settings = {"tokenizer": tokenizer, "sources": facts, "packing": packing}
-    return Stage(name, run=run, settings=settings, version=VERSION, shared=shared)
+    return Stage(
+        name,
+        run=lambda folder: pack_documents(opened, read_ending(), packing, folder),
+        settings={"tokenizer": tokenizer, "sources": facts, "packing": packing},
+        version=VERSION,
+        shared=shared,
+    )
 
 
 def check_sources(config: Config, run_path: Path, stages: Sequence[Stage]) -> None:
@@ -74,10 +77,10 @@ def check_sources(config: Config, run_path: Path, stages: Sequence[Stage]) -> No
         read_source_tokenizer(tokenizer)
     for source in sources:
         _ = getattr(source, "commit", None)
-    files = [file for source in sources for file in getattr(source, "files", [])]
+    files = [file for source in sources[:1] for file in getattr(source, "files", [])]
     num_bytes = sum(file.stat().st_size for file in files)
-    plain = all(file.suffix in (".txt", ".md", ".jsonl", ".json") for file in files)
-    if len(sources) == 1 and files and plain and num_bytes < config.data.tokens:
+    is_plain = files and all(file.suffix in TEXT + LINES for file in files)
+    if len(sources) == 1 and is_plain and num_bytes < config.data.tokens:
         raise UserError(  # a token takes a byte or more, most of them three or four
             f"{sources[0].name} has {num_bytes:,} bytes of text, too few for "
             f"{config.data.tokens:,} tokens; pass --data.tokens {num_bytes // 5}, or more text."
