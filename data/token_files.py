@@ -99,7 +99,8 @@ class GrowingFiles(contextlib.AbstractContextManager["GrowingFiles"]):
         """The digest of a file's bytes up to its size, to which more can be added."""
         path, size = self.folder / GROWING[number], self.sizes[number]
         is_there = size and path.is_file() and path.stat().st_size >= size
-        return xxhash.xxh3_128(np.memmap(path, np.uint8, "r", shape=size) if is_there else b"")
+        content: Any = np.memmap(path, np.uint8, "r", shape=size) if is_there else b""
+        return xxhash.xxh3_128(content)
 
 
 def write_array(path: Path, array: NDArray[np.integer]) -> None:

@@ -2,8 +2,8 @@
 or a row of a .parquet file. All but parquet may be compressed with gzip or zstd. The files of a
 folder are read in the order of their paths.
 
-A .txt or .md file of any size is read in blocks. A line or row is read whole, and takes about four
-times its size in memory while it is parsed: put a document of gigabytes in a text file.
+A line or row is read whole, and takes about four times its size in memory while it is parsed: put
+a document of gigabytes in a .txt or .md file, which is read in blocks.
 
 The builders of `datasets` are not used here: they read a text file whole, change its line ends, and
 take a string that looks like a date for one."""
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from bosch.data.sources.source import Document, first_line, take_field
-from bosch.run.errors import MissingFileError, UserError
+from bosch.run.errors import UserError
 from bosch.run.fingerprint import hash_file, is_hidden
 
 TEXT, LINES, TABLE = (".txt", ".md"), (".jsonl", ".json"), (".parquet",)
@@ -44,14 +44,11 @@ class FileSource:
 
     @functools.cached_property
     def files(self) -> list[Path]:
-        if self.path.is_file():
-            files = [self.path] if kind_of(self.path) else []
-        else:
-            files = [
-                file
-                for file in sorted(self.path.rglob("*"))
-                if file.is_file() and kind_of(file) and not is_hidden(file, self.path)
-            ]
+        files = [
+            file
+            for file in (self.path, *sorted(self.path.rglob("*")))
+            if file.is_file() and kind_of(file) and not is_hidden(file, self.path)
+        ]
         if not files:
             raise UserError(f"{self.path} is or holds no file that text is read from: {KINDS}.")
         for file in files:
@@ -102,14 +99,10 @@ def kind_of(path: Path) -> str | None:
 
 @contextlib.contextmanager
 def open_bytes(path: Path) -> Iterator[IO[bytes]]:
-    """A file's bytes, decompressed. A missing or damaged file is a UserError that names it."""
+    """A file's bytes, decompressed. A damaged file is a UserError that names it."""
     try:
         with decompress(path) as file:
             yield file
-    except FileNotFoundError as error:
-        raise MissingFileError(
-            f"{path} is gone since its folder was listed; put it back."
-        ) from error
     except (OSError, EOFError, zlib.error) as error:
         # The machine's own refusals have a number; the errors of gzip and zstd do not.
         if path.suffix not in COMPRESSED or getattr(error, "errno", None) is not None:
@@ -121,8 +114,7 @@ def open_bytes(path: Path) -> Iterator[IO[bytes]]:
 
 def decompress(path: Path) -> Any:
     if path.suffix == ".zst":
-        # pyarrow comes with `datasets` and reads zstd, which Python's library does not yet.
-        import pyarrow
+        import pyarrow  # comes with `datasets` and reads zstd, which Python's library does not yet
 
         stream = pyarrow.input_stream(str(path), compression="zstd")
         return io.BufferedReader(stream, BLOCK_BYTES)
@@ -162,10 +154,9 @@ def read_lines(path: Path, skip: int = 0) -> Iterator[tuple[int, Row]]:
             except UnicodeDecodeError as error:
                 raise not_utf8(path, f"line {number}") from error
             except (ValueError, RecursionError) as error:  # also numbers and nesting beyond Python
-                row = error
+                raise UserError(f"{path}, line {number} is not JSON: {error}.") from error
             if not isinstance(row, dict):
-                what = f"not JSON ({row})" if isinstance(row, Exception) else type(row).__name__
-                raise UserError(f"{path}, line {number} is {what}; write one object per line.")
+                raise UserError(f"{path}, line {number} is no JSON object, which it must be.")
             yield number, row
 
 
@@ -191,9 +182,7 @@ def read_table(path: Path, skip: int) -> Iterator[tuple[int, Row]]:
     except UnicodeDecodeError as error:
         raise not_utf8(path, f"row {number + 1} or one of the next {ROWS_AT_ONCE - 1}") from error
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
-        raise UserError(
-            f"{path} cannot be read as a parquet file ({first_line(error)}); fetch it again."
-        ) from error
+        raise UserError(f"{path} is no whole parquet file ({first_line(error)}).") from error
 
 
 def not_utf8(path: Path, where: str) -> UserError:

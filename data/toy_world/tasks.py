@@ -64,35 +64,33 @@ def _scatter(world: World, facts: list[str], num_words: int) -> list[str]:
     return texts
 
 
-def _facts(world: World, people: list[str]) -> dict[tuple[str, str], str]:
-    """Two attributes of each person."""
+Facts = dict[tuple[str, str], str]
+
+
+def _facts(world: World, people: list[str]) -> tuple[Facts, list[str]]:
+    """Two attributes of each person, and the sentences that state them."""
     facts = {}
     for who in people:
         for attribute in world.rng.sample(sorted(_ATTRIBUTES), k=2):
             values = _ATTRIBUTES[attribute][2]
             facts[who, attribute] = world.rng.choice(WORDS[values]) if values else world.place()
-    return facts
+    return facts, [_ATTRIBUTES[a][0].format(who=who, what=x) for (who, a), x in facts.items()]
 
 
-def _state(facts: dict[tuple[str, str], str]) -> list[str]:
-    return [
-        _ATTRIBUTES[attribute][0].format(who=who, what=what)
+def _ask(facts: Facts, names: dict[str, str]) -> tuple[ToyQuestion, ...]:
+    """A question for each fact, about the person under another name if there is one."""
+    return tuple(
+        ToyQuestion(_ATTRIBUTES[attribute][1].format(who=names.get(who, who)), what)
         for (who, attribute), what in facts.items()
-    ]
-
-
-def _ask(who: str, attribute: str) -> str:
-    return _ATTRIBUTES[attribute][1].format(who=who)
+    )
 
 
 def write_one_document(world: World, num_words: int) -> Scene:
     """Facts about people in an essay; each question asks for an attribute of a person."""
     people = [world.person() for _ in range(max(2, min(8, num_words // 40)))]
-    facts = _facts(world, people)
-    stated = _state(facts)
+    facts, stated = _facts(world, people)
     texts = _scatter(world, stated, num_words - 6 * len(stated))
-    questions = tuple(ToyQuestion(_ask(*fact), what) for fact, what in facts.items())
-    return Scene(" ".join(texts), questions)
+    return Scene(" ".join(texts), _ask(facts, {}))
 
 
 def write_two_hops(world: World, num_words: int) -> Scene:
@@ -101,19 +99,14 @@ def write_two_hops(world: World, num_words: int) -> Scene:
     num_owners = max(2, min(6, num_words // 50))
     people = [world.person() for _ in range(num_owners)]
     things = [f"the {rng.choice(ADJECTIVES)} {noun}" for noun in rng.sample(NOUNS, k=num_owners)]
-    facts = _facts(world, people)
-    stated = [f"The owner of {thing} is {who}." for thing, who in zip(things, people, strict=True)]
-    stated += _state(facts)
+    owners = list(zip(people, things, strict=True))
+    facts, stated = _facts(world, people)
+    stated = [*(f"The owner of {thing} is {who}." for who, thing in owners), *stated]
     texts = _scatter(world, stated, num_words - 8 * len(stated))
     size = max(3, len(texts) // max(2, num_words // 60))
     blocks = [" ".join(texts[i : i + size]) for i in range(0, len(texts), size)]
     context = "\n".join(f"Passage {i}: {block}" for i, block in enumerate(blocks, 1))
-    thing_of = dict(zip(people, things, strict=True))
-    questions = tuple(
-        ToyQuestion(_ask(f"the owner of {thing_of[who]}", attribute), what)
-        for (who, attribute), what in facts.items()
-    )
-    return Scene(context, questions)
+    return Scene(context, _ask(facts, {who: f"the owner of {thing}" for who, thing in owners}))
 
 
 def write_report(world: World, num_words: int) -> Scene:
@@ -170,10 +163,8 @@ def write_count(world: World, num_words: int) -> Scene:
     rng = world.rng
     distinct = rng.randint(2, max(3, min(8, num_words // 20)))
     names = [world.person() for _ in range(distinct)]
-    blocks = [
-        f"{name} {rng.choice(TOPICS['court'][1])} the {rng.choice(ADJECTIVES)} letter."
-        for name in names
-    ]
+    deeds = TOPICS["court"][1]
+    blocks = [f"{n} {rng.choice(deeds)} the {rng.choice(ADJECTIVES)} letter." for n in names]
     blocks += rng.choices(blocks, k=rng.randint(0, distinct))
     rng.shuffle(blocks)
     context = "\n".join(f"Paragraph {i}: {block}" for i, block in enumerate(blocks, 1))
@@ -209,8 +200,8 @@ def write_arithmetic(world: World, num_words: int) -> Scene:
         text, answer = f"{who} has {boxes} boxes with {each} {fruit} each.", boxes * each
     else:
         lost = rng.randint(1, min(9, has + more - 1))
-        answer = has + more - lost
         text = f"{who} has {has} {fruit}, finds {more} more and loses {lost}."
+        answer = has + more - lost
     return Scene("", (ToyQuestion(f"{text} How many {fruit} does {who} have now?", str(answer)),))
 
 

@@ -42,12 +42,16 @@ _ONSETS = "b br d dr f fl g gr h j k kl l m n p pl r s sk st t tr v w z".split()
 _VOWELS = "a e i o u ai or an el in ar".split()
 SYLLABLES = tuple(onset + vowel for onset in _ONSETS for vowel in _VOWELS)[::3]  # about a hundred
 PLACE_ENDINGS = tuple("by dale ford ham ley mere mouth port stead ton vale wick".split())
-_TIMES = (
-    *("In the morning", "Last winter", "After the feast", "That evening", "Years ago"),
-    *("On the first day", "At noon", "Before the storm", "In spring", "Some time later"),
-    *("Once a month", "During the night"),
+SENTENCES = (
+    "{time} {who} {deed} the {adjective} {thing}.",
+    "In {where} the {topic} was {adjective}, {reason} {saying}.",
+    "{who} {deed} {thing} and {other} {reason} {saying}.",
+    "The {adjective} {thing} of the {topic} came from {where}.",
+    "Nobody in {where} {deed} the {thing} as well as {who}.",
+    "{time} the {other} were {adjective}, and {saying}.",
+    "{who} wrote to {friend} that {saying}.",
+    "People said the {topic} near {where} had too many {thing}.",
 )
-_REASONS = ("because", "although", "while", "so that in the end", "and everyone knew that", "since")
 
 
 def split_of(text: str) -> str:
@@ -110,26 +114,16 @@ def sentence(world: World, topic: str, cast: tuple[str, ...], places: tuple[str,
     """One sentence on a topic, about a person of the cast."""
     rng = world.rng
     things, deeds, sayings = TOPICS[topic]
-    (who, friend), where = rng.sample(cast, k=2), rng.choice(places)
-    adjective = rng.choice(ADJECTIVES)
-    thing, other = rng.sample(things, k=2)
-    deed, saying = rng.choice(deeds), rng.choice(sayings)
-    form = rng.randrange(8)
-    if form == 0:
-        return f"{rng.choice(_TIMES)} {who} {deed} the {adjective} {thing}."
-    if form == 1:
-        return f"In {where} the {topic} was {adjective}, {rng.choice(_REASONS)} {saying}."
-    if form == 2:
-        return f"{who} {deed} {thing} and {other} {rng.choice(_REASONS)} {saying}."
-    if form == 3:
-        return f"The {adjective} {thing} of the {topic} came from {where}."
-    if form == 4:
-        return f"Nobody in {where} {deed} the {thing} as well as {who}."
-    if form == 5:
-        return f"{rng.choice(_TIMES)} the {other} were {adjective}, and {saying}."
-    if form == 6:
-        return f"{who} wrote to {friend} that {saying}."
-    return f"People said the {topic} near {where} had too many {thing}."
+    parts = {"topic": topic}
+    parts["who"], parts["friend"] = rng.sample(cast, k=2)
+    parts |= {"where": rng.choice(places), "adjective": rng.choice(ADJECTIVES)}
+    parts["thing"], parts["other"] = rng.sample(things, k=2)
+    parts |= {"deed": rng.choice(deeds), "saying": rng.choice(sayings)}
+    form = rng.choice(SENTENCES)
+    for part in ("time", "reason"):
+        if f"{{{part}}}" in form:
+            parts[part] = rng.choice(WORDS[f"{part}s"])
+    return form.format(**parts)
 
 
 def paragraph(world: World, num_sentences: int) -> list[str]:
@@ -146,15 +140,15 @@ class ToyEssays:
     def __init__(self, split: str, seed: int | str):
         self._world = World(split, f"essays/{seed}")
         self._sentences: list[str] = []
-        self._ends: list[int] = []  # number of words up to the end of sentence i
+        self._starts = [0]  # number of words before sentence i
 
     def sentences(self, num_words: int) -> list[str]:
-        while not self._ends or self._ends[-1] < num_words:
+        while self._starts[-1] < num_words:
             for text in paragraph(self._world, self._world.rng.randint(5, 9)):
                 self._sentences.append(text)
-                self._ends.append((self._ends[-1] if self._ends else 0) + len(text.split()))
-        count = bisect_right(self._ends, num_words)
+                self._starts.append(self._starts[-1] + len(text.split()))
+        count = bisect_right(self._starts, num_words) - 1
         out = self._sentences[:count]
-        if (left := num_words - (self._ends[count - 1] if count else 0)) > 0:
+        if (left := num_words - self._starts[count]) > 0:
             out.append(" ".join(self._sentences[count].split()[:left]))
         return out
