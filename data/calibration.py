@@ -43,7 +43,7 @@ from bosch.run.fingerprint import hash_file
 from bosch.run.progress import say
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerBase as Tokenizer
 
 TEXTS, FACTS = "examples.jsonl", "calibration.json"
 SEED = 1_000_003  # added to the user's: the seeds of the test set count up from 42
@@ -89,7 +89,7 @@ class ContextText:
     def text(self) -> str:
         return "".join(prompt + answer for prompt, answer in self.pieces)
 
-    def needles(self, tokenizer: "PreTrainedTokenizerBase") -> list[range]:
+    def needles(self, tokenizer: "Tokenizer") -> list[range]:
         """The tokens in which the answer of each question is hidden: a needle sentence, or the
         whole prompt of a question of the user's own, since nobody says where in it that is."""
         if self.example is None:
@@ -105,9 +105,9 @@ class ContextText:
 
 
 def read_questions(path: Path) -> list[ContextText]:
-    """Questions of one's own: JSON lines with the fields text, question and answer, or with a text
-    alone, of which the last quarter is what the model is to continue with. The model reads the
-    text, a line break and the question; the answer follows after a blank."""
+    """The user's own: JSON lines with text, question and answer, or with a text alone, of which the
+    model is to continue with the last quarter. It reads the text, a line break and the question;
+    the answer follows after a blank."""
     if not path.is_file():
         raise MissingFileError(f"{path} does not exist; name a file with your questions.")
     contexts = []
@@ -159,7 +159,7 @@ def check_material(settings: CalibrationSettings) -> None:
 
 
 def build_contexts(
-    settings: CalibrationSettings, material: Material, tokenizer: "PreTrainedTokenizerBase"
+    settings: CalibrationSettings, material: Material, tokenizer: "Tokenizer"
 ) -> list[ContextText]:
     """Task by task. A task that does not fit the length is left out, with a message; the others
     share its part."""
@@ -183,10 +183,7 @@ def build_contexts(
 
 
 def least_length(
-    name: str,
-    settings: CalibrationSettings,
-    material: Material,
-    tokenizer: "PreTrainedTokenizerBase",
+    name: str, settings: CalibrationSettings, material: Material, tokenizer: "Tokenizer"
 ) -> int:
     """About how many tokens the smallest context of a task takes."""
     task = task_with_keys(name, settings)
@@ -195,11 +192,7 @@ def least_length(
 
 
 def build_task(
-    name: str,
-    count: int,
-    settings: CalibrationSettings,
-    material: Material,
-    tokenizer: "PreTrainedTokenizerBase",
+    name: str, count: int, settings: CalibrationSettings, material: Material, tokenizer: "Tokenizer"
 ) -> list[ContextText]:
     """Contexts of one task. Further questions need room like the answer does; if a context is too
     long, all are drawn again with that much more room."""
@@ -231,7 +224,7 @@ def ask_questions(
     return ContextText(task.name, tuple(pieces), answers, example)
 
 
-def encode(context: ContextText, tokenizer: "PreTrainedTokenizerBase") -> Haystack:
+def encode(context: ContextText, tokenizer: "Tokenizer") -> Haystack:
     """The context in tokens, with the positions of the answers and of their needles."""
     import torch
 
@@ -247,7 +240,7 @@ def encode(context: ContextText, tokenizer: "PreTrainedTokenizerBase") -> Haysta
     return Haystack(torch.tensor(ids), tuple(questions))
 
 
-def encode_after(ids: Sequence[int], text: str, tokenizer: "PreTrainedTokenizerBase") -> list[int]:
+def encode_after(ids: Sequence[int], text: str, tokenizer: "Tokenizer") -> list[int]:
     """The tokens of a text that follows others. Some tokenizers put a blank before whatever they
     encode, which would double it here; after a line break they put none."""
     alone, line, after_line = (
@@ -287,9 +280,7 @@ def check_set(folder: Path, test_texts: Iterable[str]) -> int:
 
 
 def build_set(
-    settings: CalibrationSettings,
-    tokenizer: "PreTrainedTokenizerBase",
-    positions: int | None = None,
+    settings: CalibrationSettings, tokenizer: "Tokenizer", positions: int | None = None
 ) -> tuple[Calibration, list[ContextText], dict[str, str]]:
     """The set, its texts, and facts on what they were made of. `positions` of the model: questions
     on longer texts are refused."""
@@ -312,7 +303,7 @@ def build_set(
 def write_set(
     folder: Path,
     settings: CalibrationSettings,
-    tokenizer: "PreTrainedTokenizerBase",
+    tokenizer: "Tokenizer",
     tokenizer_hash: str,
     test_texts: Iterable[str] = (),
     positions: int | None = None,
@@ -321,12 +312,12 @@ def write_set(
     calibration, contexts, material = build_set(settings, tokenizer, positions)
     num_compared = check_disjoint((context.text for context in contexts), test_texts)
     write_calibration(folder, calibration)
-    rows = [
-        {"task": c.task, "text": c.text, "answers": c.answers}
-        | {"pairs": c.example.pairs if c.example else ()}
-        for c in contexts
-    ]
-    write_atomically(folder / TEXTS, "".join(json.dumps(row) + "\n" for row in rows))
+    lines = ""
+    for context in contexts:
+        pairs = context.example.pairs if context.example else ()
+        row = {"task": context.task, "text": context.text, "answers": context.answers}
+        lines += json.dumps(row | {"pairs": pairs}) + "\n"
+    write_atomically(folder / TEXTS, lines)
     facts = {
         "settings": settings,
         "material": material,

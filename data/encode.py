@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import re
 import threading
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Sequence
@@ -23,6 +24,7 @@ PIECE_CHARS = 1 << 21
 CHUNK_CHARS = 1 << 18  # a task of one thread is at least this much text,
 CHUNK_BLOCKS = 4096  # or this many blocks
 CHARS_PER_ID = 4  # a stored id counts as this many characters
+LAST_LINE_END = re.compile(r".*\n(?=\S)", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -93,14 +95,10 @@ def find_cut(text: str, limit: int) -> int:
     line end that no blank follows (no tokenizer we know joins characters across it), else after any
     line end, else before a blank, else at the limit."""
     lowest = limit // 2
-    end = text.rfind("\n", lowest, limit)
-    any_line = end + 1
-    while end >= 0:
-        if not text[end + 1].isspace():
-            return end + 1
-        end = text.rfind("\n", lowest, end)
+    if match := LAST_LINE_END.match(text, lowest, limit + 1):
+        return match.end()
     blank = text.rfind(" ", lowest, limit)
-    return any_line or (blank if blank > 0 else limit)
+    return text.rfind("\n", lowest, limit) + 1 or (blank if blank > 0 else limit)
 
 
 class Encoder:

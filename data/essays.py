@@ -161,7 +161,18 @@ def find_sentence_ends(words: Sequence[str], name: str, punkt: Path | None) -> S
             f"Splitting {name} into sentences needs nltk, which is not installed: "
             f"{how_to_install('nltk', 'eval')}"
         ) from error
-    folder = find_punkt_folder(name, punkt, nltk.data.path)
+    named = [*os.environ.get("NLTK_DATA", "").split(os.pathsep), *nltk.data.path]
+    inside = ("", "english", "punkt_tab/english", "tokenizers/punkt_tab/english")
+    places = [punkt] if punkt else [Path(place) for place in named if place]
+    for folder in (place / path for place in places for path in inside):
+        if all((folder / file).is_file() for file in PUNKT_FILES):
+            break
+    else:
+        raise MissingFileError(
+            f"Splitting {name} into sentences needs nltk's English Punkt data, which are not in "
+            f"{punkt or 'NLTK_DATA or the folders of nltk'}. Fetch them (python -m nltk.downloader "
+            f"punkt_tab), or name a folder (--punkt) that holds {', '.join(PUNKT_FILES)}."
+        )
 
     def lines(file_name: str) -> list[str]:
         return read_utf8(folder / file_name).splitlines()
@@ -197,16 +208,3 @@ def find_sentence_ends(words: Sequence[str], name: str, punkt: Path | None) -> S
             if new := [end for end in ends if end not in known]:
                 in_last_words[number] = new
     return SentenceEnds(places, in_last_words)
-
-
-def find_punkt_folder(name: str, punkt: Path | None, nltk_folders: Sequence[str]) -> Path:
-    named = os.environ.get("NLTK_DATA", "").split(os.pathsep)
-    for place in [punkt] if punkt else [Path(place) for place in (*named, *nltk_folders) if place]:
-        for inside in ("", "english", "punkt_tab/english", "tokenizers/punkt_tab/english"):
-            if all((place / inside / file).is_file() for file in PUNKT_FILES):
-                return place / inside
-    raise MissingFileError(
-        f"Splitting {name} into sentences needs nltk's English Punkt data, which are not in "
-        f"{punkt or 'NLTK_DATA or the folders of nltk'}. Fetch them (python -m nltk.downloader "
-        f"punkt_tab), or name a folder (--punkt) that holds {', '.join(PUNKT_FILES)}."
-    )

@@ -71,12 +71,6 @@ class PackConfig(PackingConfig):
         at_least(1, self, "", "epochs", "shard_chunks", "chunk_chars")
         at_least(0, self, "", "seed")
 
-    @property
-    def num_workers(self) -> int:
-        # The cores that this process may use, as a cluster's scheduler sets them, if known.
-        known = hasattr(os, "sched_getaffinity")
-        return self.workers or (len(os.sched_getaffinity(0)) if known else os.cpu_count() or 1)
-
 
 @dataclass
 class Counts:
@@ -217,7 +211,9 @@ class Packing:
         if progress.position == Position():
             show_documents(source, source_tokenizer)
         chunks = read_chunks(source, progress.position, self.config.chunk_chars)
-        workers = self.config.num_workers
+        # Else the cores that this process may use, as a cluster's scheduler sets them, if known.
+        cores = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))(0)
+        workers = self.config.workers or len(cores)
         encoded = encode_in_order(chunks, self.tokenizer, source_tokenizer, workers)
         with contextlib.closing(encoded):
             for number, chunk in enumerate(encoded, start=1):
@@ -359,8 +355,8 @@ def show_documents(source: Source, tokenizer: TokenizerText | None) -> None:
     texts = as_texts(first, tokenizer.load() if tokenizer else None)
     if tokenizer and ids and (share := share_reproduced(tokenizer.load(), ids)) < LEAST_REPRODUCED:
         raise UserError(
-            f"The token ids of {source.name} are not those of {source.tokenizer}: only {share:.0%} "
-            "of its first documents stay the same when decoded and encoded again; one reads "
+            f"The token ids of {source.name} are not those of {source.tokenizer}: decoded and "
+            f"encoded again {share:.0%} stay the same; one document reads "
             f"{texts[0][:SHOWN_CHARS]!r}. Name the tokenizer that made them (?tokenizer=...)."
         )
     for number, text in enumerate(texts[:DOCUMENTS_SHOWN], start=1):

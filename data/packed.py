@@ -9,7 +9,6 @@ from bosch.data.loader import check_reuse
 from bosch.data.pack import VERSION, PackConfig, pack_documents
 from bosch.data.sources.files import LINES, TEXT
 from bosch.data.sources.open import open_sources
-from bosch.data.sources.source import Source
 from bosch.data.tokenizer_files import TokenizerText, read_source_tokenizer, read_tokenizer
 from bosch.model import find_model
 from bosch.run.errors import UserError
@@ -43,9 +42,19 @@ def make_stage(
     facts: list[dict[str, object]] = []
     for each in opened:
         facts.append({"name": each.source.name, "weight": each.weight})
-        if getattr(each.source, "is_local", True):
-            facts[-1] |= each.source.facts()
-            check_documents(each.source, packing.min_document_tokens)
+        if not getattr(each.source, "is_local", True):
+            continue
+        facts[-1] |= each.source.facts()
+        first = next(iter(next(iter(each.source.read(0)), ())), "")
+        if isinstance(first, str) and "\0" in first[:1_000]:
+            raise UserError(f"{each.source.name}: the first document holds NUL characters.")
+        if each.source.endless and packing.min_document_tokens:
+            texts = ("".join(map(str, text)) for text in islice(each.source.read(0), 1_000))
+            if max(len(text.encode()) for text in texts) < packing.min_document_tokens:
+                raise UserError(  # a token is a byte or more
+                    f"min_document_tokens is {packing.min_document_tokens:,}, and "
+                    f"{each.source.name} has no documents so long; choose less."
+                )
 
     def read_ending() -> TokenizerText:
         text = read_tokenizer(model)
@@ -85,19 +94,3 @@ def check_sources(config: Config, run_path: Path, stages: Sequence[Stage]) -> No
             f"{sources[0].name} has {num_bytes:,} bytes of text, too few for "
             f"{config.data.tokens:,} tokens; pass --data.tokens {num_bytes // 5}, or more text."
         )
-
-
-def check_documents(source: Source, least_tokens: int) -> None:
-    """Refuse, before work begins, a source whose first document is no text, and an endless one
-    whose documents are all left out."""
-    first = next(iter(next(iter(source.read(0)), ())), "")
-    if isinstance(first, str) and "\0" in first[:1_000]:
-        raise UserError(f"{source.name}: the first document holds NUL characters; it is no text.")
-    if source.endless and least_tokens:
-        documents = islice(source.read(0), 1_000)
-        longest = max(len("".join(map(str, document)).encode()) for document in documents)
-        if longest < least_tokens:  # a token is a byte or more
-            raise UserError(
-                f"min_document_tokens is {least_tokens:,}, and {source.name} has no documents so "
-                "long; choose less."
-            )

@@ -134,9 +134,6 @@ def too_short(task: str, length: int, reason: str) -> DoesNotFitError:
     )
 
 
-# ------------------------------------------------------------------------------ variable tracking
-
-
 def chains(draws: Draws, length: int, count: Count, files: "Files") -> Callable[[int], Built]:
     """A chain of assignments in noise, below an example of one."""
 
@@ -176,9 +173,6 @@ def chains(draws: Draws, length: int, count: Count, files: "Files") -> Callable[
     return lambda index: until_it_fits("vt", length, size, step, build, count)
 
 
-# ----------------------------------------------------------------------------------- common words
-
-
 def common_words(draws: Draws, length: int, count: Count, files: "Files") -> Callable[[int], Built]:
     """A numbered list in which ten words are more frequent, below an example of one."""
     words = list(wonderwords_words())
@@ -207,9 +201,6 @@ def common_words(draws: Draws, length: int, count: Count, files: "Files") -> Cal
 
 def numbered(words: Sequence[str]) -> str:
     return " ".join(f"{number}. {word}" for number, word in enumerate(words, 1))
-
-
-# ----------------------------------------------------------------------------- frequent coded words
 
 
 def coded_words(draws: Draws, length: int, count: Count, files: "Files") -> Callable[[int], Built]:
@@ -251,9 +242,6 @@ def coded_words(draws: Draws, length: int, count: Count, files: "Files") -> Call
     return sample
 
 
-# -------------------------------------------------------------------------------------- documents
-
-
 @dataclass(frozen=True)
 class Question:
     text: str
@@ -262,10 +250,7 @@ class Question:
     more: tuple[int, ...]  # of those beside them, which come before any others
 
 
-@dataclass(frozen=True)
-class Corpus:
-    documents: list[str]  # sorted, distinct
-    questions: list[Question]
+Corpus = tuple[list[str], list[Question]]  # documents, sorted and distinct; questions
 
 
 @dataclass(frozen=True)
@@ -277,7 +262,7 @@ class Files:
     words: Path | None = None  # english_words.json
 
     def questions(self, task: str) -> Corpus:
-        option, path = {"qa_1": ("--squad", self.squad), "qa_2": ("--hotpot", self.hotpot)}[task]
+        option, path = ("--squad", self.squad) if task == "qa_1" else ("--hotpot", self.hotpot)
         return read_corpus(option, need(option, path, task))
 
     def english_words(self) -> list[str]:
@@ -287,8 +272,7 @@ class Files:
 
 SOURCES = {
     "--squad": "SQuAD 2.0's dev-v2.0.json (rajpurkar.github.io/SQuAD-explorer, CC BY-SA 4.0)",
-    "--hotpot": "HotpotQA's hotpot_dev_distractor_v1.json (CC BY-SA 4.0; on the hub in "
-    "namlh2004/hotpotqa)",
+    "--hotpot": "HotpotQA's hotpot_dev_distractor_v1.json (CC BY-SA 4.0; hf namlh2004/hotpotqa)",
     "--english-words": "RULER's english_words.json (scripts/data/synthetic/json)",
 }
 
@@ -325,36 +309,32 @@ def squad(content: Any) -> Corpus:
         for place, paragraph in enumerate(article):
             more = (*numbers[:place], *numbers[place + 1 :])
             for asked in paragraph["qas"]:
-                answers = tuple(answer["text"] for answer in asked["answers"])
                 if not asked["is_impossible"]:
-                    gold = (numbers[place],)
-                    questions.append(Question(asked["question"], answers, gold, more))
-    return Corpus(texts, questions)
+                    answers = tuple(answer["text"] for answer in asked["answers"])
+                    questions.append(Question(asked["question"], answers, (numbers[place],), more))
+    return texts, questions
 
 
 def hotpot(content: Any) -> Corpus:
-    shown = [
-        [f"{title}\n{''.join(sentences)}" for title, sentences in item["context"]]
+    def shown(item: Any) -> list[str]:
+        return [f"{title}\n{''.join(sentences)}" for title, sentences in item["context"]]
+
+    texts = sorted({text for item in content for text in shown(item)})
+    number = {text: index for index, text in enumerate(texts)}
+    return texts, [
+        Question(item["question"], (item["answer"],), tuple(number[t] for t in shown(item)), ())
         for item in content
     ]
-    texts = sorted({text for found in shown for text in found})
-    number = {text: index for index, text in enumerate(texts)}
-    questions = [
-        Question(item["question"], (item["answer"],), tuple(number[text] for text in found), ())
-        for item, found in zip(content, shown, strict=True)
-    ]
-    return Corpus(texts, questions)
 
 
 def documents(
     task: str, draws: Draws, length: int, count: Count, files: Files
 ) -> Callable[[int], Built]:
     """A question on documents of which some hold the answer."""
-    corpus = files.questions(task)
-    texts = corpus.documents
+    texts, questions = files.questions(task)
 
     def build(index: int, num_documents: int) -> Built:
-        question = corpus.questions[index]
+        question = questions[index]
         gold, more = question.gold, question.more
         num_others = num_documents - len(gold)
         if num_documents >= len(texts):
@@ -377,10 +357,8 @@ def documents(
     size = largest(lambda n: count(build(0, n).text) <= room, 10, high)
 
     def sample(index: int) -> Built:
-        if index >= len(corpus.questions):
-            raise UserError(
-                f"{task} has {len(corpus.questions)} questions; ask for no more samples."
-            )
+        if index >= len(questions):
+            raise UserError(f"{task} has {len(questions)} questions; ask for no more samples.")
         return until_it_fits(task, length, size, 10, lambda n: build(index, n), count)
 
     return sample

@@ -3,6 +3,7 @@
 import contextlib
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -22,42 +23,40 @@ NETWORK_ERRORS = (
 )
 
 
+@dataclass
 class HubSource:
     """Rows of one split, at one commit."""
 
+    dataset: str
+    config: str | None = None
+    split: str = "train"
+    field: str = "text"
+    revision: str | None = None
+    streaming: bool = True
+    tokenizer: str | None = None
+
     endless = False
 
-    def __init__(
-        self,
-        dataset: str,
-        config: str | None = None,
-        split: str = "train",
-        field: str = "text",
-        revision: str | None = None,
-        streaming: bool = True,
-        tokenizer: str | None = None,
-    ):
-        if not dataset:
+    def __post_init__(self) -> None:
+        if not self.dataset:
             raise UserError("hf: needs the id of a dataset, as in hf:allenai/c4?config=en.")
-        self.dataset, self.config, self.split, self.field = dataset, config, split, field
-        self.revision, self.streaming, self.tokenizer = revision, streaming, tokenizer
         options = {
-            "config": config,
-            "tokenizer": tokenizer,
-            "split": None if split == "train" else split,
-            "field": None if field == "text" else field,
+            "config": self.config,
+            "tokenizer": self.tokenizer,
+            "split": None if self.split == "train" else self.split,
+            "field": None if self.field == "text" else self.field,
         }
+        folder = Path(self.dataset)
         # Everything that determines the rows: a stage identifies the source by this name before
         # the hub is asked.
-        self.name = write_address(f"hf:{dataset}", options | {"revision": revision})
-        name_of_copy = write_address(f"hf:{Path(dataset).name}", options)
+        self.name = write_address(f"hf:{self.dataset}", options | {"revision": self.revision})
         remedy = (
-            f"{dataset} --local-dir {Path(dataset).name}`, copy that folder here and write "
-            f"{name_of_copy}; or fill the cache there with `python -c "
-            f'"import datasets; datasets.load_dataset({dataset!r}, {config!r})"`, copy the cache '
-            "(HF_HOME) here and add streaming=no."
+            f"{self.dataset} --local-dir {folder.name}`, copy that folder here and write "
+            f"{write_address(f'hf:{folder.name}', options)}; or fill the cache there with `python "
+            f'-c "import datasets; datasets.load_dataset({self.dataset!r}, {self.config!r})"`, '
+            "copy the cache (HF_HOME) here and add streaming=no."
         )
-        self.is_local = Path(dataset).is_dir()
+        self.is_local = folder.is_dir()
         # Around calls into `datasets` only: what it raises has no common class.
         self._asking = partial(asking_the_hub, self.name, None if self.is_local else remedy)
 
@@ -105,8 +104,7 @@ class HubSource:
 
     @property
     def commit(self) -> str | None:
-        """The commit that is read; without a network, the one in the library's cache. None for a
-        local folder."""
+        """The commit that is read; without a network the one in the cache. None for a folder."""
         return None if self.is_local else str(self._builder.hash)
 
     def pin(self, commit: str) -> None:

@@ -13,10 +13,10 @@ ProLong's columns: `input_ids`, and (optional) `indices`, the (start, end) of ea
 sample."""
 
 import functools
-import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -70,8 +70,7 @@ class Shard:
 
 
 class ProLongSource:
-    """The documents of one domain (`prolong-64k/book-65536`), in the order of its folders and
-    shards."""
+    """Documents of one domain (`prolong-64k/book-65536`), in the order of folders and shards."""
 
     endless = False
 
@@ -130,16 +129,14 @@ class ProLongSource:
         self._pinned = commit
 
     def _fetch(self, *patterns: str) -> Path:
-        """The folder that holds the files of these patterns: the copy, or a snapshot of the hub's
-        at one commit, whose files are not downloaded again."""
+        """The folder with the files of these patterns: the copy, or a snapshot of one commit."""
         if self.copy is not None:
             return Path(self.copy)
         from huggingface_hub import snapshot_download
 
         remedy = (
             f"{self.repository} --include '*/proc00-*/*' --local-dir prolong`, copy the folder "
-            "here and add ?folder=prolong to the source (fetch more proc folders for more than a "
-            "few hundred million tokens)."
+            "here and add ?folder=prolong (more proc folders for over 200M tokens)."
         )
         with asking_the_hub(self.repository, remedy):
             folder = snapshot_download(
@@ -152,44 +149,32 @@ class ProLongSource:
         return Path(folder)
 
     def read(self, start: int) -> Iterator[Document]:
-        return read_documents(self.shards, start)
-
-
-def read_documents(shards: Sequence[Shard], start: int) -> Iterator[Document]:
-    """The documents of all samples, from number `start` on."""
-    number = 0
-    for shard in shards:
-        for ids, spans in read_samples(shard):
-            for begin, end in spans:
-                if number >= start:
-                    yield (ids[begin:end],)
-                number += 1
+        samples = (sample for shard in self.shards for sample in read_samples(shard))
+        documents = (ids[begin:end] for ids, spans in samples for begin, end in spans)
+        yield from ((ids,) for ids in islice(documents, start, None))
 
 
 def read_index(path: Path) -> list[Shard]:
+    shards = []
     try:
-        return [describe_shard(path, entry) for entry in json.loads(path.read_bytes())["shards"]]
+        for entry in json.loads(path.read_bytes())["shards"]:
+            file = path_inside(path.parent, entry["raw_data"]["basename"], path, flat=True)
+            kind = (entry["format"], entry["version"], entry["compression"] or None)
+            names, encodings = entry["column_names"], entry["column_encodings"]
+            columns = tuple(zip(names, encodings, entry["column_sizes"], strict=True))
+            if kind != ("mds", 2, None):
+                raise UserError(f"{file} must be mds version 2 without compression, not {kind}.")
+            if "pkl" in encodings:  # reading one can run any code
+                raise UserError(f"{file} has a column that is a pickle, which is refused.")
+            if IDS not in names:
+                raise UserError(f"{file} has no column {IDS!r}, only {', '.join(map(str, names))}.")
+            size, count = int(entry["raw_data"]["bytes"]), int(entry["samples"])
+            shards.append(Shard(file, size, count, columns))
     except UserError:
         raise
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} is no index of MDS shards ({error!r}); fetch it again.") from error
-
-
-def describe_shard(index: Path, entry: dict[str, Any]) -> Shard:
-    path = path_inside(index.parent, entry["raw_data"]["basename"], index, flat=True)
-    if (entry["format"], entry["version"], entry["compression"] or None) != ("mds", 2, None):
-        raise UserError(
-            f"{path} is {entry['format']} version {entry['version']}, compression "
-            f"{entry['compression']}; only mds version 2 without compression can be read."
-        )
-    names, encodings, sizes = (entry[f"column_{kind}"] for kind in ("names", "encodings", "sizes"))
-    for name, encoding in zip(names, encodings, strict=True):
-        if encoding == "pkl":  # reading one can run any code
-            raise UserError(f"{path}: column {name!r} is a pickle, which is refused.")
-    if IDS not in names:
-        raise UserError(f"{path} has no column {IDS!r}, only {', '.join(map(str, names))}.")
-    columns = tuple(zip(names, encodings, sizes, strict=True))
-    return Shard(path, int(entry["raw_data"]["bytes"]), int(entry["samples"]), columns)
+    return shards
 
 
 def read_samples(shard: Shard) -> Iterator[tuple[NDArray[np.uint32], list[tuple[int, int]]]]:
@@ -206,7 +191,7 @@ def read_samples(shard: Shard) -> Iterator[tuple[NDArray[np.uint32], list[tuple[
         ends = [4 + 4 * count, *offsets]
         if stored != shard.num_samples or sorted(ends) != ends or ends[-1] != size:
             raise ValueError(f"its table of samples is not that of {shard.num_samples} samples")
-        for number, (begin, end) in enumerate(itertools.pairwise(offsets)):
+        for number, (begin, end) in enumerate(pairwise(offsets)):
             where = f"sample {number}: "
             yield read_sample(data[begin:end], shard)
     except (ValueError, IndexError, KeyError, TypeError, OverflowError) as error:

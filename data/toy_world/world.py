@@ -1,9 +1,7 @@
-"""A seeded world: people, places and words of one split, and prose about them from a small grammar
-that is rich enough for haystacks not to repeat.
+"""A seeded world: people, places and words of one split, and prose about them from a small grammar.
 
 Every name and every key word belongs to exactly one of three splits, by a checksum of its text. A
-model trained on the `train` world has never seen a person, a place or a key of the `test` world,
-though it knows all their syllables.
+model trained on the `train` world has never seen a person, a place or a key of the `test` world.
 """
 
 import random
@@ -30,8 +28,7 @@ for _block in (FOLDER / "words.txt").read_text().split("\n\n"):
     WORDS[_name] = tuple(" ".join(_words.split()).split(", " if "," in _words else " "))
 ADJECTIVES, NOUNS = WORDS["adjectives"], WORDS["nouns"]
 
-# Three lines a topic: its name and what one finds there, what people do there, and what is said of
-# it.
+# Three lines a topic: its name and what one finds there, what people do there, what is said of it.
 TOPICS: dict[str, tuple[Words, Words, Words]] = {}
 _lines = (FOLDER / "topics.txt").read_text().splitlines()
 for _first, _deeds, _sayings in zip(_lines[::3], _lines[1::3], _lines[2::3], strict=True):
@@ -42,16 +39,7 @@ _ONSETS = "b br d dr f fl g gr h j k kl l m n p pl r s sk st t tr v w z".split()
 _VOWELS = "a e i o u ai or an el in ar".split()
 SYLLABLES = tuple(onset + vowel for onset in _ONSETS for vowel in _VOWELS)[::3]  # about a hundred
 PLACE_ENDINGS = tuple("by dale ford ham ley mere mouth port stead ton vale wick".split())
-SENTENCES = (
-    "{time} {who} {deed} the {adjective} {thing}.",
-    "In {where} the {topic} was {adjective}, {reason} {saying}.",
-    "{who} {deed} {thing} and {other} {reason} {saying}.",
-    "The {adjective} {thing} of the {topic} came from {where}.",
-    "Nobody in {where} {deed} the {thing} as well as {who}.",
-    "{time} the {other} were {adjective}, and {saying}.",
-    "{who} wrote to {friend} that {saying}.",
-    "People said the {topic} near {where} had too many {thing}.",
-)
+SENTENCES = (FOLDER / "sentences.txt").read_text().splitlines()
 
 
 def split_of(text: str) -> str:

@@ -30,7 +30,14 @@ from bosch.data.calibration import (
     gather_material,
     write_set,
 )
-from bosch.data.needles import NEEDLE_PATTERN, PAPER_TASKS, TASKS, TOY_SIZES, build_examples
+from bosch.data.needles import (
+    NEEDLE_PATTERN,
+    PAPER_TASKS,
+    TASKS,
+    TOY_SIZES,
+    Material,
+    build_examples,
+)
 from bosch.data.toy_world.world import ToyEssays, World
 from bosch.run.errors import UserError
 from tests import odd_tokenizers
@@ -86,11 +93,11 @@ def test_answers_follow_as_the_model_reads_them_where_a_tokenizer_begins_with_a_
 def test_set_shares_nothing_with_the_toy_test_set(
     contexts: list[ContextText], tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    essays, words = ToyEssays("test", 42), World("test", 42).key_words
+    material = Material(ToyEssays("test", 42), World("test", 42).key_words, TOY_SIZES)
     texts = [
         example.prompt
         for name in PAPER_TASKS
-        for example in build_examples(TASKS[name], 512, 4, 42, tokenizer, essays, words, TOY_SIZES)
+        for example in build_examples(TASKS[name], 512, 4, 42, tokenizer, material)
     ]
     own = [context.text for context in contexts]
     assert check_disjoint(own, texts) == 24

@@ -4,6 +4,7 @@ decoded."""
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -17,8 +18,8 @@ from bosch.data.encode import (
     Chunk,
     Encoder,
     Position,
+    as_texts,
     cut_document,
-    decode_documents,
     encode_in_order,
     read_chunks,
     share_reproduced,
@@ -77,17 +78,21 @@ def test_pieces_are_the_text_and_do_not_depend_on_the_blocks_it_came_in(
 ) -> None:
     ends = [0, *np.cumsum(blocks).tolist(), len(text)]
     parts = [text[a:b] for a, b in pairwise(ends) if a < b]
-    pieces = list(cut_document(parts, limit))
+    with mock.patch.object(encode, "PIECE_CHARS", limit):
+        pieces, of_one_block = list(cut_document(parts)), list(cut_document([text]))
     assert "".join(str(piece) for piece, _ in pieces) == text
     assert all(len(piece) <= limit for piece, _ in pieces)
     assert [is_last for _, is_last in pieces] == [False] * (len(pieces) - 1) + [True]
-    assert pieces == list(cut_document([text], limit))
+    assert pieces == of_one_block
 
 
-def test_a_text_cut_at_line_ends_has_the_tokens_of_the_whole(model: TokenizerText) -> None:
+def test_a_text_cut_at_line_ends_has_the_tokens_of_the_whole(
+    model: TokenizerText, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = "\n\n".join(TEXTS[:20])
     whole = Encoder(model, None).encode(chunk_of([text])).ids
-    pieces = [str(piece) for piece, _ in cut_document([text], 500)]
+    monkeypatch.setattr(encode, "PIECE_CHARS", 500)
+    pieces = [str(piece) for piece, _ in cut_document([text])]
     assert len(pieces) > 20
     rest = [False] * (len(pieces) - 1)
     chunk = Chunk(list(pieces), [True, *rest], [*rest, True], Position(1))
@@ -141,13 +146,9 @@ def test_document_cut_within_a_character_loses_only_what_is_left_of_it(
 ) -> None:
     tokenizer = llama.load()
     ids = ids_of(tokenizer, "naïve 😀 end")
-    texts = {
-        decode_documents(tokenizer, [ids[a:b]])[0]
-        for a in range(len(ids))
-        for b in range(a + 1, len(ids))
-    }
-    assert all("\ufffd" not in (text[:1], text[-1:]) for text in texts)
-    assert decode_documents(tokenizer, [ids]) == ["naïve 😀 end"]
+    parts = [ids[a:b] for a in range(len(ids)) for b in range(a + 1, len(ids))]
+    assert all("\ufffd" not in (t[:1], t[-1:]) for t in as_texts(parts, tokenizer))
+    assert as_texts([ids], tokenizer) == ["naïve 😀 end"]
 
 
 def test_ids_of_another_tokenizer_are_recognized_by_encoding_them_again(

@@ -6,10 +6,11 @@ import re
 import shutil
 import string
 import uuid
+from collections import namedtuple
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -23,6 +24,7 @@ from bosch.data.needles import (
     TASKS,
     TOY_SIZES,
     DoesNotFitError,
+    Material,
     NeedleExample,
     NeedleTask,
     ask_other_keys,
@@ -50,8 +52,7 @@ def essay_words() -> list[str]:
 @pytest.fixture(scope="module")
 def essays(essay_words: list[str]) -> Essays:
     """Essays whose sentences end at full stops."""
-    text = " ".join(essay_words)
-    ends = [i + 1 for i, character in enumerate(text) if character == "."]
+    ends = [match.end() for match in re.finditer(r"\.", " ".join(essay_words))]
     return Essays(essay_words, SentenceEnds(ends, {}), "generated", "")
 
 
@@ -77,9 +78,9 @@ Build = Callable[..., list[NeedleExample]]
 
 @pytest.fixture(scope="module")
 def build(tokenizer: PreTrainedTokenizerFast, essays: Essays) -> Build:
-    def build(task: NeedleTask | str, length: int, count: int, seed: int = 42, *rest: Any) -> Any:
-        task = TASKS[task] if isinstance(task, str) else task
-        return build_examples(task, length, count, seed, tokenizer, essays, WORDS, *rest)
+    def build(name: str, length: int, count: int, seed: int = 42, *sizes: Any) -> Any:
+        material = Material(essays, WORDS, *sizes)
+        return build_examples(TASKS[name], length, count, seed, tokenizer, material)
 
     return build
 
@@ -87,17 +88,9 @@ def build(tokenizer: PreTrainedTokenizerFast, essays: Essays) -> Build:
 # The reimplementation: the steps of the specification. It shares no code with the builder.
 
 
-class Specified(NamedTuple):
-    haystack: str
-    key: str
-    value: str
-    k: int
-    q: int
-    v: int
-
-
 FIELDS = ("index", "input", "answer_prefix", "outputs", "length")
-# The table of spec/eval.md 1.1.
+# The table of spec/eval.md 1.1: haystack, keys, values, and the numbers k, q and v.
+Specified = namedtuple("Specified", "haystack key value k q v")
 SPECIFIED = {
     "niah_single_1": Specified("noise", "words", "numbers", 1, 1, 1),
     "niah_single_2": Specified("essay", "words", "numbers", 1, 1, 1),
@@ -122,9 +115,8 @@ def slow_rows(
     rng = random.Random(seed)
     k = max(task.k, task.q)
     needle_form = "One of the special magic {type} for {key} is: {value}."
-    noise = (
-        "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
-    )
+    noise = "The grass is green. The sky is blue. The sun is yellow. Here we go. "
+    noise += "There and back again."
 
     def random_thing(kind: str) -> str:
         if kind == "numbers":
@@ -225,12 +217,7 @@ def rows_of(examples: list[NeedleExample]) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("name", TASKS)
 @pytest.mark.parametrize(("length", "seed"), [(1900, 42), (4095, 7), (4096, 42), (6000, 0)])
 def test_examples_are_those_of_the_slow_reimplementation(
-    name: str,
-    length: int,
-    seed: int,
-    tokenizer: PreTrainedTokenizerFast,
-    build: Build,
-    essay_words: list[str],
+    name: str, length: int, seed: int, tokenizer: Any, build: Build, essay_words: list[str]
 ) -> None:
     arguments = (SPECIFIED[name], length, 4, seed, tokenizer.tokenize, essay_words)
     expected = slow_rows(*arguments, cut_at_full_stops)
@@ -244,21 +231,19 @@ def test_examples_are_those_of_the_slow_reimplementation(
 def test_examples_where_the_smallest_haystack_fits_only_sometimes_are_drawn_until_it_does(
     tokenizer: PreTrainedTokenizerFast, essays: Essays, build: Build, essay_words: list[str]
 ) -> None:
-    task = TASKS["niah_single_3"]
+    name = "niah_single_3"
+    task = TASKS[name]
     rng = random.Random(1)
     prompts = [write_example(task, 500, rng, 1, WORDS, essays).prompt for _ in range(30)]
     lengths = sorted(len(tokenizer.tokenize(prompt)) + 128 for prompt in prompts)
     tight = lengths[6]
     assert tight < lengths[-1]
-    arguments = (SPECIFIED[task.name], tight, 8, 42, tokenizer.tokenize, essay_words)
-    assert rows_of(build(task, tight, 8)) == slow_rows(*arguments, cut_at_full_stops)
+    arguments = (SPECIFIED[name], tight, 8, 42, tokenizer.tokenize, essay_words)
+    assert rows_of(build(name, tight, 8)) == slow_rows(*arguments, cut_at_full_stops)
 
 
 def test_examples_on_the_shared_essays_are_those_of_sent_tokenize(
-    shared_data: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    tokenizer: PreTrainedTokenizerFast,
+    shared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokenizer: Any
 ) -> None:
     nltk = pytest.importorskip("nltk", reason="the slow form cuts essays with nltk")
     essays = read_essays(shared_data / "pg_essays.json")
@@ -267,7 +252,8 @@ def test_examples_on_the_shared_essays_are_those_of_sent_tokenize(
     lengths = {"niah_single_2": 4000, "niah_multikey_1": 6000, "niah_multivalue": 9000}
     for name, length in lengths.items():
         arguments = (SPECIFIED[name], length, 3, 42, tokenizer.tokenize, essays.words)
-        examples = build_examples(TASKS[name], length, 3, 42, tokenizer, essays, WORDS)
+        material = Material(essays, WORDS)
+        examples = build_examples(TASKS[name], length, 3, 42, tokenizer, material)
         assert rows_of(examples) == slow_rows(*arguments, nltk.sent_tokenize)
 
 
@@ -284,7 +270,7 @@ def test_a_tokenizer_that_cannot_spell_a_needle_is_refused(essays: Essays) -> No
     signs = {sign: i for i, sign in enumerate([*" .:-", *string.ascii_letters])}
     lacking = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE(signs, [])))
     with pytest.raises(UserError, match="0123456789-abcdef"):
-        build_examples(TASKS["niah_single_1"], 4096, 1, 42, lacking, essays, WORDS)
+        build_examples(TASKS["niah_single_1"], 4096, 1, 42, lacking, Material(essays, WORDS))
 
 
 def test_lengths_are_what_tokenize_counts_whatever_the_tokenizer_file_asks_for(
@@ -294,10 +280,10 @@ def test_lengths_are_what_tokenize_counts_whatever_the_tokenizer_file_asks_for(
     cutting = PreTrainedTokenizerFast.from_pretrained(tmp_path)
     cutting.backend_tokenizer.enable_truncation(64)
     cutting.backend_tokenizer.enable_padding(length=64)
-    examples = build_examples(TASKS["niah_multikey_1"], 4096, 3, 42, cutting, essays, WORDS)
-    assert examples == build("niah_multikey_1", 4096, 3)
-    for example in examples:
-        assert example.length == len(tokenizer.tokenize(example.prompt)) + 128
+    task, material = TASKS["niah_multikey_1"], Material(essays, WORDS)
+    examples = build_examples(task, 4096, 3, 42, cutting, material)
+    assert examples == build(task.name, 4096, 3)
+    assert examples[0].length == len(tokenizer.tokenize(examples[0].prompt)) + 128
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -319,13 +305,12 @@ def test_other_keys_of_a_context_can_be_asked_too(essays: Essays) -> None:
     example = write_example(task, 300, random.Random(2), 2, WORDS, essays)
     others = ask_other_keys(task, example)
     values = dict(example.pairs)
-    assert len(others) == 2
     keys = [key for key in example.keys if key != example.queries[0]]
+    assert len(keys) == 2
     for key, question in zip(keys, others, strict=True):
-        assert question.text == (
-            f"What is the special magic uuid for {key} mentioned in the provided text?"
-        )
-        assert question.answer_prefix == example.answer_prefix.replace(example.queries[0], key)
+        prefix = example.answer_prefix.replace(example.queries[0], key)
+        asked = f"What is the special magic uuid for {key} mentioned in the provided text?"
+        assert question.prompt == asked + prefix
         assert question.outputs == (values[key],)
 
 
