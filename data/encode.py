@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from bosch.data.loader import map_in_threads
 from bosch.data.sources.source import Block, Source
-from bosch.data.threads import map_in_threads
 from bosch.data.tokenizer_files import TokenizerText
 from bosch.run.errors import UserError
 

@@ -1,16 +1,16 @@
 """Batches of packed tokens as a pure function of the step: nothing to save, nothing to restore.
 
-    tokens = open_tokens(folder, tokenizer_hash)
-    loader = Loader(tokens, batch_sequences=64)
-    make = lambda step: loader.batch(step, rank, world)
-    for step, batch in prefetch(make, range(first, last)): ...
+    loader = Loader(open_tokens(folder, tokenizer_hash), batch_sequences=64)
+    batches = prefetch(lambda step: loader.batch(step, rank, world), range(first, last))
 
 The sequences of a step, over all ranks together, do not depend on the number of ranks. A batch
 marks its document ends in three ways: `cu_seqlens`, position ids that restart at 0, and labels that
 predict nothing across an end."""
 # B sequences of a rank, T tokens
 
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from bosch.data.threads import map_in_threads
 from bosch.data.token_files import (
     DOC_ENDS,
     HELD_OUT,
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
 
 IGNORED = -100  # a label that is no target, as torch's cross entropy has it
 
+In = TypeVar("In")
 T = TypeVar("T")
 
 
@@ -237,3 +237,20 @@ def prefetch(
     """(step, make(step)) for each step, made in a thread up to two steps early. An error is raised
     at its step."""
     return map_in_threads(lambda step: (step, make(step)), steps, num_threads=1, num_ahead=2)
+
+
+def map_in_threads(
+    function: Callable[[In], T], items: Iterable[In], num_threads: int, num_ahead: int
+) -> Generator[T, None, None]:
+    """function(item) for each item, in order, computed up to `num_ahead` items early. An error is
+    raised at its item."""
+    pending: deque[Future[T]] = deque()
+    with ThreadPoolExecutor(num_threads) as pool:
+        try:
+            for item in items:
+                pending.append(pool.submit(function, item))
+                if len(pending) > num_ahead:
+                    yield pending.popleft().result()
+            yield from (future.result() for future in pending)
+        finally:
+            pool.shutdown(cancel_futures=True)

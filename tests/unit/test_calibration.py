@@ -5,7 +5,6 @@ import json
 import re
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -20,6 +19,7 @@ from bosch.calibration import (
     read_calibration,
     write_calibration,
 )
+from bosch.data import needles
 from bosch.data.calibration import (
     FACTS,
     CalibrationSettings,
@@ -29,14 +29,6 @@ from bosch.data.calibration import (
     encode,
     gather_material,
     write_set,
-)
-from bosch.data.needles import (
-    NEEDLE_PATTERN,
-    PAPER_TASKS,
-    TASKS,
-    TOY_SIZES,
-    Material,
-    build_examples,
 )
 from bosch.data.toy_world.world import ToyEssays, World
 from bosch.run.errors import UserError
@@ -60,7 +52,7 @@ def test_answers_and_needles_are_where_the_set_says_and_fill_the_length(
     contexts: list[ContextText], tokenizer: PreTrainedTokenizerFast
 ) -> None:
     # Equal shares; the remainder goes to the first tasks.
-    shares = dict(zip(PAPER_TASKS, [3, 3, 2, 2, 2, 2], strict=True))
+    shares = dict(zip(needles.PAPER_TASKS, [3, 3, 2, 2, 2, 2], strict=True))
     assert Counter(context.task for context in contexts) == shares
     for context in contexts:
         haystack = encode(context, tokenizer)
@@ -93,15 +85,17 @@ def test_answers_follow_as_the_model_reads_them_where_a_tokenizer_begins_with_a_
 def test_set_shares_nothing_with_the_toy_test_set(
     contexts: list[ContextText], tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    material = Material(ToyEssays("test", 42), World("test", 42).key_words, TOY_SIZES)
+    material = needles.Material(
+        ToyEssays("test", 42), World("test", 42).key_words, needles.TOY_SIZES
+    )
     texts = [
         example.prompt
-        for name in PAPER_TASKS
-        for example in build_examples(TASKS[name], 512, 4, 42, tokenizer, material)
+        for name in needles.PAPER_TASKS
+        for example in needles.build_examples(needles.TASKS[name], 512, 4, 42, tokenizer, material)
     ]
     own = [context.text for context in contexts]
     assert check_disjoint(own, texts) == 24
-    leaked = NEEDLE_PATTERN.search(own[5])
+    leaked = needles.NEEDLE_PATTERN.search(own[5])
     assert leaked is not None
     with pytest.raises(UserError, match="test example 2"):
         check_disjoint(own, [texts[0], f"The grass is green. {leaked[0]} The sky is blue."])
@@ -127,30 +121,24 @@ def test_set_is_written_with_hashes_and_the_same_bytes_for_the_same_seed_alone(
     assert not values[0] & values[1]
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("ids", [1, 2, 3]),  # fewer than the texts have
-        ("ends", [6, 4]),
-        ("questions", [[0, 1, 2, 0, 2], [1, 1, 3, 0, 1]]),  # beyond its end
-    ],
-)
-def test_damaged_set_is_one_sentence_that_names_the_file(
-    tmp_path: Path, name: str, value: Any
-) -> None:
+def test_damaged_set_is_one_sentence_that_names_the_file(tmp_path: Path) -> None:
     ids = torch.arange(6)
     question = Question(range(1, 2), range(2), "niah_single_1")
     texts = [Haystack(ids[:4], (question,)), Haystack(ids[4:], (question,))]
     write_calibration(tmp_path, Calibration(texts))
     path = tmp_path / FILE
     assert [h.questions for h in read_calibration(tmp_path).haystacks] == [(question,)] * 2
-    tensors = load_file(path) | {name: torch.tensor(value)}
-    save_file(tensors, path, {"tasks": json.dumps(["niah_single_1"] * 2)})
-    with pytest.raises(UserError, match=str(path)):
-        read_calibration(tmp_path)
-    path.write_bytes(b"{")
-    with pytest.raises(UserError, match=str(path)):
-        read_calibration(tmp_path)
+    whole = load_file(path)
+    beyond_its_end = [[0, 1, 2, 0, 2], [1, 1, 3, 0, 1]]
+    # Fewer ids than the texts have, and a question beyond the end of its text.
+    damage = {"ids": [1, 2, 3], "ends": [6, 4], "questions": beyond_its_end, "file": []}
+    for name, value in damage.items():
+        tensors = whole | {name: torch.tensor(value)}
+        save_file(tensors, path, {"tasks": json.dumps(["niah_single_1"] * 2)})
+        if name == "file":
+            path.write_bytes(b"{")
+        with pytest.raises(UserError, match=str(path)):
+            read_calibration(tmp_path)
 
 
 def test_real_essays_give_another_region_than_the_test_set(
@@ -158,9 +146,7 @@ def test_real_essays_give_another_region_than_the_test_set(
 ) -> None:
     pytest.importorskip("wonderwords")
     essays = shared_data / "pg_essays.json"
-    settings = CalibrationSettings(
-        1, 5000, 1, ("niah_single_2",), str(essays), str(shared_data / "punkt_tab")
-    )
+    settings = CalibrationSettings(1, 5000, 1, ("niah_single_2",), str(essays))
     (context,) = build_contexts(settings, gather_material(settings), tokenizer)
     text = json.loads(essays.read_text())["text"]
     first_words = " ".join(text.split()[:8])

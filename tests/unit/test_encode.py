@@ -2,7 +2,6 @@
 decoded."""
 
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -20,12 +19,9 @@ from bosch.data.encode import (
     Position,
     as_texts,
     cut_document,
-    encode_in_order,
-    read_chunks,
     share_reproduced,
 )
 from bosch.data.pack import LEAST_REPRODUCED
-from bosch.data.sources.files import FileSource
 from bosch.data.tokenizer_files import TokenizerText, describe_tokenizer, read_source_tokenizer
 from bosch.data.toy_world.documents import write_document
 from bosch.run.errors import UserError
@@ -112,22 +108,6 @@ def test_documents_get_their_end_token_and_empty_ones_nothing(model: TokenizerTe
     ids = Encoder(with_begin, None).encode(chunk_of(["one"])).ids
     assert (ids[0], ids[-1]) == (3, 0)
     assert with_begin.hash != model.hash
-
-
-def test_any_number_of_threads_gives_what_one_encoder_gives(
-    model: TokenizerText, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(encode, "PIECE_CHARS", 900)
-    for number, text in enumerate(TEXTS):
-        (tmp_path / f"{number:03}.txt").write_text(text)
-    chunks = list(read_chunks(FileSource(tmp_path), Position(), chunk_chars=5000))
-    expected = [Encoder(model, None).encode(chunk) for chunk in chunks]
-    assert len(expected) > 10
-    for workers in (1, 3):
-        found = encode_in_order(iter(chunks), model, None, workers)
-        for one, other in zip(expected, found, strict=True):
-            np.testing.assert_array_equal(one.ids, other.ids)
-            assert one.after == other.after
 
 
 def test_foreign_ids_are_decoded_and_encoded_again(

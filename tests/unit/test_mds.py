@@ -23,11 +23,10 @@ def pack_array(values: list[Any], code: str, encoding: str) -> bytes:
     flat = [x for row in values for x in row] if values and isinstance(values[0], list) else values
     shape = [len(values), len(values[0])] if flat is not values else [len(values)]
     body = struct.pack(f"<{len(flat)}{code}", *flat)
-    head = b""
-    parts = encoding.split(":")
-    if len(parts) < 2:
+    head, told = b"", encoding.count(":")
+    if told < 1:
         head += bytes([{"H": 16, "i": 33, "I": 32, "q": 65, "B": 8}[code]])
-    if len(parts) < 3:
+    if told < 2:
         width, letter = (0, "B") if max(shape) < 256 else (1, "H")
         head += bytes([len(shape) * 4 + width]) + struct.pack(f"<{len(shape)}{letter}", *shape)
     return head + body
@@ -90,16 +89,16 @@ def sample_of(documents: list[list[int]]) -> dict[str, bytes]:
     }
 
 
-def write_domain(
-    folder: Path, documents: list[list[int]], per_sample: int = 3, per_shard: int = 2
-) -> None:
-    starts = range(0, len(documents), per_sample)
-    samples = [sample_of(documents[i : i + per_sample]) for i in starts]
-    shards = [
-        write_shard(folder, samples[i : i + per_shard], COLUMNS, f"shard.{i:05}.mds")
-        for i in range(0, len(samples), per_shard)
-    ]
-    write_index(folder, shards)
+def write_domain(folder: Path, documents: list[list[int]]) -> None:
+    """Three documents a sample, two samples a shard."""
+    samples = [sample_of(documents[i : i + 3]) for i in range(0, len(documents), 3)]
+    write_index(
+        folder,
+        [
+            write_shard(folder, samples[i : i + 2], COLUMNS, f"shard.{i:05}.mds")
+            for i in range(0, len(samples), 2)
+        ],
+    )
 
 
 def documents_in(folder: Path, start: int = 0) -> list[list[int]]:

@@ -3,7 +3,6 @@ texts."""
 
 import random
 import re
-import shutil
 import string
 import uuid
 from collections import namedtuple
@@ -18,7 +17,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from bosch.data.essays import Essays, SentenceEnds, read_essays
+from bosch.data.essays import Essays, SentenceEnds
 from bosch.data.needles import (
     PAPER_TASKS,
     TASKS,
@@ -110,7 +109,6 @@ def slow_rows(
     seed: int,
     tokenize: Callable[[str], list[str]],
     essay_words: list[str],
-    cut: Callable[[str], list[str]],
 ) -> list[dict[str, Any]]:
     rng = random.Random(seed)
     k = max(task.k, task.q)
@@ -140,7 +138,7 @@ def slow_rows(
             words = essay_words
             while len(words) < num_haystack:
                 words = words + essay_words
-            sentences = cut(" ".join(words[:num_haystack]).strip())
+            sentences = cut_at_full_stops(" ".join(words[:num_haystack]).strip())
             depths = rng.sample([round(i * 100 / 39) for i in range(40)], len(needles))
             positions = sorted(int(len(sentences) * (depth / 100)) for depth in depths)
             parts, before = [], 0
@@ -220,7 +218,7 @@ def test_examples_are_those_of_the_slow_reimplementation(
     name: str, length: int, seed: int, tokenizer: Any, build: Build, essay_words: list[str]
 ) -> None:
     arguments = (SPECIFIED[name], length, 4, seed, tokenizer.tokenize, essay_words)
-    expected = slow_rows(*arguments, cut_at_full_stops)
+    expected = slow_rows(*arguments)
     rows = rows_of(build(name, length, 4, seed))
     assert tuple(TASKS) == tuple(SPECIFIED)
     assert tuple(SPECIFIED)[:6] == PAPER_TASKS
@@ -239,22 +237,7 @@ def test_examples_where_the_smallest_haystack_fits_only_sometimes_are_drawn_unti
     tight = lengths[6]
     assert tight < lengths[-1]
     arguments = (SPECIFIED[name], tight, 8, 42, tokenizer.tokenize, essay_words)
-    assert rows_of(build(name, tight, 8)) == slow_rows(*arguments, cut_at_full_stops)
-
-
-def test_examples_on_the_shared_essays_are_those_of_sent_tokenize(
-    shared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokenizer: Any
-) -> None:
-    nltk = pytest.importorskip("nltk", reason="the slow form cuts essays with nltk")
-    essays = read_essays(shared_data / "pg_essays.json")
-    shutil.copytree(shared_data / "punkt_tab", tmp_path / "tokenizers" / "punkt_tab")
-    monkeypatch.setattr(nltk.data, "path", [str(tmp_path)])
-    lengths = {"niah_single_2": 4000, "niah_multikey_1": 6000, "niah_multivalue": 9000}
-    for name, length in lengths.items():
-        arguments = (SPECIFIED[name], length, 3, 42, tokenizer.tokenize, essays.words)
-        material = Material(essays, WORDS)
-        examples = build_examples(TASKS[name], length, 3, 42, tokenizer, material)
-        assert rows_of(examples) == slow_rows(*arguments, nltk.sent_tokenize)
+    assert rows_of(build(name, tight, 8)) == slow_rows(*arguments)
 
 
 def test_a_length_that_no_haystack_fits_is_refused_with_one_that_would(build: Build) -> None:

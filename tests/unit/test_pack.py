@@ -1,11 +1,14 @@
 """Packing is exact: every token is stored once and in order, or counted as dropped; the bytes do
-not depend on workers."""
+not depend on workers or interruptions, and damage is named."""
 
 import os
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import datasets
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -17,19 +20,13 @@ from bosch.data.pack import PackConfig, pack_documents
 from bosch.data.sources.files import FileSource
 from bosch.data.sources.hub import HubSource
 from bosch.data.sources.source import WeightedSource
-from bosch.data.token_files import (
-    DOC_ENDS,
-    HELD_OUT,
-    HELD_OUT_DOC_ENDS,
-    ORDER,
-    SUMMARY,
-    TOKENS,
-)
+from bosch.data.token_files import DOC_ENDS, HELD_OUT, HELD_OUT_DOC_ENDS, ORDER, SUMMARY, TOKENS
 from bosch.data.tokenizer_files import TokenizerText
 from bosch.data.toy_world.documents import ToyDocuments, write_document
-from bosch.run.errors import UserError
+from bosch.run.errors import MissingFileError, UserError
 from bosch.run.files import DamagedArtifactError, read_sealed_json
-from tests.packing import pack, toy_tokenizer, write_rows, write_texts
+from tests.damage import flip_bit
+from tests.packing import interrupted_after, pack, toy_tokenizer, write_rows, write_texts
 from tests.toy_tokenizer import train_tokenizer
 
 DROPPED = ("dropped_behind_held_out", "dropped_at_budget", "dropped_in_tail", "dropped_too_short")
@@ -171,10 +168,7 @@ def test_mix_is_exact_in_tokens(tmp_path: Path, tokenizer: TokenizerText) -> Non
 def test_finished_folder_is_left_as_it_is_and_other_settings_are_refused(
     tmp_path: Path, tokenizer: TokenizerText
 ) -> None:
-    config, out = (
-        PackConfig(64, tokens=6400, held_out_sequences=1, chunk_chars=5000),
-        tmp_path / "a",
-    )
+    config, out = PackConfig(64, 6400, held_out_sequences=1, chunk_chars=5000), tmp_path / "a"
     before = pack(out, tokenizer, config, ToyDocuments(0))
     assert pack(out, tokenizer, config, ToyDocuments(0)) == before
     other = pack(tmp_path / "b", tokenizer, replace(config, seed=1), ToyDocuments(0))
@@ -208,11 +202,10 @@ def test_documents_without_text_are_counted(
     path = write_rows(tmp_path / "in" / "train.jsonl", rows)
     texts = [row["text"] for row in rows if row["text"]]
     sources = {"hub": HubSource(str(path.parent)), "plain": write_texts(tmp_path / "texts", texts)}
-    found = [
-        pack(tmp_path / name, tokenizer, PackConfig(64), source)["tokens.bin"]
-        for name, source in sources.items()
-    ]
-    assert found[0] == found[1]
+    hub, plain = (
+        pack(tmp_path / name, tokenizer, PackConfig(64), sources[name]) for name in sources
+    )
+    assert hub["tokens.bin"] == plain["tokens.bin"]
     (counts,) = read_sealed_json(tmp_path / "hub" / "tokens.json")["sources"]
     assert (counts["documents"], counts["documents_empty"]) == (40, 10)
 
@@ -254,3 +247,104 @@ def test_every_file_is_on_the_disk_before_the_summary_vouches_for_it(
     config = PackConfig(sequence_length=32, tokens=640, held_out_sequences=2)
     files = pack(tmp_path, tokenizer, config, ToyDocuments(0)).keys() - {SUMMARY}
     assert files <= set(synced[: synced.index(SUMMARY)])
+
+
+LONG = PackConfig(64, 64 * 900, held_out_sequences=20, chunk_chars=2000, shard_chunks=2)
+
+
+@pytest.mark.parametrize("count", [0, 1, 17])
+def test_interrupted_packing_goes_on_to_the_same_bytes(
+    count: int, tmp_path: Path, tokenizer: TokenizerText
+) -> None:
+    expected, out = pack(tmp_path / "expected", tokenizer, LONG, ToyDocuments(0)), tmp_path / "out"
+    with interrupted_after(count):
+        pack(out, tokenizer, LONG, ToyDocuments(0))
+    assert not (out / "tokens.json").exists()
+    assert pack(out, tokenizer, LONG, ToyDocuments(0)) == expected
+
+
+class Hub:
+    """Commits of a dataset on a hub that can be reached, or in the library's cache if it cannot."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch):
+        self.folder, self.monkeypatch = folder, monkeypatch
+        monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", folder / "cache")
+        self.main = ""
+        self.offline = datasets.load_dataset_builder
+        monkeypatch.setattr("datasets.load_dataset_builder", self.load)
+
+    def commit(self, letter: str) -> None:
+        """Other texts, on the main branch."""
+        self.main = letter * 40
+        path = self.folder / self.main / "corpus" / "train.jsonl"
+        texts = [write_document(ord(letter), n) for n in range(200)]
+        write_texts(path.parent, texts).path.rename(path)
+
+    def load(
+        self, dataset: str, name: str | None = None, revision: str | None = None, **_: Any
+    ) -> Any:
+        commit = revision or self.main
+        builder = self.offline(str(self.folder / commit / "corpus"))
+        builder.hash = commit
+        return builder
+
+    def cut_off(self, cached: str) -> None:
+        """Leave one commit in the cache, as `load_dataset` would, and no hub."""
+        builder = self.offline(str(self.folder / (cached * 40) / "corpus"))
+        builder.download_and_prepare()
+        place = self.folder / "cache" / "some___corpus"
+        shutil.rmtree(place, ignore_errors=True)
+        shutil.move(builder.cache_dir, place / "default" / "0.0.0" / (cached * 40))
+        self.monkeypatch.setattr("datasets.load_dataset_builder", self.offline)
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+def test_a_hub_dataset_is_read_at_one_commit_to_the_end(
+    streaming: bool, tmp_path: Path, tokenizer: TokenizerText, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = PackConfig(sequence_length=64, held_out_sequences=2, chunk_chars=2000, shard_chunks=2)
+    hub = Hub(tmp_path / "hub", monkeypatch)
+
+    def pack_in(name: str) -> dict[str, bytes]:
+        source = HubSource("some/corpus", streaming=streaming)
+        return pack(tmp_path / name, tokenizer, config, source)
+
+    hub.commit("a")
+    expected = pack_in("whole")
+    for name in ("moved on", "cached", "other in the cache"):
+        with interrupted_after(9):
+            pack_in(name)
+    hub.commit("b")
+    assert pack_in("new")["tokens.bin"] != expected["tokens.bin"]
+    assert pack_in("moved on") == expected
+    assert pack_in("whole") == expected
+    hub.cut_off(cached="b")
+    with pytest.raises(MissingFileError, match=r"some/corpus: .* a{40} .* b{40}"):
+        pack_in("other in the cache")
+    hub.cut_off(cached="a")
+    for name in ("cached", "other in the cache", "whole"):
+        assert pack_in(name) == expected
+
+
+def test_damage_done_while_packing_was_interrupted_is_named(
+    tmp_path: Path, tokenizer: TokenizerText
+) -> None:
+    with interrupted_after(17):
+        pack(tmp_path, tokenizer, LONG, ToyDocuments(0))
+    flip_bit(tmp_path / TOKENS, 100)
+    for _ in ("changed", "missing"):
+        with pytest.raises(DamagedArtifactError, match=r"tokens\.bin is damaged"):
+            pack(tmp_path, tokenizer, LONG, ToyDocuments(0))
+        (tmp_path / TOKENS).unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize("name", [TOKENS, HELD_OUT, DOC_ENDS, HELD_OUT_DOC_ENDS, ORDER])
+def test_damage_done_after_packing_and_before_its_manifest_is_named(
+    name: str, tmp_path: Path, tokenizer: TokenizerText
+) -> None:
+    config = PackConfig(64, 6400, held_out_sequences=2, chunk_chars=5000)
+    files = pack(tmp_path, tokenizer, config, ToyDocuments(0))
+    assert pack(tmp_path, tokenizer, config, ToyDocuments(0)) == files
+    flip_bit(tmp_path / name, len(files[name]) // 2)
+    with pytest.raises(DamagedArtifactError, match=re.escape(f"{tmp_path / name} is damaged")):
+        pack(tmp_path, tokenizer, config, ToyDocuments(0))
