@@ -37,8 +37,6 @@ class KeyWords:
         return self._ends[-1]
 
     def __getitem__(self, index: int) -> str:
-        if not 0 <= index < len(self):
-            raise IndexError(f"There is no key word {index} among {len(self)}; count from 0.")
         number = bisect_right(self._ends, index)
         prefix, tails = self._blocks[number]
         return prefix + tails[index - self._ends[number]]

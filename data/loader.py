@@ -209,9 +209,9 @@ class Loader:
             raise UserError(
                 f"There is no batch for step {step}: {self.tokens.path} holds {epochs} epoch(s), "
                 f"{self.num_steps:,} batches of {self.batch_sequences} sequences. Train on fewer "
-                "tokens (recover.py --data.tokens, train_model.py --tokens), or pack more tokens "
-                "or epochs (prepare_tokens.py --tokens, --epochs) and use that folder (recover.py "
-                "--data.tokens-from, train_model.py --tokens-from)."
+                "tokens (--data.tokens of recover.py, --tokens of train_model.py), or pack more "
+                "(prepare_tokens.py --tokens, --epochs) and use that folder (--data.tokens-from, "
+                "--tokens-from)."
             )
         begin = step * self.batch_sequences
         order = self.tokens.order.reshape(-1)

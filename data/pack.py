@@ -155,10 +155,7 @@ def pack_documents(
     for source, counts in zip(sources, progress.counts, strict=True):
         name = source.source.name
         if counts.documents_empty:
-            say(
-                f"{name}: {counts.documents_empty:,} of {counts.documents:,} documents are empty "
-                "and were left out"
-            )
+            say(f"{name}: {counts.documents_empty:,} of {counts.documents:,} documents are empty")
         if counts.files_used < counts.files:
             say(
                 f"{name}: {counts.files_used:,} of {counts.files:,} files read; the budget was met "

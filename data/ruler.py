@@ -263,11 +263,12 @@ class Files:
 
     def questions(self, task: str) -> Corpus:
         option, path = ("--squad", self.squad) if task == "qa_1" else ("--hotpot", self.hotpot)
-        return read_corpus(option, need(option, path, task))
+        corpus: Corpus = read_source(option, need(option, path, task))
+        return corpus
 
     def english_words(self) -> list[str]:
         path = need("--english-words", self.words, "cwe with more words than wonderwords has")
-        return [str(word) for word in read_json(path).values()]
+        return list(map(str, read_source("--english-words", path).values()))
 
 
 SOURCES = {
@@ -284,18 +285,12 @@ def need(option: str, path: Path | None, task: str) -> Path:
     return path
 
 
-def read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text("utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is not a JSON file ({error}).") from None
-
-
 @cache
-def read_corpus(option: str, path: Path) -> Corpus:
+def read_source(option: str, path: Path) -> Any:
+    readers = {"--squad": squad, "--hotpot": hotpot, "--english-words": dict[str, str]}
     try:
-        return (squad if option == "--squad" else hotpot)(read_json(path))
-    except (KeyError, TypeError, IndexError, ValueError) as error:
+        return readers[option](json.loads(path.read_text("utf-8")))
+    except (KeyError, TypeError, IndexError, ValueError, RecursionError) as error:
         raise UserError(f"{option} {path} is not {SOURCES[option]}: {error!r}.") from None
 
 

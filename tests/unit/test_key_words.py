@@ -29,7 +29,7 @@ def test_items_are_those_of_the_sorted_list(adjectives: list[str], nouns: list[s
     assert [words[index] for index in range(len(words))] == expected
     one, other = random.Random(7), random.Random(7)
     assert [one.choice(words) for _ in range(9)] == [other.choice(expected) for _ in range(9)]
-    with pytest.raises(IndexError, match=f"no key word {len(expected)} among {len(expected)}"):
+    with pytest.raises(IndexError):
         words[len(expected)]
 
 
