@@ -13,14 +13,7 @@ from tokenizers import Regex
 from transformers import PreTrainedTokenizerFast
 
 from bosch.data import encode
-from bosch.data.encode import (
-    Chunk,
-    Encoder,
-    Position,
-    as_texts,
-    cut_document,
-    share_reproduced,
-)
+from bosch.data.encode import Chunk, Encoder, Position, as_texts, cut_document
 from bosch.data.pack import LEAST_REPRODUCED
 from bosch.data.tokenizer_files import TokenizerText, describe_tokenizer, read_source_tokenizer
 from bosch.data.toy_world.documents import write_document
@@ -136,8 +129,8 @@ def test_ids_of_another_tokenizer_are_recognized_by_encoding_them_again(
 ) -> None:
     right, other = llama.load(), model.load()
     ids = [ids_of(right, text) for text in TEXTS[:8]]
-    assert share_reproduced(right, ids) == 1
+    assert encode.share_reproduced(right, ids) == 1
     small = [part[part < 700] for part in ids]  # even where every id exists in the other one
-    assert share_reproduced(other, small) < LEAST_REPRODUCED
+    assert encode.share_reproduced(other, small) < LEAST_REPRODUCED
     with pytest.raises(UserError, match=r"\?tokenizer="):
-        share_reproduced(other, ids)
+        encode.share_reproduced(other, ids)

@@ -17,20 +17,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
+from bosch.data import needles
 from bosch.data.essays import Essays, SentenceEnds
-from bosch.data.needles import (
-    PAPER_TASKS,
-    TASKS,
-    TOY_SIZES,
-    DoesNotFitError,
-    Material,
-    NeedleExample,
-    NeedleTask,
-    ask_other_keys,
-    build_examples,
-    needle_distances,
-    write_example,
-)
+from bosch.data.needles import TASKS, Material, NeedleExample, build_examples, write_example
 from bosch.run.errors import UserError
 from tests.odd_tokenizers import train_bpe
 
@@ -63,11 +52,12 @@ def cut_at_full_stops(text: str) -> list[str]:
 @pytest.fixture(scope="module")
 def tokenizer(essay_words: list[str]) -> PreTrainedTokenizerFast:
     """A small byte-level BPE, with a start token that must not be counted."""
-    lines = [" ".join(essay_words), *WORDS, *(task_text(TASKS[name]) for name in PAPER_TASKS)]
+    prompts = [task_text(TASKS[name]) for name in needles.PAPER_TASKS]
+    lines = [" ".join(essay_words), *WORDS, *prompts]
     return PreTrainedTokenizerFast(tokenizer_object=train_bpe(lines, 600, ["<s>"]), bos_token="<s>")
 
 
-def task_text(task: NeedleTask) -> str:
+def task_text(task: needles.NeedleTask) -> str:
     example = write_example(replace(task, haystack="noise"), 5, random.Random(0), 0, WORDS, None)
     return example.prompt
 
@@ -185,18 +175,17 @@ def slow_rows(
         step = 5
     text, _ = generate(step)
     low, high = step, max(int(max_seq_length / (len(tokenize(text)) / step) * 3), 2 * step)
-    best = None
+    best = step
     while low <= high:
         middle = (low + high) // 2
         text, _ = generate(middle)
         if tokens(text) <= max_seq_length:
-            best = middle
-            low = middle + 1
+            best, low = middle, middle + 1
         else:
             high = middle - 1
     rows = []
     for index in range(num_samples):
-        used = step if best is None else best
+        used = best
         text, answers = generate(used)
         while tokens(text) > max_seq_length:
             if used > step:
@@ -221,7 +210,7 @@ def test_examples_are_those_of_the_slow_reimplementation(
     expected = slow_rows(*arguments)
     rows = rows_of(build(name, length, 4, seed))
     assert tuple(TASKS) == tuple(SPECIFIED)
-    assert tuple(SPECIFIED)[:6] == PAPER_TASKS
+    assert tuple(SPECIFIED)[:6] == needles.PAPER_TASKS
     assert rows == expected
     assert {tuple(row) for row in rows} == {FIELDS}  # the order in the file
 
@@ -242,7 +231,7 @@ def test_examples_where_the_smallest_haystack_fits_only_sometimes_are_drawn_unti
 
 def test_a_length_that_no_haystack_fits_is_refused_with_one_that_would(build: Build) -> None:
     for name, unit in (("niah_single_2", "words: 500"), ("niah_multikey_3", "lines: 5")):
-        with pytest.raises(DoesNotFitError, match=rf"{name} .* 300 ") as error:
+        with pytest.raises(needles.DoesNotFitError, match=rf"{name} .* 300 ") as error:
             build(name, 300, 2)
         needed = max(map(int, re.findall(r"\d+", str(error.value).partition(unit)[2])))
         assert len(build(name, needed + 8, 2)) == 2  # a few more tokens, for other draws
@@ -275,8 +264,8 @@ def test_toy_sizes_fill_a_short_length(
 ) -> None:
     state = random.getstate()
     for length in (700, 2048):
-        examples = build(name, length, 5, 1, TOY_SIZES)
-        assert examples[:3] == build(name, length, 3, 1, TOY_SIZES)
+        examples = build(name, length, 5, 1, needles.TOY_SIZES)
+        assert examples[:3] == build(name, length, 3, 1, needles.TOY_SIZES)
         for example in examples:
             assert length - 150 <= example.length <= length
             assert example.length == len(tokenizer.tokenize(example.prompt)) + 40
@@ -286,7 +275,7 @@ def test_toy_sizes_fill_a_short_length(
 def test_other_keys_of_a_context_can_be_asked_too(essays: Essays) -> None:
     task = replace(TASKS["niah_single_3"], num_keys=3, keys="uuids")
     example = write_example(task, 300, random.Random(2), 2, WORDS, essays)
-    others = ask_other_keys(task, example)
+    others = needles.ask_other_keys(task, example)
     values = dict(example.pairs)
     keys = [key for key in example.keys if key != example.queries[0]]
     assert len(keys) == 2
@@ -304,7 +293,7 @@ def test_needle_distances_count_the_tokens_from_each_asked_needle_on(
     task = replace(TASKS[name], keys="uuids")
     example = write_example(task, 60, random.Random(seed), 1, WORDS, essays)
     tokens = tokenizer(example.prompt, add_special_tokens=False)["input_ids"]
-    distances = needle_distances(example, tokenizer)
+    distances = needles.needle_distances(example, tokenizer)
     assert len(distances) == len(example.outputs)
     asked = [needle for needle in example.needles if needle.asked]
     for needle, distance in zip(asked, distances, strict=True):
