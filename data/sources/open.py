@@ -35,9 +35,7 @@ def open_sources(texts: Sequence[str], seed: int, tokens: int | None) -> tuple[W
     unweighted = [name for name, weight in parts if weight is None]
     if 0 < len(unweighted) < len(parts):
         weighted = next(f"{name}@{weight:g}" for name, weight in parts if weight is not None)
-        raise UserError(
-            f"{unweighted[0]} has no weight, but {weighted} has one: give every source one."
-        )
+        raise UserError(f"{unweighted[0]} has no weight, but {weighted} has one: give all one.")
     for name in names:
         if names.count(name) > 1:
             raise UserError(f"{name} is in the mix twice; name it once, with its total weight.")

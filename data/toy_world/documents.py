@@ -61,7 +61,7 @@ def write_document(seed: int, number: int) -> str:
         # more questions where its answer is judged.
         dataset = DATASETS[world.rng.choice(list(DATASETS))]
         scene = dataset.write(world, min(num_words, LONGEST_TASK))
-        return "".join(dataset.ask(scene, world.rng.choice(scene.questions)))
+        return dataset.ask(scene, *world.rng.choice(scene.questions))
     return write_records(world, min(num_words, LONGEST_RECORDS))
 
 
