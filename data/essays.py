@@ -163,8 +163,8 @@ def find_sentence_ends(words: Sequence[str], name: str, punkt: Path | None) -> S
         ) from error
     named = [*os.environ.get("NLTK_DATA", "").split(os.pathsep), *nltk.data.path]
     inside = ("", "english", "punkt_tab/english", "tokenizers/punkt_tab/english")
-    places = [punkt] if punkt else [Path(place) for place in named if place]
-    for folder in (place / path for place in places for path in inside):
+    roots = [punkt] if punkt else [Path(root) for root in named if root]
+    for folder in (root / path for root in roots for path in inside):
         if all((folder / file).is_file() for file in PUNKT_FILES):
             break
     else:

@@ -287,9 +287,9 @@ def need(option: str, path: Path | None, task: str) -> Path:
 
 @cache
 def read_source(option: str, path: Path) -> Any:
-    readers = {"--squad": squad, "--hotpot": hotpot, "--english-words": dict[str, str]}
+    readers: dict[str, Callable[[Any], Any]] = {"--squad": squad, "--hotpot": hotpot}
     try:
-        return readers[option](json.loads(path.read_text("utf-8")))
+        return readers.get(option, dict)(json.loads(path.read_text("utf-8")))
     except (KeyError, TypeError, IndexError, ValueError, RecursionError) as error:
         raise UserError(f"{option} {path} is not {SOURCES[option]}: {error!r}.") from None
 
