@@ -77,41 +77,37 @@ def check_exact(
     assert (counts["tokens_kept"], counts["tokens_held_out"]) == (len(tokens), size)
 
 
+CONFIGS = st.builds(
+    lambda seq_len, budget, *rest: PackConfig(seq_len, budget and budget * seq_len, *rest),
+    st.integers(2, 40),
+    st.one_of(st.none(), st.integers(1, 20)),
+    st.integers(0, 3),  # held-out sequences
+    st.integers(0, 30),  # tokens of the shortest document
+)
+
+
+TEXT_OF_ANY_SIZE = st.integers(0, 60).flatmap(
+    lambda size: st.text("ab1 é\n", min_size=size, max_size=size)
+)
+
+
 @settings(max_examples=60)
 @given(
-    sizes=st.lists(st.integers(0, 60), min_size=1, max_size=40),
-    seq_len=st.integers(2, 40),
-    held_out=st.integers(0, 3),
-    shortest=st.integers(0, 30),
-    budget=st.one_of(st.none(), st.integers(1, 20)),
+    texts=st.lists(TEXT_OF_ANY_SIZE, min_size=1, max_size=40),
+    drawn=CONFIGS,
     chunk_chars=st.sampled_from([1, 37, 500, 10**6]),
-    data=st.data(),
 )
 def test_every_token_comes_once_in_order_or_is_counted_as_dropped(
-    tmp_path_factory: pytest.TempPathFactory,
-    tokenizer: TokenizerText,
-    sizes: list[int],
-    seq_len: int,
-    held_out: int,
-    shortest: int,
-    budget: int | None,
-    chunk_chars: int,
-    data: st.DataObject,
+    tmp_path_factory: Any, tokenizer: Any, texts: list[str], drawn: PackConfig, chunk_chars: int
 ) -> None:
     folder = tmp_path_factory.mktemp("pack")
-    texts = [
-        "".join(data.draw(st.lists(st.sampled_from("ab1 é\n"), min_size=n, max_size=n)))
-        for n in sizes
-    ]
     documents = encode_texts(tokenizer, texts)
+    config = replace(drawn, chunk_chars=chunk_chars, shard_chunks=3)
+    seq_len, shortest = config.sequence_length, config.min_document_tokens
     there = sum(len(document) for document in documents if len(document) >= shortest)
-    tokens = budget and budget * seq_len
-    config = PackConfig(
-        seq_len, tokens, held_out, shortest, chunk_chars=chunk_chars, shard_chunks=3
-    )
     out = folder / "out"
     source = write_texts(folder / "in", texts)
-    needed = (held_out + (budget or 1)) * seq_len
+    needed = config.held_out_sequences * seq_len + (config.tokens or seq_len)
     if there < needed:
         with pytest.raises(UserError, match="tokens"):
             pack(out, tokenizer, config, source)
