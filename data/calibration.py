@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING
 
 from bosch.calibration import FILE, Calibration, Haystack, Question, write_calibration
 from bosch.config import CalibrationConfig
+from bosch.data.essays import read_essays
+from bosch.data.key_words import wonderwords_keys
 from bosch.data.needles import (
     PAPER_TASKS,
     TASKS,
@@ -25,7 +27,6 @@ from bosch.data.needles import (
     Material,
     NeedleExample,
     NeedleTask,
-    Sizes,
     ask_other_keys,
     build_examples,
     least_tokens,
@@ -34,6 +35,7 @@ from bosch.data.needles import (
 )
 from bosch.data.sources.files import read_lines
 from bosch.data.sources.source import take_field
+from bosch.data.toy_world.world import ToyEssays, World
 from bosch.plugins import suggest
 from bosch.run.errors import MissingFileError, UserError
 from bosch.run.files import write_atomically, write_sealed_json
@@ -41,15 +43,14 @@ from bosch.run.fingerprint import hash_file
 from bosch.run.progress import say
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerBase as Tokenizer
 
 TEXTS, FACTS = "examples.jsonl", "calibration.json"
 SEED = 1_000_003  # added to the user's: the seeds of the test set count up from 42
 REGION = 0.5  # share of the essays at which calibration's texts begin; those of the test set: 0
 TOY = "toy"
 NO_TASK_FITS = (
-    "None of the tasks can be built in {} tokens; use a greater --length, fewer questions a "
-    "context, or --questions of your own."
+    "No task can be built in {} tokens; use a greater --length, or fewer questions a text."
 )
 
 
@@ -64,16 +65,13 @@ class CalibrationSettings(CalibrationConfig):
         object.__setattr__(self, "tasks", self.tasks or PAPER_TASKS)
         for name in self.tasks:
             if self.tasks.count(name) > 1:
-                raise UserError(
-                    f"Task {name} is named twice, which would only repeat its examples; name each "
-                    "task once."
-                )
+                raise UserError(f"Task {name} is named twice; name each task once.")
             if name not in TASKS:
                 raise UserError(f"{name!r} is no needle task: {suggest(name, tuple(TASKS))}")
             if self.questions_per_context > 1 and TASKS[name].num_queries > 1:
                 raise UserError(
-                    f"{name} asks for {TASKS[name].num_queries} keys in one question, so a context "
-                    "cannot hold several questions; leave it out, or ask one question a context."
+                    f"{name} asks for {TASKS[name].num_queries} keys in one question; leave it "
+                    "out, or ask one question a context."
                 )
 
 
@@ -91,37 +89,27 @@ class ContextText:
     def text(self) -> str:
         return "".join(prompt + answer for prompt, answer in self.pieces)
 
-    @property
-    def row(self) -> dict[str, object]:
-        pairs = self.example.pairs if self.example else ()
-        return {"task": self.task, "text": self.text, "answers": self.answers, "pairs": pairs}
-
-    def needles(self, tokenizer: "PreTrainedTokenizerBase") -> list[range]:
+    def needles(self, tokenizer: "Tokenizer") -> list[range]:
         """The tokens in which the answer of each question is hidden: a needle sentence, or the
         whole prompt of a question of the user's own, since nobody says where in it that is."""
         if self.example is None:
             return [range(len(tokenizer(self.pieces[0][0])["input_ids"]))]
         encoded = tokenizer(self.example.prompt, return_offsets_mapping=True)
+        offsets = list(enumerate(encoded["offset_mapping"]))
         spans = {}
         for needle in self.example.needles:
             begin, end = needle.start, needle.start + len(needle.sentence)
-            inside = [
-                number
-                for number, (first, last) in enumerate(encoded["offset_mapping"])
-                if first < end and last > max(begin, first)
-            ]
+            inside = [i for i, (first, last) in offsets if first < end and last > max(begin, first)]
             spans[needle.value] = range(inside[0], inside[-1] + 1)
         return [spans[values[0]] for values in self.answers]
 
 
 def read_questions(path: Path) -> list[ContextText]:
-    """Questions of one's own: JSON lines with the fields text, question and answer, or with a text
-    alone, of which the last quarter is what the model is to continue with. The model reads the
-    text, a line break and the question; the answer follows after a blank."""
+    """The user's own: JSON lines with text, question and answer, or with a text alone, of which the
+    model is to continue with the last quarter. It reads the text, a line break and the question;
+    the answer follows after a blank."""
     if not path.is_file():
-        raise MissingFileError(
-            f"{path} does not exist; name a file of lines with text, question and answer."
-        )
+        raise MissingFileError(f"{path} does not exist; name a file with your questions.")
     contexts = []
     for number, row in read_lines(path):
         place, fields = f"{path}, line {number}", row or {}
@@ -151,18 +139,13 @@ def read_questions(path: Path) -> list[ContextText]:
 def gather_material(settings: CalibrationSettings) -> Material:
     """Essays, key words and sizes: the toy world's calibration split, or real ones."""
     if settings.essays == TOY:
-        from bosch.data.toy_world.world import ToyEssays, World
-
         words = World("calibration", 0).key_words
         return Material(ToyEssays("calibration", settings.seed), words, TOY_SIZES, {"essays": TOY})
-    from bosch.data.essays import read_essays
-    from bosch.data.key_words import wonderwords_keys
-
     punkt = Path(settings.punkt) if settings.punkt else None
     essays = read_essays(Path(settings.essays), punkt).starting_at(REGION)
     keys = wonderwords_keys()
     facts = {"essays": essays.name, "essays_sha256": essays.sha256, "words": keys.name}
-    return Material(essays, keys, Sizes(), facts)
+    return Material(essays, keys, facts=facts)
 
 
 def check_material(settings: CalibrationSettings) -> None:
@@ -176,63 +159,53 @@ def check_material(settings: CalibrationSettings) -> None:
 
 
 def build_contexts(
-    settings: CalibrationSettings, material: Material, tokenizer: "PreTrainedTokenizerBase"
+    settings: CalibrationSettings, material: Material, tokenizer: "Tokenizer"
 ) -> list[ContextText]:
     """Task by task. A task that does not fit the length is left out, with a message; the others
     share its part."""
-    left_out: dict[str, str] = {}
-    num_contexts = settings.examples // settings.questions_per_context
-    while tasks := [name for name in settings.tasks if name not in left_out]:
-        contexts: list[ContextText] = []
+    tasks, left_out = list(settings.tasks), []
+    while tasks:
+        num_contexts = settings.examples // settings.questions_per_context
         share, remainder = divmod(num_contexts, len(tasks))
-        for number, name in enumerate(tasks):
-            count = share + (number < remainder)
-            try:
+        contexts: list[ContextText] = []
+        try:
+            for number, name in enumerate(tasks):
+                count = share + (number < remainder)
                 contexts += build_task(name, count, settings, material, tokenizer)
-            except DoesNotFitError as error:
-                left_out[name] = str(error)
-                break
-        else:
-            for why in left_out.values():
-                say(f"calibration: left out: {why}")
-            return contexts
+        except DoesNotFitError as error:
+            left_out.append(str(error))
+            tasks.remove(name)
+            continue
+        for why in left_out:
+            say(f"calibration: left out: {why}")
+        return contexts
     raise UserError(NO_TASK_FITS.format(settings.length))
 
 
 def least_length(
-    name: str,
-    settings: CalibrationSettings,
-    material: Material,
-    tokenizer: "PreTrainedTokenizerBase",
+    name: str, settings: CalibrationSettings, material: Material, tokenizer: "Tokenizer"
 ) -> int:
     """About how many tokens the smallest context of a task takes."""
     task = task_with_keys(name, settings)
-    example = write_smallest(task, settings.length, material)
-    text = ask_questions(task, example, settings).text
-    return len(tokenizer(text)["input_ids"]) + material.sizes.answer_tokens
+    context = ask_questions(task, write_smallest(task, settings.length, material), settings)
+    return len(tokenizer(context.text)["input_ids"]) + material.sizes.answer_tokens
 
 
 def build_task(
-    name: str,
-    count: int,
-    settings: CalibrationSettings,
-    material: Material,
-    tokenizer: "PreTrainedTokenizerBase",
+    name: str, count: int, settings: CalibrationSettings, material: Material, tokenizer: "Tokenizer"
 ) -> list[ContextText]:
     """Contexts of one task. Further questions need room like the answer does; if a context is too
     long, all are drawn again with that much more room."""
-    task, sizes = task_with_keys(name, settings), material.sizes
+    task = task_with_keys(name, settings)
     seed = SEED + settings.seed * len(TASKS) + list(TASKS).index(name)
     while True:
-        examples = build_examples(
-            task, settings.length, count, seed, tokenizer, material.essays, material.words, sizes
-        )
+        examples = build_examples(task, settings.length, count, seed, tokenizer, material)
         contexts = [ask_questions(task, example, settings) for example in examples]
         longest = max((len(encode(context, tokenizer).ids_T) for context in contexts), default=0)
         if longest <= settings.length:
             return contexts
-        room = sizes.answer_tokens + longest - settings.length
-        sizes = replace(sizes, answer_tokens=room)
+        room = material.sizes.answer_tokens + longest - settings.length
+        material = replace(material, sizes=replace(material.sizes, answer_tokens=room))
 
 
 def task_with_keys(name: str, settings: CalibrationSettings) -> NeedleTask:
@@ -245,13 +218,13 @@ def ask_questions(
     task: NeedleTask, example: NeedleExample, settings: CalibrationSettings
 ) -> ContextText:
     others = ask_other_keys(task, example)[: settings.questions_per_context - 1]
-    prompts = [example.prompt, *(f"\n{other.text}{other.answer_prefix}" for other in others)]
+    prompts = [example.prompt, *(f"\n{other.prompt}" for other in others)]
     answers = (example.outputs, *(other.outputs for other in others))
     pieces = zip(prompts, (" " + ", ".join(values) for values in answers), strict=True)
     return ContextText(task.name, tuple(pieces), answers, example)
 
 
-def encode(context: ContextText, tokenizer: "PreTrainedTokenizerBase") -> Haystack:
+def encode(context: ContextText, tokenizer: "Tokenizer") -> Haystack:
     """The context in tokens, with the positions of the answers and of their needles."""
     import torch
 
@@ -267,7 +240,7 @@ def encode(context: ContextText, tokenizer: "PreTrainedTokenizerBase") -> Haysta
     return Haystack(torch.tensor(ids), tuple(questions))
 
 
-def encode_after(ids: Sequence[int], text: str, tokenizer: "PreTrainedTokenizerBase") -> list[int]:
+def encode_after(ids: Sequence[int], text: str, tokenizer: "Tokenizer") -> list[int]:
     """The tokens of a text that follows others. Some tokenizers put a blank before whatever they
     encode, which would double it here; after a line break they put none."""
     alone, line, after_line = (
@@ -294,8 +267,8 @@ def check_disjoint(texts: Iterable[str], test_texts: Iterable[str]) -> int:
     for count, text in enumerate(test_texts, start=1):
         if shared := sorted(pairs & pairs_in(text)):
             raise UserError(
-                f"The calibration set and test example {count} share the needle {shared[0]}, so a "
-                "mask would be judged on what it was chosen by. Use another --seed."
+                f"The calibration set and test example {count} share the needle {shared[0]}, which "
+                "must not be. Use another --seed."
             )
     return count
 
@@ -307,9 +280,7 @@ def check_set(folder: Path, test_texts: Iterable[str]) -> int:
 
 
 def build_set(
-    settings: CalibrationSettings,
-    tokenizer: "PreTrainedTokenizerBase",
-    positions: int | None = None,
+    settings: CalibrationSettings, tokenizer: "Tokenizer", positions: int | None = None
 ) -> tuple[Calibration, list[ContextText], dict[str, str]]:
     """The set, its texts, and facts on what they were made of. `positions` of the model: questions
     on longer texts are refused."""
@@ -324,7 +295,7 @@ def build_set(
         if context.example is None and len(haystack.ids_T) > (positions or math.inf):
             raise UserError(
                 f"{context.place} takes {len(haystack.ids_T):,} tokens, but the model has "
-                f"{positions:,} positions; shorten the text, or leave the line out."
+                f"{positions:,} positions; shorten it, or leave it out."
             )
     return Calibration(haystacks), contexts, facts
 
@@ -332,17 +303,21 @@ def build_set(
 def write_set(
     folder: Path,
     settings: CalibrationSettings,
-    tokenizer: "PreTrainedTokenizerBase",
+    tokenizer: "Tokenizer",
     tokenizer_hash: str,
     test_texts: Iterable[str] = (),
     positions: int | None = None,
 ) -> Calibration:
     """Build the set, check it against the test texts, and write it into a folder."""
     calibration, contexts, material = build_set(settings, tokenizer, positions)
-    rows = [context.row for context in contexts]
-    num_compared = check_disjoint([str(row["text"]) for row in rows], test_texts)
+    num_compared = check_disjoint((context.text for context in contexts), test_texts)
     write_calibration(folder, calibration)
-    write_atomically(folder / TEXTS, "".join(json.dumps(row) + "\n" for row in rows))
+    lines = ""
+    for context in contexts:
+        pairs = context.example.pairs if context.example else ()
+        row = {"task": context.task, "text": context.text, "answers": context.answers}
+        lines += json.dumps(row | {"pairs": pairs}) + "\n"
+    write_atomically(folder / TEXTS, lines)
     facts = {
         "settings": settings,
         "material": material,

@@ -11,10 +11,9 @@ import json
 import os
 import re
 from bisect import bisect_left
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -41,13 +40,11 @@ def read_essays(path: Path, punkt: Path | None = None) -> "Essays":
             f"{path} does not exist. Essays are a JSON file with a field `text`, a text file, or a "
             "folder of .txt files."
         )
-    if path.is_dir():
-        files = sorted(file for file in path.glob("*.txt") if file.is_file())
-        if not files:
-            raise UserError(f"{path} holds no .txt files; essays are read from them.")
-        return make_essays("".join(map(read_utf8, files)), path.name, punkt)
-    text = read_utf8(path)
-    if path.suffix == ".json":
+    files = sorted(file for file in path.glob("*.txt") if file.is_file()) or [path]
+    if files == [path] and path.is_dir():
+        raise UserError(f"{path} holds no .txt files; essays are read from them.")
+    text = "".join(map(read_utf8, files))
+    if path.suffix == ".json" and path.is_file():
         try:
             content = json.loads(text)
         except (ValueError, RecursionError) as error:
@@ -100,33 +97,29 @@ class Essays:
         """The first `num_words` words, starting over after the last, split into sentences."""
         if num_words < 1:
             return []
+        places, length = self.sentence_ends.places, len(self._text)
         repeats, last_word = divmod(num_words - 1, len(self.words))
-        places = self.sentence_ends.places
-        ends = [len(self._text) * i + end for i in range(repeats) for end in places]
-        start = len(self._text) * repeats  # of the last repetition
-        count = bisect_left(places, self._word_ends[last_word])
-        ends += [start + end for end in places[:count]]
+        text_end = length * repeats + self._word_ends[last_word]
+        all_ends = [length * i + end for i in range(repeats + 1) for end in places]
+        ends = all_ends[: bisect_left(all_ends, text_end)]
         # Empty words, which a blank at the text's end makes, do not count as the last.
         number = num_words - 1
         while number > 0 and not self.words[number % len(self.words)]:
             number -= 1
         before, word = divmod(number, len(self.words))
-        inside = self.sentence_ends.in_last_words.get(word, [])
-        ends += [len(self._text) * before + end for end in inside]
-        ends = [*sorted(ends), start + self._word_ends[last_word]]
+        ends += [length * before + end for end in self.sentence_ends.in_last_words.get(word, [])]
+        ends = [*sorted(ends), text_end]
         text = self._text * (repeats + 1)
-        pieces = [text[start:end].strip() for start, end in zip([0, *ends], ends, strict=False)]
+        pieces = [text[start:end].strip() for start, end in pairwise([0, *ends])]
         return [piece for piece in pieces if piece]
 
     def starting_at(self, share: float) -> "Essays":
         """The same text from about `share` of it on: another region, for calibration."""
-        if not 0 <= share < 1:
-            raise UserError(f"Essays cannot start at {share} of their length; use 0 <= share < 1.")
         # Some sentences end inside a word ("good.[2] Technology"); begin after one that does not.
         word_ends = set(self._word_ends)
         ends = [end for end in self.sentence_ends.places if end in word_ends]
         first_end = bisect_left(ends, share * len(self._text))
-        if share == 0 or first_end == len(ends):
+        if first_end == len(ends):
             return self
         offset = ends[first_end] + 1
         first = bisect_left(self._word_ends, offset)
@@ -150,11 +143,11 @@ def stored_sentence_ends(sha256: str, folder: Path = SPANS_FOLDER) -> SentenceEn
     path = folder / f"{sha256}.npz"
     if not path.exists():
         return None
+    in_last_words: dict[int, list[int]] = {}
     with np.load(path, allow_pickle=False) as arrays:
-        in_last_words: defaultdict[int, list[int]] = defaultdict(list)
         for word, end in arrays["in_last_words"].tolist():
-            in_last_words[word].append(end)
-        return SentenceEnds(arrays["sentence_ends"].tolist(), dict(in_last_words))
+            in_last_words.setdefault(word, []).append(end)
+        return SentenceEnds(arrays["sentence_ends"].tolist(), in_last_words)
 
 
 def find_sentence_ends(words: Sequence[str], name: str, punkt: Path | None) -> SentenceEnds:
@@ -168,7 +161,18 @@ def find_sentence_ends(words: Sequence[str], name: str, punkt: Path | None) -> S
             f"Splitting {name} into sentences needs nltk, which is not installed: "
             f"{how_to_install('nltk', 'eval')}"
         ) from error
-    folder = find_punkt_folder(name, punkt, nltk.data.path)
+    named = [*os.environ.get("NLTK_DATA", "").split(os.pathsep), *nltk.data.path]
+    inside = ("", "english", "punkt_tab/english", "tokenizers/punkt_tab/english")
+    roots = [punkt] if punkt else [Path(root) for root in named if root]
+    for folder in (root / path for root in roots for path in inside):
+        if all((folder / file).is_file() for file in PUNKT_FILES):
+            break
+    else:
+        raise MissingFileError(
+            f"Splitting {name} into sentences needs nltk's English Punkt data, which are not in "
+            f"{punkt or 'NLTK_DATA or the folders of nltk'}. Fetch them (python -m nltk.downloader "
+            f"punkt_tab), or name a folder (--punkt) that holds {', '.join(PUNKT_FILES)}."
+        )
 
     def lines(file_name: str) -> list[str]:
         return read_utf8(folder / file_name).splitlines()
@@ -182,8 +186,7 @@ def find_sentence_ends(words: Sequence[str], name: str, punkt: Path | None) -> S
         word, _, flags = line.partition("\t")
         if not flags.isdecimal():
             raise UserError(
-                f"{folder / 'ortho_context.tab'} is not Punkt data: {line!r} is not a word, a tab "
-                "and a number; fetch it again."
+                f"{folder / 'ortho_context.tab'} is not Punkt data; fetch it again: {line!r}"
             )
         parameters.ortho_context[word] = int(flags)
     tokenizer = PunktSentenceTokenizer()
@@ -205,19 +208,3 @@ def find_sentence_ends(words: Sequence[str], name: str, punkt: Path | None) -> S
             if new := [end for end in ends if end not in known]:
                 in_last_words[number] = new
     return SentenceEnds(places, in_last_words)
-
-
-def find_punkt_folder(name: str, punkt: Path | None, nltk_folders: Sequence[str]) -> Path:
-    from_environment = [
-        place for place in os.environ.get("NLTK_DATA", "").split(os.pathsep) if place
-    ]
-    places = [punkt] if punkt else [Path(place) for place in (*from_environment, *nltk_folders)]
-    for place in places:
-        for inside in ("", "english", "punkt_tab/english", "tokenizers/punkt_tab/english"):
-            if all((place / inside / file).is_file() for file in PUNKT_FILES):
-                return place / inside
-    raise MissingFileError(
-        f"Splitting {name} into sentences needs nltk's English Punkt data, which are not in "
-        f"{punkt or 'NLTK_DATA or the folders of nltk'}. Fetch them (python -m nltk.downloader "
-        f"punkt_tab), or name a folder (--punkt) that holds {', '.join(PUNKT_FILES)}."
-    )

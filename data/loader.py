@@ -1,16 +1,16 @@
 """Batches of packed tokens as a pure function of the step: nothing to save, nothing to restore.
 
-    tokens = open_tokens(folder, tokenizer_hash)
-    loader = Loader(tokens, batch_sequences=64)
-    make = lambda step: loader.batch(step, rank, world)
-    for step, batch in prefetch(make, range(first, last)): ...
+    loader = Loader(open_tokens(folder, tokenizer_hash), batch_sequences=64)
+    batches = prefetch(lambda step: loader.batch(step, rank, world), range(first, last))
 
 The sequences of a step, over all ranks together, do not depend on the number of ranks. A batch
 marks its document ends in three ways: `cu_seqlens`, position ids that restart at 0, and labels that
 predict nothing across an end."""
 # B sequences of a rank, T tokens
 
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from bosch.data.threads import map_in_threads
 from bosch.data.token_files import (
     DOC_ENDS,
     HELD_OUT,
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
 
 IGNORED = -100  # a label that is no target, as torch's cross entropy has it
 
+In = TypeVar("In")
 T = TypeVar("T")
 
 
@@ -61,11 +61,8 @@ class Batch:
         return self._map(lambda tensor: tensor.pin_memory())
 
     def _map(self, function: "Callable[[Tensor], Tensor]") -> "Batch":
-        from torch import Tensor
-
-        moved: dict[str, Any] = {
-            name: function(value) for name, value in vars(self).items() if isinstance(value, Tensor)
-        }
+        names = ("ids_BT", "labels_BT", "position_ids_BT", "cu_seqlens")
+        moved: dict[str, Any] = {name: function(getattr(self, name)) for name in names}
         return replace(self, **moved)
 
 
@@ -80,42 +77,36 @@ class Sequences:
         """The sequences of these numbers. Without the document mask each is one document."""
         import torch  # here, for --help and wrong command lines load no torch
 
-        num_rows, num_tokens = len(numbers), self.rows.shape[1]
         ids_BT = self.rows[numbers].astype(np.int64)
-        starts = [
-            row * num_tokens + self.starts(int(n), document_mask) for row, n in enumerate(numbers)
-        ]
-        cu_seqlens = np.append(np.concatenate(starts), num_rows * num_tokens)
+        length, total = ids_BT.shape[1], ids_BT.size
+        starts = [row * length + self.starts(n, document_mask) for row, n in enumerate(numbers)]
+        cu_seqlens = np.append(np.concatenate(starts), total)
         lengths = np.diff(cu_seqlens)
-        labels = np.empty(num_rows * num_tokens, np.int64)
-        labels[:-1] = ids_BT.reshape(-1)[1:]
+        labels = np.append(ids_BT.reshape(-1)[1:], IGNORED)
         labels[cu_seqlens[1:] - 1] = IGNORED
         # Position ids count up by 1, and at each start drop by the length of the document before:
         # one pass, several times as fast as subtracting each document's start from its tokens.
-        steps = np.ones(num_rows * num_tokens, np.int64)
+        steps = np.ones(total, np.int64)
         steps[0] = 0
         steps[cu_seqlens[1:-1]] -= lengths[:-1]
         return Batch(
             torch.from_numpy(ids_BT),
-            torch.from_numpy(labels).view(num_rows, num_tokens),
-            torch.from_numpy(np.cumsum(steps, out=steps)).view(num_rows, num_tokens),
+            torch.from_numpy(labels).view(ids_BT.shape),
+            torch.from_numpy(np.cumsum(steps, out=steps)).view(ids_BT.shape),
             torch.from_numpy(cu_seqlens.astype(np.int32)),
-            num_rows * num_tokens - len(lengths),
-            tuple(int(number) for number in numbers),
+            total - len(lengths),
+            tuple(numbers.tolist()),
         )
 
     def starts(self, number: int, document_mask: bool) -> NDArray[np.int64]:
         """Where documents begin in a sequence; 0 is always one of them."""
         if not document_mask:
             return np.zeros(1, np.int64)
-        num_tokens = self.rows.shape[1]
-        begin, end = number * num_tokens, (number + 1) * num_tokens
         # Bounds of the array's own type: with another, numpy would convert the array at every call.
-        begin_u64, end_u64 = np.array([begin, end], self.doc_ends.dtype)
-        first = np.searchsorted(self.doc_ends, begin_u64, side="right")
-        last = np.searchsorted(self.doc_ends, end_u64)
-        inside = self.doc_ends[first:last].astype(np.int64) - begin
-        return np.concatenate([np.zeros(1, np.int64), inside])
+        begin, end = np.array([number, number + 1], self.doc_ends.dtype) * self.rows.shape[1]
+        first = np.searchsorted(self.doc_ends, begin, side="right")
+        last = np.searchsorted(self.doc_ends, end)
+        return np.append(0, (self.doc_ends[first:last] - begin).astype(np.int64))
 
 
 @dataclass(frozen=True)
@@ -159,15 +150,13 @@ def read_summary(folder: Path, tokenizer_hash: str) -> dict[str, Any]:
     """The summary of tokens, which must be this tokenizer's."""
     if not (folder / SUMMARY).is_file():
         raise MissingFileError(
-            f"{folder} holds no complete tokens: there is no {SUMMARY}. Make them with "
-            "recipes/prepare_tokens.py."
+            f"{folder} holds no complete tokens: it has no {SUMMARY}. Make them: bosch tokens."
         )
     summary = read_sealed_json(folder / SUMMARY, "tokenizer_hash", "num_sequences", "seq_len")
     if summary["tokenizer_hash"] != tokenizer_hash:
         raise UserError(
             f"{folder} holds tokens of another tokenizer ({summary['tokenizer_hash'][:12]}; the "
-            f"model's is {tokenizer_hash[:12]}). Training on them would teach nonsense without an "
-            "error: prepare the tokens with this model's tokenizer."
+            f"model's is {tokenizer_hash[:12]}). Prepare the tokens with this model's tokenizer."
         )
     return summary
 
@@ -178,8 +167,7 @@ def check_reuse(
     """Refuse another run's tokens (--tokens-from) if incomplete or not what this run needs."""
     if not (folder / MANIFEST).is_file():
         raise MissingFileError(
-            f"{folder} is not complete: it has no {MANIFEST}. Name a folder that prepare_tokens.py "
-            "wrote, or finish the run that was making it."
+            f"{folder} is not complete: it has no {MANIFEST}. Finish the run that was making it."
         )
     if verify:
         verify_folder(folder)
@@ -222,27 +210,25 @@ class Loader:
                 f"There is no batch for step {step}: {self.tokens.path} holds {epochs} epoch(s), "
                 f"{self.num_steps:,} batches of {self.batch_sequences} sequences. Train on fewer "
                 "tokens (--data.tokens of recover.py, --tokens of train_model.py), or pack more "
-                "tokens or epochs (prepare_tokens.py --tokens, --epochs) and use that folder "
-                "(--data.tokens-from of recover.py, --tokens-from of train_model.py)."
+                "(prepare_tokens.py --tokens, --epochs) and use that folder (--data.tokens-from, "
+                "--tokens-from)."
             )
         begin = step * self.batch_sequences
-        numbers = self.tokens.order.reshape(-1)[begin : begin + self.batch_sequences]
-        return numbers.astype(np.int64)
+        order = self.tokens.order.reshape(-1)
+        return order[begin : begin + self.batch_sequences].astype(np.int64)
 
     def num_targets(self, step: int) -> int:
         """Labels that are not IGNORED in a step, over all ranks, without communication."""
         train = self.tokens.train
-        documents = sum(
-            len(train.starts(int(number), self.document_mask)) for number in self.sequences(step)
-        )
+        documents = sum(len(train.starts(n, self.document_mask)) for n in self.sequences(step))
         return self.batch_sequences * self.tokens.seq_len - documents
 
     def held_out(self, batch_sequences: int, rank: int = 0, world: int = 1) -> Iterator[Batch]:
         """The rank's share of the held-out slice, in a fixed order. The last batch can be small."""
         numbers = np.arange(len(self.tokens.held_out.rows), dtype=np.int64)[rank::world]
         for begin in range(0, len(numbers), batch_sequences):
-            batch = numbers[begin : begin + batch_sequences]
-            yield self.tokens.held_out.batch(batch, self.document_mask)
+            part = numbers[begin : begin + batch_sequences]
+            yield self.tokens.held_out.batch(part, self.document_mask)
 
 
 def prefetch(
@@ -251,3 +237,20 @@ def prefetch(
     """(step, make(step)) for each step, made in a thread up to two steps early. An error is raised
     at its step."""
     return map_in_threads(lambda step: (step, make(step)), steps, num_threads=1, num_ahead=2)
+
+
+def map_in_threads(
+    function: Callable[[In], T], items: Iterable[In], num_threads: int, num_ahead: int
+) -> Generator[T, None, None]:
+    """function(item) for each item, in order, computed up to `num_ahead` items early. An error is
+    raised at its item."""
+    pending: deque[Future[T]] = deque()
+    with ThreadPoolExecutor(num_threads) as pool:
+        try:
+            for item in items:
+                pending.append(pool.submit(function, item))
+                if len(pending) > num_ahead:
+                    yield pending.popleft().result()
+            yield from (future.result() for future in pending)
+        finally:
+            pool.shutdown(cancel_futures=True)

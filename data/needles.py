@@ -10,7 +10,7 @@ import re
 import uuid
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from bosch.run.errors import UserError
@@ -51,15 +51,10 @@ class NeedleTask:
     num_values: int = 1  # values of each key; all of them are answers
 
     def __post_init__(self) -> None:
-        if not 1 <= self.num_queries <= self.num_keys:
-            raise UserError(
-                f"Task {self.name} asks for {self.num_queries} of {self.num_keys} keys; ask for at "
-                "least one, and at most as many as there are."
-            )
         if self.haystack == "essay" and self.num_needles > len(DEPTHS_PERCENT):
             raise UserError(
-                f"Task {self.name} hides {self.num_needles} needles in an essay, which has only "
-                f"{len(DEPTHS_PERCENT)} depths for them. Use fewer keys or values."
+                f"Task {self.name} hides {self.num_needles} needles in an essay, which has "
+                f"{len(DEPTHS_PERCENT)} depths for them. Use fewer questions a context."
             )
 
     @property
@@ -128,8 +123,8 @@ class Material:
 
     essays: EssaySource | None  # None: the task's haystack is not essays
     words: Words
-    sizes: Sizes
-    facts: dict[str, str]  # names of essays and words, and their hashes
+    sizes: Sizes = Sizes()
+    facts: dict[str, str] = field(default_factory=dict)  # names and hashes of essays and words
 
 
 @dataclass(frozen=True)
@@ -142,33 +137,17 @@ class Needle:
 
 
 @dataclass(frozen=True)
-class NeedleExample:
+class Prompt:
+    """A text and what answers it."""
+
     input: str
     answer_prefix: str
     outputs: tuple[str, ...]
-    length: int  # tokens of the prompt plus the answer budget; 0: not measured
-    keys: tuple[str, ...]  # of the hidden needles, in the order of their draw
-    queries: tuple[str, ...]  # the keys asked for
+    length: int = 0  # tokens of the prompt plus the answer budget; 0: not measured
 
     @property
     def prompt(self) -> str:
         return self.input + self.answer_prefix
-
-    @property
-    def needles(self) -> tuple[Needle, ...]:
-        """The hidden needles in the order of the text; not the lines of a needle haystack."""
-        keys = set(self.keys)
-        return tuple(
-            Needle(key, match["value"], match[0], match.start(), key in self.queries)
-            for match in NEEDLE_PATTERN.finditer(self.input)
-            if (key := match["key"]) in keys
-        )
-
-    @property
-    def pairs(self) -> tuple[tuple[str, str], ...]:
-        """(key, value) of every hidden needle, those asked for first."""
-        needles = sorted(self.needles, key=lambda needle: not needle.asked)
-        return tuple((needle.key, needle.value) for needle in needles)
 
     def to_row(self, index: int) -> dict[str, object]:
         """A line of the JSONL file, with RULER's names."""
@@ -182,10 +161,24 @@ class NeedleExample:
 
 
 @dataclass(frozen=True)
-class NeedleQuestion:
-    text: str
-    answer_prefix: str
-    outputs: tuple[str, ...]
+class NeedleExample(Prompt):
+    keys: tuple[str, ...] = ()  # of the hidden needles, in the order of their draw
+    queries: tuple[str, ...] = ()  # the keys asked for
+
+    @property
+    def needles(self) -> tuple[Needle, ...]:
+        """The hidden needles in the order of the text; not the lines of a needle haystack."""
+        return tuple(
+            Needle(key, match["value"], match[0], match.start(), key in self.queries)
+            for match in NEEDLE_PATTERN.finditer(self.input)
+            if (key := match["key"]) in self.keys
+        )
+
+    @property
+    def pairs(self) -> tuple[tuple[str, str], ...]:
+        """(key, value) of every hidden needle, those asked for first."""
+        needles = sorted(self.needles, key=lambda needle: not needle.asked)
+        return tuple((needle.key, needle.value) for needle in needles)
 
 
 def build_examples(
@@ -194,32 +187,23 @@ def build_examples(
     num_samples: int,
     seed: int,
     tokenizer: "PreTrainedTokenizerBase",
-    essays: EssaySource | None,
-    words: Words,
-    sizes: Sizes = Sizes(),
+    material: Material,
 ) -> list[NeedleExample]:
     """The first `num_samples` examples of at most `length` tokens, including the answer budget. All
     come from one random generator, so asking for more gives the same ones first."""
-    count_tokens = token_counter(tokenizer)
+    count_tokens, sizes = token_counter(tokenizer), material.sizes
     rng = random.Random(seed)
 
     def build(num_units: int) -> NeedleExample:
-        example = write_example(task, num_units, rng, seed, words, essays)
+        example = write_example(task, num_units, rng, seed, material.words, material.essays)
         return replace(example, length=count_tokens(example.prompt) + sizes.answer_tokens)
 
     is_essay = task.haystack == "essay"
     step = sizes.step(task, length)
     smallest = step if is_essay else max(step, task.num_needles)
-    # The largest haystack that fits, by bisection; a little noisy, as each try is a new draw.
     tokens_per_unit = (build(smallest).length - sizes.answer_tokens) / smallest
     high = int(length / tokens_per_unit * sizes.search_factor) if sizes.search_factor else length
-    low, high, best = smallest, max(high, 2 * smallest), smallest
-    while low <= high:
-        middle = (low + high) // 2
-        if build(middle).length <= length:
-            best, low = middle, middle + 1
-        else:
-            high = middle - 1
+    best = largest(lambda units: build(units).length <= length, smallest, max(high, 2 * smallest))
 
     def build_fitting() -> NeedleExample:
         """Drawn again until it fits, each time a step smaller if possible."""
@@ -237,13 +221,27 @@ def build_examples(
                 num_units -= step
             else:
                 too_long.append(example.length)
+        unit = "words" if is_essay else "lines"
         raise DoesNotFitError(
-            f"{task.name} cannot be built in {length} tokens: with its smallest haystack "
-            f"({'words' if is_essay else 'lines'}: {num_units}) it needs {min(too_long)} with this "
-            "tokenizer, including the answer. Use a greater length, or leave this task out."
+            f"{task.name} cannot be built in {length} tokens: with its smallest haystack ({unit}: "
+            f"{num_units}) it needs {min(too_long)}, including the answer. Use a greater length, "
+            "or leave this task out."
         )
 
     return [build_fitting() for _ in range(num_samples)]
+
+
+def largest(fits: Callable[[int], bool], low: int, high: int) -> int:
+    """The largest size that fits, by bisection; `low` if none does. A little noisy where each try
+    is a new draw."""
+    best = low
+    while low <= high:
+        middle = (low + high) // 2
+        if fits(middle):
+            best, low = middle, middle + 1
+        else:
+            high = middle - 1
+    return best
 
 
 def least_tokens(task: NeedleTask, length: int, material: Material) -> int:
@@ -265,10 +263,9 @@ def write_example(
     words: Words,
     essays: EssaySource | None,
 ) -> NeedleExample:
-    """One new example, not measured (length 0), on `num_units` words of the essays, or lines.
-
-    The draws from `rng` are in RULER's order. As in RULER the shuffle has its own generator: it
-    permutes the needles of every sample in the same way."""
+    """One new example on `num_units` words of the essays, or lines. The draws from `rng` are in
+    RULER's order, and as there the shuffle has its own generator: it permutes the needles of every
+    sample in the same way."""
 
     def draw(kind: str) -> str:
         if kind == "numbers":
@@ -291,9 +288,7 @@ def write_example(
 
     if task.haystack == "essay":
         if essays is None:
-            raise UserError(
-                f"{task.name} hides its needles in essays, but none are given: name their file."
-            )
+            raise UserError(f"{task.name} hides its needles in essays; name their file.")
         sentences = essays.sentences(num_units)
         depths = rng.sample(DEPTHS_PERCENT, len(needles))
         places = sorted(int(len(sentences) * (depth / 100)) for depth in depths)
@@ -316,16 +311,14 @@ def write_example(
     queries = tuple(keys[i] for i in asked)
     outputs = tuple(value for i in asked for value in values[i])
     question = write_question(task, queries, outputs)
-    text = fill(TASK_TEXT, task, context=context) + question.text
+    text = fill(TASK_TEXT, task, context=context) + question.input
     return NeedleExample(text, question.answer_prefix, outputs, 0, tuple(keys), queries)
 
 
-def write_question(
-    task: NeedleTask, queries: Sequence[str], outputs: Sequence[str]
-) -> NeedleQuestion:
+def write_question(task: NeedleTask, queries: Sequence[str], outputs: Sequence[str]) -> Prompt:
     query = queries[0] if len(queries) == 1 else ", ".join(queries[:-1]) + f", and {queries[-1]}"
     text, prefix = (fill(template, task, query=query) for template in (QUESTION, ANSWER_PREFIX))
-    return NeedleQuestion(text, prefix, tuple(outputs))
+    return Prompt(text, prefix, tuple(outputs))
 
 
 def fill(template: str, task: NeedleTask, **parts: str) -> str:
@@ -338,14 +331,11 @@ def fill(template: str, task: NeedleTask, **parts: str) -> str:
     return template.format(type=type_name, **parts)
 
 
-def ask_other_keys(task: NeedleTask, example: NeedleExample) -> list[NeedleQuestion]:
+def ask_other_keys(task: NeedleTask, example: NeedleExample) -> list[Prompt]:
     """Further questions about the example's text, one for each hidden key it does not ask for. For
     q questions in all, build the example with `dataclasses.replace(task, num_keys=q)`."""
-    values: dict[str, list[str]] = {}
-    for needle in example.needles:
-        values.setdefault(needle.key, []).append(needle.value)
     return [
-        write_question(task, [key], values[key])
+        write_question(task, [key], [value for other, value in example.pairs if other == key])
         for key in example.keys
         if key not in example.queries
     ]
@@ -370,9 +360,8 @@ def token_counter(tokenizer: "PreTrainedTokenizerBase") -> Callable[[str], int]:
     lost = [i for i, sign in enumerate(SPELLED) if sign.isalnum() and i not in covered]
     if lost or not unknown.isdisjoint(encoded["input_ids"]):
         raise UserError(
-            f"This tokenizer cannot spell a needle: it drops characters of {SPELLED!r} or turns "
-            "them into its unknown token. Use one that knows English letters, digits and "
-            "punctuation."
+            f"This tokenizer cannot spell a needle: it drops characters of {SPELLED!r} or does not "
+            "know them. Use one that knows English letters, digits and punctuation."
         )
     if backend is None:
         return lambda text: len(tokenizer.tokenize(text))
@@ -384,11 +373,8 @@ def token_counter(tokenizer: "PreTrainedTokenizerBase") -> Callable[[str], int]:
 def needle_distances(example: NeedleExample, tokenizer: "PreTrainedTokenizerBase") -> list[int]:
     """For each needle asked for, the number of tokens from its start to the prompt's end. If at
     most W, a window of W sees the whole needle from the last token."""
-    starts = [
-        needle.start
-        for needle in example.needles
-        if needle.asked and needle.value in example.outputs
-    ]
+    asked = (needle for needle in example.needles if needle.asked)
+    starts = [needle.start for needle in asked if needle.value in example.outputs]
     return distances_to_end(example.prompt, starts, tokenizer)
 
 

@@ -18,7 +18,7 @@ from bosch.data.encode import (
     CHUNK_CHARS,
     Encoded,
     Position,
-    decode_documents,
+    as_texts,
     encode_in_order,
     read_chunks,
     share_reproduced,
@@ -37,14 +37,13 @@ from bosch.data.token_files import (
     TOKENS,
     GrowingFiles,
     check_complete,
-    cut_tail,
-    hash_complete,
+    remove_progress,
     write_array,
 )
 from bosch.data.tokenizer_files import TokenizerText, read_source_tokenizer
 from bosch.run.errors import UserError
 from bosch.run.files import read_sealed_json, write_sealed_json
-from bosch.run.fingerprint import fingerprint, speed_only
+from bosch.run.fingerprint import fingerprint, hash_file, speed_only
 from bosch.run.progress import Bar, say, track
 
 VERSION = 1  # raise it when the same settings give other bytes
@@ -71,16 +70,6 @@ class PackConfig(PackingConfig):
         super().__post_init__()
         at_least(1, self, "", "epochs", "shard_chunks", "chunk_chars")
         at_least(0, self, "", "seed")
-
-    @property
-    def num_workers(self) -> int:
-        # The cores that this process may use, as a cluster's scheduler sets them, if known.
-        cores = (
-            len(os.sched_getaffinity(0))
-            if hasattr(os, "sched_getaffinity")
-            else os.cpu_count() or 1
-        )
-        return self.workers or cores
 
 
 @dataclass
@@ -140,32 +129,39 @@ def pack_documents(
         "sources": [{"weight": source.weight} | source.source.facts() for source in sources],
     }
     name = fingerprint(facts)
-    if (begun or finished) and name != (begun.get("facts") or finished["fingerprint"]):
+    if (begun or finished) and name != (finished.get("fingerprint") or begun["facts"]):
         raise UserError(
             f"{folder} was begun with other settings, another tokenizer or other source files; use "
             "an empty folder, or the settings and files it was begun with."
         )
-    if finished and not begun:
-        return check_complete(folder)
+    if finished:
+        check_complete(folder)
+        return remove_progress(folder)
+    progress = Progress(name, commits, [Counts() for _ in sources])
     if begun:
         begun["position"] = Position(**begun["position"])
         begun["counts"] = [Counts(**counts) for counts in begun["counts"]]
         progress = Progress(**begun)
-    else:
-        progress = Progress(name, commits, [Counts() for _ in sources])
     done = sum(counts.tokens_kept for counts in progress.counts)
     total = sum(train or 0 for _, train in quotas)
     with (
         GrowingFiles(folder, tokenizer.dtype.itemsize, progress.files) as files,
         track("tokens", total=total, unit="tokens", done=done) as bar,
     ):
+        packing = Packing(tokenizer, config, files, progress, bar)
         while (number := progress.source) < len(sources):
-            pack_source(
-                sources[number].source, quotas[number], files, tokenizer, config, progress, bar
-            )
-        finish(files, tokenizer, config, progress, facts)
+            packing.pack_source(sources[number].source, *quotas[number])
+        packing.finish(facts)
     for source, counts in zip(sources, progress.counts, strict=True):
-        report(source.source.name, counts)
+        name = source.source.name
+        if counts.documents_empty:
+            say(f"{name}: {counts.documents_empty:,} of {counts.documents:,} documents are empty")
+        if counts.files_used < counts.files:
+            say(
+                f"{name}: {counts.files_used:,} of {counts.files:,} files read; the budget was met "
+                f"in {counts.last_file}, and later files are not trained on. To use all of them, "
+                "name files or folders as sources with weights (a.jsonl@0.5 b/@0.5)"
+            )
 
 
 def split_quotas(
@@ -178,14 +174,10 @@ def split_quotas(
         tokens = config.tokens // config.sequence_length * config.sequence_length
         return list(zip(held_out, share_out(tokens, weights), strict=True))
     if len(set(weights)) > 1:
-        raise UserError(
-            "A mix with weights needs a budget: give --tokens, or leave the weights out."
-        )
-    for source in sources:
-        if source.source.endless:
-            raise UserError(
-                f"The source {source.source.name} never ends; give a budget with --tokens."
-            )
+        raise UserError("A mix with weights needs a budget: give --tokens, or no weights.")
+    for source in (weighted.source for weighted in sources):
+        if source.endless:
+            raise UserError(f"The source {source.name} never ends; give a budget with --tokens.")
     return [(tokens, None) for tokens in held_out]
 
 
@@ -199,203 +191,170 @@ def share_out(total: int, weights: Sequence[float]) -> list[int]:
     return shares
 
 
-def pack_source(
-    source: Source,
-    quota: tuple[int, int | None],
-    files: GrowingFiles,
-    tokenizer: TokenizerText,
-    config: PackConfig,
-    progress: Progress,
-    bar: Bar,
-) -> None:
-    """Pack a source from the position reached until it ends or its quota is met."""
-    (held_out, train), counts = quota, progress.counts[progress.source]
-    source_tokenizer = read_source_tokenizer(source.tokenizer) if source.tokenizer else None
-    if progress.position == Position():
-        show_documents(source, source_tokenizer)
+@dataclass(frozen=True)
+class Packing:
+    """A packing under way."""
 
-    def end_shard() -> None:
-        files.end_shard()
-        progress.files = files.done
-        write_sealed_json(files.folder / PROGRESS, asdict(progress))
+    tokenizer: TokenizerText
+    config: PackConfig
+    files: GrowingFiles
+    progress: Progress
+    bar: Bar
 
-    chunks = read_chunks(source, progress.position, config.chunk_chars)
-    encoded = encode_in_order(chunks, tokenizer, source_tokenizer, config.num_workers)
-    with contextlib.closing(encoded):
-        for number, chunk in enumerate(encoded, start=1):
-            before = counts.tokens_kept
-            is_met = place_tokens(chunk, quota, files, config, progress)
-            progress.position = chunk.after
-            bar.advance(counts.tokens_kept - before, documents=counts.documents)
-            if is_met:
-                break
-            if number % config.shard_chunks == 0:
-                end_shard()
-    available = counts.tokens_held_out + counts.tokens_kept
-    if counts.tokens_held_out < held_out or counts.tokens_kept < (train or 0):
-        empty = f" ({counts.documents_empty:,} empty)" if counts.documents_empty else ""
-        raise UserError(
-            f"{source.name} has {available:,} tokens in {counts.documents:,} documents{empty}, but "
-            f"{held_out + (train or 0):,} are needed of it ({held_out:,} of them held out). Use "
-            "fewer (--tokens; recover.py --data.tokens), lower its weight, or hold out less "
-            "(--held-out-sequences, --data.held-out-sequences). To train on them more than once, "
-            "pack them with prepare_tokens.py --epochs N and pass the folder to recover.py "
-            "(--data.tokens-from)."
-        )
-    if counts.tokens_kept == 0 and train is None:
-        raise UserError(
-            f"{source.name} leaves no tokens to train on: all of its {counts.tokens_read:,} tokens "
-            "were held out or dropped. Add text, or hold out less (--held-out-sequences)."
-        )
-    if isinstance(source, FileSource):
-        used = counts.documents if train is None else counts.documents_used
-        reached = source.files_of(max(1, used))
-        counts.files, counts.files_used = len(source.files), len(reached)
-        counts.last_file = reached[-1]
-    progress.source += 1
-    progress.position, progress.gap_left = Position(), 0
-    files.end_document(HELD_OUT)
-    files.end_document(TOKENS)
-    end_shard()
+    def pack_source(self, source: Source, held_out: int, train: int | None) -> None:
+        """Pack a source from the position reached until it ends or its quota is met."""
+        progress, counts = self.progress, self.progress.counts[self.progress.source]
+        source_tokenizer = read_source_tokenizer(source.tokenizer) if source.tokenizer else None
+        if progress.position == Position():
+            show_documents(source, source_tokenizer)
+        chunks = read_chunks(source, progress.position, self.config.chunk_chars)
+        # Else the cores that this process may use, as a cluster's scheduler sets them, if known.
+        cores = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))(0)
+        workers = self.config.workers or len(cores)
+        encoded = encode_in_order(chunks, self.tokenizer, source_tokenizer, workers)
+        with contextlib.closing(encoded):
+            for number, chunk in enumerate(encoded, start=1):
+                before = counts.tokens_kept
+                is_met = self.place_tokens(chunk, held_out, train)
+                progress.position = chunk.after
+                self.bar.advance(counts.tokens_kept - before, documents=counts.documents)
+                if is_met:
+                    break
+                if number % self.config.shard_chunks == 0:
+                    self.end_shard()
+        if counts.tokens_held_out < held_out or counts.tokens_kept < (train or 0):
+            empty = f" ({counts.documents_empty:,} empty)" if counts.documents_empty else ""
+            raise UserError(
+                f"{source.name} has {counts.tokens_held_out + counts.tokens_kept:,} tokens in "
+                f"{counts.documents:,} documents{empty}, but {held_out + (train or 0):,} are "
+                f"needed of it ({held_out:,} of them held out). Use fewer (--tokens; recover.py "
+                "--data.tokens), lower its weight, or hold out less (--held-out-sequences, "
+                "--data.held-out-sequences). To train on them more than once, pack them with "
+                "prepare_tokens.py --epochs N and use that folder (recover.py --data.tokens-from)."
+            )
+        if counts.tokens_kept == 0 and train is None:
+            raise UserError(
+                f"{source.name} leaves no tokens to train on: all of its {counts.tokens_read:,} "
+                "were held out or dropped. Add text, or hold out less (--held-out-sequences)."
+            )
+        if isinstance(source, FileSource):
+            used = counts.documents if train is None else counts.documents_used
+            reached = source.files_of(max(1, used))
+            counts.files, counts.files_used = len(source.files), len(reached)
+            counts.last_file = reached[-1]
+        progress.source += 1
+        progress.position, progress.gap_left = Position(), 0
+        self.end_shard()
 
+    def end_shard(self) -> None:
+        self.files.end_shard()
+        self.progress.files = self.files.done
+        write_sealed_json(self.files.folder / PROGRESS, asdict(self.progress))
 
-def place_tokens(
-    chunk: Encoded,
-    quota: tuple[int, int | None],
-    files: GrowingFiles,
-    config: PackConfig,
-    progress: Progress,
-) -> bool:
-    """Cut the next tokens of a source: the first are held out, then comes a gap, then training
-    tokens up to the quota. The gap is the rest of the document in which the held-out slice ends, at
-    most a sequence. True if the quota is met."""
-    (held_out, train), counts = quota, progress.counts[progress.source]
-    # Without documents that are too short. One in several pieces is never too short.
-    whole = chunk.begins & chunk.ends
-    empty = whole & (chunk.lengths == 0)
-    short = whole & ~empty & (chunk.lengths < config.min_document_tokens)
-    counts.documents += int(chunk.ends.sum())
-    counts.tokens_read += len(chunk.ids)
-    counts.documents_empty += int(empty.sum())
-    counts.documents_too_short += int(short.sum())
-    counts.dropped_too_short += int(chunk.lengths[short].sum())
-    ids, lengths = chunk.ids[np.repeat(~short, chunk.lengths)], np.where(short, 0, chunk.lengths)
-    piece_ends = np.cumsum(lengths)
-    document_ends = piece_ends[chunk.ends & (lengths > 0)]
+    def place_tokens(self, chunk: Encoded, held_out: int, train: int | None) -> bool:
+        """Cut the next tokens of a source: the first are held out, then comes a gap, then training
+        tokens up to the quota. The gap is the rest of the document in which the held-out slice
+        ends, at most a sequence. True if the quota is met."""
+        progress, counts = self.progress, self.progress.counts[self.progress.source]
+        # Without documents that are too short. One in several pieces is never too short.
+        whole = chunk.begins & chunk.ends
+        empty = whole & (chunk.lengths == 0)
+        short = whole & ~empty & (chunk.lengths < self.config.min_document_tokens)
+        counts.documents += int(chunk.ends.sum())
+        counts.tokens_read += len(chunk.ids)
+        counts.documents_empty += int(empty.sum())
+        counts.documents_too_short += int(short.sum())
+        counts.dropped_too_short += int(chunk.lengths[short].sum())
+        ids = chunk.ids[np.repeat(~short, chunk.lengths)]
+        lengths = np.where(short, 0, chunk.lengths)
+        piece_ends = np.cumsum(lengths)
+        document_ends = piece_ends[chunk.ends & (lengths > 0)]
 
-    def write(name: str, begin: int, end: int) -> None:
-        inside = document_ends[(document_ends > begin) & (document_ends <= end)]
-        files.append(name, ids[begin:end], inside - begin)
-
-    gap = min(held_out - counts.tokens_held_out, len(ids))  # where the held-out tokens end
-    if gap > 0:
-        write(HELD_OUT, 0, gap)
+        gap = min(held_out - counts.tokens_held_out, len(ids))  # where the held-out tokens end
         counts.tokens_held_out += gap
-        if counts.tokens_held_out == held_out:
-            progress.gap_left = config.sequence_length
-    begin = gap
-    if progress.gap_left > 0:
+        if gap and counts.tokens_held_out == held_out:
+            progress.gap_left = self.config.sequence_length
         rest = document_ends[document_ends >= gap]
-        begin = min(gap + progress.gap_left, int(rest[0]) if len(rest) else len(ids))
+        begin = int(min([gap + progress.gap_left, *rest[:1], len(ids)]))
         counts.dropped_behind_held_out += begin - gap
         progress.gap_left = 0 if len(rest) else progress.gap_left - (begin - gap)
-    left = len(ids) if train is None else train - counts.tokens_kept
-    end = min(begin + left, len(ids))
-    if end > begin:
-        write(TOKENS, begin, end)
+        end = len(ids) if train is None else min(begin + train - counts.tokens_kept, len(ids))
         counts.tokens_kept += end - begin
-    if counts.tokens_held_out < held_out or counts.tokens_kept != train:
-        return False
-    counts.dropped_at_budget = len(ids) - end
-    last = int(np.searchsorted(piece_ends, end))
-    counts.documents_used = progress.position.document + (progress.position.piece > 0)
-    counts.documents_used += int(chunk.begins[: last + 1].sum())
-    return True
+        for name, first, last in ((HELD_OUT, 0, gap), (TOKENS, begin, end)):
+            inside = document_ends[(document_ends > first) & (document_ends <= last)]
+            self.files.append(name, ids[first:last], inside - first)
+        if counts.tokens_held_out < held_out or counts.tokens_kept != train:
+            return False
+        counts.dropped_at_budget = len(ids) - end
+        last_piece = int(np.searchsorted(piece_ends, end))
+        counts.documents_used = progress.position.document + (progress.position.piece > 0)
+        counts.documents_used += int(chunk.begins[: last_piece + 1].sum())
+        return True
 
-
-def report(name: str, counts: Counts) -> None:
-    """Print what a user would not expect of a source."""
-    if counts.documents_empty:
+    def finish(self, facts: dict[str, Any]) -> None:
+        """Write the files that are known only at the end, then remove the progress file. If killed
+        in between, a resumed packing does this again."""
+        config, files, progress, folder = self.config, self.files, self.progress, self.files.folder
+        num_tokens = sum(counts.tokens_kept for counts in progress.counts)
+        num_sequences, tail = divmod(num_tokens, config.sequence_length)
+        if num_sequences == 0:
+            raise UserError(
+                f"The sources have {num_tokens:,} tokens, less than one sequence of "
+                f"{config.sequence_length:,}. Add text, or use a shorter --sequence-length."
+            )
+        rest = tail  # it is taken from the last sources
+        for counts in reversed(progress.counts):
+            taken = min(rest, counts.tokens_kept)
+            counts.dropped_in_tail += taken
+            counts.tokens_kept -= taken
+            rest -= taken
+        files.cut_tokens(num_tokens - tail)
+        self.end_shard()
+        files.truncate()
+        held_out = [counts.tokens_held_out for counts in progress.counts]
+        files.write_ends(TOKENS, DOC_ENDS, [counts.tokens_kept for counts in progress.counts])
+        files.write_ends(HELD_OUT, HELD_OUT_DOC_ENDS, held_out)
+        order = [
+            np.random.default_rng([config.seed, epoch]).permutation(num_sequences)
+            for epoch in range(config.epochs)
+        ]
+        write_array(folder / ORDER, np.array(order, "<u4"))
+        others = (DOC_ENDS, HELD_OUT, HELD_OUT_DOC_ENDS, ORDER)
+        checksums = {name: hash_file(folder / name) for name in others}
+        described = zip(facts["sources"], progress.counts, strict=True)
+        summary = {
+            "fingerprint": progress.facts,
+            "tokenizer_hash": self.tokenizer.hash,
+            "num_ids": self.tokenizer.num_ids,
+            "token_bytes": files.token_bytes,
+            "seq_len": config.sequence_length,
+            "num_sequences": num_sequences,
+            "num_held_out_sequences": sum(held_out) // config.sequence_length,
+            "epochs": config.epochs,
+            "sources": [{"source": source} | asdict(counts) for source, counts in described],
+            "commits": progress.commits,
+            "facts": facts,
+            "checksums": checksums | {TOKENS: files.done[0][1]},
+        }
+        write_sealed_json(folder / SUMMARY, summary)
+        remove_progress(folder)
         say(
-            f"{name}: {counts.documents_empty:,} of {counts.documents:,} documents are empty and "
-            "were left out"
-        )
-    if counts.files_used < counts.files:
-        say(
-            f"{name}: {counts.files_used:,} of {counts.files:,} files read; the budget was met in "
-            f"{counts.last_file}, and later files are not trained on. To use all of them, name "
-            "files or folders as sources with weights (a.jsonl@0.5 b/@0.5)"
+            f"tokens: {num_sequences:,} sequences of {config.sequence_length:,} "
+            f"({num_tokens - tail:,} tokens), {tail:,} tokens in no sequence"
         )
 
 
 def show_documents(source: Source, tokenizer: TokenizerText | None) -> None:
     """Print the start of the first documents. Refuse ids that are not the named tokenizer's."""
-    first = [
-        next(iter(document), "") for document in itertools.islice(source.read(0), DOCUMENTS_CHECKED)
-    ]
-    texts = [block for block in first if isinstance(block, str)]
+    documents = itertools.islice(source.read(0), DOCUMENTS_CHECKED)
+    first = [next(iter(document), "") for document in documents]
     ids = [block for block in first if not isinstance(block, str)]
-    if ids:
-        assert tokenizer is not None, "a source of ids names their tokenizer"
-        texts = decode_documents(tokenizer.load(), ids)
-        if (share := share_reproduced(tokenizer.load(), ids)) < LEAST_REPRODUCED:
-            raise UserError(
-                f"The token ids of {source.name} are not those of {source.tokenizer}: only "
-                f"{share:.0%} of its first documents stay the same when decoded and encoded again; "
-                f"one reads {texts[0][:SHOWN_CHARS]!r}. Name the tokenizer that made them "
-                "(?tokenizer=...)."
-            )
+    texts = as_texts(first, tokenizer.load() if tokenizer else None)
+    if tokenizer and ids and (share := share_reproduced(tokenizer.load(), ids)) < LEAST_REPRODUCED:
+        raise UserError(
+            f"The token ids of {source.name} are not those of {source.tokenizer}: decoded and "
+            f"encoded again {share:.0%} stay the same; one document reads "
+            f"{texts[0][:SHOWN_CHARS]!r}. Name the tokenizer that made them (?tokenizer=...)."
+        )
     for number, text in enumerate(texts[:DOCUMENTS_SHOWN], start=1):
         say(f"{source.name}, document {number}: {text[:SHOWN_CHARS]!r}")
-
-
-def finish(
-    files: GrowingFiles,
-    tokenizer: TokenizerText,
-    config: PackConfig,
-    progress: Progress,
-    facts: dict[str, Any],
-) -> None:
-    """Write the files that are known only at the end, then remove the progress file. If killed in
-    between, a resumed packing does this again."""
-    num_tokens, held_out = files.num_tokens(TOKENS), files.num_tokens(HELD_OUT)
-    num_sequences, tail = divmod(num_tokens, config.sequence_length)
-    if num_sequences == 0:
-        raise UserError(
-            f"The sources have {num_tokens:,} tokens, less than one sequence of "
-            f"{config.sequence_length:,}. Add text, or use shorter sequences (--sequence-length)."
-        )
-    files.write_ends(TOKENS, DOC_ENDS, num_tokens - tail)
-    files.write_ends(HELD_OUT, HELD_OUT_DOC_ENDS, held_out)
-    order = [
-        np.random.default_rng([config.seed, epoch]).permutation(num_sequences)
-        for epoch in range(config.epochs)
-    ]
-    write_array(files.folder / ORDER, np.array(order, "<u4"))
-    rest = tail  # it is taken from the last sources
-    for counts in reversed(progress.counts):
-        counts.dropped_in_tail = min(rest, counts.tokens_kept)
-        counts.tokens_kept -= counts.dropped_in_tail
-        rest -= counts.dropped_in_tail
-    described = zip(facts["sources"], progress.counts, strict=True)
-    summary = {
-        "fingerprint": progress.facts,
-        "tokenizer_hash": tokenizer.hash,
-        "num_ids": tokenizer.num_ids,
-        "token_bytes": files.token_bytes,
-        "seq_len": config.sequence_length,
-        "num_sequences": num_sequences,
-        "num_held_out_sequences": held_out // config.sequence_length,
-        "epochs": config.epochs,
-        "sources": [{"source": source} | asdict(counts) for source, counts in described],
-        "commits": progress.commits,
-        "facts": facts,
-        "checksums": hash_complete(files.folder, (num_tokens - tail) * files.token_bytes),
-    }
-    write_sealed_json(files.folder / SUMMARY, summary)
-    (files.folder / PROGRESS).unlink()
-    cut_tail(files.folder)
-    say(
-        f"tokens: {num_sequences:,} sequences of {config.sequence_length:,} ({num_tokens - tail:,} "
-        f"tokens), {tail:,} tokens in no sequence"
-    )

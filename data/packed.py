@@ -7,8 +7,8 @@ from pathlib import Path
 from bosch.config import Config, PackingConfig, shared_fields
 from bosch.data.loader import check_reuse
 from bosch.data.pack import VERSION, PackConfig, pack_documents
+from bosch.data.sources.files import LINES, TEXT
 from bosch.data.sources.open import open_sources
-from bosch.data.sources.source import Source
 from bosch.data.tokenizer_files import TokenizerText, read_source_tokenizer, read_tokenizer
 from bosch.model import find_model
 from bosch.run.errors import UserError
@@ -42,9 +42,19 @@ def make_stage(
     facts: list[dict[str, object]] = []
     for each in opened:
         facts.append({"name": each.source.name, "weight": each.weight})
-        if getattr(each.source, "is_local", True):
-            facts[-1] |= each.source.facts()
-            check_documents(each.source, packing.min_document_tokens)
+        if not getattr(each.source, "is_local", True):
+            continue
+        facts[-1] |= each.source.facts()
+        first = next(iter(next(iter(each.source.read(0)), ())), "")
+        if isinstance(first, str) and "\0" in first[:1_000]:
+            raise UserError(f"{each.source.name}: the first document holds NUL characters.")
+        if each.source.endless and packing.min_document_tokens:
+            texts = ("".join(map(str, text)) for text in islice(each.source.read(0), 1_000))
+            if max(len(text.encode()) for text in texts) < packing.min_document_tokens:
+                raise UserError(  # a token is a byte or more
+                    f"min_document_tokens is {packing.min_document_tokens:,}, and "
+                    f"{each.source.name} has no documents so long; choose less."
+                )
 
     def read_ending() -> TokenizerText:
         text = read_tokenizer(model)
@@ -55,12 +65,14 @@ def make_stage(
             )
         return text
 
-    def run(folder: Path) -> None:
-        pack_documents(opened, read_ending(), packing, folder)
-
     tokenizer = read_ending().hash if find_model(model) else model
-    settings = {"tokenizer": tokenizer, "sources": facts, "packing": packing}
-    return Stage(name, run=run, settings=settings, version=VERSION, shared=shared)
+    return Stage(
+        name,
+        run=lambda folder: pack_documents(opened, read_ending(), packing, folder),
+        settings={"tokenizer": tokenizer, "sources": facts, "packing": packing},
+        version=VERSION,
+        shared=shared,
+    )
 
 
 def check_sources(config: Config, run_path: Path, stages: Sequence[Stage]) -> None:
@@ -74,27 +86,11 @@ def check_sources(config: Config, run_path: Path, stages: Sequence[Stage]) -> No
         read_source_tokenizer(tokenizer)
     for source in sources:
         _ = getattr(source, "commit", None)
-    files = [file for source in sources for file in getattr(source, "files", [])]
+    files = [file for source in sources[:1] for file in getattr(source, "files", [])]
     num_bytes = sum(file.stat().st_size for file in files)
-    plain = all(file.suffix in (".txt", ".md", ".jsonl", ".json") for file in files)
-    if len(sources) == 1 and files and plain and num_bytes < config.data.tokens:
+    is_plain = files and all(file.suffix in TEXT + LINES for file in files)
+    if len(sources) == 1 and is_plain and num_bytes < config.data.tokens:
         raise UserError(  # a token takes a byte or more, most of them three or four
             f"{sources[0].name} has {num_bytes:,} bytes of text, too few for "
             f"{config.data.tokens:,} tokens; pass --data.tokens {num_bytes // 5}, or more text."
         )
-
-
-def check_documents(source: Source, least_tokens: int) -> None:
-    """Refuse, before work begins, a source whose first document is no text, and an endless one
-    whose documents are all left out."""
-    first = next(iter(next(iter(source.read(0)), ())), "")
-    if isinstance(first, str) and "\0" in first[:1_000]:
-        raise UserError(f"{source.name}: the first document holds NUL characters; it is no text.")
-    if source.endless and least_tokens:
-        documents = islice(source.read(0), 1_000)
-        longest = max(len("".join(map(str, document)).encode()) for document in documents)
-        if longest < least_tokens:  # a token is a byte or more
-            raise UserError(
-                f"min_document_tokens is {least_tokens:,}, and {source.name} has no documents so "
-                "long; choose less."
-            )

@@ -12,8 +12,8 @@ import random
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
-from itertools import pairwise
+from functools import cache, partial
+from itertools import cycle, islice, pairwise
 from pathlib import Path
 from string import ascii_lowercase, ascii_uppercase
 from typing import Any
@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from bosch.data.key_words import wonderwords_words
-from bosch.data.needles import NOISE, DoesNotFitError
+from bosch.data.needles import NOISE, DoesNotFitError, Prompt, largest
 from bosch.run.errors import MissingFileError, UserError
 
 TEMPLATES: dict[str, Any] = json.loads(Path(__file__).with_name("ruler_tasks.json").read_text())
@@ -36,23 +36,9 @@ Count = Callable[[str], int]  # tokens of a text
 
 
 @dataclass(frozen=True)
-class RulerExample:
-    text: str  # all of the prompt
-    outputs: tuple[str, ...]
-    length: int  # tokens of the prompt and of the answer's budget
-    prefix_start: int  # character at which the answer's prefix begins
+class RulerExample(Prompt):
     # Characters at which what the answer needs begins; none: it is all over the text.
     sources: tuple[int, ...] = ()
-
-    def to_row(self, index: int) -> dict[str, object]:
-        """A line of RULER's file."""
-        return {
-            "index": index,
-            "input": self.text[: self.prefix_start],
-            "answer_prefix": self.text[self.prefix_start :],
-            "outputs": list(self.outputs),
-            "length": self.length,
-        }
 
 
 @dataclass(frozen=True)
@@ -87,22 +73,18 @@ def build_examples(
     task: str, length: int, num_samples: int, seed: int, count: Count, files: "Files"
 ) -> list[RulerExample]:
     """The first samples of RULER's file. Each fits into `length` tokens with its answer."""
-    draws, budget = Draws(seed), TEMPLATES[task]["answer_tokens"]
-    make = {"vt": chains, "cwe": common_words, "fwe": coded_words}.get(task)
-    if make is not None:
-        sample = make(draws, length, count, files)
-    else:
-        sample = documents(draws, length, count, files.questions(task), task)
+    makers = {"vt": chains, "cwe": common_words, "fwe": coded_words}
+    sample = makers.get(task, partial(documents, task))(Draws(seed), length, count, files)
     examples = []
     for index in range(num_samples):
         built = sample(index)
         start = built.text.rindex(fill(task, "prefix", query="", num_v="")[:10])
         examples.append(
             RulerExample(
-                built.text,
+                built.text[:start],
+                built.text[start:],
                 built.outputs,
-                count(built.text) + budget,
-                start,
+                count(built.text) + TEMPLATES[task]["answer_tokens"],
                 tuple(built.text.index(source) for source in built.sources),
             )
         )
@@ -116,18 +98,6 @@ def fill(task: str, part: str, **values: object) -> str:
 
 def whole(task: str, **values: object) -> str:
     return fill(task, "text", **values) + fill(task, "prefix", **values)
-
-
-def largest(fits: Callable[[int], bool], low: int, high: int) -> int:
-    """The largest size that fits, by bisection; `low` if none does. Each try draws anew."""
-    best = low
-    while low <= high:
-        middle = (low + high) // 2
-        if fits(middle):
-            best, low = middle, middle + 1
-        else:
-            high = middle - 1
-    return best
 
 
 def until_it_fits(
@@ -159,12 +129,9 @@ def until_it_fits(
 
 def too_short(task: str, length: int, reason: str) -> DoesNotFitError:
     return DoesNotFitError(
-        f"{task} cannot be built in {length} tokens with this tokenizer: {reason}. Use a greater "
-        "length, or leave this task out."
+        f"{task} cannot be built in {length} tokens: {reason}. Use a greater length, or leave this "
+        "task out."
     )
-
-
-# ------------------------------------------------------------------------------ variable tracking
 
 
 def chains(draws: Draws, length: int, count: Count, files: "Files") -> Callable[[int], Built]:
@@ -174,10 +141,7 @@ def chains(draws: Draws, length: int, count: Count, files: "Files") -> Callable[
         names = [draws.name(ascii_uppercase, 3 if is_example else 5) for _ in range(NUM_HOPS)]
         value = ONE_SHOT_VALUE if is_example else draws.value()
         if len(set(names)) < NUM_HOPS:
-            raise UserError(
-                f"vt, seed {draws.seed}: two variables got one name, and RULER itself ends here; "
-                "use another seed."
-            )
+            raise UserError(f"vt, seed {draws.seed}: two variables got one name; use another seed.")
         lines = [NOISE] * num_lines
         places = sorted(draws.random.sample(range(num_lines), NUM_HOPS))
         assigned = [f"VAR {names[0]} = {value}"]
@@ -209,9 +173,6 @@ def chains(draws: Draws, length: int, count: Count, files: "Files") -> Callable[
     return lambda index: until_it_fits("vt", length, size, step, build, count)
 
 
-# ----------------------------------------------------------------------------------- common words
-
-
 def common_words(draws: Draws, length: int, count: Count, files: "Files") -> Callable[[int], Built]:
     """A numbered list in which ten words are more frequent, below an example of one."""
     words = list(wonderwords_words())
@@ -219,7 +180,7 @@ def common_words(draws: Draws, length: int, count: Count, files: "Files") -> Cal
 
     def listed(num_words: int, often: int, seldom: int) -> tuple[str, tuple[str, ...]]:
         known = words if num_words <= len(words) else files.english_words()
-        chosen = [known[i] for i in draws.random.sample(range(len(known)), num_words)]
+        chosen = draws.random.sample(known, num_words)
         items = chosen[:10] * often + chosen[10:] * seldom
         draws.shuffle(items)
         return numbered(items), tuple(chosen[:10])
@@ -231,21 +192,15 @@ def common_words(draws: Draws, length: int, count: Count, files: "Files") -> Cal
         context, answer = listed(num_words, *sizes[1])
         return Built(example + whole("cwe", context=context), answer)
 
-    budget = TEMPLATES["cwe"]["answer_tokens"]
+    room = length - TEMPLATES["cwe"]["answer_tokens"]
     per_word = count(build(4_096).text) / 4_096
-    size = largest(
-        lambda n: count(build(n).text) + budget <= length,
-        10,
-        max(int(length // per_word) * 2, 20),
-    )
+    high = max(int(length // per_word) * 2, 20)
+    size = largest(lambda n: count(build(n).text) <= room, 10, high)
     return lambda index: until_it_fits("cwe", length, size, 10, build, count)
 
 
 def numbered(words: Sequence[str]) -> str:
     return " ".join(f"{number}. {word}" for number, word in enumerate(words, 1))
-
-
-# ----------------------------------------------------------------------------- frequent coded words
 
 
 def coded_words(draws: Draws, length: int, count: Count, files: "Files") -> Callable[[int], Built]:
@@ -256,10 +211,10 @@ def coded_words(draws: Draws, length: int, count: Count, files: "Files") -> Call
         raise too_short("fwe", length, "its vocabulary would have fewer than four words")
 
     def draw_vocabulary() -> list[str]:
-        drawn = [draws.name(ascii_lowercase, 6) for _ in range(num_words)]
-        while len(set(drawn)) < num_words:
-            drawn.append(draws.name(ascii_lowercase, 6))
-        vocabulary = sorted(set(drawn))
+        drawn: set[str] = set()
+        while len(drawn) < num_words:
+            drawn.add(draws.name(ascii_lowercase, 6))
+        vocabulary = sorted(drawn)
         draws.shuffle(vocabulary)
         vocabulary[0] = "..."
         return vocabulary
@@ -287,9 +242,6 @@ def coded_words(draws: Draws, length: int, count: Count, files: "Files") -> Call
     return sample
 
 
-# -------------------------------------------------------------------------------------- documents
-
-
 @dataclass(frozen=True)
 class Question:
     text: str
@@ -298,10 +250,7 @@ class Question:
     more: tuple[int, ...]  # of those beside them, which come before any others
 
 
-@dataclass(frozen=True)
-class Corpus:
-    documents: list[str]  # sorted, distinct
-    questions: list[Question]
+Corpus = tuple[list[str], list[Question]]  # documents, sorted and distinct; questions
 
 
 @dataclass(frozen=True)
@@ -313,18 +262,18 @@ class Files:
     words: Path | None = None  # english_words.json
 
     def questions(self, task: str) -> Corpus:
-        option, path = {"qa_1": ("--squad", self.squad), "qa_2": ("--hotpot", self.hotpot)}[task]
-        return read_corpus(option, need(option, path, task))
+        option, path = ("--squad", self.squad) if task == "qa_1" else ("--hotpot", self.hotpot)
+        corpus: Corpus = read_source(option, need(option, path, task))
+        return corpus
 
     def english_words(self) -> list[str]:
         path = need("--english-words", self.words, "cwe with more words than wonderwords has")
-        return [str(word) for word in read_json(path).values()]
+        return list(map(str, read_source("--english-words", path).values()))
 
 
 SOURCES = {
     "--squad": "SQuAD 2.0's dev-v2.0.json (rajpurkar.github.io/SQuAD-explorer, CC BY-SA 4.0)",
-    "--hotpot": "HotpotQA's hotpot_dev_distractor_v1.json (CC BY-SA 4.0; on the hub in "
-    "namlh2004/hotpotqa)",
+    "--hotpot": "HotpotQA's hotpot_dev_distractor_v1.json (CC BY-SA 4.0; hf namlh2004/hotpotqa)",
     "--english-words": "RULER's english_words.json (scripts/data/synthetic/json)",
 }
 
@@ -336,18 +285,12 @@ def need(option: str, path: Path | None, task: str) -> Path:
     return path
 
 
-def read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text("utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is not a JSON file ({error}).") from None
-
-
 @cache
-def read_corpus(option: str, path: Path) -> Corpus:
+def read_source(option: str, path: Path) -> Any:
+    readers: dict[str, Callable[[Any], Any]] = {"--squad": squad, "--hotpot": hotpot}
     try:
-        return (squad if option == "--squad" else hotpot)(read_json(path))
-    except (KeyError, TypeError, IndexError, ValueError) as error:
+        return readers.get(option, dict)(json.loads(path.read_text("utf-8")))
+    except (KeyError, TypeError, IndexError, ValueError, RecursionError) as error:
         raise UserError(f"{option} {path} is not {SOURCES[option]}: {error!r}.") from None
 
 
@@ -360,78 +303,57 @@ def squad(content: Any) -> Corpus:
         numbers = [number[paragraph["context"]] for paragraph in article]
         for place, paragraph in enumerate(article):
             more = (*numbers[:place], *numbers[place + 1 :])
-            questions += [
-                Question(
-                    qa["question"],
-                    tuple(answer["text"] for answer in qa["answers"]),
-                    (numbers[place],),
-                    more,
-                )
-                for qa in paragraph["qas"]
-                if not qa["is_impossible"]
-            ]
-    return Corpus(texts, questions)
+            for asked in paragraph["qas"]:
+                if not asked["is_impossible"]:
+                    answers = tuple(answer["text"] for answer in asked["answers"])
+                    questions.append(Question(asked["question"], answers, (numbers[place],), more))
+    return texts, questions
 
 
 def hotpot(content: Any) -> Corpus:
-    items = [
-        ([f"{title}\n{''.join(sentences)}" for title, sentences in item["context"]], item)
+    def shown(item: Any) -> list[str]:
+        return [f"{title}\n{''.join(sentences)}" for title, sentences in item["context"]]
+
+    texts = sorted({text for item in content for text in shown(item)})
+    number = {text: index for index, text in enumerate(texts)}
+    return texts, [
+        Question(item["question"], (item["answer"],), tuple(number[t] for t in shown(item)), ())
         for item in content
     ]
-    texts = sorted({text for found, _ in items for text in found})
-    number = {text: index for index, text in enumerate(texts)}
-    return Corpus(
-        texts,
-        [
-            Question(item["question"], (item["answer"],), tuple(number[t] for t in found), ())
-            for found, item in items
-        ],
-    )
 
 
 def documents(
-    draws: Draws, length: int, count: Count, corpus: Corpus, task: str
+    task: str, draws: Draws, length: int, count: Count, files: Files
 ) -> Callable[[int], Built]:
     """A question on documents of which some hold the answer."""
-    texts = corpus.documents
+    texts, questions = files.questions(task)
 
     def build(index: int, num_documents: int) -> Built:
-        question = corpus.questions[index]
-        gold, more = list(question.gold), list(question.more)
+        question = questions[index]
+        gold, more = question.gold, question.more
+        num_others = num_documents - len(gold)
         if num_documents >= len(texts):
-            repeats = math.ceil(num_documents / len(texts))
-            chosen = (list(range(len(texts))) * repeats)[:num_documents]
-        elif num_documents - len(gold) > len(more):
-            known = {*gold, *more}
-            rest = [number for number in range(len(texts)) if number not in known]
-            num_others = max(0, num_documents - len(gold) - len(more))
-            others = draws.random.sample(range(len(rest)), num_others)
-            chosen = [*gold, *more, *(rest[i] for i in others)]
+            chosen = list(islice(cycle(range(len(texts))), num_documents))
+        elif num_others > len(more):
+            rest = sorted({*range(len(texts))} - {*gold, *more})
+            chosen = [*gold, *more, *draws.random.sample(rest, num_others - len(more))]
         else:
-            picked = draws.random.sample(range(len(more)), num_documents - len(gold))
-            chosen = gold + [more[i] for i in picked]
+            chosen = [*gold, *draws.random.sample(more, num_others)]
         draws.shuffle(chosen)
         shown = [f"Document {place}:\n{texts[number]}" for place, number in enumerate(chosen, 1)]
         sources = [text for text, number in zip(shown, chosen, strict=True) if number in gold]
-        answers = question.answers
-        holding = [text for text in sources if any(answer in text for answer in answers)]
+        holding = [text for text in sources if any(one in text for one in question.answers)]
         context = whole(task, context="\n\n".join(shown), query=question.text)
         return Built(context, question.answers, tuple(holding or sources))
 
-    budget = TEMPLATES[task]["answer_tokens"]
+    room = length - TEMPLATES[task]["answer_tokens"]
     per_document = count(build(0, 10).text) / 10
-    size = largest(
-        lambda n: count(build(0, n).text) + budget <= length,
-        10,
-        max(int(length / per_document * 3), 20),
-    )
+    high = max(int(length / per_document * 3), 20)
+    size = largest(lambda n: count(build(0, n).text) <= room, 10, high)
 
     def sample(index: int) -> Built:
-        if index >= len(corpus.questions):
-            raise UserError(
-                f"{task} has {len(corpus.questions)} questions, fewer than the samples asked for; "
-                "ask for no more."
-            )
+        if index >= len(questions):
+            raise UserError(f"{task} has {len(questions)} questions; ask for no more samples.")
         return until_it_fits(task, length, size, 10, lambda n: build(index, n), count)
 
     return sample

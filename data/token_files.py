@@ -31,7 +31,6 @@ ORDER, SUMMARY, PROGRESS = "order.npy", "tokens.json", ".progress.json"
 # In the order of GrowingFiles.files. The ends become .npy files once their number is known.
 GROWING = (TOKENS, HELD_OUT, ".doc_ends.u64", ".held_out_doc_ends.u64")
 
-CHUNK_BYTES = 1 << 22
 MAKE_AGAIN = "Pack the tokens again (recover.py --fresh tokens; or remove the folder)."
 
 
@@ -42,23 +41,16 @@ class GrowingFiles(contextlib.AbstractContextManager["GrowingFiles"]):
     def __init__(self, folder: Path, token_bytes: int, done: Sequence[tuple[int, str]]):
         self.folder, self.token_bytes, self.done = folder, token_bytes, list(done)
         self.sizes = [size for size, _ in done] or [0] * len(GROWING)
-        self._digests = [xxhash.xxh3_128() for _ in GROWING]
+        self._digests = [self._hash_start(number) for number in range(len(GROWING))]
         self.files: list[IO[bytes]] = []
-        for number, name in enumerate(GROWING):
-            path, size = folder / name, self.sizes[number]
-            if done:  # what is on disk is checked before more is appended to it
-                if not path.is_file():
-                    raise DamagedArtifactError(
-                        f"{path} is missing, though {PROGRESS} lists it. {MAKE_AGAIN}"
-                    )
-                self._digests[number] = hash_start(path, size)
-                if self._digests[number].hexdigest() != done[number][1]:
-                    raise DamagedArtifactError(
-                        f"{path} is damaged in its first {size:,} bytes: its checksum differs from "
-                        f"{PROGRESS}. {MAKE_AGAIN}"
-                    )
-            self.files.append(open_own_file(path, "a+b"))
-            self.files[-1].truncate(size)
+        for number, name in enumerate(GROWING):  # what is on disk is checked before it grows
+            if done and self._digests[number].hexdigest() != done[number][1]:
+                raise DamagedArtifactError(
+                    f"{folder / name} is damaged or missing: the checksum of its first "
+                    f"{self.sizes[number]:,} bytes differs from {PROGRESS}. {MAKE_AGAIN}"
+                )
+            self.files.append(open_own_file(folder / name, "a+b"))
+        self.truncate()
 
     def __exit__(self, *error: object) -> None:
         for file in self.files:
@@ -67,22 +59,15 @@ class GrowingFiles(contextlib.AbstractContextManager["GrowingFiles"]):
             for name in GROWING:
                 (self.folder / name).unlink(missing_ok=True)
 
-    def num_tokens(self, name: str) -> int:
-        return self.sizes[GROWING.index(name)] // self.token_bytes
-
     def append(self, name: str, ids: NDArray[np.integer], ends: NDArray[np.int64]) -> None:
         """Append tokens, and where among them documents end."""
-        ends = ends + self.num_tokens(name)
-        self._write(GROWING.index(name), ids)
-        self._write(GROWING.index(name) + 2, ends.astype("<u8"))
-
-    def end_document(self, name: str) -> None:
-        """End a document with the last token written, unless one ends there already."""
-        number, count = GROWING.index(name) + 2, self.num_tokens(name)
-        file = self.files[number]
-        file.seek(max(0, self.sizes[number] - 8))
-        if count and int.from_bytes(file.read(8), "little") != count:
-            self._write(number, np.array([count], "<u8"))
+        number = GROWING.index(name)
+        ends = (ends + self.sizes[number] // self.token_bytes).astype("<u8")
+        for place, array in ((number, ids), (number + 2, ends)):
+            data = np.ascontiguousarray(array).view(np.uint8).data
+            self.files[place].write(data)
+            self._digests[place].update(data)
+            self.sizes[place] += len(data)
 
     def end_shard(self) -> None:
         """Force all files to disk and note the shard in `done`, which the caller saves."""
@@ -92,28 +77,30 @@ class GrowingFiles(contextlib.AbstractContextManager["GrowingFiles"]):
         digests = (digest.hexdigest() for digest in self._digests)
         self.done = list(zip(self.sizes, digests, strict=True))
 
-    def write_ends(self, name: str, path: str, num_tokens: int) -> None:
-        """Write the document ends up to a number of tokens; the last document ends there."""
-        ends = np.fromfile(self.folder / GROWING[GROWING.index(name) + 2], "<u8")
-        ends = ends[ends < num_tokens]
-        last = np.array([num_tokens] if num_tokens else [], "<u8")
-        write_array(self.folder / path, np.append(ends, last))
+    def cut_tokens(self, num_tokens: int) -> None:
+        """Leave the tokens behind these out: of the next shard, and after `truncate` of the disk.
+        A kill in between changes nothing, because a resumed packing truncates too."""
+        self.files[0].flush()
+        self.sizes[0] = num_tokens * self.token_bytes
+        self._digests[0] = self._hash_start(0)
 
-    def _write(self, number: int, array: NDArray[np.integer]) -> None:
-        data = np.ascontiguousarray(array).view(np.uint8).data
-        self.files[number].write(data)
-        self._digests[number].update(data)
-        self.sizes[number] += len(data)
+    def truncate(self) -> None:
+        for file, size in zip(self.files, self.sizes, strict=True):
+            file.truncate(size)
 
+    def write_ends(self, name: str, path: str, parts: Sequence[int]) -> None:
+        """Write where documents end: with each part of the tokens one does too."""
+        found = np.fromfile(self.folder / GROWING[GROWING.index(name) + 2], "<u8")
+        borders = np.cumsum(parts, dtype="<u8")
+        ends = np.union1d(found, borders)
+        write_array(self.folder / path, ends[(ends > 0) & (ends <= borders[-1])])
 
-def hash_start(path: Path, size: int) -> Any:
-    """The digest of a file's first bytes, to which more can be added."""
-    digest = xxhash.xxh3_128()
-    with path.open("rb") as file:
-        while size > 0 and (chunk := file.read(min(size, CHUNK_BYTES))):
-            digest.update(chunk)
-            size -= len(chunk)
-    return digest
+    def _hash_start(self, number: int) -> Any:
+        """The digest of a file's bytes up to its size, to which more can be added."""
+        path, size = self.folder / GROWING[number], self.sizes[number]
+        is_there = size and path.is_file() and path.stat().st_size >= size
+        content: Any = np.memmap(path, np.uint8, "r", shape=size) if is_there else b""
+        return xxhash.xxh3_128(content)
 
 
 def write_array(path: Path, array: NDArray[np.integer]) -> None:
@@ -125,12 +112,12 @@ def write_array(path: Path, array: NDArray[np.integer]) -> None:
 
 def read_array(path: Path) -> NDArray[Any]:
     """What write_array wrote."""
-    if not path.is_file():
-        raise DamagedArtifactError(f"{path} is missing. {MAKE_AGAIN}")
     try:
         return np.load(path, allow_pickle=False)
-    except (ValueError, EOFError) as error:
-        raise DamagedArtifactError(f"{path} is damaged ({error}). {MAKE_AGAIN}") from error
+    except (FileNotFoundError, ValueError, EOFError) as error:
+        raise DamagedArtifactError(
+            f"{path} is damaged or missing ({error}). {MAKE_AGAIN}"
+        ) from error
 
 
 def check_size(path: Path, size: int) -> None:
@@ -140,31 +127,19 @@ def check_size(path: Path, size: int) -> None:
         raise DamagedArtifactError(f"{path} {state}, but {SUMMARY} says {size:,}. {MAKE_AGAIN}")
 
 
-def hash_complete(folder: Path, size: int) -> dict[str, str]:
-    """Checksums of the files as they are once the tokens are cut to `size` bytes."""
-    names = (DOC_ENDS, HELD_OUT, HELD_OUT_DOC_ENDS, ORDER)
-    checksums = {name: hash_file(folder / name) for name in names if (folder / name).is_file()}
-    return checksums | {TOKENS: hash_start(folder / TOKENS, size).hexdigest()}
-
-
 def check_complete(folder: Path) -> None:
     """Before the folder has its manifest: check what a killed packing left complete."""
-    cut_tail(folder)
-    found = hash_complete(folder, (folder / TOKENS).stat().st_size)
-    for name, checksum in read_sealed_json(folder / SUMMARY, "checksums")["checksums"].items():
-        if found.get(name) != checksum:
+    summary = read_sealed_json(folder / SUMMARY, "checksums")
+    size = summary["num_sequences"] * summary["seq_len"] * summary["token_bytes"]
+    check_size(folder / TOKENS, size)
+    for name, checksum in summary["checksums"].items():
+        if not (folder / name).is_file() or hash_file(folder / name) != checksum:
             raise DamagedArtifactError(
                 f"{folder / name} is damaged: its checksum differs from {SUMMARY}. {MAKE_AGAIN}"
             )
 
 
-def cut_tail(folder: Path) -> None:
-    """The last step, after the progress file, whose checksums cover the tail, is removed."""
-    summary = read_sealed_json(folder / SUMMARY)
-    size = summary["num_sequences"] * summary["seq_len"] * summary["token_bytes"]
-    if (folder / TOKENS).is_file() and (folder / TOKENS).stat().st_size > size:
-        with open_own_file(folder / TOKENS, "r+b") as file:
-            file.truncate(size)
-    check_size(folder / TOKENS, size)
-    for name in GROWING[2:]:
+def remove_progress(folder: Path) -> None:
+    """The last step of a packing."""
+    for name in (PROGRESS, *GROWING[2:]):
         (folder / name).unlink(missing_ok=True)

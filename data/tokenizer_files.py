@@ -61,13 +61,10 @@ def describe_tokenizer(tokenizer: "PreTrainedTokenizerBase") -> TokenizerText:
     itself, and its end token."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if not isinstance(backend, Tokenizer):
-        raise UserError(
-            f"{getattr(tokenizer, 'name_or_path', tokenizer)} has no fast tokenizer "
-            "(tokenizer.json), which is needed here."
-        )
-    begin = tokenizer.bos_token_id
-    if begin is not None and tokenizer("a")["input_ids"][:1] != [begin]:
-        begin = None
+        name = getattr(tokenizer, "name_or_path", tokenizer)
+        raise UserError(f"{name} has no fast tokenizer (tokenizer.json), which is needed here.")
+    adds_begin = tokenizer("a")["input_ids"][:1] == [tokenizer.bos_token_id]
+    begin = tokenizer.bos_token_id if adds_begin else None
     return TokenizerText(backend.to_str(), begin, tokenizer.eos_token_id)
 
 
@@ -79,11 +76,9 @@ def read_tokenizer(model: str | Path) -> TokenizerText:
 def read_source_tokenizer(name: str) -> TokenizerText:
     """The tokenizer whose ids a source holds: a tokenizer.json, a folder with one, or a model on
     the hub."""
-    path = Path(name)
-    if path.is_dir():
-        path /= "tokenizer.json"
-        if not path.is_file():
-            raise MissingFileError(f"{path} does not exist; name a folder that holds one.")
+    path = Path(name) / "tokenizer.json" if Path(name).is_dir() else Path(name)
+    if Path(name).is_dir() and not path.is_file():
+        raise MissingFileError(f"{path} does not exist; name a folder that holds one.")
     if not path.is_file():
         from huggingface_hub import hf_hub_download
 
@@ -94,9 +89,9 @@ def read_source_tokenizer(name: str) -> TokenizerText:
             folder = name.rpartition("/")[2]
             raise MissingFileError(
                 f"The tokenizer {name} is not on this machine and cannot be fetched "
-                f"({first_line(error)}). On a machine with a network run `hf download {name} "
-                f"tokenizer.json --local-dir {folder}` (for meta-llama's models, accept their "
-                f"license first), copy the folder here and add ?tokenizer={folder} to the source."
+                f"({first_line(error)}). On a machine with a network (for meta-llama's models, "
+                f"accept their license) run `hf download {name} tokenizer.json --local-dir "
+                f"{folder}`, copy the folder here and add ?tokenizer={folder} to the source."
             ) from error
     with explain_library_errors(f"{path} is not a tokenizer file"):
         return TokenizerText(Tokenizer.from_file(str(path)).to_str())

@@ -22,13 +22,12 @@ def toy_tokenizer() -> TokenizerText:
 
 
 def pack(
-    out: Path, tokenizer: TokenizerText, config: PackConfig, *sources: Source
+    out: Path, tokenizer: TokenizerText, config: PackConfig, source: Source
 ) -> dict[str, bytes]:
-    """Pack the sources in equal parts; return the files written."""
+    """Pack a source; return the files written."""
     out.mkdir(exist_ok=True)
-    weighted = [WeightedSource(source, 1.0) for source in sources]
-    pack_documents(weighted, tokenizer, config, out)
-    return files_of(out)
+    pack_documents([WeightedSource(source, 1.0)], tokenizer, config, out)
+    return {path.name: path.read_bytes() for path in sorted(out.iterdir())}
 
 
 def write_texts(folder: Path, texts: list[str]) -> FileSource:
@@ -39,10 +38,6 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
-
-
-def files_of(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
 class InterruptedPackingError(Exception):
@@ -60,8 +55,6 @@ def interrupted_after(count: int) -> Iterator[None]:
                 raise InterruptedPackingError
             yield encoded
 
-    with (
-        mock.patch("bosch.data.pack.encode_in_order", some),
-        pytest.raises(InterruptedPackingError),
-    ):
+    patched = mock.patch("bosch.data.pack.encode_in_order", some)
+    with patched, pytest.raises(InterruptedPackingError):
         yield

@@ -40,9 +40,9 @@ def corpus(num_texts: int, seed: int) -> Iterator[str]:
         yield "\n".join(" ".join(paragraph(world, 8)) for _ in range(2))
         dataset = list(DATASETS.values())[index % len(DATASETS)]
         scene = dataset.write(world, 80)
-        for question in scene.questions[:2]:
-            prompt = dataset.prompt.format(context=scene.context, input=question.input)
-            yield f"{prompt} {question.answer}"
+        for question, answer in scene.questions[:2]:
+            prompt = dataset.prompt.format(context=scene.context, input=question)
+            yield f"{prompt} {answer}"
         task = TASKS[PAPER_TASKS[index % len(PAPER_TASKS)]]
         essays = ToyEssays("train", f"tokenizer/{seed}/{index}")
         example = write_example(task, 20, world.rng, index, world.key_words, essays)

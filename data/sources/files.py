@@ -1,9 +1,6 @@
-"""Text from local files. A document is a whole .txt or .md file, a line of a .jsonl or .json file,
-or a row of a .parquet file. All but parquet may be compressed with gzip or zstd. The files of a
-folder are read in the order of their paths.
-
-A .txt or .md file of any size is read in blocks. A line or row is read whole, and takes about four
-times its size in memory while it is parsed: put a document of gigabytes in a text file.
+"""Text from local files. A document is a whole .txt or .md file, which is read in blocks, a line of
+a .jsonl or .json file, or a row of a .parquet file. All but parquet may be compressed with gzip or
+zstd. The files of a folder are read in the order of their paths.
 
 The builders of `datasets` are not used here: they read a text file whole, change its line ends, and
 take a string that looks like a date for one."""
@@ -20,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from bosch.data.sources.source import Document, first_line, take_field
-from bosch.run.errors import MissingFileError, UserError
+from bosch.run.errors import UserError
 from bosch.run.fingerprint import hash_file, visible_files
 
 TEXT, LINES, TABLE = (".txt", ".md"), (".jsonl", ".json"), (".parquet",)
@@ -98,31 +95,22 @@ def kind_of(path: Path) -> str | None:
 
 @contextlib.contextmanager
 def open_bytes(path: Path) -> Iterator[IO[bytes]]:
-    """A file's bytes, decompressed. A missing or damaged file is a UserError that names it."""
+    """A file's bytes, decompressed. A damaged file is a UserError that names it."""
     try:
-        with decompress(path) as file:
+        openers: dict[str, Any] = {".gz": gzip.open, ".zst": open_zstd}
+        with openers.get(path.suffix, open)(path, "rb") as file:
             yield file
-    except FileNotFoundError as error:
-        raise MissingFileError(
-            f"{path} is gone since its folder was listed; put it back."
-        ) from error
     except (OSError, EOFError, zlib.error) as error:
         # The machine's own refusals have a number; the errors of gzip and zstd do not.
         if path.suffix not in COMPRESSED or getattr(error, "errno", None) is not None:
             raise
-        raise UserError(
-            f"{path} is damaged, or not what its suffix says ({error}); fetch it again."
-        ) from error
+        raise UserError(f"{path} is damaged, or not what its suffix says ({error}).") from error
 
 
-def decompress(path: Path) -> Any:
-    if path.suffix == ".zst":
-        # pyarrow comes with `datasets` and reads zstd, which Python's library does not yet.
-        import pyarrow
+def open_zstd(path: Path, mode: str) -> Any:
+    import pyarrow  # comes with `datasets`; Python's library does not read zstd yet
 
-        stream = pyarrow.input_stream(str(path), compression="zstd")
-        return io.BufferedReader(stream, BLOCK_BYTES)
-    return gzip.open(path) if path.suffix == ".gz" else path.open("rb")
+    return io.BufferedReader(pyarrow.input_stream(str(path), compression="zstd"), BLOCK_BYTES)
 
 
 def read_text_blocks(path: Path) -> Iterator[str]:
@@ -158,16 +146,14 @@ def read_lines(path: Path, skip: int = 0) -> Iterator[tuple[int, Row]]:
             except UnicodeDecodeError as error:
                 raise not_utf8(path, f"line {number}") from error
             except (ValueError, RecursionError) as error:  # also numbers and nesting beyond Python
-                row = error
+                raise UserError(f"{path}, line {number} is not JSON: {error}.") from error
             if not isinstance(row, dict):
-                what = f"not JSON ({row})" if isinstance(row, Exception) else type(row).__name__
-                raise UserError(f"{path}, line {number} is {what}; write one object per line.")
+                raise UserError(f"{path}, line {number} is no JSON object, which it must be.")
             yield number, row
 
 
 def read_table(path: Path, skip: int) -> Iterator[tuple[int, Row]]:
-    """(row number, row) of a parquet file; the first `skip` are skipped. Row groups in which all
-    are skipped are not read."""
+    """(row number, row) of a parquet file; the first `skip` are skipped, whole groups unread."""
     import pyarrow
     import pyarrow.parquet
 
@@ -187,13 +173,8 @@ def read_table(path: Path, skip: int) -> Iterator[tuple[int, Row]]:
     except UnicodeDecodeError as error:
         raise not_utf8(path, f"row {number + 1} or one of the next {ROWS_AT_ONCE - 1}") from error
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
-        raise UserError(
-            f"{path} cannot be read as a parquet file ({first_line(error)}); fetch it again."
-        ) from error
+        raise UserError(f"{path} is no whole parquet file ({first_line(error)}).") from error
 
 
 def not_utf8(path: Path, where: str) -> UserError:
-    return UserError(
-        f"{path}: {where} is not UTF-8 text. Convert the file (if it is Latin-1: iconv -f LATIN1 "
-        "-t UTF-8), or leave it out."
-    )
+    return UserError(f"{path}: {where} is not UTF-8 text. Convert the file (iconv -t UTF-8).")

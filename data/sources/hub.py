@@ -1,9 +1,10 @@
 """Text from a Hugging Face dataset, named by hub id or local folder; streamed or cached."""
 
 import contextlib
-import functools
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -22,46 +23,42 @@ NETWORK_ERRORS = (
 )
 
 
+@dataclass
 class HubSource:
     """Rows of one split, at one commit."""
 
+    dataset: str
+    config: str | None = None
+    split: str = "train"
+    field: str = "text"
+    revision: str | None = None
+    streaming: bool = True
+    tokenizer: str | None = None
+
     endless = False
 
-    def __init__(
-        self,
-        dataset: str,
-        config: str | None = None,
-        split: str = "train",
-        field: str = "text",
-        revision: str | None = None,
-        streaming: bool = True,
-        tokenizer: str | None = None,
-    ):
-        if not dataset:
+    def __post_init__(self) -> None:
+        if not self.dataset:
             raise UserError("hf: needs the id of a dataset, as in hf:allenai/c4?config=en.")
-        self.dataset, self.config, self.split, self.field = dataset, config, split, field
-        self.revision, self.streaming, self.tokenizer = revision, streaming, tokenizer
         options = {
-            "config": config,
-            "tokenizer": tokenizer,
-            "split": None if split == "train" else split,
-            "field": None if field == "text" else field,
+            "config": self.config,
+            "tokenizer": self.tokenizer,
+            "split": None if self.split == "train" else self.split,
+            "field": None if self.field == "text" else self.field,
         }
+        folder = Path(self.dataset)
         # Everything that determines the rows: a stage identifies the source by this name before
         # the hub is asked.
-        self.name = write_address(f"hf:{dataset}", options | {"revision": revision})
-        name_of_copy = write_address(f"hf:{Path(dataset).name}", options)
-        self._remedy = (
-            f"{dataset} --local-dir {Path(dataset).name}`, copy that folder here and write "
-            f"{name_of_copy}; or fill the cache there with `python -c "
-            f'"import datasets; datasets.load_dataset({dataset!r}, {config!r})"`, copy the cache '
-            "(HF_HOME) here and add streaming=no."
+        self.name = write_address(f"hf:{self.dataset}", options | {"revision": self.revision})
+        remedy = (
+            f"{self.dataset} --local-dir {folder.name}`, copy that folder here and write "
+            f"{write_address(f'hf:{folder.name}', options)}; or fill the cache there with `python "
+            f'-c "import datasets; datasets.load_dataset({self.dataset!r}, {self.config!r})"`, '
+            "copy the cache (HF_HOME) here and add streaming=no."
         )
-
-    @property
-    def is_local(self) -> bool:
-        """Whether the dataset is a folder on this machine."""
-        return Path(self.dataset).is_dir()
+        self.is_local = folder.is_dir()
+        # Around calls into `datasets` only: what it raises has no common class.
+        self._asking = partial(asking_the_hub, self.name, None if self.is_local else remedy)
 
     def facts(self) -> dict[str, object]:
         """Without `streaming`: streamed or cached, the rows are the same."""
@@ -77,25 +74,23 @@ class HubSource:
 
     def read(self, start: int) -> Iterator[Document]:
         builder = self._builder
-        with self._naming_errors():
+        with self._asking():
             if self.streaming:
                 splits = builder.as_streaming_dataset()
             else:
                 builder.download_and_prepare()
                 splits = builder.as_dataset()
-        if self.split not in splits:
-            nearest = suggest(self.split, list(splits))
-            raise UserError(f"{self.name} has no split {self.split!r}: {nearest}")
-        rows = splits[self.split]
-        if (columns := rows.column_names) is not None and self.field not in columns:
-            nearest = suggest(self.field, columns)
-            raise UserError(f"{self.name} has no field {self.field!r}: {nearest}")
+        rows = splits.get(self.split)
+        columns = None if rows is None else rows.column_names  # None: a stream does not know
+        for kind, name, there in (("split", self.split, splits), ("field", self.field, columns)):
+            if there is not None and name not in there:
+                raise UserError(f"{self.name} has no {kind} {name!r}: {suggest(name, [*there])}")
         if not self.streaming and start >= len(rows):  # `skip` refuses that
             return
         numbered = iter(enumerate(rows.skip(start), start=start + 1))
         empty: Block = "" if self.tokenizer is None else np.empty(0, np.uint32)
         while True:
-            with self._naming_errors():  # a stream asks the hub and parses files as it goes
+            with self._asking():  # a stream asks the hub and parses files as it goes
                 number, row = next(numbered, (0, None))
             if row is None:
                 return
@@ -109,8 +104,7 @@ class HubSource:
 
     @property
     def commit(self) -> str | None:
-        """The commit that is read; without a network, the one in the library's cache. None for a
-        local folder."""
+        """The commit that is read; without a network the one in the cache. None for a folder."""
         return None if self.is_local else str(self._builder.hash)
 
     def pin(self, commit: str) -> None:
@@ -118,28 +112,21 @@ class HubSource:
         self.revision = commit
         vars(self).pop("_builder", None)
 
-    @functools.cached_property
+    @cached_property
     def _builder(self) -> Any:
         import datasets
 
         wanted = self.revision
-        with self._naming_errors():
+        with self._asking():
             builder = datasets.load_dataset_builder(self.dataset, name=self.config, revision=wanted)
         # Offline, the library takes the newest commit in its cache, whichever was asked for.
         is_commit = re.fullmatch("[0-9a-f]{40}", wanted or "")
         if not self.is_local and is_commit and builder.hash != wanted:
             raise MissingFileError(
-                f"{self.name}: commit {wanted} is needed, but the cache of this machine holds "
-                f"{builder.hash} and the hub cannot be reached. Run this on a machine with a "
-                "network, or copy that commit into the cache."
+                f"{self.name}: commit {wanted} is needed, but the cache holds {builder.hash} and "
+                "the hub cannot be reached. Copy that commit into the cache."
             )
         return builder
-
-    @contextlib.contextmanager
-    def _naming_errors(self) -> Iterator[None]:
-        """Around calls into `datasets` only: what it raises has no common class."""
-        with asking_the_hub(self.name, None if self.is_local else self._remedy):
-            yield
 
 
 @contextlib.contextmanager
@@ -153,10 +140,11 @@ def asking_the_hub(name: str, remedy: str | None) -> Iterator[None]:
         yield
     except Exception as error:
         # Libraries wrap the network's errors, and the outermost says only that something failed.
-        causes: list[BaseException] = [error]
-        while cause := causes[-1].__cause__ or causes[-1].__context__:
-            causes.append(cause)
-        kinds = {kind.__name__ for cause in causes for kind in type(cause).__mro__}
+        kinds: set[str] = set()
+        cause: BaseException | None = error
+        while cause is not None:
+            kinds |= {kind.__name__ for kind in type(cause).__mro__}
+            cause = cause.__cause__ or cause.__context__
         if remedy is not None and kinds & {*NETWORK_ERRORS}:
             raise MissingFileError(
                 f"{name} is not in the cache of this machine and the hub cannot be reached "

@@ -13,10 +13,10 @@ ProLong's columns: `input_ids`, and (optional) `indices`, the (start, end) of ea
 sample."""
 
 import functools
-import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -70,8 +70,7 @@ class Shard:
 
 
 class ProLongSource:
-    """The documents of one domain (`prolong-64k/book-65536`), in the order of its folders and
-    shards."""
+    """Documents of one domain (`prolong-64k/book-65536`), in the order of folders and shards."""
 
     endless = False
 
@@ -80,36 +79,21 @@ class ProLongSource:
     ):
         repository, _, self.domain = address.partition("/")
         if not self.domain:
-            raise UserError(
-                f"{address} must name a domain, as in {address}/book-65536; only prolong-64k also "
-                "stands for a mix."
-            )
+            raise UserError(f"{address} must name a domain, as in {address}/book-65536.")
         if folder is None and tokens is None:
-            raise UserError(
-                f"{address} without a budget would download the whole domain; give --tokens."
-            )
+            raise UserError(f"{address} would download the whole domain; give --tokens.")
         if folder is not None and not Path(folder).is_dir():
-            raise MissingFileError(
-                f"{folder} is not a folder; name one that holds a copy of ProLong's domains."
-            )
+            raise MissingFileError(f"{folder} is not a folder with a copy of ProLong's domains.")
         options = {"tokenizer": tokenizer if tokenizer != LLAMA_3 else None, "folder": folder}
         self.name = write_address(address, options)
-        self.repository, self.copy = REPOSITORIES[repository], folder
-        self.tokens = tokens
+        self.repository, self.copy, self.tokens = REPOSITORIES[repository], folder, tokens
         self.tokenizer: str | None = tokenizer
+        self.is_local = folder is not None
         self._indexes, self._pinned = f"{self.domain}/*{INDEX}", ""  # a pattern, a commit
-
-    @property
-    def is_local(self) -> bool:
-        return self.copy is not None
 
     def facts(self) -> dict[str, object]:
         shards = {f"{s.path.parent.name}/{s.path.name}": s.num_bytes for s in self.shards}
-        facts: dict[str, object] = {
-            "source": "prolong",
-            "domain": self.domain,
-            "tokenizer": self.tokenizer,
-        }
+        facts = {"source": "prolong", "domain": self.domain, "tokenizer": self.tokenizer}
         if not self.is_local:
             facts |= {"repository": self.repository, "commit": self.commit}
         return facts | {"shards": shards}
@@ -121,9 +105,8 @@ class ProLongSource:
         indexes = sorted((root / self.domain).rglob(INDEX), key=lambda path: path.as_posix())
         if not indexes:
             domains = sorted({*MIX_64K, *(path.name for path in root.glob("*/"))})
-            raise UserError(
-                f"ProLong has no domain {self.domain!r}: {suggest(self.domain, domains)}"
-            )
+            nearest = suggest(self.domain, domains)
+            raise UserError(f"ProLong has no domain {self.domain!r}: {nearest}")
         shards: list[Shard] = []
         num_ids = 0
         for shard in (shard for index in indexes for shard in read_index(index)):
@@ -146,111 +129,73 @@ class ProLongSource:
         self._pinned = commit
 
     def _fetch(self, *patterns: str) -> Path:
-        """The folder that holds the files of these patterns: the copy, or a snapshot of the hub's
-        at one commit, whose files are not downloaded again."""
+        """The folder with the files of these patterns: the copy, or a snapshot of one commit."""
         if self.copy is not None:
             return Path(self.copy)
         from huggingface_hub import snapshot_download
 
         remedy = (
             f"{self.repository} --include '*/proc00-*/*' --local-dir prolong`, copy the folder "
-            "here and add ?folder=prolong to the source (fetch more proc folders for more than a "
-            "few hundred million tokens)."
+            "here and add ?folder=prolong (more proc folders for over 200M tokens)."
         )
         with asking_the_hub(self.repository, remedy):
-            folder = Path(
-                snapshot_download(
-                    self.repository,
-                    repo_type="dataset",
-                    revision=self._pinned or None,
-                    allow_patterns=list(patterns),
-                )
+            folder = snapshot_download(
+                self.repository,
+                repo_type="dataset",
+                revision=self._pinned or None,
+                allow_patterns=list(patterns),
             )
-        self._pinned = self._pinned or folder.name
-        return folder
+        self._pinned = self._pinned or Path(folder).name
+        return Path(folder)
 
     def read(self, start: int) -> Iterator[Document]:
-        return read_documents(self.shards, start)
-
-
-def read_documents(shards: Sequence[Shard], start: int) -> Iterator[Document]:
-    """The documents of all samples, from number `start` on."""
-    number = 0
-    for shard in shards:
-        for ids, spans in read_samples(shard):
-            for begin, end in spans:
-                if number >= start:
-                    yield (ids[begin:end],)
-                number += 1
+        samples = (sample for shard in self.shards for sample in read_samples(shard))
+        documents = (ids[begin:end] for ids, spans in samples for begin, end in spans)
+        yield from ((ids,) for ids in islice(documents, start, None))
 
 
 def read_index(path: Path) -> list[Shard]:
+    shards = []
     try:
-        return [describe_shard(path, entry) for entry in json.loads(path.read_bytes())["shards"]]
+        for entry in json.loads(path.read_bytes())["shards"]:
+            file = path_inside(path.parent, entry["raw_data"]["basename"], path, flat=True)
+            kind = (entry["format"], entry["version"], entry["compression"] or None)
+            names, encodings = entry["column_names"], entry["column_encodings"]
+            columns = tuple(zip(names, encodings, entry["column_sizes"], strict=True))
+            if kind != ("mds", 2, None):
+                raise UserError(f"{file} must be mds version 2 without compression, not {kind}.")
+            if "pkl" in encodings:  # reading one can run any code
+                raise UserError(f"{file} has a column that is a pickle, which is refused.")
+            if IDS not in names:
+                raise UserError(f"{file} has no column {IDS!r}, only {', '.join(map(str, names))}.")
+            size, count = int(entry["raw_data"]["bytes"]), int(entry["samples"])
+            shards.append(Shard(file, size, count, columns))
     except UserError:
         raise
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} is no index of MDS shards ({error!r}); fetch it again.") from error
-
-
-def describe_shard(index: Path, entry: dict[str, Any]) -> Shard:
-    path = path_inside(index.parent, entry["raw_data"]["basename"], index, flat=True)
-    if (entry["format"], entry["version"], entry["compression"] or None) != ("mds", 2, None):
-        raise UserError(
-            f"{path} is {entry['format']} version {entry['version']}, compression "
-            f"{entry['compression']}; only mds version 2 without compression can be read."
-        )
-    names, encodings, sizes = (entry[f"column_{kind}"] for kind in ("names", "encodings", "sizes"))
-    columns = tuple(
-        (str(name), str(encoding), size)
-        for name, encoding, size in zip(names, encodings, sizes, strict=True)
-    )
-    for name, encoding, _ in columns:
-        if encoding == "pkl":
-            raise UserError(
-                f"{path}: column {name!r} is a pickle. Reading one can run any code, so it is "
-                "refused."
-            )
-    if IDS not in names:
-        raise UserError(f"{path} has no column {IDS!r}, only {', '.join(map(str, names))}.")
-    return Shard(path, int(entry["raw_data"]["bytes"]), int(entry["samples"]), columns)
+    return shards
 
 
 def read_samples(shard: Shard) -> Iterator[tuple[NDArray[np.uint32], list[tuple[int, int]]]]:
     """(ids, spans of the documents in them) of each sample. The file is memory-mapped."""
-    if not shard.path.is_file():
-        raise MissingFileError(
-            f"{shard.path} is missing, though {shard.path.parent / INDEX} lists it; fetch it."
-        )
-    size = shard.path.stat().st_size
-    if size != shard.num_bytes or not size:
-        raise UserError(
-            f"{shard.path} is damaged: it has {size:,} bytes, its {INDEX} says "
-            f"{shard.num_bytes:,}. Fetch the file again."
-        )
-    data = np.memmap(shard.path, np.uint8, mode="r")
-    count = shard.num_samples + 1
-    head = np.frombuffer(data[: 4 + 4 * count], "<u4").astype(np.int64)
-    offsets = head[1:]
-    if (
-        len(offsets) != count
-        or head[0] != shard.num_samples
-        or offsets[0] < 4 + 4 * count
-        or (np.diff(offsets) < 0).any()
-        or offsets[-1] != size
-    ):
-        raise UserError(
-            f"{shard.path} is damaged: the sample table at its start does not match the "
-            f"{shard.num_samples} samples in its {INDEX}. Fetch the file again."
-        )
-    for number, (begin, end) in enumerate(itertools.pairwise(offsets.tolist())):
-        try:
-            sample = read_sample(data[begin:end], shard)
-        except (ValueError, IndexError, KeyError, TypeError, OverflowError) as error:
-            raise UserError(
-                f"{shard.path} is damaged: sample {number}: {error}. Fetch the file again."
-            ) from error
-        yield sample
+    path, where = shard.path, ""
+    if not path.is_file():
+        raise MissingFileError(f"{path} is missing, though {path.parent / INDEX} lists it.")
+    try:
+        if (size := path.stat().st_size) != shard.num_bytes:
+            raise ValueError(f"it has {size:,} bytes, but its {INDEX} says {shard.num_bytes:,}")
+        data = np.memmap(path, np.uint8, mode="r")
+        count = shard.num_samples + 1
+        stored, *offsets = np.frombuffer(data, "<u4", 1 + count).tolist()
+        ends = [4 + 4 * count, *offsets]
+        if stored != shard.num_samples or sorted(ends) != ends or ends[-1] != size:
+            raise ValueError(f"its table of samples is not that of {shard.num_samples} samples")
+        for number, (begin, end) in enumerate(pairwise(offsets)):
+            where = f"sample {number}: "
+            yield read_sample(data[begin:end], shard)
+    except (ValueError, IndexError, KeyError, TypeError, OverflowError) as error:
+        raise UserError(f"{path} is damaged: {where}{error}. Fetch the file again.") from error
 
 
 def read_sample(
@@ -258,10 +203,10 @@ def read_sample(
 ) -> tuple[NDArray[np.uint32], list[tuple[int, int]]]:
     variable = [name for name, _, size in shard.columns if not size]
     position = 4 * len(variable)
-    sizes = dict(zip(variable, np.frombuffer(sample[:position], "<u4"), strict=True))
+    sizes = dict(zip(variable, np.frombuffer(sample[:position], "<u4").tolist(), strict=True))
     values = {}
     for name, encoding, fixed in shard.columns:
-        size = fixed or int(sizes[name])
+        size = fixed or sizes[name]
         if name in (IDS, SPANS):
             values[name] = decode_array(encoding, sample[position : position + size])
         position += size
@@ -269,39 +214,29 @@ def read_sample(
         raise ValueError(f"its columns take {position} bytes, but it has {len(sample)}")
     ids = values[IDS]
     if ids.ndim != 1 or ids.dtype.kind not in "iu" or (ids.size and int(ids.min()) < 0):
-        raise ValueError(
-            f"ids must be a list of whole numbers from 0 on, not {ids.dtype} of shape {ids.shape}"
-        )
+        raise ValueError(f"ids are {ids.dtype} of shape {ids.shape}, no list of whole numbers")
     if SPANS not in values:  # the sample is one document
         return ids.astype(np.uint32), [(0, len(ids))]
-    spans = [(int(begin), int(end)) for begin, end in values[SPANS].reshape(-1, 2)]
-    last = 0
-    for begin, end in spans:
-        if not last <= begin < end <= len(ids):
-            raise ValueError(
-                f"its document ({begin}, {end}) does not start at {last} or later and end within "
-                f"its {len(ids)} ids"
-            )
-        last = end
-    return ids.astype(np.uint32), spans
+    spans = values[SPANS].reshape(-1, 2).astype(np.int64)
+    steps = np.diff(spans.reshape(-1), prepend=0, append=len(ids))
+    if (steps < 0).any() or (steps[1::2] < 1).any():
+        raise ValueError(f"its documents do not follow each other within its {len(ids)} ids")
+    return ids.astype(np.uint32), [(begin, end) for begin, end in spans.tolist()]
 
 
 def decode_array(encoding: str, data: NDArray[np.uint8]) -> NDArray[Any]:
     """An array from its bytes. The encoding is `ndarray:type:shape`; a type or shape that it leaves
     out is stored before the values."""
-    kind, *fixed = encoding.split(":")
+    kind, value_type, shape = [*encoding.split(":"), "", ""][:3]
     if kind != "ndarray":
         raise ValueError(f"numbers are encoded as {encoding!r}; only ndarray can be read")
-    if fixed and fixed[0]:
-        value_type = np.dtype(fixed[0]).newbyteorder("<")
-    else:
-        value_type, data = np.dtype(VALUE_TYPES[int(data[0])]), data[1:]
-    if len(fixed) > 1:
-        shape = [int(size) for size in fixed[1].split(",")]
-    else:
+    if not value_type:
+        value_type, data = VALUE_TYPES[int(data[0])], data[1:]
+    sizes = [int(size) for size in shape.split(",") if size]
+    if not sizes:
         # One byte: the number of dimensions, and in its two lowest bits how many bytes (1, 2, 4, 8)
         # each of the sizes after it takes.
         num_dims, width = int(data[0]) >> 2, 1 << (int(data[0]) & 3)
-        shape = [int(size) for size in data[1 : 1 + num_dims * width].view(f"<u{width}")]
+        sizes = data[1 : 1 + num_dims * width].view(f"<u{width}").tolist()
         data = data[1 + num_dims * width :]
-    return np.frombuffer(data.tobytes(), value_type).reshape(shape)
+    return np.frombuffer(data.tobytes(), np.dtype(value_type).newbyteorder("<")).reshape(sizes)

@@ -30,20 +30,15 @@ def open_sources(texts: Sequence[str], seed: int, tokens: int | None) -> tuple[W
     """The sources of a mix. `seed` is the toy world's; `tokens` limits what ProLong downloads."""
     parts = [part for text in texts for part in split_weight(text)]
     if not parts:
-        raise UserError("There is no source of text; name one, for example --source toy.")
+        raise UserError("There is no source of text; name one, such as --source toy.")
     names = [name for name, _ in parts]
     unweighted = [name for name, weight in parts if weight is None]
     if 0 < len(unweighted) < len(parts):
         weighted = next(f"{name}@{weight:g}" for name, weight in parts if weight is not None)
-        raise UserError(
-            f"{unweighted[0]} has no weight, but {weighted} has one: write @weight after every "
-            "source of a mix."
-        )
+        raise UserError(f"{unweighted[0]} has no weight, but {weighted} has one: give all one.")
     for name in names:
         if names.count(name) > 1:
-            raise UserError(
-                f"{name} is in the mix twice; name each source once, with its total weight."
-            )
+            raise UserError(f"{name} is in the mix twice; name it once, with its total weight.")
     weights = [1.0 if weight is None else weight for _, weight in parts]
     budgets = [None if tokens is None else round(tokens * w / sum(weights)) for w in weights]
     return tuple(
@@ -58,10 +53,7 @@ def split_weight(text: str) -> list[tuple[str, float | None]]:
     match = re.fullmatch(r"(.+)@([0-9]*\.?[0-9]+(?:e[+-]?[0-9]+)?)", text)
     name, weight = (match[1], float(match[2])) if match else (text, None)
     if weight is not None and not 0 < weight < math.inf:
-        raise UserError(
-            f"{text}: the weight of a source must be a number above 0, not {weight:g}; to use "
-            "nothing of a source, leave it out."
-        )
+        raise UserError(f"{text}: the weight of a source must be a number above 0.")
     address, mark, query = name.partition("?")
     if address != "prolong-64k":
         return [(name, weight)]
@@ -79,8 +71,7 @@ def open_source(text: str, seed: int, tokens: int | None = None) -> Source:
     def allow(*known: str) -> None:
         for option in options:
             if option not in known:
-                nearest = suggest(option, known)
-                raise UserError(f"{text}: this source has no option {option!r}; {nearest}")
+                raise UserError(f"{text} has no option {option!r}; {suggest(option, known)}")
 
     if address == "toy":
         allow()
@@ -88,9 +79,7 @@ def open_source(text: str, seed: int, tokens: int | None = None) -> Source:
     if address.startswith("hf:"):
         allow("config", "split", "field", "revision", "streaming", "tokenizer")
         if (streaming := options.pop("streaming", "yes").lower()) not in SWITCH:
-            raise UserError(
-                f"{text}: streaming is {streaming!r}; write streaming=yes or streaming=no."
-            )
+            raise UserError(f"{text}: write streaming=yes or streaming=no, not {streaming!r}.")
         return HubSource(address.removeprefix("hf:"), streaming=SWITCH[streaming], **options)
     if address.partition("/")[0] in REPOSITORIES:
         allow("tokenizer", "folder")
@@ -100,7 +89,6 @@ def open_source(text: str, seed: int, tokens: int | None = None) -> Source:
         nearest = suggest(address, ["toy", *REPOSITORIES])
         hint = "" if "/" in address else f", and no source of that name either: {nearest}"
         raise MissingFileError(
-            f"{address}: no such file or folder{hint or '.'} Write hf:{address} for a Hugging Face "
-            "dataset."
+            f"{address}: no such file or folder{hint or '.'} A dataset on the hub: hf:{address}."
         )
     return FileSource(Path(address), **options)

@@ -48,37 +48,28 @@ def write_address(address: str, options: dict[str, str | None]) -> str:
 def take_field(row: dict[str, object], field: str, where: str, tokenizer: str | None) -> Block:
     """The text of a row, or its token ids if the source names their tokenizer."""
     if field not in row:
-        raise UserError(
-            f"{where} has no field {field!r}: {suggest(field, [str(key) for key in row])}"
-        )
+        raise UserError(f"{where} has no field {field!r}: {suggest(field, list(map(str, row)))}")
     value = row[field]
-    if isinstance(value, str):
-        if tokenizer is not None:
-            raise UserError(
-                f"{where}: {field!r} is text, so tokenizer={tokenizer} means nothing here; leave "
-                "it out."
-            )
+    # Parquet gives numpy arrays, JSON gives lists.
+    is_ids = isinstance(value, list | np.ndarray) and all(
+        isinstance(item, int | np.integer) for item in value[:100]
+    )
+    if isinstance(value, str) and tokenizer is None:
         refuse_half_pair(value, f"{where}: {field!r}")
         return value
-    # Parquet gives numpy arrays, JSON gives lists.
-    if isinstance(value, list | np.ndarray) and all(
-        isinstance(item, int | np.integer) for item in value[:100]
-    ):
-        if tokenizer is None:
-            raise UserError(
-                f"{where}: {field!r} holds numbers, which look like token ids. Name the tokenizer "
-                "that made them (?tokenizer=...) and they are decoded; training on another "
-                "tokenizer's ids would teach nonsense without an error."
-            )
+    if is_ids and tokenizer is not None:
         try:
             return np.asarray(value, dtype=np.uint32)
         except (OverflowError, TypeError, ValueError) as error:
-            raise UserError(
-                f"{where}: {field!r} holds something that is not a token id ({error}); ids are "
-                "whole numbers from 0 on."
-            ) from error
-    kind = "null" if value is None else f"a {type(value).__name__}"
-    raise UserError(f"{where}: {field!r} is {kind}, not text. Repair the row, or leave it out.")
+            problem = f"holds something that is not a token id ({error}); ids are whole numbers."
+    elif is_ids:
+        problem = "holds numbers, perhaps token ids: name their tokenizer (?tokenizer=...)."
+    elif isinstance(value, str):
+        problem = f"is text, so tokenizer={tokenizer} means nothing here; leave it out."
+    else:
+        kind = "null" if value is None else f"a {type(value).__name__}"
+        problem = f"is {kind}, not text. Repair the row, or leave it out."
+    raise UserError(f"{where}: {field!r} {problem}")
 
 
 def refuse_half_pair(text: str, where: str) -> None:
@@ -88,7 +79,7 @@ def refuse_half_pair(text: str, where: str) -> None:
     except UnicodeEncodeError as error:
         raise UserError(
             f"{where}: character {error.start:,} is half of a surrogate pair "
-            f"({text[error.start]!a}), which is not valid text. Repair it, or leave it out."
+            f"({text[error.start]!a}), no valid text. Repair it, or leave it out."
         ) from error
 
 

@@ -61,7 +61,7 @@ def write_document(seed: int, number: int) -> str:
         # more questions where its answer is judged.
         dataset = DATASETS[world.rng.choice(list(DATASETS))]
         scene = dataset.write(world, min(num_words, LONGEST_TASK))
-        return "".join(dataset.ask(scene, world.rng.choice(scene.questions)))
+        return dataset.ask(scene, *world.rng.choice(scene.questions))
     return write_records(world, min(num_words, LONGEST_RECORDS))
 
 
@@ -70,26 +70,21 @@ def write_records(world: World, num_words: int) -> str:
     long-range recall on them, as on real code and books, without seeing a NIAH template."""
     rng = world.rng
     state, look_up = rng.choice(STYLES)
-    make_key = rng.choice(
-        (world.key_word, world.person, world.code_name, world.coined_word, world.uuid)
-    )
-    make_value = rng.choice(
-        (world.number, world.uuid, world.place, world.coined_word, world.person)
-    )
+    keys = (world.key_word, world.person, world.code_name, world.coined_word, world.uuid)
+    values = (world.number, world.uuid, world.place, world.coined_word, world.person)
+    make_key, make_value = rng.choice(keys), rng.choice(values)
     prose = rng.choice(SHARES_OF_PROSE)
     text, words_of_look_ups = "", num_words * (1 - SHARE_OF_ENTRIES)
-    entries: list[tuple[str, str]] = []
+    entries: list[dict[str, str]] = []
     while num_words > words_of_look_ups or not entries:
         if rng.random() < prose:
             text += " ".join(paragraph(world, rng.randint(1, 3))) + "\n"
             num_words -= WORDS_OF_PROSE
         else:
-            entries.append((make_key(), make_value()))
-            key, value = entries[-1]
-            text += state.format(key=key, value=value)
+            entries.append({"key": make_key(), "value": make_value()})
+            text += state.format(**entries[-1])
             num_words -= WORDS_OF_ENTRY
     while num_words > 0:
-        key, value = rng.choice(entries)
-        text += look_up.format(key=key, value=value)
+        text += look_up.format(**rng.choice(entries))
         num_words -= WORDS_OF_ENTRY
     return text

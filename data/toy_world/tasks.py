@@ -11,11 +11,7 @@ from bosch.data.toy_world.world import ADJECTIVES, NOUNS, TOPICS, WORDS, World, 
 from bosch.plugins import suggest
 from bosch.run.errors import UserError
 
-
-@dataclass(frozen=True)
-class ToyQuestion:
-    input: str
-    answer: str
+Asked = tuple[tuple[str, str], ...]  # questions, and their answers
 
 
 @dataclass(frozen=True)
@@ -23,7 +19,7 @@ class Scene:
     """A context and the questions that can be asked about it; a row asks one of them."""
 
     context: str
-    questions: tuple[ToyQuestion, ...]
+    questions: Asked
     all_classes: tuple[str, ...] | None = None
 
 
@@ -35,11 +31,10 @@ class ToyDataset:
     metric: str  # LongBench's metric of the same name
     write: Callable[[World, int], Scene]  # (world, words of context) -> scene
 
-    def ask(self, scene: Scene, question: ToyQuestion) -> tuple[str, str]:
-        """The prompt, and its answer with the blank before it."""
+    def ask(self, scene: Scene, question: str, answer: str) -> str:
+        """The prompt and its answer, with the blank between them."""
         blank = "" if self.prompt.endswith("\n") else " "
-        prompt = self.prompt.format(context=scene.context, input=question.input)
-        return prompt, blank + question.answer
+        return self.prompt.format(context=scene.context, input=question) + blank + answer
 
 
 # attribute -> (how it is stated, how it is asked, the list of its values; a home is a place)
@@ -64,35 +59,33 @@ def _scatter(world: World, facts: list[str], num_words: int) -> list[str]:
     return texts
 
 
-def _facts(world: World, people: list[str]) -> dict[tuple[str, str], str]:
-    """Two attributes of each person."""
+Facts = dict[tuple[str, str], str]
+
+
+def _facts(world: World, people: list[str]) -> tuple[Facts, list[str]]:
+    """Two attributes of each person, and the sentences that state them."""
     facts = {}
     for who in people:
         for attribute in world.rng.sample(sorted(_ATTRIBUTES), k=2):
             values = _ATTRIBUTES[attribute][2]
             facts[who, attribute] = world.rng.choice(WORDS[values]) if values else world.place()
-    return facts
+    return facts, [_ATTRIBUTES[a][0].format(who=who, what=x) for (who, a), x in facts.items()]
 
 
-def _state(facts: dict[tuple[str, str], str]) -> list[str]:
-    return [
-        _ATTRIBUTES[attribute][0].format(who=who, what=what)
+def _ask(facts: Facts, names: dict[str, str]) -> Asked:
+    """A question for each fact, about the person under another name if there is one."""
+    return tuple(
+        (_ATTRIBUTES[attribute][1].format(who=names.get(who, who)), what)
         for (who, attribute), what in facts.items()
-    ]
-
-
-def _ask(who: str, attribute: str) -> str:
-    return _ATTRIBUTES[attribute][1].format(who=who)
+    )
 
 
 def write_one_document(world: World, num_words: int) -> Scene:
     """Facts about people in an essay; each question asks for an attribute of a person."""
     people = [world.person() for _ in range(max(2, min(8, num_words // 40)))]
-    facts = _facts(world, people)
-    stated = _state(facts)
+    facts, stated = _facts(world, people)
     texts = _scatter(world, stated, num_words - 6 * len(stated))
-    questions = tuple(ToyQuestion(_ask(*fact), what) for fact, what in facts.items())
-    return Scene(" ".join(texts), questions)
+    return Scene(" ".join(texts), _ask(facts, {}))
 
 
 def write_two_hops(world: World, num_words: int) -> Scene:
@@ -101,19 +94,14 @@ def write_two_hops(world: World, num_words: int) -> Scene:
     num_owners = max(2, min(6, num_words // 50))
     people = [world.person() for _ in range(num_owners)]
     things = [f"the {rng.choice(ADJECTIVES)} {noun}" for noun in rng.sample(NOUNS, k=num_owners)]
-    facts = _facts(world, people)
-    stated = [f"The owner of {thing} is {who}." for thing, who in zip(things, people, strict=True)]
-    stated += _state(facts)
+    owners = list(zip(people, things, strict=True))
+    facts, stated = _facts(world, people)
+    stated = [*(f"The owner of {thing} is {who}." for who, thing in owners), *stated]
     texts = _scatter(world, stated, num_words - 8 * len(stated))
     size = max(3, len(texts) // max(2, num_words // 60))
     blocks = [" ".join(texts[i : i + size]) for i in range(0, len(texts), size)]
     context = "\n".join(f"Passage {i}: {block}" for i, block in enumerate(blocks, 1))
-    thing_of = dict(zip(people, things, strict=True))
-    questions = tuple(
-        ToyQuestion(_ask(f"the owner of {thing_of[who]}", attribute), what)
-        for (who, attribute), what in facts.items()
-    )
-    return Scene(context, questions)
+    return Scene(context, _ask(facts, {who: f"the owner of {thing}" for who, thing in owners}))
 
 
 def write_report(world: World, num_words: int) -> Scene:
@@ -127,7 +115,7 @@ def write_report(world: World, num_words: int) -> Scene:
         heads.append(f"the {topic} of {place}")
         sections.append(f"Section on {heads[-1]}: {' '.join(body)}")
     summary = f"This report is about {heads[0]}, {heads[1]} and {heads[2]}."
-    return Scene("\n".join(sections), (ToyQuestion("", summary),))
+    return Scene("\n".join(sections), (("", summary),))
 
 
 def write_labels(world: World, num_words: int) -> Scene:
@@ -146,7 +134,7 @@ def write_labels(world: World, num_words: int) -> Scene:
     shown = list(cues) + rng.choices(list(cues), k=max(0, num_words // 6 - len(cues)))
     rng.shuffle(shown)
     context = "\n".join(f"Text: {line(cue)}\nType: {cues[cue]}" for cue in shown)
-    questions = tuple(ToyQuestion(line(cue), label) for cue, label in cues.items())
+    questions = tuple((line(cue), label) for cue, label in cues.items())
     return Scene(context, questions, all_classes=tuple(labels))
 
 
@@ -157,7 +145,7 @@ def write_retrieval(world: World, num_words: int) -> Scene:
     context = "\n".join(f"Paragraph {i}: {' '.join(block)}" for i, block in enumerate(blocks, 1))
     sentences = [text for block in blocks for text in block]
     questions = tuple(
-        ToyQuestion(text, f"Paragraph {i}")
+        (text, f"Paragraph {i}")
         for i, block in enumerate(blocks, 1)
         for text in block
         if sentences.count(text) == 1
@@ -170,14 +158,12 @@ def write_count(world: World, num_words: int) -> Scene:
     rng = world.rng
     distinct = rng.randint(2, max(3, min(8, num_words // 20)))
     names = [world.person() for _ in range(distinct)]
-    blocks = [
-        f"{name} {rng.choice(TOPICS['court'][1])} the {rng.choice(ADJECTIVES)} letter."
-        for name in names
-    ]
+    deeds = TOPICS["court"][1]
+    blocks = [f"{n} {rng.choice(deeds)} the {rng.choice(ADJECTIVES)} letter." for n in names]
     blocks += rng.choices(blocks, k=rng.randint(0, distinct))
     rng.shuffle(blocks)
     context = "\n".join(f"Paragraph {i}: {block}" for i, block in enumerate(blocks, 1))
-    return Scene(context, (ToyQuestion("", str(distinct)),))
+    return Scene(context, (("", str(distinct)),))
 
 
 def write_code(world: World, num_words: int) -> Scene:
@@ -190,7 +176,7 @@ def write_code(world: World, num_words: int) -> Scene:
         calls[name] = f"{name}({first}, {second})"
         operator = rng.choice("+-*")
         defined.append(f"def {calls[name]}:\n    return {first} {operator} {second}\n")
-    questions = tuple(ToyQuestion(f"# call {name}\n", call) for name, call in calls.items())
+    questions = tuple((f"# call {name}\n", call) for name, call in calls.items())
     return Scene("\n".join(defined) + "\n", questions)
 
 
@@ -209,9 +195,9 @@ def write_arithmetic(world: World, num_words: int) -> Scene:
         text, answer = f"{who} has {boxes} boxes with {each} {fruit} each.", boxes * each
     else:
         lost = rng.randint(1, min(9, has + more - 1))
-        answer = has + more - lost
         text = f"{who} has {has} {fruit}, finds {more} more and loses {lost}."
-    return Scene("", (ToyQuestion(f"{text} How many {fruit} does {who} have now?", str(answer)),))
+        answer = has + more - lost
+    return Scene("", ((f"{text} How many {fruit} does {who} have now?", str(answer)),))
 
 
 _QA = "Read the {}.\n\n{{context}}\n\nQuestion: {{input}}\nAnswer:"
@@ -243,11 +229,11 @@ def longbench_rows(
     for index in range(num_rows):
         world = World(split, f"longbench/{dataset}/{seed}/{index}")
         scene = DATASETS[dataset].write(world, world.rng.randint(60, 400))
-        question = world.rng.choice(scene.questions)
+        question, answer = world.rng.choice(scene.questions)
         yield {
-            "input": question.input,
+            "input": question,
             "context": scene.context,
-            "answers": [question.answer],
+            "answers": [answer],
             "length": len(scene.context.split()),
             "dataset": dataset,
             "language": "en",

@@ -1,9 +1,7 @@
-"""A seeded world: people, places and words of one split, and prose about them from a small grammar
-that is rich enough for haystacks not to repeat.
+"""A seeded world: people, places and words of one split, and prose about them from a small grammar.
 
 Every name and every key word belongs to exactly one of three splits, by a checksum of its text. A
-model trained on the `train` world has never seen a person, a place or a key of the `test` world,
-though it knows all their syllables.
+model trained on the `train` world has never seen a person, a place or a key of the `test` world.
 """
 
 import random
@@ -30,8 +28,7 @@ for _block in (FOLDER / "words.txt").read_text().split("\n\n"):
     WORDS[_name] = tuple(" ".join(_words.split()).split(", " if "," in _words else " "))
 ADJECTIVES, NOUNS = WORDS["adjectives"], WORDS["nouns"]
 
-# Three lines a topic: its name and what one finds there, what people do there, and what is said of
-# it.
+# Three lines a topic: its name and what one finds there, what people do there, what is said of it.
 TOPICS: dict[str, tuple[Words, Words, Words]] = {}
 _lines = (FOLDER / "topics.txt").read_text().splitlines()
 for _first, _deeds, _sayings in zip(_lines[::3], _lines[1::3], _lines[2::3], strict=True):
@@ -42,12 +39,7 @@ _ONSETS = "b br d dr f fl g gr h j k kl l m n p pl r s sk st t tr v w z".split()
 _VOWELS = "a e i o u ai or an el in ar".split()
 SYLLABLES = tuple(onset + vowel for onset in _ONSETS for vowel in _VOWELS)[::3]  # about a hundred
 PLACE_ENDINGS = tuple("by dale ford ham ley mere mouth port stead ton vale wick".split())
-_TIMES = (
-    *("In the morning", "Last winter", "After the feast", "That evening", "Years ago"),
-    *("On the first day", "At noon", "Before the storm", "In spring", "Some time later"),
-    *("Once a month", "During the night"),
-)
-_REASONS = ("because", "although", "while", "so that in the end", "and everyone knew that", "since")
+SENTENCES = (FOLDER / "sentences.txt").read_text().splitlines()
 
 
 def split_of(text: str) -> str:
@@ -110,26 +102,16 @@ def sentence(world: World, topic: str, cast: tuple[str, ...], places: tuple[str,
     """One sentence on a topic, about a person of the cast."""
     rng = world.rng
     things, deeds, sayings = TOPICS[topic]
-    (who, friend), where = rng.sample(cast, k=2), rng.choice(places)
-    adjective = rng.choice(ADJECTIVES)
-    thing, other = rng.sample(things, k=2)
-    deed, saying = rng.choice(deeds), rng.choice(sayings)
-    form = rng.randrange(8)
-    if form == 0:
-        return f"{rng.choice(_TIMES)} {who} {deed} the {adjective} {thing}."
-    if form == 1:
-        return f"In {where} the {topic} was {adjective}, {rng.choice(_REASONS)} {saying}."
-    if form == 2:
-        return f"{who} {deed} {thing} and {other} {rng.choice(_REASONS)} {saying}."
-    if form == 3:
-        return f"The {adjective} {thing} of the {topic} came from {where}."
-    if form == 4:
-        return f"Nobody in {where} {deed} the {thing} as well as {who}."
-    if form == 5:
-        return f"{rng.choice(_TIMES)} the {other} were {adjective}, and {saying}."
-    if form == 6:
-        return f"{who} wrote to {friend} that {saying}."
-    return f"People said the {topic} near {where} had too many {thing}."
+    parts = {"topic": topic}
+    parts["who"], parts["friend"] = rng.sample(cast, k=2)
+    parts |= {"where": rng.choice(places), "adjective": rng.choice(ADJECTIVES)}
+    parts["thing"], parts["other"] = rng.sample(things, k=2)
+    parts |= {"deed": rng.choice(deeds), "saying": rng.choice(sayings)}
+    form = rng.choice(SENTENCES)
+    for part in ("time", "reason"):
+        if f"{{{part}}}" in form:
+            parts[part] = rng.choice(WORDS[f"{part}s"])
+    return form.format(**parts)
 
 
 def paragraph(world: World, num_sentences: int) -> list[str]:
@@ -146,15 +128,15 @@ class ToyEssays:
     def __init__(self, split: str, seed: int | str):
         self._world = World(split, f"essays/{seed}")
         self._sentences: list[str] = []
-        self._ends: list[int] = []  # number of words up to the end of sentence i
+        self._starts = [0]  # number of words before sentence i
 
     def sentences(self, num_words: int) -> list[str]:
-        while not self._ends or self._ends[-1] < num_words:
+        while self._starts[-1] < num_words:
             for text in paragraph(self._world, self._world.rng.randint(5, 9)):
                 self._sentences.append(text)
-                self._ends.append((self._ends[-1] if self._ends else 0) + len(text.split()))
-        count = bisect_right(self._ends, num_words)
+                self._starts.append(self._starts[-1] + len(text.split()))
+        count = bisect_right(self._starts, num_words) - 1
         out = self._sentences[:count]
-        if (left := num_words - (self._ends[count - 1] if count else 0)) > 0:
+        if (left := num_words - self._starts[count]) > 0:
             out.append(" ".join(self._sentences[count].split()[:left]))
         return out

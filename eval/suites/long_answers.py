@@ -20,8 +20,7 @@ from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 from bosch.data.key_words import wonderwords_keys
-from bosch.data.needles import NOISE, distances_to_end, token_counter
-from bosch.data.ruler import largest
+from bosch.data.needles import NOISE, distances_to_end, largest, token_counter
 from bosch.eval.suites._interface import (
     Example,
     LeftOutError,

@@ -224,14 +224,7 @@ def build(
     num_samples = settings.samples if limit is None else min(limit, settings.samples)
     try:
         examples = needles.build_examples(
-            kind,
-            task.length,
-            num_samples,
-            settings.seed,
-            tokenizer,
-            material.essays,
-            material.words,
-            material.sizes,
+            kind, task.length, num_samples, settings.seed, tokenizer, material
         )
     except needles.DoesNotFitError as error:
         raise LeftOutError(str(error)) from error

@@ -139,7 +139,7 @@ def build_examples(
     return [
         Example(
             index,
-            one.text,
+            one.prompt,
             one.outputs,
             budget,
             Stop(when_answered=True),
@@ -169,7 +169,7 @@ def distances(
     fixed shuffles put the gold documents of all samples of one size in the same places."""
     if not example.sources or not getattr(tokenizer, "is_fast", False):
         return None
-    return needles.distances_to_end(example.text, example.sources, tokenizer)
+    return needles.distances_to_end(example.prompt, example.sources, tokenizer)
 
 
 def score(settings: Settings, task: Task, example: Example, prediction: str) -> dict[str, float]:

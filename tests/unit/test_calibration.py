@@ -11,7 +11,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedTokenizerFast
 
-from bosch.calibration import Calibration, Haystack, Question, read_calibration, write_calibration
+from bosch.calibration import (
+    Calibration,
+    Haystack,
+    Question,
+    read_calibration,
+    write_calibration,
+)
+from bosch.data import needles
 from bosch.data.calibration import (
     FACTS,
     CalibrationSettings,
@@ -22,7 +29,6 @@ from bosch.data.calibration import (
     gather_material,
     write_set,
 )
-from bosch.data.needles import NEEDLE_PATTERN, PAPER_TASKS, TASKS, TOY_SIZES, build_examples
 from bosch.data.toy_world.world import ToyEssays, World
 from bosch.run.errors import UserError
 from tests import odd_tokenizers
@@ -45,7 +51,7 @@ def test_answers_and_needles_are_where_the_set_says_and_fill_the_length(
     contexts: list[ContextText], tokenizer: PreTrainedTokenizerFast
 ) -> None:
     # Equal shares; the remainder goes to the first tasks.
-    shares = dict(zip(PAPER_TASKS, [3, 3, 2, 2, 2, 2], strict=True))
+    shares = dict(zip(needles.PAPER_TASKS, [3, 3, 2, 2, 2, 2], strict=True))
     assert Counter(context.task for context in contexts) == shares
     for context in contexts:
         haystack = encode(context, tokenizer)
@@ -78,15 +84,17 @@ def test_answers_follow_as_the_model_reads_them_where_a_tokenizer_begins_with_a_
 def test_set_shares_nothing_with_the_toy_test_set(
     contexts: list[ContextText], tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    essays, words = ToyEssays("test", 42), World("test", 42).key_words
+    material = needles.Material(
+        ToyEssays("test", 42), World("test", 42).key_words, needles.TOY_SIZES
+    )
     texts = [
         example.prompt
-        for name in PAPER_TASKS
-        for example in build_examples(TASKS[name], 512, 4, 42, tokenizer, essays, words, TOY_SIZES)
+        for name in needles.PAPER_TASKS
+        for example in needles.build_examples(needles.TASKS[name], 512, 4, 42, tokenizer, material)
     ]
     own = [context.text for context in contexts]
     assert check_disjoint(own, texts) == 24
-    leaked = NEEDLE_PATTERN.search(own[5])
+    leaked = needles.NEEDLE_PATTERN.search(own[5])
     assert leaked is not None
     with pytest.raises(UserError, match="test example 2"):
         check_disjoint(own, [texts[0], f"The grass is green. {leaked[0]} The sky is blue."])
@@ -141,9 +149,7 @@ def test_real_essays_give_another_region_than_the_test_set(
 ) -> None:
     pytest.importorskip("wonderwords")
     essays = shared_data / "pg_essays.json"
-    settings = CalibrationSettings(
-        1, 5000, 1, ("niah_single_2",), str(essays), str(shared_data / "punkt_tab")
-    )
+    settings = CalibrationSettings(1, 5000, 1, ("niah_single_2",), str(essays))
     (context,) = build_contexts(settings, gather_material(settings), tokenizer)
     text = json.loads(essays.read_text())["text"]
     first_words = " ".join(text.split()[:8])

@@ -2,8 +2,8 @@
 decoded."""
 
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -13,18 +13,8 @@ from tokenizers import Regex
 from transformers import PreTrainedTokenizerFast
 
 from bosch.data import encode
-from bosch.data.encode import (
-    Chunk,
-    Encoder,
-    Position,
-    cut_document,
-    decode_documents,
-    encode_in_order,
-    read_chunks,
-    share_reproduced,
-)
+from bosch.data.encode import Chunk, Encoder, Position, as_texts, cut_document
 from bosch.data.pack import LEAST_REPRODUCED
-from bosch.data.sources.files import FileSource
 from bosch.data.tokenizer_files import TokenizerText, describe_tokenizer, read_source_tokenizer
 from bosch.data.toy_world.documents import write_document
 from bosch.run.errors import UserError
@@ -77,17 +67,21 @@ def test_pieces_are_the_text_and_do_not_depend_on_the_blocks_it_came_in(
 ) -> None:
     ends = [0, *np.cumsum(blocks).tolist(), len(text)]
     parts = [text[a:b] for a, b in pairwise(ends) if a < b]
-    pieces = list(cut_document(parts, limit))
+    with mock.patch.object(encode, "PIECE_CHARS", limit):
+        pieces, of_one_block = list(cut_document(parts)), list(cut_document([text]))
     assert "".join(str(piece) for piece, _ in pieces) == text
     assert all(len(piece) <= limit for piece, _ in pieces)
     assert [is_last for _, is_last in pieces] == [False] * (len(pieces) - 1) + [True]
-    assert pieces == list(cut_document([text], limit))
+    assert pieces == of_one_block
 
 
-def test_a_text_cut_at_line_ends_has_the_tokens_of_the_whole(model: TokenizerText) -> None:
+def test_a_text_cut_at_line_ends_has_the_tokens_of_the_whole(
+    model: TokenizerText, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = "\n\n".join(TEXTS[:20])
     whole = Encoder(model, None).encode(chunk_of([text])).ids
-    pieces = [str(piece) for piece, _ in cut_document([text], 500)]
+    monkeypatch.setattr(encode, "PIECE_CHARS", 500)
+    pieces = [str(piece) for piece, _ in cut_document([text])]
     assert len(pieces) > 20
     rest = [False] * (len(pieces) - 1)
     chunk = Chunk(list(pieces), [True, *rest], [*rest, True], Position(1))
@@ -109,22 +103,6 @@ def test_documents_get_their_end_token_and_empty_ones_nothing(model: TokenizerTe
     assert with_begin.hash != model.hash
 
 
-def test_any_number_of_threads_gives_what_one_encoder_gives(
-    model: TokenizerText, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(encode, "PIECE_CHARS", 900)
-    for number, text in enumerate(TEXTS):
-        (tmp_path / f"{number:03}.txt").write_text(text)
-    chunks = list(read_chunks(FileSource(tmp_path), Position(), chunk_chars=5000))
-    expected = [Encoder(model, None).encode(chunk) for chunk in chunks]
-    assert len(expected) > 10
-    for workers in (1, 3):
-        found = encode_in_order(iter(chunks), model, None, workers)
-        for one, other in zip(expected, found, strict=True):
-            np.testing.assert_array_equal(one.ids, other.ids)
-            assert one.after == other.after
-
-
 def test_foreign_ids_are_decoded_and_encoded_again(
     model: TokenizerText, llama: TokenizerText
 ) -> None:
@@ -141,13 +119,9 @@ def test_document_cut_within_a_character_loses_only_what_is_left_of_it(
 ) -> None:
     tokenizer = llama.load()
     ids = ids_of(tokenizer, "naïve 😀 end")
-    texts = {
-        decode_documents(tokenizer, [ids[a:b]])[0]
-        for a in range(len(ids))
-        for b in range(a + 1, len(ids))
-    }
-    assert all("\ufffd" not in (text[:1], text[-1:]) for text in texts)
-    assert decode_documents(tokenizer, [ids]) == ["naïve 😀 end"]
+    parts = [ids[a:b] for a in range(len(ids)) for b in range(a + 1, len(ids))]
+    assert all("\ufffd" not in (t[:1], t[-1:]) for t in as_texts(parts, tokenizer))
+    assert as_texts([ids], tokenizer) == ["naïve 😀 end"]
 
 
 def test_ids_of_another_tokenizer_are_recognized_by_encoding_them_again(
@@ -155,8 +129,8 @@ def test_ids_of_another_tokenizer_are_recognized_by_encoding_them_again(
 ) -> None:
     right, other = llama.load(), model.load()
     ids = [ids_of(right, text) for text in TEXTS[:8]]
-    assert share_reproduced(right, ids) == 1
+    assert encode.share_reproduced(right, ids) == 1
     small = [part[part < 700] for part in ids]  # even where every id exists in the other one
-    assert share_reproduced(other, small) < LEAST_REPRODUCED
+    assert encode.share_reproduced(other, small) < LEAST_REPRODUCED
     with pytest.raises(UserError, match=r"\?tokenizer="):
-        share_reproduced(other, ids)
+        encode.share_reproduced(other, ids)

@@ -51,12 +51,9 @@ def test_global_batch_is_the_same_for_every_number_of_ranks(world: int, loader: 
     for step in range(loader.num_steps):
         whole = loader.batch(step)
         parts = [loader.batch(step, rank, world) for rank in range(world)]
-        rows = {
-            n: row for part in parts for n, row in zip(part.sequences, part.ids_BT, strict=True)
-        }
-        assert sorted(rows) == sorted(whole.sequences)
-        for number, row in zip(whole.sequences, whole.ids_BT, strict=True):
-            assert torch.equal(rows[number], row)
+        found = [zip(part.sequences, part.ids_BT.tolist(), strict=True) for part in parts]
+        rows = dict(pair for pairs in found for pair in pairs)
+        assert rows == dict(zip(whole.sequences, whole.ids_BT.tolist(), strict=True))
         targets = sum(part.num_targets for part in parts)
         assert targets == whole.num_targets == loader.num_targets(step)
 
@@ -131,12 +128,9 @@ def test_reuse_is_checked_for_tokenizer_length_and_amount(
 ) -> None:
     other = describe_tokenizer(train_tokenizer(vocabulary_size=601, num_texts=20, seed=0)).hash
     check_reuse(folder, tokenizer.hash, SEQ_LEN, 100)
-    for arguments, named in (
-        ((tokenizer.hash, 256, 1), "128 .*256"),
-        ((tokenizer.hash, SEQ_LEN, 101), "100 sequences"),
-    ):
+    for seq_len, count, named in ((256, 1, "128 .*256"), (SEQ_LEN, 101, "100 sequences")):
         with pytest.raises(UserError, match=f"{folder}.*{named}"):
-            check_reuse(folder, *arguments)
+            check_reuse(folder, tokenizer.hash, seq_len, count)
     with pytest.raises(UserError, match=f"{folder}.*tokenizer"):
         open_tokens(folder, other)
     with pytest.raises(MissingFileError, match=re.escape(str(tmp_path))):

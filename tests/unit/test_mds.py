@@ -13,14 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bosch.data.sources.mds import (
-    BYTES_PER_ID,
-    INDEX,
-    MARGIN,
-    ProLongSource,
-    read_documents,
-    read_index,
-)
+from bosch.data.sources.mds import BYTES_PER_ID, MARGIN, ProLongSource
 from bosch.data.sources.source import Document
 from bosch.run.errors import MissingFileError, UserError
 
@@ -30,11 +23,10 @@ def pack_array(values: list[Any], code: str, encoding: str) -> bytes:
     flat = [x for row in values for x in row] if values and isinstance(values[0], list) else values
     shape = [len(values), len(values[0])] if flat is not values else [len(values)]
     body = struct.pack(f"<{len(flat)}{code}", *flat)
-    head = b""
-    parts = encoding.split(":")
-    if len(parts) < 2:
+    head, told = b"", encoding.count(":")
+    if told < 1:
         head += bytes([{"H": 16, "i": 33, "I": 32, "q": 65, "B": 8}[code]])
-    if len(parts) < 3:
+    if told < 2:
         width, letter = (0, "B") if max(shape) < 256 else (1, "H")
         head += bytes([len(shape) * 4 + width]) + struct.pack(f"<{len(shape)}{letter}", *shape)
     return head + body
@@ -67,12 +59,9 @@ def write_shard(
         "column_sizes": [size for _, size in columns.values()],
         "compression": None,
         "format": "mds",
-        "hashes": [],
         "raw_data": {"basename": name, "bytes": len(content), "hashes": {}},
         "samples": len(packed),
-        "size_limit": 67108864,
         "version": 2,
-        "zip_data": None,
     } | changed
 
 
@@ -100,21 +89,21 @@ def sample_of(documents: list[list[int]]) -> dict[str, bytes]:
     }
 
 
-def write_domain(
-    folder: Path, documents: list[list[int]], per_sample: int = 3, per_shard: int = 2
-) -> None:
-    starts = range(0, len(documents), per_sample)
-    samples = [sample_of(documents[i : i + per_sample]) for i in starts]
-    shards = [
-        write_shard(folder, samples[i : i + per_shard], COLUMNS, f"shard.{i:05}.mds")
-        for i in range(0, len(samples), per_shard)
-    ]
-    write_index(folder, shards)
+def write_domain(folder: Path, documents: list[list[int]]) -> None:
+    """Three documents a sample, two samples a shard."""
+    samples = [sample_of(documents[i : i + 3]) for i in range(0, len(documents), 3)]
+    write_index(
+        folder,
+        [
+            write_shard(folder, samples[i : i + 2], COLUMNS, f"shard.{i:05}.mds")
+            for i in range(0, len(samples), 2)
+        ],
+    )
 
 
 def documents_in(folder: Path, start: int = 0) -> list[list[int]]:
-    shards = [shard for index in sorted(folder.rglob(INDEX)) for shard in read_index(index)]
-    return as_lists(read_documents(shards, start))
+    address = f"prolong-64k/{folder.name}"
+    return as_lists(ProLongSource(address, None, folder=str(folder.parent)).read(start))
 
 
 def as_lists(documents: Iterable[Document]) -> list[list[int]]:
@@ -141,8 +130,7 @@ def test_every_way_to_store_an_array_is_read_and_without_indices_is_one_document
     folder = tmp_path_factory.mktemp("mds")
     encoding = f"ndarray:int32:{len(ids)}" if kind == "fixed" else kind
     codes = {"ndarray:int32": "i", "ndarray:uint16": "H", "fixed": "i", "ndarray": "q"}
-    code = codes.get(kind, "I")
-    data = pack_array(ids, code, encoding)
+    data = pack_array(ids, codes.get(kind, "I"), encoding)
     columns = {"input_ids": (encoding, len(data) if kind == "fixed" else None)}
     write_index(folder, [write_shard(folder, [{"input_ids": data}], columns)])
     assert documents_in(folder) == [ids]
@@ -165,26 +153,17 @@ def test_damage_in_a_shard_is_refused_by_name(tmp_path: Path) -> None:
         shard.write_bytes(whole[:size])
         with pytest.raises(UserError, match=rf"shard\.00000\.mds .*{size:,} bytes"):
             documents_in(tmp_path)
-    shard.unlink()
-    with pytest.raises(MissingFileError, match=r"shard\.00000\.mds"):
-        documents_in(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("changed", "value"),
-    [
-        ({"compression": "zstd"}, "zstd"),
-        ({"column_encodings": ["pkl"]}, "pickle"),
-    ],
-)
-def test_shards_of_another_kind_are_refused(
-    changed: dict[str, Any], value: str, tmp_path: Path
-) -> None:
-    sample = {"input_ids": pack_array([1], "I", "ndarray:uint32")}
-    columns: dict[str, tuple[str, int | None]] = {"input_ids": ("ndarray:uint32", None)}
-    write_index(tmp_path, [write_shard(tmp_path, [sample], columns, **changed)])
-    with pytest.raises(UserError, match=rf"shard\.00000\.mds.*{value}"):
-        documents_in(tmp_path)
+def test_shards_of_another_kind_are_refused(tmp_path: Path) -> None:
+    kinds: dict[str, dict[str, Any]] = {
+        "zstd": {"compression": "zstd"},
+        "pickle": {"column_encodings": ["pkl"] * 4},
+    }
+    for value, changed in kinds.items():
+        write_index(tmp_path, [write_shard(tmp_path, [sample_of([[1]])], COLUMNS, **changed)])
+        with pytest.raises(UserError, match=rf"shard\.00000\.mds.*{value}"):
+            documents_in(tmp_path)
 
 
 def test_no_more_shards_are_chosen_than_the_budget_needs_and_all_are_read(tmp_path: Path) -> None:

@@ -3,33 +3,25 @@ texts."""
 
 import random
 import re
-import shutil
 import string
 import uuid
+from collections import namedtuple
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+import hypothesis
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from bosch.data.essays import Essays, SentenceEnds, read_essays
-from bosch.data.needles import (
-    PAPER_TASKS,
-    TASKS,
-    TOY_SIZES,
-    DoesNotFitError,
-    NeedleExample,
-    NeedleTask,
-    ask_other_keys,
-    build_examples,
-    needle_distances,
-    write_example,
-)
+from bosch.data import needles
+from bosch.data.essays import Essays, SentenceEnds
+from bosch.data.key_words import KeyWords, wonderwords_keys
+from bosch.data.needles import TASKS, Material, NeedleExample, build_examples, write_example
 from bosch.run.errors import UserError
 from tests.odd_tokenizers import train_bpe
 
@@ -50,8 +42,7 @@ def essay_words() -> list[str]:
 @pytest.fixture(scope="module")
 def essays(essay_words: list[str]) -> Essays:
     """Essays whose sentences end at full stops."""
-    text = " ".join(essay_words)
-    ends = [i + 1 for i, character in enumerate(text) if character == "."]
+    ends = [match.end() for match in re.finditer(r"\.", " ".join(essay_words))]
     return Essays(essay_words, SentenceEnds(ends, {}), "generated", "")
 
 
@@ -63,11 +54,12 @@ def cut_at_full_stops(text: str) -> list[str]:
 @pytest.fixture(scope="module")
 def tokenizer(essay_words: list[str]) -> PreTrainedTokenizerFast:
     """A small byte-level BPE, with a start token that must not be counted."""
-    lines = [" ".join(essay_words), *WORDS, *(task_text(TASKS[name]) for name in PAPER_TASKS)]
+    prompts = [task_text(TASKS[name]) for name in needles.PAPER_TASKS]
+    lines = [" ".join(essay_words), *WORDS, *prompts]
     return PreTrainedTokenizerFast(tokenizer_object=train_bpe(lines, 600, ["<s>"]), bos_token="<s>")
 
 
-def task_text(task: NeedleTask) -> str:
+def task_text(task: needles.NeedleTask) -> str:
     example = write_example(replace(task, haystack="noise"), 5, random.Random(0), 0, WORDS, None)
     return example.prompt
 
@@ -77,9 +69,9 @@ Build = Callable[..., list[NeedleExample]]
 
 @pytest.fixture(scope="module")
 def build(tokenizer: PreTrainedTokenizerFast, essays: Essays) -> Build:
-    def build(task: NeedleTask | str, length: int, count: int, seed: int = 42, *rest: Any) -> Any:
-        task = TASKS[task] if isinstance(task, str) else task
-        return build_examples(task, length, count, seed, tokenizer, essays, WORDS, *rest)
+    def build(name: str, length: int, count: int, seed: int = 42, *sizes: Any) -> Any:
+        material = Material(essays, WORDS, *sizes)
+        return build_examples(TASKS[name], length, count, seed, tokenizer, material)
 
     return build
 
@@ -87,17 +79,9 @@ def build(tokenizer: PreTrainedTokenizerFast, essays: Essays) -> Build:
 # The reimplementation: the steps of the specification. It shares no code with the builder.
 
 
-class Specified(NamedTuple):
-    haystack: str
-    key: str
-    value: str
-    k: int
-    q: int
-    v: int
-
-
 FIELDS = ("index", "input", "answer_prefix", "outputs", "length")
-# The table of spec/eval.md 1.1.
+# The table of spec/eval.md 1.1: haystack, keys, values, and the numbers k, q and v.
+Specified = namedtuple("Specified", "haystack key value k q v")
 SPECIFIED = {
     "niah_single_1": Specified("noise", "words", "numbers", 1, 1, 1),
     "niah_single_2": Specified("essay", "words", "numbers", 1, 1, 1),
@@ -117,14 +101,12 @@ def slow_rows(
     seed: int,
     tokenize: Callable[[str], list[str]],
     essay_words: list[str],
-    cut: Callable[[str], list[str]],
 ) -> list[dict[str, Any]]:
     rng = random.Random(seed)
     k = max(task.k, task.q)
     needle_form = "One of the special magic {type} for {key} is: {value}."
-    noise = (
-        "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
-    )
+    noise = "The grass is green. The sky is blue. The sun is yellow. Here we go. "
+    noise += "There and back again."
 
     def random_thing(kind: str) -> str:
         if kind == "numbers":
@@ -148,7 +130,7 @@ def slow_rows(
             words = essay_words
             while len(words) < num_haystack:
                 words = words + essay_words
-            sentences = cut(" ".join(words[:num_haystack]).strip())
+            sentences = cut_at_full_stops(" ".join(words[:num_haystack]).strip())
             depths = rng.sample([round(i * 100 / 39) for i in range(40)], len(needles))
             positions = sorted(int(len(sentences) * (depth / 100)) for depth in depths)
             parts, before = [], 0
@@ -195,18 +177,17 @@ def slow_rows(
         step = 5
     text, _ = generate(step)
     low, high = step, max(int(max_seq_length / (len(tokenize(text)) / step) * 3), 2 * step)
-    best = None
+    best = step
     while low <= high:
         middle = (low + high) // 2
         text, _ = generate(middle)
         if tokens(text) <= max_seq_length:
-            best = middle
-            low = middle + 1
+            best, low = middle, middle + 1
         else:
             high = middle - 1
     rows = []
     for index in range(num_samples):
-        used = step if best is None else best
+        used = best
         text, answers = generate(used)
         while tokens(text) > max_seq_length:
             if used > step:
@@ -225,18 +206,13 @@ def rows_of(examples: list[NeedleExample]) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("name", TASKS)
 @pytest.mark.parametrize(("length", "seed"), [(1900, 42), (4095, 7), (4096, 42), (6000, 0)])
 def test_examples_are_those_of_the_slow_reimplementation(
-    name: str,
-    length: int,
-    seed: int,
-    tokenizer: PreTrainedTokenizerFast,
-    build: Build,
-    essay_words: list[str],
+    name: str, length: int, seed: int, tokenizer: Any, build: Build, essay_words: list[str]
 ) -> None:
     arguments = (SPECIFIED[name], length, 4, seed, tokenizer.tokenize, essay_words)
-    expected = slow_rows(*arguments, cut_at_full_stops)
+    expected = slow_rows(*arguments)
     rows = rows_of(build(name, length, 4, seed))
     assert tuple(TASKS) == tuple(SPECIFIED)
-    assert tuple(SPECIFIED)[:6] == PAPER_TASKS
+    assert tuple(SPECIFIED)[:6] == needles.PAPER_TASKS
     assert rows == expected
     assert {tuple(row) for row in rows} == {FIELDS}  # the order in the file
 
@@ -244,36 +220,20 @@ def test_examples_are_those_of_the_slow_reimplementation(
 def test_examples_where_the_smallest_haystack_fits_only_sometimes_are_drawn_until_it_does(
     tokenizer: PreTrainedTokenizerFast, essays: Essays, build: Build, essay_words: list[str]
 ) -> None:
-    task = TASKS["niah_single_3"]
+    name = "niah_single_3"
+    task = TASKS[name]
     rng = random.Random(1)
     prompts = [write_example(task, 500, rng, 1, WORDS, essays).prompt for _ in range(30)]
     lengths = sorted(len(tokenizer.tokenize(prompt)) + 128 for prompt in prompts)
     tight = lengths[6]
     assert tight < lengths[-1]
-    arguments = (SPECIFIED[task.name], tight, 8, 42, tokenizer.tokenize, essay_words)
-    assert rows_of(build(task, tight, 8)) == slow_rows(*arguments, cut_at_full_stops)
-
-
-def test_examples_on_the_shared_essays_are_those_of_sent_tokenize(
-    shared_data: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    tokenizer: PreTrainedTokenizerFast,
-) -> None:
-    nltk = pytest.importorskip("nltk", reason="the slow form cuts essays with nltk")
-    essays = read_essays(shared_data / "pg_essays.json")
-    shutil.copytree(shared_data / "punkt_tab", tmp_path / "tokenizers" / "punkt_tab")
-    monkeypatch.setattr(nltk.data, "path", [str(tmp_path)])
-    lengths = {"niah_single_2": 4000, "niah_multikey_1": 6000, "niah_multivalue": 9000}
-    for name, length in lengths.items():
-        arguments = (SPECIFIED[name], length, 3, 42, tokenizer.tokenize, essays.words)
-        examples = build_examples(TASKS[name], length, 3, 42, tokenizer, essays, WORDS)
-        assert rows_of(examples) == slow_rows(*arguments, nltk.sent_tokenize)
+    arguments = (SPECIFIED[name], tight, 8, 42, tokenizer.tokenize, essay_words)
+    assert rows_of(build(name, tight, 8)) == slow_rows(*arguments)
 
 
 def test_a_length_that_no_haystack_fits_is_refused_with_one_that_would(build: Build) -> None:
     for name, unit in (("niah_single_2", "words: 500"), ("niah_multikey_3", "lines: 5")):
-        with pytest.raises(DoesNotFitError, match=rf"{name} .* 300 ") as error:
+        with pytest.raises(needles.DoesNotFitError, match=rf"{name} .* 300 ") as error:
             build(name, 300, 2)
         needed = max(map(int, re.findall(r"\d+", str(error.value).partition(unit)[2])))
         assert len(build(name, needed + 8, 2)) == 2  # a few more tokens, for other draws
@@ -284,7 +244,7 @@ def test_a_tokenizer_that_cannot_spell_a_needle_is_refused(essays: Essays) -> No
     signs = {sign: i for i, sign in enumerate([*" .:-", *string.ascii_letters])}
     lacking = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE(signs, [])))
     with pytest.raises(UserError, match="0123456789-abcdef"):
-        build_examples(TASKS["niah_single_1"], 4096, 1, 42, lacking, essays, WORDS)
+        build_examples(TASKS["niah_single_1"], 4096, 1, 42, lacking, Material(essays, WORDS))
 
 
 def test_lengths_are_what_tokenize_counts_whatever_the_tokenizer_file_asks_for(
@@ -294,10 +254,10 @@ def test_lengths_are_what_tokenize_counts_whatever_the_tokenizer_file_asks_for(
     cutting = PreTrainedTokenizerFast.from_pretrained(tmp_path)
     cutting.backend_tokenizer.enable_truncation(64)
     cutting.backend_tokenizer.enable_padding(length=64)
-    examples = build_examples(TASKS["niah_multikey_1"], 4096, 3, 42, cutting, essays, WORDS)
-    assert examples == build("niah_multikey_1", 4096, 3)
-    for example in examples:
-        assert example.length == len(tokenizer.tokenize(example.prompt)) + 128
+    task, material = TASKS["niah_multikey_1"], Material(essays, WORDS)
+    examples = build_examples(task, 4096, 3, 42, cutting, material)
+    assert examples == build(task.name, 4096, 3)
+    assert examples[0].length == len(tokenizer.tokenize(examples[0].prompt)) + 128
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -306,8 +266,8 @@ def test_toy_sizes_fill_a_short_length(
 ) -> None:
     state = random.getstate()
     for length in (700, 2048):
-        examples = build(name, length, 5, 1, TOY_SIZES)
-        assert examples[:3] == build(name, length, 3, 1, TOY_SIZES)
+        examples = build(name, length, 5, 1, needles.TOY_SIZES)
+        assert examples[:3] == build(name, length, 3, 1, needles.TOY_SIZES)
         for example in examples:
             assert length - 150 <= example.length <= length
             assert example.length == len(tokenizer.tokenize(example.prompt)) + 40
@@ -317,15 +277,14 @@ def test_toy_sizes_fill_a_short_length(
 def test_other_keys_of_a_context_can_be_asked_too(essays: Essays) -> None:
     task = replace(TASKS["niah_single_3"], num_keys=3, keys="uuids")
     example = write_example(task, 300, random.Random(2), 2, WORDS, essays)
-    others = ask_other_keys(task, example)
+    others = needles.ask_other_keys(task, example)
     values = dict(example.pairs)
-    assert len(others) == 2
     keys = [key for key in example.keys if key != example.queries[0]]
+    assert len(keys) == 2
     for key, question in zip(keys, others, strict=True):
-        assert question.text == (
-            f"What is the special magic uuid for {key} mentioned in the provided text?"
-        )
-        assert question.answer_prefix == example.answer_prefix.replace(example.queries[0], key)
+        prefix = example.answer_prefix.replace(example.queries[0], key)
+        asked = f"What is the special magic uuid for {key} mentioned in the provided text?"
+        assert question.prompt == asked + prefix
         assert question.outputs == (values[key],)
 
 
@@ -336,10 +295,58 @@ def test_needle_distances_count_the_tokens_from_each_asked_needle_on(
     task = replace(TASKS[name], keys="uuids")
     example = write_example(task, 60, random.Random(seed), 1, WORDS, essays)
     tokens = tokenizer(example.prompt, add_special_tokens=False)["input_ids"]
-    distances = needle_distances(example, tokenizer)
+    distances = needles.needle_distances(example, tokenizer)
     assert len(distances) == len(example.outputs)
     asked = [needle for needle in example.needles if needle.asked]
     for needle, distance in zip(asked, distances, strict=True):
         # The last `distance` tokens hold the whole sentence, and one token fewer does not.
         assert needle.sentence in tokenizer.decode(tokens[-distance:])
         assert needle.sentence not in tokenizer.decode(tokens[-distance + 1 :])
+
+
+# --- the words that keys are drawn from: indexing gives the items of a list that is never built ---
+
+# Few letters and the characters around the hyphen's place in the order of ASCII.
+WORD = st.text("ab-. ", max_size=4)
+
+
+def built(adjectives: list[str], nouns: list[str]) -> list[str]:
+    return sorted({f"{adjective}-{noun}" for adjective in adjectives for noun in nouns})
+
+
+# The block of high-pitched- is inside that of high-, between its nouns.
+@hypothesis.example(
+    "high high-pitched higher".split(), "pit pitched pitcher pot arm-rest TV".split()
+)
+@hypothesis.example(["a", "a-b", "a-b-c", "a-d"], ["b", "c", "z"])
+# A noun may begin like the longer adjective, and even give the same word.
+@hypothesis.example(["high", "high-pitched"], ["pitched-bed", "pitched-sofa", "bed", "zoo"])
+@hypothesis.example(["ad hoc", "ad", "ad hoc"], ["lens", "contact lens"])
+@given(st.lists(WORD, min_size=1, max_size=12), st.lists(WORD, min_size=1, max_size=12))
+def test_items_are_those_of_the_sorted_list(adjectives: list[str], nouns: list[str]) -> None:
+    words, expected = KeyWords(adjectives, nouns, "test"), built(adjectives, nouns)
+    assert len(words) == len(expected)
+    assert [words[index] for index in range(len(words))] == expected
+    one, other = random.Random(7), random.Random(7)
+    assert [one.choice(words) for _ in range(9)] == [other.choice(expected) for _ in range(9)]
+    with pytest.raises(IndexError):
+        words[len(expected)]
+
+
+def test_wonderwords_gives_upstreams_list() -> None:
+    pytest.importorskip("wonderwords", reason="word keys need the extra `eval`")
+    words = wonderwords_keys()
+    if words.name != "wonderwords 3.0.1":
+        pytest.skip(f"the expectations are those of wonderwords 3.0.1, installed is {words.name}")
+    assert len(words) == 6_171_620
+    # From the whole list, built once: its ends, a middle, and around a block within a block.
+    expected = {
+        0: "Early-ATM",
+        2_000_000: "foregoing-test",
+        2_500_284: "high-pitch",
+        2_500_285: "high-pitched-ATM",
+        2_507_066: "high-pitched-zucchini",
+        2_507_067: "high-pitcher",
+        6_171_619: "zonked-zucchini",
+    }
+    assert {index: words[index] for index in expected} == expected

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerFast
 
 from bosch.data.essays import read_essays
 from bosch.data.key_words import wonderwords_keys
-from bosch.data.needles import TASKS
+from bosch.data.needles import TASKS, Material
 from bosch.data.needles import build_examples as build_needles
 from bosch.eval.suites import niah
 from bosch.eval.suites._interface import Example, LeftOutError, Scored, Stop, Task
@@ -41,9 +41,8 @@ def test_real_essays_give_upstreams_sizes_and_words(
     options = {"task": "niah_single_2", "length": 4200, "samples": 2, "seed": 42}
     options |= {"essays": essays, "tokenizer": tmp_path / "tokenizer", "out": out}
     niah.main(["build", *(f"--{name}={value}" for name, value in options.items())])
-    expected = build_needles(
-        TASKS["niah_single_2"], 4200, 2, 42, tokenizer, read_essays(essays), wonderwords_keys()
-    )
+    material = Material(read_essays(essays), wonderwords_keys())
+    expected = build_needles(TASKS["niah_single_2"], 4200, 2, 42, tokenizer, material)
     rows = [json.loads(line) for line in out.read_text("utf-8").splitlines()]
     assert rows == [example.to_row(i) for i, example in enumerate(expected)]
     assert rows[0]["length"] == len((rows[0]["input"] + rows[0]["answer_prefix"]).encode()) + 128

@@ -39,19 +39,11 @@ def run_python(program: str, **settings: Any) -> subprocess.CompletedProcess[str
     )
 
 
-# ------------------------------------------------------------------------------------- the machine
-
-
-@pytest.mark.parametrize(
-    "variables",
-    [
-        {"PYTHONIOENCODING": "ascii"},
-        {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
-    ],
-)
-def test_output_that_cannot_show_our_signs_shows_others(variables: dict[str, str]) -> None:
-    done = run_python(SIGNS, env=variables)
-    assert (done.returncode, done.stdout) == (0, "31 ? 33\n"), done.stderr
+def test_output_that_cannot_show_our_signs_shows_others() -> None:
+    c_locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    for variables in ({"PYTHONIOENCODING": "ascii"}, c_locale):
+        done = run_python(SIGNS, env=variables)
+        assert (done.returncode, done.stdout) == (0, "31 ? 33\n"), done.stderr
 
 
 def test_output_may_be_closed() -> None:
@@ -113,9 +105,6 @@ def test_a_newer_transformers_is_told_and_runs() -> None:
     assert f"\ntransformers=={TESTED}\n" in (ROOT / "launch" / "constraints.txt").read_text()
 
 
-# -------------------------------------------------------------------------------------- run folders
-
-
 @pytest.mark.parametrize("name", [".lock", "run.json"])
 @pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
 def test_what_stands_where_a_file_should_be_is_named(
@@ -133,9 +122,6 @@ def test_folders_that_cannot_be_or_be_read_are_named() -> None:
         pass
     with pytest.raises(UserError, match="UTF-8"):
         RunFolder(Path(os.fsdecode(b"r\xff")))
-
-
-# ------------------------------------------------------------------------------------ model folders
 
 
 def test_a_model_without_generation_settings_becomes_a_hybrid(tmp_path: Path) -> None:

@@ -1,11 +1,14 @@
 """Packing is exact: every token is stored once and in order, or counted as dropped; the bytes do
-not depend on workers."""
+not depend on workers or interruptions, and damage is named."""
 
 import os
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import datasets
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -17,19 +20,13 @@ from bosch.data.pack import PackConfig, pack_documents
 from bosch.data.sources.files import FileSource
 from bosch.data.sources.hub import HubSource
 from bosch.data.sources.source import WeightedSource
-from bosch.data.token_files import (
-    DOC_ENDS,
-    HELD_OUT,
-    HELD_OUT_DOC_ENDS,
-    ORDER,
-    SUMMARY,
-    TOKENS,
-)
+from bosch.data.token_files import DOC_ENDS, HELD_OUT, HELD_OUT_DOC_ENDS, ORDER, SUMMARY, TOKENS
 from bosch.data.tokenizer_files import TokenizerText
 from bosch.data.toy_world.documents import ToyDocuments, write_document
-from bosch.run.errors import UserError
+from bosch.run.errors import MissingFileError, UserError
 from bosch.run.files import DamagedArtifactError, read_sealed_json
-from tests.packing import pack, toy_tokenizer, write_rows, write_texts
+from tests.damage import flip_bit
+from tests.packing import interrupted_after, pack, toy_tokenizer, write_rows, write_texts
 from tests.toy_tokenizer import train_tokenizer
 
 DROPPED = ("dropped_behind_held_out", "dropped_at_budget", "dropped_in_tail", "dropped_too_short")
@@ -80,41 +77,37 @@ def check_exact(
     assert (counts["tokens_kept"], counts["tokens_held_out"]) == (len(tokens), size)
 
 
+CONFIGS = st.builds(
+    lambda seq_len, budget, *rest: PackConfig(seq_len, budget and budget * seq_len, *rest),
+    st.integers(2, 40),
+    st.one_of(st.none(), st.integers(1, 20)),
+    st.integers(0, 3),  # held-out sequences
+    st.integers(0, 30),  # tokens of the shortest document
+)
+
+
+TEXT_OF_ANY_SIZE = st.integers(0, 60).flatmap(
+    lambda size: st.text("ab1 é\n", min_size=size, max_size=size)
+)
+
+
 @settings(max_examples=60)
 @given(
-    sizes=st.lists(st.integers(0, 60), min_size=1, max_size=40),
-    seq_len=st.integers(2, 40),
-    held_out=st.integers(0, 3),
-    shortest=st.integers(0, 30),
-    budget=st.one_of(st.none(), st.integers(1, 20)),
+    texts=st.lists(TEXT_OF_ANY_SIZE, min_size=1, max_size=40),
+    drawn=CONFIGS,
     chunk_chars=st.sampled_from([1, 37, 500, 10**6]),
-    data=st.data(),
 )
 def test_every_token_comes_once_in_order_or_is_counted_as_dropped(
-    tmp_path_factory: pytest.TempPathFactory,
-    tokenizer: TokenizerText,
-    sizes: list[int],
-    seq_len: int,
-    held_out: int,
-    shortest: int,
-    budget: int | None,
-    chunk_chars: int,
-    data: st.DataObject,
+    tmp_path_factory: Any, tokenizer: Any, texts: list[str], drawn: PackConfig, chunk_chars: int
 ) -> None:
     folder = tmp_path_factory.mktemp("pack")
-    texts = [
-        "".join(data.draw(st.lists(st.sampled_from("ab1 é\n"), min_size=n, max_size=n)))
-        for n in sizes
-    ]
     documents = encode_texts(tokenizer, texts)
+    config = replace(drawn, chunk_chars=chunk_chars, shard_chunks=3)
+    seq_len, shortest = config.sequence_length, config.min_document_tokens
     there = sum(len(document) for document in documents if len(document) >= shortest)
-    tokens = budget and budget * seq_len
-    config = PackConfig(
-        seq_len, tokens, held_out, shortest, chunk_chars=chunk_chars, shard_chunks=3
-    )
     out = folder / "out"
     source = write_texts(folder / "in", texts)
-    needed = (held_out + (budget or 1)) * seq_len
+    needed = config.held_out_sequences * seq_len + (config.tokens or seq_len)
     if there < needed:
         with pytest.raises(UserError, match="tokens"):
             pack(out, tokenizer, config, source)
@@ -171,10 +164,7 @@ def test_mix_is_exact_in_tokens(tmp_path: Path, tokenizer: TokenizerText) -> Non
 def test_finished_folder_is_left_as_it_is_and_other_settings_are_refused(
     tmp_path: Path, tokenizer: TokenizerText
 ) -> None:
-    config, out = (
-        PackConfig(64, tokens=6400, held_out_sequences=1, chunk_chars=5000),
-        tmp_path / "a",
-    )
+    config, out = PackConfig(64, 6400, held_out_sequences=1, chunk_chars=5000), tmp_path / "a"
     before = pack(out, tokenizer, config, ToyDocuments(0))
     assert pack(out, tokenizer, config, ToyDocuments(0)) == before
     other = pack(tmp_path / "b", tokenizer, replace(config, seed=1), ToyDocuments(0))
@@ -208,11 +198,10 @@ def test_documents_without_text_are_counted(
     path = write_rows(tmp_path / "in" / "train.jsonl", rows)
     texts = [row["text"] for row in rows if row["text"]]
     sources = {"hub": HubSource(str(path.parent)), "plain": write_texts(tmp_path / "texts", texts)}
-    found = [
-        pack(tmp_path / name, tokenizer, PackConfig(64), source)["tokens.bin"]
-        for name, source in sources.items()
-    ]
-    assert found[0] == found[1]
+    hub, plain = (
+        pack(tmp_path / name, tokenizer, PackConfig(64), sources[name]) for name in sources
+    )
+    assert hub["tokens.bin"] == plain["tokens.bin"]
     (counts,) = read_sealed_json(tmp_path / "hub" / "tokens.json")["sources"]
     assert (counts["documents"], counts["documents_empty"]) == (40, 10)
 
@@ -254,3 +243,104 @@ def test_every_file_is_on_the_disk_before_the_summary_vouches_for_it(
     config = PackConfig(sequence_length=32, tokens=640, held_out_sequences=2)
     files = pack(tmp_path, tokenizer, config, ToyDocuments(0)).keys() - {SUMMARY}
     assert files <= set(synced[: synced.index(SUMMARY)])
+
+
+LONG = PackConfig(64, 64 * 900, held_out_sequences=20, chunk_chars=2000, shard_chunks=2)
+
+
+@pytest.mark.parametrize("count", [0, 1, 17])
+def test_interrupted_packing_goes_on_to_the_same_bytes(
+    count: int, tmp_path: Path, tokenizer: TokenizerText
+) -> None:
+    expected, out = pack(tmp_path / "expected", tokenizer, LONG, ToyDocuments(0)), tmp_path / "out"
+    with interrupted_after(count):
+        pack(out, tokenizer, LONG, ToyDocuments(0))
+    assert not (out / "tokens.json").exists()
+    assert pack(out, tokenizer, LONG, ToyDocuments(0)) == expected
+
+
+class Hub:
+    """Commits of a dataset on a hub that can be reached, or in the library's cache if it cannot."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch):
+        self.folder, self.monkeypatch = folder, monkeypatch
+        monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", folder / "cache")
+        self.main = ""
+        self.offline = datasets.load_dataset_builder
+        monkeypatch.setattr("datasets.load_dataset_builder", self.load)
+
+    def commit(self, letter: str) -> None:
+        """Other texts, on the main branch."""
+        self.main = letter * 40
+        path = self.folder / self.main / "corpus" / "train.jsonl"
+        texts = [write_document(ord(letter), n) for n in range(200)]
+        write_texts(path.parent, texts).path.rename(path)
+
+    def load(
+        self, dataset: str, name: str | None = None, revision: str | None = None, **_: Any
+    ) -> Any:
+        commit = revision or self.main
+        builder = self.offline(str(self.folder / commit / "corpus"))
+        builder.hash = commit
+        return builder
+
+    def cut_off(self, cached: str) -> None:
+        """Leave one commit in the cache, as `load_dataset` would, and no hub."""
+        builder = self.offline(str(self.folder / (cached * 40) / "corpus"))
+        builder.download_and_prepare()
+        place = self.folder / "cache" / "some___corpus"
+        shutil.rmtree(place, ignore_errors=True)
+        shutil.move(builder.cache_dir, place / "default" / "0.0.0" / (cached * 40))
+        self.monkeypatch.setattr("datasets.load_dataset_builder", self.offline)
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+def test_a_hub_dataset_is_read_at_one_commit_to_the_end(
+    streaming: bool, tmp_path: Path, tokenizer: TokenizerText, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = PackConfig(sequence_length=64, held_out_sequences=2, chunk_chars=2000, shard_chunks=2)
+    hub = Hub(tmp_path / "hub", monkeypatch)
+
+    def pack_in(name: str) -> dict[str, bytes]:
+        source = HubSource("some/corpus", streaming=streaming)
+        return pack(tmp_path / name, tokenizer, config, source)
+
+    hub.commit("a")
+    expected = pack_in("whole")
+    for name in ("moved on", "cached", "other in the cache"):
+        with interrupted_after(9):
+            pack_in(name)
+    hub.commit("b")
+    assert pack_in("new")["tokens.bin"] != expected["tokens.bin"]
+    assert pack_in("moved on") == expected
+    assert pack_in("whole") == expected
+    hub.cut_off(cached="b")
+    with pytest.raises(MissingFileError, match=r"some/corpus: .* a{40} .* b{40}"):
+        pack_in("other in the cache")
+    hub.cut_off(cached="a")
+    for name in ("cached", "other in the cache", "whole"):
+        assert pack_in(name) == expected
+
+
+def test_damage_done_while_packing_was_interrupted_is_named(
+    tmp_path: Path, tokenizer: TokenizerText
+) -> None:
+    with interrupted_after(17):
+        pack(tmp_path, tokenizer, LONG, ToyDocuments(0))
+    flip_bit(tmp_path / TOKENS, 100)
+    for _ in ("changed", "missing"):
+        with pytest.raises(DamagedArtifactError, match=r"tokens\.bin is damaged"):
+            pack(tmp_path, tokenizer, LONG, ToyDocuments(0))
+        (tmp_path / TOKENS).unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize("name", [TOKENS, HELD_OUT, DOC_ENDS, HELD_OUT_DOC_ENDS, ORDER])
+def test_damage_done_after_packing_and_before_its_manifest_is_named(
+    name: str, tmp_path: Path, tokenizer: TokenizerText
+) -> None:
+    config = PackConfig(64, 6400, held_out_sequences=2, chunk_chars=5000)
+    files = pack(tmp_path, tokenizer, config, ToyDocuments(0))
+    assert pack(tmp_path, tokenizer, config, ToyDocuments(0)) == files
+    flip_bit(tmp_path / name, len(files[name]) // 2)
+    with pytest.raises(DamagedArtifactError, match=re.escape(f"{tmp_path / name} is damaged")):
+        pack(tmp_path, tokenizer, config, ToyDocuments(0))
