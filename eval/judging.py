@@ -127,6 +127,8 @@ def load_judged(folder: Path, judging: Judging) -> Any:
     """The model on this rank's device, with the window, positions and precision asked for."""
     from transformers import AutoConfig
 
+    from bosch.hybrid.models import check_native_window, family_of
+
     try:
         config = AutoConfig.from_pretrained(folder, **LOCAL)
     except (OSError, ValueError, KeyError) as error:
@@ -142,7 +144,12 @@ def load_judged(folder: Path, judging: Judging) -> Any:
         names = ("bosch", "rope_parameters")
         changed = {name: getattr(config, name) for name in names if hasattr(config, name)}
         return start_engine(folder, dtype=dtype, hf_overrides=changed)
-    attention = "bosch" if has_our_attention(config) else None
+    attention: str | None = "bosch"  # reads long prompts in chunks without a full T x T mask
+    try:
+        family_of(config)
+        check_native_window(config)
+    except UserError:  # neither a hybrid nor a dense model of a supported family
+        attention = None
     if attention is None and judging.attention != "auto":
         raise UserError(
             f"--attention {judging.attention}: {folder} is a {config.model_type}, whose attention "
@@ -180,36 +187,20 @@ def check_attention(judging: Judging) -> None:
 
 
 def stretch_positions(
-    config: "PretrainedConfig", factor: float, folder: Path, trained_on: int | None = None
+    config: "PretrainedConfig", factor: float, folder: Path, trained_on: int | None
 ) -> None:
     """Set YaRN in the config as Qwen's documentation does; `max_position_embeddings` stays."""
-    rope = getattr(config, "rope_parameters", None)
-    if not rope or "rope_theta" not in rope:
-        raise UserError(
-            f"--yarn {factor:g}: the config.json of {folder} has no single rope_theta, which YaRN "
-            "needs. Leave --yarn out."
-        )
-    if rope.get("rope_type", "default") != "default":
-        raise UserError(
-            f"--yarn {factor:g}: the positions of {folder} are already stretched by "
-            f"{rope['rope_type']}. Leave --yarn out."
-        )
+    rope = getattr(config, "rope_parameters", None) or {}
+    kind, problem = rope.get("rope_type", "default"), ""
+    if "rope_theta" not in rope:
+        problem = "config.json has no single rope_theta, which YaRN needs"
+    elif kind != "default":
+        problem = f"positions are already stretched by {kind}"
+    if problem:
+        raise UserError(f"--yarn {factor:g}: {folder}: its {problem}. Leave --yarn out.")
     config.rope_parameters = {
         "rope_type": "yarn",
         "rope_theta": rope["rope_theta"],
         "factor": float(factor),
         "original_max_position_embeddings": trained_on or config.max_position_embeddings,
     }
-
-
-def has_our_attention(config: "PretrainedConfig") -> bool:
-    """Whether our attention, which reads long prompts in chunks without a full T x T mask, can run
-    this model: a hybrid, or a dense model of a supported family."""
-    from bosch.hybrid.models import check_native_window, family_of
-
-    try:
-        family_of(config)
-        check_native_window(config)
-    except UserError:
-        return False
-    return True

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 SUITE = "lm-eval"
-SAMPLES = "samples.jsonl"
-TOKENIZER_FILES = ("config.json", "tokenizer_config.json")
 NOT_RUN = -1  # lm-eval's NIAH has a metric for each length; this is its value if it was not run
 
 
@@ -49,8 +47,8 @@ def run_lm_eval(
             f"Install it: {how_to_install('lm-eval', 'lm-eval')}"
         ) from error
     # lm-eval's NIAH loads the tokenizer with trust_remote_code=True.
-    for path in (Path(tokenizer.name_or_path) / name for name in TOKENIZER_FILES):
-        if names_code(path):
+    for name in ("config.json", "tokenizer_config.json"):
+        if names_code(path := Path(tokenizer.name_or_path) / name):
             raise UserError(
                 f"{path} names code (auto_map), and lm-eval would run it; leave out the tasks of "
                 "lm-eval, or remove auto_map from a copy of the model."
@@ -77,20 +75,14 @@ def run_lm_eval(
             f"lm-eval cannot fetch the data of {', '.join(tasks)}: {error}. Run it once with a "
             "network, or let HF_HOME name a cache that has the data."
         ) from error
-    folder.mkdir(parents=True, exist_ok=True)
     samples = [
         {"task": task} | json.loads(json.dumps(sample, default=str))
         for task, members in results["samples"].items()
         for sample in members
     ]
-    write_rows(folder / SAMPLES, samples)
-    content = {
-        "suite": SUITE,
-        "version": results["lm_eval_version"],
-        "limit": limit,
-        "rows": make_rows(label, SUITE, results_of(results)),
-    }
-    write_scores(folder, content)
+    write_rows(folder / "samples.jsonl", samples)
+    facts = {"suite": SUITE, "version": results["lm_eval_version"], "limit": limit}
+    write_scores(folder, facts | {"rows": make_rows(label, SUITE, results_of(results))})
 
 
 def results_of(results: Mapping[str, Any]) -> Iterator[Result]:

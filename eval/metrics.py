@@ -9,6 +9,7 @@ import warnings
 from collections import Counter
 from collections.abc import Sequence
 from difflib import SequenceMatcher
+from itertools import product
 
 from bosch.run.checkout import how_to_install
 from bosch.run.errors import UserError
@@ -28,11 +29,6 @@ CHINESE_PUNCTUATION = str.maketrans(
 )
 
 
-def clean_prediction(prediction: str) -> str:
-    """The prediction as RULER compares it: control characters become line breaks."""
-    return CONTROL_CHARACTERS.sub("\n", prediction.strip()).strip()
-
-
 def string_match_all(prediction: str, answers: Sequence[str]) -> float:
     """The share of the answers that occur in the prediction."""
     return sum(matches(prediction, answers)) / len(answers)
@@ -44,7 +40,8 @@ def string_match_part(prediction: str, answers: Sequence[str]) -> float:
 
 
 def matches(prediction: str, answers: Sequence[str]) -> list[float]:
-    text = clean_prediction(prediction).lower()
+    """Control characters of the prediction are line breaks, as in RULER."""
+    text = CONTROL_CHARACTERS.sub("\n", prediction.strip()).strip().lower()
     return [1.0 if answer.lower() in text else 0.0 for answer in answers]
 
 
@@ -67,22 +64,18 @@ def cut_words(text: str) -> list[str]:
 
 
 def qa_f1(prediction: str, answer: str) -> float:
-    return f1(normalize(prediction), normalize(answer))
+    """F1 of the lower-case words without ASCII punctuation and articles."""
+    plain = (text.lower().translate(ASCII_PUNCTUATION) for text in (prediction, answer))
+    return f1(*(ARTICLES.sub(" ", text).split() for text in plain))
 
 
 def qa_f1_zh(prediction: str, answer: str) -> float:
-    return f1(normalize_zh(prediction), normalize_zh(answer))
-
-
-def normalize(text: str) -> list[str]:
-    """Lower-case words without ASCII punctuation and articles."""
-    return ARTICLES.sub(" ", text.lower().translate(ASCII_PUNCTUATION)).split()
-
-
-def normalize_zh(text: str) -> list[str]:
-    """jieba's words of the raw text, each without punctuation and white space; none is empty."""
-    words = ("".join(w.lower().translate(CHINESE_PUNCTUATION).split()) for w in cut_words(text))
-    return [word for word in words if word]
+    """F1 of jieba's words of the raw texts, each without punctuation and white space."""
+    found = []
+    for text in (prediction, answer):
+        words = (word.lower().translate(CHINESE_PUNCTUATION) for word in cut_words(text))
+        found.append(["".join(word.split()) for word in words if word.strip()])
+    return f1(*found)
 
 
 def f1(prediction: Sequence[str], answer: Sequence[str]) -> float:
@@ -90,8 +83,7 @@ def f1(prediction: Sequence[str], answer: Sequence[str]) -> float:
     num_same = (Counter(prediction) & Counter(answer)).total()
     if num_same == 0:
         return 0.0
-    precision = num_same / len(prediction)
-    recall = num_same / len(answer)
+    precision, recall = num_same / len(prediction), num_same / len(answer)
     return (2 * precision * recall) / (precision + recall)
 
 
@@ -137,20 +129,15 @@ def number_after(word: str, answer: str) -> str:
 
 
 def code_sim(prediction: str, answer: str) -> float:
-    """fuzzywuzzy's ratio for the first line of code, by difflib. With python-Levenshtein installed
-    fuzzywuzzy gives other numbers, but LongBench does not require that package."""
-    line = first_line_of_code(prediction)
+    """fuzzywuzzy's ratio for the first line without comment or Markdown marks, by difflib. With
+    python-Levenshtein installed it gives other numbers, but LongBench does not require that."""
+    lines = prediction.lstrip("\n").split("\n")
+    line = next((one for one in lines if not any(mark in one for mark in COMMENT_MARKS)), "")
     if line == answer:
         return 1.0
     if not line or not answer:
         return 0.0
     return round(100 * SequenceMatcher(None, line, answer).ratio()) / 100
-
-
-def first_line_of_code(text: str) -> str:
-    """The first line without comment or Markdown marks. Lines of spaces count."""
-    lines = text.lstrip("\n").split("\n")
-    return next((line for line in lines if not any(m in line for m in COMMENT_MARKS)), "")
 
 
 # ---------------------------------------------------------------------------------------- ROUGE-L
@@ -168,12 +155,10 @@ def rouge(prediction: str, answer: str) -> float:
     predicted, reference = cut_pieces(prediction), cut_pieces(answer)
     if not predicted or not reference:
         return 0.0
-    common: set[str] = set()
-    for reference_piece in reference:
-        for predicted_piece in predicted:
-            common.update(common_subsequence(reference_piece, predicted_piece))
-    recall = len(common) / len({word for piece in reference for word in piece})
-    precision = len(common) / len({word for piece in predicted for word in piece})
+    pairs = product(reference, predicted)
+    num_common = len(set[str]().union(*(common_subsequence(*pair) for pair in pairs)))
+    recall = num_common / len(set[str]().union(*reference))
+    precision = num_common / len(set[str]().union(*predicted))
     return 2.0 * ((precision * recall) / (precision + recall + 1e-8))
 
 
@@ -194,8 +179,7 @@ def common_subsequence(reference: Sequence[str], predicted: Sequence[str]) -> li
         for j, other in enumerate(predicted):
             row.append(above[j] + 1 if word == other else max(above[j + 1], row[j]))
         lengths.append(row)
-    i, j = len(reference), len(predicted)
-    words = []
+    i, j, words = len(reference), len(predicted), []
     while i and j:
         if reference[i - 1] == predicted[j - 1]:
             words.append(reference[i - 1])

@@ -21,9 +21,7 @@ HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 def read_rows(path: Path) -> list[Row]:
     if not path.is_file():
-        raise MissingFileError(
-            f"{path} does not exist; name a JSONL file, one JSON object per line."
-        )
+        raise MissingFileError(f"{path} does not exist; name a JSONL file, an object per line.")
     return parse_rows(path.read_bytes(), str(path))
 
 
@@ -37,12 +35,11 @@ def parse_rows(content: bytes, name: str) -> list[Row]:
             return pyarrow.parquet.read_table(pyarrow.BufferReader(content)).to_pylist()
         except (pyarrow.ArrowException, OSError) as error:
             raise UserError(f"{name} is not a Parquet file ({error}).") from error
-    gzipped = name.endswith(".gz")
     try:
-        text = (gzip.decompress(content) if gzipped else content).decode("utf-8-sig")
+        plain = gzip.decompress(content) if name.endswith(".gz") else content
+        text = plain.decode("utf-8-sig")
     except (UnicodeDecodeError, OSError, EOFError, zlib.error) as error:
-        kind = "gzipped UTF-8" if gzipped else "UTF-8"
-        raise UserError(f"{name}: rows must be {kind} text ({error}).") from error
+        raise UserError(f"{name}: rows must be UTF-8 text, in .gz gzipped ({error}).") from error
     rows = []
     for number, line in enumerate(text.split("\n"), 1):  # not splitlines(): texts hold U+2028
         if not line.strip():
@@ -59,8 +56,6 @@ def parse_rows(content: bytes, name: str) -> list[Row]:
 
 def write_rows(path: Path, rows: Iterable[Row]) -> None:
     """Write all rows at once; a kill leaves the old file, or none."""
-    if path.is_dir():
-        raise UserError(f"{path} is a folder; name the file to write.")
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
@@ -90,9 +85,7 @@ def require_count(rows: Sequence[Row], num_rows: int, name: str, where: str) -> 
 # ------------------------------------------------------------------------ files of a data set
 
 
-def find_one(
-    folder: Path, subfolder: str, name: str, patterns: Sequence[str] = ("{}.parquet",)
-) -> Path:
+def find_one(folder: Path, subfolder: str, name: str, patterns: Sequence[str]) -> Path:
     """The one file of a data set in a folder or its subfolder: JSONL, or one of the patterns."""
     files = [
         path
@@ -111,6 +104,14 @@ def the_only(files: Sequence[str], name: str, place: Path) -> str:
     if len(files) > 1:
         raise UserError(f"{place} has {name} more than once: {', '.join(files)}. Keep one of them.")
     return files[0]
+
+
+def hub_rows(hub_id: str, what: str, forms: str, split: str, *config: str) -> list[Row]:
+    with from_hub(hub_id, what, forms):
+        from datasets import load_dataset
+
+        rows: list[Row] = load_dataset(hub_id, *config, split=split).to_list()
+    return rows
 
 
 @contextmanager

@@ -41,11 +41,9 @@ from statistics import stdev
 from typing import Any
 
 from bosch.config import JudgingConfig
-from bosch.run.errors import UserError
+from bosch.data.needles import DoesNotFitError
 
-
-class LeftOutError(UserError):
-    """This task cannot be built under these settings. The runner names it and goes on."""
+LeftOutError = DoesNotFitError  # of a task that cannot be built: the runner names it and goes on
 
 
 @dataclass(frozen=True)
@@ -136,9 +134,8 @@ def percent(scores: list[float]) -> float:
 
 def average(name: str, metric: str, parts: Sequence[Result], length: int = 0) -> Result:
     """The unweighted mean of results, whatever their numbers of examples."""
-    errors = [part.stderr for part in parts]
-    stderr = None
-    if all(error is not None for error in errors):
-        stderr = math.sqrt(sum(error**2 for error in errors if error is not None)) / len(parts)
+    errors = [part.stderr for part in parts if part.stderr is not None]
+    is_known = len(errors) == len(parts)
+    stderr = math.sqrt(sum(error**2 for error in errors)) / len(parts) if is_known else None
     value = sum(part.value for part in parts) / len(parts)
     return Result(name, length, metric, value, stderr, sum(part.n for part in parts))

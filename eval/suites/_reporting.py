@@ -91,16 +91,22 @@ def reporting_of(suite: str) -> Reporting:
 
 def average_and_tasks(suite: str, rows: Sequence[Row]) -> list[ReportedScore]:
     """The plain mean of the tasks, and each task as the plain mean over its lengths."""
-    lengths: dict[str, list[int]] = {}
-    for row in rows:
-        known = lengths.setdefault(row["task"], [])
-        if (length := row["length"] or 0) not in known:
-            known.append(length)
-    is_written = lengths.pop(AVERAGE, None) is not None
-    parts = [mean_over_lengths(suite, task, known) for task, known in lengths.items()]
+    tasks = [row for row in rows if row["task"] != AVERAGE]
+    return with_average(suite, over_lengths(suite, tasks), len(tasks) < len(rows))
+
+
+def over_lengths(suite: str, rows: Sequence[Row]) -> list[ReportedScore]:
+    """Each task as the plain mean over its lengths."""
+    tasks: dict[str, list[Cell]] = {}
+    for task, length in dict.fromkeys((row["task"], row["length"] or 0) for row in rows):
+        tasks.setdefault(task, []).append((task, length))
+    means = {task: dict.fromkeys(cells, 1 / len(cells)) for task, cells in tasks.items()}
+    return [ReportedScore(suite, task, "part", weights) for task, weights in means.items()]
+
+
+def with_average(
+    suite: str, parts: Sequence[ReportedScore], is_written: bool = True
+) -> list[ReportedScore]:
+    """The plain mean of the parts, then these."""
     weights = {cell: w / len(parts) for part in parts for cell, w in part.weights.items()}
     return [ReportedScore(suite, AVERAGE, "average", weights, is_written), *parts]
-
-
-def mean_over_lengths(suite: str, task: str, lengths: Sequence[int]) -> ReportedScore:
-    return ReportedScore(suite, task, "part", {(task, n): 1 / len(lengths) for n in lengths})

@@ -8,24 +8,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from bosch.eval.rows import Row, find_one, from_hub, read_rows, require, require_count
-from bosch.eval.suites._interface import (
-    Example,
-    Request,
-    Result,
-    Scored,
-    Stop,
-    Task,
-    by_task,
-    result_of,
-)
-from bosch.plugins import suggest
+from bosch.eval.rows import Row, find_one, hub_rows, read_rows, require, require_count
+from bosch.eval.suites._common import Tokenizer, check_names, task_results
+from bosch.eval.suites._interface import Example, Request, Result, Scored, Stop, Task
 from bosch.run.errors import UserError
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 HUB_ID = "openai/gsm8k"
 NUM_ROWS = {"train": 7473, "test": 1319}
@@ -57,10 +44,7 @@ class Settings:
     tasks: tuple[str, ...] = (COT.name,)
 
     def __post_init__(self) -> None:
-        if unknown := [name for name in self.tasks if name not in STRICT]:
-            raise UserError(
-                f"{unknown[0]!r} is not a task of GSM8K: {suggest(unknown[0], tuple(STRICT))}"
-            )
+        check_names(self.tasks, STRICT, "a task of GSM8K")
 
 
 def configure(request: Request) -> tuple[Settings, int | None]:
@@ -80,18 +64,25 @@ def sources(settings: Settings, task: Task) -> dict[str, str]:
     """Hashes of the rows' content, so that the file format does not matter."""
     hashes = {}
     for split in ("test",) if task == COT else ("train", "test"):
-        rows = read_split(settings.data, split)
-        text = json.dumps([[row["question"], row["answer"]] for row in rows])
-        hashes[f"{split}_sha256"] = sha256(text.encode()).hexdigest()
+        rows = [[row["question"], row["answer"]] for row in read_split(settings.data, split)]
+        hashes[f"{split}_sha256"] = sha256(json.dumps(rows).encode()).hexdigest()
     return hashes
 
 
 def build_examples(
-    settings: Settings, task: Task, tokenizer: "PreTrainedTokenizerBase", limit: int | None = None
+    settings: Settings, task: Task, tokenizer: Tokenizer, limit: int | None = None
 ) -> list[Example]:
-    rows = read_split(settings.data, "test")[:limit]
-    questions = [row["question"] for row in rows]
-    prompts = cot_prompts(questions) if task == COT else drawn_prompts(settings.data, questions)
+    rows, prompts = read_split(settings.data, "test")[:limit], []
+    if task == COT:
+        fixed = json.loads(SHOTS_FILE.read_text(encoding="utf-8"))["shots"]
+        text = "".join(f"Q: {shot['question']}\nA: {shot['target']}\n\n" for shot in fixed)
+        prompts = [f"{text}Q: {row['question']}\nA:" for row in rows]
+    else:  # each draws from one generator, so they are lm-eval's only from the first test row on
+        train, rng = read_split(settings.data, "train"), random.Random(SHOTS_SEED)
+        for row in rows:
+            shots = rng.sample(train, NUM_SHOTS)
+            texts = [f"Question: {shot['question']}\nAnswer: {shot['answer']}" for shot in shots]
+            prompts.append("\n\n".join([*texts, f"Question: {row['question']}\nAnswer:"]))
     stop = Stop(strings=STOP_STRINGS[task.name])
     return [
         Example(index, prompt, (row["answer"],), MAX_NEW_TOKENS, stop)
@@ -99,43 +90,19 @@ def build_examples(
     ]
 
 
-def cot_prompts(questions: Sequence[str]) -> list[str]:
-    """Prompts with the eight chain-of-thought shots."""
-    shots = json.loads(SHOTS_FILE.read_text(encoding="utf-8"))["shots"]
-    text = "".join(f"Q: {shot['question']}\nA: {shot['target']}\n\n" for shot in shots)
-    return [f"{text}Q: {question}\nA:" for question in questions]
-
-
-def drawn_prompts(source: str, questions: Sequence[str]) -> list[str]:
-    """Prompts with shots drawn from train for each question, by one generator: they equal lm-eval's
-    only if `questions` begins with the first test row."""
-    train = read_split(source, "train")
-    rng = random.Random(SHOTS_SEED)
-    prompts = []
-    for question in questions:
-        shots = rng.sample(train, NUM_SHOTS)
-        texts = [f"Question: {shot['question']}\nAnswer: {shot['answer']}" for shot in shots]
-        prompts.append("\n\n".join([*texts, f"Question: {question}\nAnswer:"]))
-    return prompts
-
-
 def score(settings: Settings, task: Task, example: Example, prediction: str) -> dict[str, float]:
-    strict, flexible = judge(task.name, prediction, example.answers[0])
-    return {"exact_match_strict": strict, "exact_match_flexible": flexible}
-
-
-def judge(task: str, prediction: str, answer: str) -> tuple[float, float]:
-    """(strict, flexible), each 1 or 0: whether the first number in the form of the shots is right,
-    and whether the last number in any form is."""
-    for stop in STOP_STRINGS[task]:
+    """Strict: the first number in the form of the shots is right. Flexible: the last in any is."""
+    for stop in STOP_STRINGS[task.name]:
         prediction = prediction.split(stop)[0]
     # lm-eval's gsm8k_cot compares with the answer's end; gsm8k with all of it, which IGNORED cuts.
-    gold = answer.split("####")[-1].strip() if task == COT.name else answer
-    first = STRICT[task].search(prediction)
+    answer = example.answers[0]
+    gold = normalize(answer.split("####")[-1].strip() if task == COT else answer)
+    first = STRICT[task.name].search(prediction)
     last = [money or number for money, number in FLEXIBLE.findall(prediction)][-1:]
-    numbers = (first[1] if first else NOTHING_FOUND, last[0] if last else NOTHING_FOUND)
-    strict, flexible = (float(normalize(number) == normalize(gold)) for number in numbers)
-    return strict, flexible
+    return {
+        "exact_match_strict": float(normalize(first[1] if first else NOTHING_FOUND) == gold),
+        HEADLINE: float(normalize(last[0] if last else NOTHING_FOUND) == gold),
+    }
 
 
 def normalize(number: str) -> str:
@@ -145,15 +112,7 @@ def normalize(number: str) -> str:
 
 
 def summarize(settings: Settings, scored: Sequence[Scored]) -> list[Result]:
-    return [
-        result_of(task, metric, items, percent)
-        for task, items in by_task(scored).items()
-        for metric in ("exact_match_strict", "exact_match_flexible")
-    ]
-
-
-def percent(scores: list[float]) -> float:
-    return 100 * sum(scores) / len(scores)
+    return task_results(scored, lambda scores: 100 * sum(scores) / len(scores))
 
 
 @lru_cache(maxsize=4)
@@ -171,10 +130,7 @@ def read_split(source: str, split: str) -> list[Row]:
         rows, where = read_rows(path), str(path)
     else:
         forms = f"a folder with train.jsonl and test.jsonl, a file of test rows, or {HUB_ID}"
-        with from_hub(source, f"GSM8K {split}", forms):
-            from datasets import load_dataset
-
-            rows = load_dataset(source, "main", split=split).to_list()
+        rows = hub_rows(source, f"GSM8K {split}", forms, split, "main")
     for number, row in enumerate(rows, 1):
         require(row, f"{where}, row {number}", str, "question", "answer")
     require_count(rows, NUM_ROWS[split], f"GSM8K's {split}", where)

@@ -119,7 +119,7 @@ def test_members_of_a_zip_file_are_inside_it(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "data.zip", "w") as archive:
         archive.writestr("../../hotpotqa.jsonl", to_jsonl(ROWS))
     with pytest.raises(UserError, match=r"data\.zip"):
-        read_dataset(str(tmp_path / "data.zip"), "hotpotqa", len(ROWS))
+        read_dataset(str(tmp_path / "data.zip"), "hotpotqa")
 
 
 def test_a_zip_member_that_would_fill_the_memory_is_not_read(
@@ -134,7 +134,7 @@ def test_a_zip_member_that_would_fill_the_memory_is_not_read(
     path.write_bytes(content)
     monkeypatch.setattr(zipfile.ZipFile, "read", lambda *_: pytest.fail("it was read"))
     with pytest.raises(UserError, match=r"data\.zip/data/hotpotqa\.jsonl.* 3,221,225,472"):
-        read_dataset(str(path), "hotpotqa", 1)
+        read_dataset(str(path), "hotpotqa")
 
 
 # ---------------------------------------------------------------------- links in a model's folder

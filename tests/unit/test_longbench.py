@@ -14,14 +14,8 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from bosch.eval.suites import longbench
-from bosch.eval.suites._interface import Example, Result, Scored, Stop, Task
-from bosch.eval.suites.longbench import (
-    Settings,
-    cut_middle,
-    datasets,
-    read_dataset,
-    score_prediction,
-)
+from bosch.eval.suites._interface import Example, Scored, Stop, Task
+from bosch.eval.suites.longbench import Settings, cut_middle, datasets, read_dataset
 from bosch.run.errors import MissingFileError, UserError
 from tests.odd_tokenizers import one_token_a_byte
 
@@ -103,10 +97,10 @@ def test_every_source_gives_the_same_rows(tmp_path: Path) -> None:
     table = tmp_path / "parquet" / "hotpotqa" / "test-00000-of-00001.parquet"
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(ROWS), table)
     for source in (archive, *(tmp_path / form for form in ("zip", "jsonl", "gzip", "parquet"))):
-        loaded = read_dataset(str(source), "hotpotqa", 200)
-        assert loaded.rows == ROWS
+        rows, _, sha256 = read_dataset(str(source), "hotpotqa")
+        assert rows == ROWS
         sources = longbench.sources(Settings(data=str(source)), Task("hotpotqa"))
-        assert sources["rows_sha256"] == loaded.sha256
+        assert sources["rows_sha256"] == sha256
     line = longbench.describe(Settings(data=str(tmp_path / "zip")))
     assert "not the published file" in line
 
@@ -125,7 +119,7 @@ def test_wrong_counts_and_missing_files_are_refused(tmp_path: Path) -> None:
         (tmp_path / "rows", "hotpotqa", UserError, r"hotpotqa\.jsonl, row 2\b.*`answers` .*'7'"),
     ):
         with pytest.raises(error, match=named):
-            read_dataset(str(source), name, 200)
+            read_dataset(str(source), name)
 
 
 # --- prompts ---
@@ -157,18 +151,24 @@ def test_examples_hold_what_generation_and_scoring_need(
 
 
 def test_the_best_answer_counts_and_four_sets_take_the_first_line() -> None:
-    assert score_prediction("hotpotqa", "red\nblue", ["blue", "red blue"], None) == 1.0
-    assert score_prediction("triviaqa", "\n\nred\nblue", ["blue", "red"], None) == 1.0
-    assert score_prediction("triviaqa", " \nred", ["red"], None) == 0.0  # blanks are a line
-    assert score_prediction("trec", "Food\nAnimal", ["Food"], ["Food", "Animal"]) == 1.0
-    assert score_prediction("hotpotqa", "x", [], None) == 0.0
-    assert score_prediction("hotpotqa_e", "x", ["x"], None) == 1.0
+    def score(name: str, prediction: str, *answers: str, classes: Any = None) -> float:
+        example = Example(0, "", answers, 1, facts={"all_classes": classes})
+        (value,) = longbench.score(Settings(), Task(name), example, prediction).values()
+        return value
+
+    assert score("hotpotqa", "red\nblue", "blue", "red blue") == 1.0
+    assert score("triviaqa", "\n\nred\nblue", "blue", "red") == 1.0
+    assert score("triviaqa", " \nred", "red") == 0.0  # blanks are a line
+    assert score("trec", "Food\nAnimal", "Food", classes=["Food", "Animal"]) == 1.0
+    assert score("hotpotqa", "x") == 0.0
+    assert score("hotpotqa_e", "x", "x") == 1.0
     with pytest.raises(UserError, match=r"trec .*`all_classes`"):
-        score_prediction("trec", "Food", ["Food"], None)
+        score("trec", "Food", "Food")
 
 
 def make_scored(name: str, scores: list[float], lengths: list[int] | None = None) -> list[Scored]:
-    metric = datasets()[name.removesuffix("_e")].metric
+    is_math = name == "gsm8k"
+    metric = longbench.gsm8k.HEADLINE if is_math else datasets()[name.removesuffix("_e")].metric
     facts = [{"length": length} for length in lengths or [0] * len(scores)]
     return [
         Scored(Task(name), Example(i, "", (), 1, facts=facts[i]), {metric: score})
@@ -186,18 +186,21 @@ def test_the_average_is_the_plain_mean_of_the_seven_categories() -> None:
     # The row of the paper that the specification checked: it prints 45.4.
     means = [39.8, 30.9, 26.0, 67.4, 32.7, 48.2, 72.6]
     table = longbench.category_table("paper")
-    results = [
-        Result(name, 0, longbench.gsm8k.HEADLINE, value, None, 200)
+    scored = [
+        one
         for names, value in zip(table.values(), means, strict=True)
         for name in names
+        for one in make_scored(name, [value / 100])
     ]
-    *categories, total = longbench.summarize_categories(table, results)
+    results = longbench.summarize(Settings(data="x/y"), scored)
+    *categories, total = [result for result in results if result.metric == "mean"]
     assert [round(category.value, 9) for category in categories] == means
     assert [category.task for category in categories] == list(table)
     assert round(total.value, 1) == 45.4
     assert total.task == "average"
-    without_math = [result for result in results if result.task != "gsm8k"]
-    assert len(longbench.summarize_categories(table, without_math)) == 6  # and no average
+    without_math = [one for one in scored if one.task.name != "gsm8k"]
+    results = longbench.summarize(Settings(data="x/y"), without_math)
+    assert len([result for result in results if result.metric == "mean"]) == 6  # and no average
 
 
 def test_longbench_e_has_three_bins_by_length() -> None:

@@ -11,7 +11,6 @@ from bosch.eval.metrics import (
     code_sim,
     count,
     cut_pieces,
-    first_line_of_code,
     qa_f1,
     qa_f1_zh,
     retrieval,
@@ -175,12 +174,8 @@ def test_retrieval_takes_the_number_of_the_gold_paragraph() -> None:
 
 
 def test_code_is_judged_by_its_first_line_without_comment_marks() -> None:
-    assert first_line_of_code("\n\n# note\nx = 1 // 2\n```\n  y = 2\nz") == "  y = 2"
-    assert first_line_of_code("\n \nx") == " "  # a line of blanks counts
-    assert first_line_of_code("# only") == ""
-
-
-def test_code_sim_of_equal_and_of_empty_lines() -> None:
+    assert code_sim("\n\n# note\nx = 1 // 2\n```\n  y = 2\nz", "  y = 2") == 1.0
+    assert code_sim("\n \nx", " ") == 1.0  # a line of blanks counts
     assert code_sim("x = 1", "x = 1") == 1.0
     assert code_sim("# nothing", "") == 1.0  # equal goes before empty
     assert code_sim("", "x") == code_sim("x", "") == 0.0

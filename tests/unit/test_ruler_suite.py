@@ -241,10 +241,15 @@ def test_the_command_writes_rulers_rows(tmp_path: Path) -> None:
 
 def test_scores_are_rulers() -> None:
     """All answers count in equal parts; of questions one is enough."""
-    assert ruler.score_task("vt", ["AB CD", "x"], [["AB", "XX", "CD"], ["X"]]) == 83.33
-    assert ruler.score_task("qa_1", ["the cat", "dog"], [["bird", "CAT"], ["cow"]]) == 50.0
-    assert ruler.score_task("cwe", ["concatenate"], [["cat", ""]]) == 100.0
-    assert ruler.score_task("fwe", ["a\x01b"], [["a\x01b"]]) == 0.0
+    for task, prediction, answers, expected in (
+        ("vt", "AB CD", ("AB", "XX", "CD", "X"), 0.5),
+        ("qa_1", "the cat", ("bird", "CAT"), 1),
+        ("qa_1", "dog", ("cow",), 0),
+        ("cwe", "concatenate", ("cat", ""), 1),
+        ("fwe", "a\x01b", ("a\x01b",), 0),
+    ):
+        example = Example(0, "", answers, 1)
+        assert ruler.score(ruler.Settings(), Task(task), example, prediction) == {"ruler": expected}
 
 
 def test_the_average_needs_all_thirteen(corpora: dict[str, Path]) -> None:
