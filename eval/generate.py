@@ -98,12 +98,10 @@ class Generator:
                 pool.append(job)
             else:
                 yield self._finish(job)
-            if len(pool) >= self.batch or self._is_full(pool):
+            if following is None or len(pool) >= self.batch or self._is_full(pool):
                 self._decode(pool)
                 yield from map(self._finish, pool)
                 pool = []
-        self._decode(pool)
-        yield from map(self._finish, pool)
 
     def _encode(self, key: Key, example: Example) -> Job:
         prompt, name = self.tokenizer(example.prompt)["input_ids"], f"{key[0]}, example {key[2]}"
@@ -171,10 +169,9 @@ class Generator:
         if following is None or not settings.share_prefixes:
             return False
         may_end_with_draft = settings.stop_when_answered and settings.draft_answers
-        ends_with_draft = may_end_with_draft and following.example.stop.when_answered
-        num_shared = common_length(prompt, following.prompt)
-        is_enough = num_shared >= MIN_SHARED * len(following.prompt)
-        return (self.is_exact or ends_with_draft) and is_enough
+        if not (self.is_exact or (may_end_with_draft and following.example.stop.when_answered)):
+            return False
+        return common_length(prompt, following.prompt) >= MIN_SHARED * len(following.prompt)
 
     def _accept_draft(self, job: Job, logits_NV: Tensor) -> None:
         """Append the draft's tokens as far as the model agrees, and one token of the model's."""
@@ -254,20 +251,17 @@ class Generator:
         return self.end_ids | {newline}
 
     def _append(self, job: Job, token: int) -> None:
-        stop = job.example.stop
+        example, stop = job.example, job.example.stop
+        can_answer = self.settings.stop_when_answered and stop.when_answered
         job.tokens.append(token)
         job.text = str(self.tokenizer.decode(job.tokens, skip_special_tokens=True))
         if token in self._ends(stop):
             job.ended = "end token"
         elif any(text in job.text for text in stop.strings):
             job.ended = "stop string"
-        elif (
-            self.settings.stop_when_answered
-            and stop.when_answered
-            and string_match_all(job.text, job.example.answers) == 1
-        ):
+        elif can_answer and string_match_all(job.text, example.answers) == 1:
             job.ended = "answered"
-        elif len(job.tokens) == job.example.max_new_tokens:
+        elif len(job.tokens) == example.max_new_tokens:
             job.ended = "length"
 
     def _is_full(self, pool: Sequence[Job]) -> bool:

@@ -89,35 +89,24 @@ def judge(
     from bosch.eval.runner import Evaluation, evaluate  # imports torch, which takes seconds
 
     rank, world = rank_and_world()
-    load = cache(lambda: load_judged(folder, judging))
+    load, tokenizer = cache(lambda: load_judged(folder, judging)), load_tokenizer(folder)
     config = read_model_config(folder)
-    tokenizer = load_tokenizer(folder)
+    positions = judging.positions(config["max_position_embeddings"])
+    window = judging.window_tokens or (config.get("bosch") or {}).get("window")
     if rank == 0 and tokenizer.chat_template:
         say(
             f"{folder.name} has a chat template, which is not used. Published scores of chat "
             "models are often measured with it and higher."
         )
-    evaluation = Evaluation(
-        load_model=load,
-        tokenizer=tokenizer,
-        suites=judging.suites,
-        examples_folder=examples_folder,
-        label=label,
-        generation=judging.generation,
-        max_positions=judging.positions(config["max_position_embeddings"]),
-        window_tokens=judging.window_tokens or (config.get("bosch") or {}).get("window"),
-        rank=rank,
-        world=world,
-    )
-    score = evaluate(evaluation, out)
+    subject = (load, tokenizer, judging.suites, examples_folder, label, judging.generation)
+    score = evaluate(Evaluation(*subject, positions, window, rank, world), out)
 
     def finish() -> None:
         score()
         if judging.lm_eval_tasks:
             from bosch.eval.lm_eval_bridge import run_lm_eval
 
-            folder = out / LM_EVAL
-            run_lm_eval(load(), tokenizer, judging, label, folder, evaluation.max_positions)
+            run_lm_eval(load(), tokenizer, judging, label, out / LM_EVAL, positions)
         load.cache_clear()  # or the model stays while the next files are written
 
     return finish
@@ -150,14 +139,13 @@ def load_judged(folder: Path, judging: Judging) -> Any:
         check_native_window(config)
     except UserError:  # neither a hybrid nor a dense model of a supported family
         attention = None
-    if attention is None and judging.attention != "auto":
-        raise UserError(
-            f"--attention {judging.attention}: {folder} is a {config.model_type}, whose attention "
-            "transformers computes; leave --attention out."
-        )
-    return load_model(
-        folder, dtype, device, judging.attention, config=config, attn_implementation=attention
-    )
+        if judging.attention != "auto":
+            raise UserError(
+                f"--attention {judging.attention}: {folder} is a {config.model_type}, whose "
+                "attention transformers computes; leave --attention out."
+            ) from None
+    more = {"config": config, "attn_implementation": attention}
+    return load_model(folder, dtype, device, judging.attention, **more)
 
 
 def device_and_type(judging: Judging) -> tuple[str, Any]:

@@ -1,15 +1,14 @@
 """Reads and writes rows of data sets and predictions: JSONL (one JSON object per line), plain or
 gzipped, and Parquet. Finds the files of a data set."""
 
-import gzip
 import json
 import re
-import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from bosch.data.sources.files import read_lines, read_table
 from bosch.run.errors import MissingFileError, UserError
 from bosch.run.files import write_atomically
 from bosch.run.hub import prepare_hub
@@ -22,36 +21,8 @@ HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 def read_rows(path: Path) -> list[Row]:
     if not path.is_file():
         raise MissingFileError(f"{path} does not exist; name a JSONL file, an object per line.")
-    return parse_rows(path.read_bytes(), str(path))
-
-
-def parse_rows(content: bytes, name: str) -> list[Row]:
-    """The rows in a file's bytes. Its name gives the format."""
-    if name.endswith(".parquet"):
-        import pyarrow
-        import pyarrow.parquet
-
-        try:
-            return pyarrow.parquet.read_table(pyarrow.BufferReader(content)).to_pylist()
-        except (pyarrow.ArrowException, OSError) as error:
-            raise UserError(f"{name} is not a Parquet file ({error}).") from error
-    try:
-        plain = gzip.decompress(content) if name.endswith(".gz") else content
-        text = plain.decode("utf-8-sig")
-    except (UnicodeDecodeError, OSError, EOFError, zlib.error) as error:
-        raise UserError(f"{name}: rows must be UTF-8 text, in .gz gzipped ({error}).") from error
-    rows = []
-    for number, line in enumerate(text.split("\n"), 1):  # not splitlines(): texts hold U+2028
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except (json.JSONDecodeError, RecursionError) as error:
-            raise UserError(f"{name}, line {number}: not JSON ({error}).") from error
-        if not isinstance(row, dict):
-            raise UserError(f"{name}, line {number}: a row must be a JSON object, not {line[:40]}.")
-        rows.append(row)
-    return rows
+    numbered = read_table(path, 0) if path.suffix == ".parquet" else read_lines(path)
+    return [row for _, row in numbered if row is not None]
 
 
 def write_rows(path: Path, rows: Iterable[Row]) -> None:
@@ -106,11 +77,14 @@ def the_only(files: Sequence[str], name: str, place: Path) -> str:
     return files[0]
 
 
-def hub_rows(hub_id: str, what: str, forms: str, split: str, *config: str) -> list[Row]:
-    with from_hub(hub_id, what, forms):
+def load_rows(path: Path, what: str, forms: str, split: str, *config: str) -> list[Row]:
+    """From a file, or from the hub if there is none of this name."""
+    if path.is_file():
+        return read_rows(path)
+    with from_hub(str(path), what, forms):
         from datasets import load_dataset
 
-        rows: list[Row] = load_dataset(hub_id, *config, split=split).to_list()
+        rows: list[Row] = load_dataset(str(path), *config, split=split).to_list()
     return rows
 
 

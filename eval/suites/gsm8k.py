@@ -9,7 +9,7 @@ from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 
-from bosch.eval.rows import Row, find_one, hub_rows, read_rows, require, require_count
+from bosch.eval.rows import Row, find_one, load_rows, require, require_count
 from bosch.eval.suites._common import Tokenizer, check_names, task_results
 from bosch.eval.suites._interface import Example, Request, Result, Scored, Stop, Task
 from bosch.run.errors import UserError
@@ -25,11 +25,8 @@ SHOTS_FILE = Path(__file__).parents[1] / "data" / "gsm8k_cot_shots.json"
 
 # The last dot in gsm8k_cot's pattern matches any character, as in lm-eval: an output that ends in
 # "The answer is 72" gives 7.
-STRICT = {
-    "gsm8k": re.compile(r"#### (\-?[0-9\.\,]+)"),
-    "gsm8k_cot": re.compile(r"The answer is (\-?[0-9\.\,]+)."),
-}
-FLEXIBLE = re.compile(r"(-?[$0-9.,]{2,})|(-?[0-9]+)")
+STRICT = {"gsm8k": r"#### (\-?[0-9\.\,]+)", "gsm8k_cot": r"The answer is (\-?[0-9\.\,]+)."}
+FLEXIBLE = r"(-?[$0-9.,]{2,})|(-?[0-9]+)"
 STOP_STRINGS = {
     "gsm8k": ("Question:", "</s>", "<|im_end|>"),
     "gsm8k_cot": ("Q:", "</s>", "<|im_end|>"),
@@ -97,8 +94,8 @@ def score(settings: Settings, task: Task, example: Example, prediction: str) -> 
     # lm-eval's gsm8k_cot compares with the answer's end; gsm8k with all of it, which IGNORED cuts.
     answer = example.answers[0]
     gold = normalize(answer.split("####")[-1].strip() if task == COT else answer)
-    first = STRICT[task.name].search(prediction)
-    last = [money or number for money, number in FLEXIBLE.findall(prediction)][-1:]
+    first = re.search(STRICT[task.name], prediction)
+    last = [money or number for money, number in re.findall(FLEXIBLE, prediction)][-1:]
     return {
         "exact_match_strict": float(normalize(first[1] if first else NOTHING_FOUND) == gold),
         HEADLINE: float(normalize(last[0] if last else NOTHING_FOUND) == gold),
@@ -118,7 +115,7 @@ def summarize(settings: Settings, scored: Sequence[Scored]) -> list[Result]:
 @lru_cache(maxsize=4)
 def read_split(source: str, split: str) -> list[Row]:
     """The rows of `train` or `test`, checked."""
-    path, where = Path(source), f"{source}, {split}"
+    path = Path(source)
     if path.is_dir():
         path = find_one(path, "main", split, ("{}*.parquet",))
     elif path.is_file() and split != "test":
@@ -126,14 +123,11 @@ def read_split(source: str, split: str) -> list[Row]:
             f"{path} holds only test rows, but the task gsm8k draws its shots from train. Name a "
             "folder with train.jsonl and test.jsonl, or use the task gsm8k_cot."
         )
-    if path.is_file():
-        rows, where = read_rows(path), str(path)
-    else:
-        forms = f"a folder with train.jsonl and test.jsonl, a file of test rows, or {HUB_ID}"
-        rows = hub_rows(source, f"GSM8K {split}", forms, split, "main")
+    forms = f"a folder with train.jsonl and test.jsonl, a file of test rows, or {HUB_ID}"
+    rows = load_rows(path, f"GSM8K {split}", forms, split, "main")
     for number, row in enumerate(rows, 1):
-        require(row, f"{where}, row {number}", str, "question", "answer")
-    require_count(rows, NUM_ROWS[split], f"GSM8K's {split}", where)
+        require(row, f"{path}, row {number}", str, "question", "answer")
+    require_count(rows, NUM_ROWS[split], f"GSM8K's {split}", str(path))
     return rows
 
 

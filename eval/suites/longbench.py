@@ -22,19 +22,10 @@ from bosch.config import at_least
 from bosch.data.toy_world.tasks import DATASETS as TOY_DATASETS
 from bosch.data.toy_world.tasks import longbench_rows
 from bosch.eval import metrics
-from bosch.eval.rows import Row, find_one, from_hub, parse_rows, require, require_count, the_only
+from bosch.eval.rows import Row, find_one, from_hub, read_rows, require, require_count, the_only
 from bosch.eval.suites import gsm8k
 from bosch.eval.suites._common import Tokenizer, check_names, task_results
-from bosch.eval.suites._interface import (
-    Example,
-    Request,
-    Result,
-    Scored,
-    Stop,
-    Task,
-    average,
-    by_task,
-)
+from bosch.eval.suites._interface import Example, Request, Result, Scored, Stop, Task, average
 from bosch.eval.suites._reporting import ReportedScore, with_average
 from bosch.run.errors import UserError
 from bosch.run.files import path_inside
@@ -238,7 +229,8 @@ def summarize(settings: Settings, scored: Sequence[Scored]) -> list[Result]:
     """Each data set, each complete category, and the mean of the categories if all are complete.
     LongBench-E has three bins of length for each data set, and no average."""
     results: list[Result] = []
-    for task, items in by_task(scored).items():
+    for task in dict.fromkeys(one.task for one in scored):
+        items = [one for one in scored if one.task == task]
         if settings.extended:
             for least, below, name in LENGTH_BINS:
                 members = [one for one in items if least <= one.example.facts["length"] < below]
@@ -274,12 +266,12 @@ def read_dataset(source: str, name: str) -> tuple[list[Row], str, str]:
     """The rows of one data set (`hotpotqa`, `hotpotqa_e`), each with LongBench's fields; the file,
     in a zip followed by the member; and the sha256 of the bytes."""
     path, spec = locate(source), find_dataset(name)
-    if path.is_file():
-        content, file = read_member(path, name)
-    else:
-        file = find_one(path, "data", name, ("{0}.parquet", "{0}/*.jsonl", "{0}/*.parquet"))
-        content = file.read_bytes()
-    rows = parse_rows(content, str(file))
+    patterns = ("{0}.parquet", "{0}/*.jsonl", "{0}/*.parquet")
+    try:
+        file = find_member(path, name) if path.is_file() else find_one(path, "data", name, patterns)
+        rows, sha256 = read_rows(file), hashlib.sha256(file.read_bytes()).hexdigest()
+    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+        raise UserError(f"{path} is damaged ({error}). Download it again.") from error
     for number, row in enumerate(rows, 1):
         where = f"{file}, row {number}"
         if "input" not in row and "question" in row:
@@ -292,7 +284,7 @@ def read_dataset(source: str, name: str) -> tuple[list[Row], str, str]:
         require(row, where, int, "length")
     num_rows = spec.num_rows_e if name.endswith("_e") else spec.num_rows
     require_count(rows, num_rows or 0, f"LongBench's {name}", str(file))
-    return rows, str(file), hashlib.sha256(content).hexdigest()
+    return rows, str(file), sha256
 
 
 def locate(source: str) -> Path:
@@ -311,22 +303,18 @@ def locate(source: str) -> Path:
         return Path(hf_hub_download(source, "data.zip", repo_type="dataset"))
 
 
-def read_member(path: Path, name: str) -> tuple[bytes, Path]:
-    """A data set's bytes from data.zip, from any folder in it."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            files = [file for file in archive.namelist() if not file.startswith("__MACOSX")]
-            members = [file for file in files if file.rsplit("/", 1)[-1] == f"{name}.jsonl"]
-            member = the_only(members, name, path)
-            where = path_inside(path, member, path)
-            if (size := archive.getinfo(member).file_size) > LARGEST_MEMBER:
-                raise UserError(
-                    f"{where} would take {size:,} bytes, far more than a data set of LongBench; "
-                    "download the file again."
-                )
-            return archive.read(member), where
-    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
-        raise UserError(f"{path} is damaged ({error}). Download it again.") from error
+def find_member(path: Path, name: str) -> Any:
+    """A data set in data.zip, in any folder of it, as a zipfile.Path."""
+    archive = zipfile.ZipFile(path)
+    files = [file for file in archive.namelist() if not file.startswith("__MACOSX")]
+    member = the_only([file for file in files if Path(file).name == f"{name}.jsonl"], name, path)
+    where = path_inside(path, member, path)
+    if (size := archive.getinfo(member).file_size) > LARGEST_MEMBER:
+        raise UserError(
+            f"{where} would take {size:,} bytes, far more than a data set of LongBench; download "
+            "the file again."
+        )
+    return zipfile.Path(archive, member)
 
 
 # -------------------------------------------------------------------------------------- reports

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 from bosch.config import at_least
-from bosch.eval.rows import Row, hub_rows, read_rows, require
+from bosch.eval.rows import Row, load_rows, require
 from bosch.eval.suites._common import Tokenizer, task_results
 from bosch.eval.suites._interface import Example, Request, Result, Scored, Stop, Task
 from bosch.eval.suites._reporting import AVERAGE, ReportedScore
@@ -138,11 +138,9 @@ def read_data(source: str) -> list[Row]:
             raise UserError(f"{path} is not JSON ({error}).") from error
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
             raise UserError(f"{path} must hold a list of questions, as LongBench v2's data.json.")
-    elif path.is_file():
-        rows = read_rows(path)
     else:
         forms = f"data.json, a file of its rows, or {HUB_ID}"
-        rows = hub_rows(source, "LongBench v2", forms, "train")
+        rows = load_rows(path, "LongBench v2", forms, "train")
     for number, row in enumerate(rows, 1):
         where = f"{source}, question {number}"
         if "choices" in row:

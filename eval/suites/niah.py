@@ -21,7 +21,7 @@ from bosch.data.key_words import wonderwords_keys
 from bosch.data.needles import Material, NeedleTask, Sizes
 from bosch.data.toy_world.world import ToyEssays, World
 from bosch.eval.metrics import string_match_all, string_match_part
-from bosch.eval.rows import hub_rows, require, write_rows
+from bosch.eval.rows import load_rows, require, write_rows
 from bosch.eval.suites._common import Tokenizer, check_longest, check_names, task_results
 from bosch.eval.suites._interface import Example, Request, Result, Scored, Stop, Task, average
 from bosch.eval.suites._reporting import AVERAGE, ReportedScore, Row, over_lengths
@@ -176,7 +176,7 @@ def load_essays(source: str, punkt: Path | None) -> Essays:
     if Path(source).exists():
         return read_essays(Path(source), punkt)
     forms = "a JSON file with a field `text`, a folder of .txt files, a hub id, or toy"
-    rows = hub_rows(source, "essays", forms, "train")
+    rows = load_rows(Path(source), "essays", forms, "train")
     for number, row in enumerate(rows, 1):
         require(row, f"{source}, row {number}", str, "text")
     text = " ".join(row["text"] for row in rows)
