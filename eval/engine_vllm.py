@@ -11,8 +11,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
-
 from bosch.eval.generate import Generator, Job, Key, end_tokens, in_plain_way
 from bosch.eval.settings import GenerationSettings
 from bosch.eval.suites._interface import Example
@@ -27,8 +25,8 @@ def check_engine() -> None:
     missing = [name for name in ("vllm", "bosch_vllm") if find_spec(name) is None]
     if missing:
         raise UserError(
-            f"{' and '.join(missing)} cannot be imported here; docs/serving.md says how to install "
-            "them. Without --engine vllm, transformers generates."
+            f"{' and '.join(missing)} cannot be imported; docs/serving.md says how to install it. "
+            "Without --engine vllm, transformers generates."
         )
 
 
@@ -71,11 +69,7 @@ class EngineGenerator(Generator):
     """A `Generator` whose model is a vLLM engine."""
 
     def __init__(
-        self,
-        model: Any,
-        tokenizer: PreTrainedTokenizerBase,
-        settings: GenerationSettings,
-        max_positions: int | None = None,
+        self, model: Any, tokenizer: Any, settings: GenerationSettings, max_positions: int | None
     ) -> None:
         self.model, self.tokenizer, self.settings = model, tokenizer, in_plain_way(settings)
         # It has a position for the last token too, which is never fed to the model.
@@ -100,12 +94,7 @@ class EngineGenerator(Generator):
         from vllm import SamplingParams
 
         stop = example.stop
-        return SamplingParams(
-            temperature=0,
-            max_tokens=example.max_new_tokens,
-            min_tokens=stop.min_new_tokens,
-            ignore_eos=True,  # our own are in stop_token_ids
-            stop_token_ids=sorted(self._ends(stop)),
-            stop=list(stop.strings),
-            detokenize=bool(stop.strings),
-        )
+        lengths = {"max_tokens": example.max_new_tokens, "min_tokens": stop.min_new_tokens}
+        ends = {"ignore_eos": True, "stop_token_ids": sorted(self._ends(stop))}  # ours in place
+        strings = {"stop": list(stop.strings), "detokenize": bool(stop.strings)}
+        return SamplingParams(temperature=0, **lengths, **ends, **strings)

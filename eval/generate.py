@@ -110,8 +110,7 @@ class Generator:
         if most is not None and len(prompt) + new - 1 > most:
             raise UserError(
                 f"{name}: the prompt's {len(prompt):,} tokens and {new} new ones do not fit the "
-                f"model's {most:,} positions, and prompts are not truncated. Ask for a smaller "
-                "length, or stretch the positions with --yarn."
+                f"model's {most:,} positions. Use a smaller length, or stretch them with --yarn."
             )
         if not prompt:
             raise UserError(f"{name}: the prompt is empty; a model needs at least one token.")
@@ -121,8 +120,6 @@ class Generator:
             text = blank + example.answers[0]
             draft = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         return Job(key, example, prompt, draft[: new - 1])
-
-    # ------------------------------------------------------------------------------ the prompt
 
     @torch.inference_mode()
     def _read(self, job: Job, following: Job | None) -> None:
@@ -187,8 +184,6 @@ class Generator:
         keep = {"logits_to_keep": num_logits} if self.model._supports_logits_to_keep() else {}
         logits_BTV: Tensor = self.model(ids, use_cache=True, **{CACHE: cache}, **keep).logits
         return logits_BTV[0, -num_logits:]
-
-    # ------------------------------------------------------------------------------ the answer
 
     @torch.inference_mode()
     def _decode(self, jobs: list[Job]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bosch.config import Config
 from bosch.data.calibration import check_set
@@ -22,9 +22,6 @@ from bosch.run.fingerprint import fingerprint
 from bosch.run.progress import say
 from bosch.run.ranks import rank_and_world
 from bosch.run.stage import follow_reference
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
 
 
 def judging_of(config: Config) -> Judging:
@@ -46,11 +43,11 @@ def check_data(judging: Judging, model: str) -> list[str]:
     positions = judging.positions(read_shape(model).positions)
 
     def check(run: SuiteRun) -> str | None:
-        tasks = run.tasks
-        check_all(
-            lambda: [run.suite.sources(run.settings, task) for task in tasks],  # reads the data
-            partial(run.call, "check", positions),
-        )
+        def read() -> None:
+            for task in run.tasks:
+                run.suite.sources(run.settings, task)
+
+        check_all(read, partial(run.call, "check", positions))
         return run.call("describe")
 
     described = check_all(*(partial(check, run) for run in judging.suites))
@@ -78,9 +75,6 @@ def check_calibration(config: Config, run_path: Path) -> int:
     return check_set(follow_reference(run_path / "calibration"), texts)
 
 
-# -------------------------------------------------------------------------------- the evaluation
-
-
 def judge(
     folder: Path, judging: Judging, label: Label, out: Path, examples_folder: Path
 ) -> Callable[[], None]:
@@ -94,10 +88,7 @@ def judge(
     positions = judging.positions(config["max_position_embeddings"])
     window = judging.window_tokens or (config.get("bosch") or {}).get("window")
     if rank == 0 and tokenizer.chat_template:
-        say(
-            f"{folder.name} has a chat template, which is not used. Published scores of chat "
-            "models are often measured with it and higher."
-        )
+        say(f"{folder.name} has a chat template, not used here; scores with it are often higher")
     subject = (load, tokenizer, judging.suites, examples_folder, label, judging.generation)
     score = evaluate(Evaluation(*subject, positions, window, rank, world), out)
 
@@ -174,9 +165,7 @@ def check_attention(judging: Judging) -> None:
         check(dtype, padded=True, remedy="Set eval.batch to 1, or name another.")
 
 
-def stretch_positions(
-    config: "PretrainedConfig", factor: float, folder: Path, trained_on: int | None
-) -> None:
+def stretch_positions(config: Any, factor: float, folder: Path, trained_on: int | None) -> None:
     """Set YaRN in the config as Qwen's documentation does; `max_position_embeddings` stays."""
     rope = getattr(config, "rope_parameters", None) or {}
     kind, problem = rope.get("rope_type", "default"), ""

@@ -45,9 +45,6 @@ def matches(prediction: str, answers: Sequence[str]) -> list[float]:
     return [1.0 if answer.lower() in text else 0.0 for answer in answers]
 
 
-# ------------------------------------------------------------------------------------ F1 of words
-
-
 def cut_words(text: str) -> list[str]:
     """The words of a Chinese text in jieba's accurate mode, including blanks and punctuation."""
     try:
@@ -55,10 +52,8 @@ def cut_words(text: str) -> list[str]:
             warnings.simplefilter("ignore")  # invalid escapes in its sources, pkg_resources
             import jieba
     except ImportError as error:
-        raise UserError(
-            "Chinese data sets are scored with the package jieba, which is not installed. "
-            f"Install it: {how_to_install('jieba', 'eval')}"
-        ) from error
+        how = how_to_install("jieba", "eval")
+        raise UserError(f"Chinese data sets are scored with jieba. Install it: {how}") from error
     jieba.setLogLevel(logging.WARNING)  # else it writes about its dictionary to stderr
     return list(jieba.cut(text, cut_all=False))
 
@@ -87,15 +82,10 @@ def f1(prediction: Sequence[str], answer: Sequence[str]) -> float:
     return (2 * precision * recall) / (precision + recall)
 
 
-# ------------------------------------------------------------------------ classes, numbers, code
-
-
 def classification(prediction: str, answer: str, all_classes: Sequence[str]) -> float:
     """1 divided by the number of classes in the prediction; 0 if the answer is not among them.
-
-    Classes whose names are part of the answer's name do not count. LongBench removes them while
-    iterating over the list, which skips the class after a removed one; so does this.
-    """
+    Parts of the answer's name do not count. LongBench removes them while iterating over the list,
+    which skips the class after a removed one; so does this."""
     named = [name for name in all_classes if name in prediction]
     k = 0
     while k < len(named):
@@ -122,9 +112,7 @@ def retrieval_zh(prediction: str, answer: str) -> float:
 def number_after(word: str, answer: str) -> str:
     match = re.search(word + r"(\d+)", answer)
     if match is None:
-        raise UserError(
-            f"The answer {answer!r} names no paragraph; it must be like {word + '7'!r}."
-        )
+        raise UserError(f"The answer {answer!r} names no paragraph, as {word + '7'!r} does.")
     return match[1]
 
 
@@ -140,18 +128,11 @@ def code_sim(prediction: str, answer: str) -> float:
     return round(100 * SequenceMatcher(None, line, answer).ratio()) / 100
 
 
-# ---------------------------------------------------------------------------------------- ROUGE-L
-
-
 def rouge(prediction: str, answer: str) -> float:
-    """ROUGE-L as the package rouge 1.0.1 computes it for LongBench. It is not the usual ROUGE-L.
-
-    Texts are split at every full stop. For each pair of a reference piece and a predicted piece the
-    words of one longest common subsequence are collected; recall and precision compare the distinct
-    words collected with the distinct words of each text. The package recovers the subsequence by
-    recursion and scores 0 on a stack overflow (rouge issue 19), which depends on the caller. Here
-    it is a loop, so every pair gets its true score.
-    """
+    """ROUGE-L as the package rouge 1.0.1 computes it for LongBench, not the usual one: of each pair
+    of pieces between full stops the words of one longest common subsequence are collected, and
+    compared with the distinct words of each text. The package recovers it by recursion and scores 0
+    on a stack overflow (rouge issue 19); here a loop gives every pair its true score."""
     predicted, reference = cut_pieces(prediction), cut_pieces(answer)
     if not predicted or not reference:
         return 0.0

@@ -31,9 +31,6 @@ def write_rows(path: Path, rows: Iterable[Row]) -> None:
     write_atomically(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
 
-# ----------------------------------------------------------------------------- fields of a row
-
-
 def require(row: Row, where: str, kind: type, *names: str) -> None:
     """UserError if a field of this name is not of the kind; lists must hold strings."""
     for name in names:
@@ -51,9 +48,6 @@ def require_count(rows: Sequence[Row], num_rows: int, name: str, where: str) -> 
             f"{where} has {len(rows)} rows, but {name} has {num_rows}. Get the whole data set; "
             "--limit uses only its first rows."
         )
-
-
-# ------------------------------------------------------------------------ files of a data set
 
 
 def find_one(folder: Path, subfolder: str, name: str, patterns: Sequence[str]) -> Path:

@@ -6,18 +6,16 @@
                                       first-00500.json     what they were built from, a checksum
 
 Each prediction is appended and synced to disk at once, so a killed run continues after the last
-one, with any number of ranks. Each rank writes its own file; when all have, rank 0 orders the
-predictions and scores them. There are no collectives.
-
-Examples are built once for each tokenizer, task and seed, and shared by all runs. Whoever needs
-fewer takes the first ones of a longer file.
+one, with any number of ranks. Each rank writes its own file, without collectives; when all have,
+rank 0 orders and scores the predictions. Examples are built once for each tokenizer, task and seed,
+and shared by all runs; whoever needs fewer takes the first ones of a longer file.
 """
 
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +47,6 @@ from bosch.run.progress import say, say_once, track
 CHECKSUM = "predictions_xxh3"  # in scores.json
 WORK = ".work"  # the ranks' predictions, until they are merged
 EXAMPLES_VERSION = 1  # raised when the same task, sources and tokenizer give other examples
-ALL = 10**9  # stands for "every example there is" in the order of files
 
 
 @dataclass(frozen=True)
@@ -76,20 +73,51 @@ class Evaluation:
     def tokenizer_hash(self) -> str:
         return describe_tokenizer(self.tokenizer).hash
 
-    def make_generator(self) -> Generator:
-        kind = EngineGenerator if self.generation.engine == "vllm" else Generator
-        return kind(self.load_model(), self.tokenizer, self.generation, self.max_positions)
-
 
 def evaluate(evaluation: Evaluation, folder: Path) -> Callable[[], None]:
     """Make the predictions that `folder` lacks; every rank calls this for its share. Returns what
     rank 0 does when all ranks have: score them."""
-    work, make_generator = folder / WORK, cache(evaluation.make_generator)
+    work, rank, world = folder / WORK, evaluation.rank, evaluation.world
+    generator: Generator | None = None
     refuse_link(work)
     for run in evaluation.suites:
-        if not (folder / run.name / PREDICTIONS).is_file():
-            work.mkdir(parents=True, exist_ok=True)
-            predict(evaluation, run, work, make_generator)
+        if (folder / run.name / PREDICTIONS).is_file():
+            continue
+        work.mkdir(parents=True, exist_ok=True)
+        done = read_predictions(work, run.name, evaluation.place)
+        left_out: list[str] = []
+        share, lengths = [], set()
+        for task, examples in all_examples(evaluation, run, left_out):
+            lengths.add(task.length)
+            mine = share_of_rank(examples, rank, world)
+            share += [((task.name, task.length, example.index), example) for example in mine]
+        for task in run.tasks:
+            if task.length not in lengths:
+                raise UserError(
+                    f"none of the {run.name} tasks can be built in {task.length} tokens, so that "
+                    f"length would be missing; {left_out[0]}"
+                )
+        for reason in left_out:
+            say_once(f"left out: {reason}")
+        missing = [(key, example) for key, example in share if key not in done]
+        if not missing:
+            continue
+        if generator is None:
+            kind = EngineGenerator if evaluation.generation.engine == "vllm" else Generator
+            how = (evaluation.tokenizer, evaluation.generation, evaluation.max_positions)
+            generator = kind(evaluation.load_model(), *how)
+        path = work / f"{run.name}-{rank}.jsonl"
+        drop_torn_line(path)
+        title = f"evaluate {run.name}" + (" on rank 0" if world > 1 else "")
+        with (
+            open_own_file(path, "ab") as file,
+            track(title, len(share), "examples", len(share) - len(missing)) as bar,
+        ):
+            for job in generator.generate(missing):
+                row: Row = dict(zip(("task", "length", "index"), job.key, strict=True))
+                row |= {"prediction": job.text, "tokens": len(job.tokens), "ended": job.ended}
+                append_line(file, row, evaluation.place)
+                bar.advance()
 
     def score_all() -> None:
         for run in evaluation.suites:
@@ -97,46 +125,6 @@ def evaluate(evaluation: Evaluation, folder: Path) -> Callable[[], None]:
         shutil.rmtree(work, ignore_errors=True)
 
     return score_all
-
-
-# -------------------------------------------------------------------------------- predictions
-
-
-def predict(
-    evaluation: Evaluation, run: SuiteRun, work: Path, make_generator: Callable[[], Generator]
-) -> None:
-    """Predict this rank's share of the examples that no rank has predicted yet."""
-    rank, world = evaluation.rank, evaluation.world
-    done = read_predictions(work, run.name, evaluation.place)
-    left_out: list[str] = []
-    share, lengths = [], set()
-    for task, examples in all_examples(evaluation, run, left_out):
-        lengths.add(task.length)
-        mine = share_of_rank(examples, rank, world)
-        share += [((task.name, task.length, example.index), example) for example in mine]
-    for task in run.tasks:
-        if task.length not in lengths:
-            raise UserError(
-                f"none of the {run.name} tasks can be built in {task.length} tokens, so that "
-                f"length would be missing; {left_out[0]}"
-            )
-    for reason in left_out:
-        say_once(f"left out: {reason}")
-    missing = [(key, example) for key, example in share if key not in done]
-    if not missing:
-        return
-    generator, path = make_generator(), work / f"{run.name}-{rank}.jsonl"
-    drop_torn_line(path)
-    title = f"evaluate {run.name}" + (" on rank 0" if world > 1 else "")
-    with (
-        open_own_file(path, "ab") as file,
-        track(title, len(share), "examples", len(share) - len(missing)) as bar,
-    ):
-        for job in generator.generate(missing):
-            row: Row = dict(zip(("task", "length", "index"), job.key, strict=True))
-            row |= {"prediction": job.text, "tokens": len(job.tokens), "ended": job.ended}
-            append_line(file, row, evaluation.place)
-            bar.advance()
 
 
 def all_examples(
@@ -191,9 +179,6 @@ def key_of(row: Row) -> Key:
     return row["task"], row["length"], row["index"]
 
 
-# ------------------------------------------------------------------------------------- scores
-
-
 def score(evaluation: Evaluation, run: SuiteRun, folder: Path) -> None:
     """Write predictions.jsonl, ordered by task and example and with scores, and scores.json."""
     path = folder / run.name / PREDICTIONS
@@ -231,17 +216,11 @@ def score(evaluation: Evaluation, run: SuiteRun, folder: Path) -> None:
     write_scores(folder / run.name, content)
 
 
-# ------------------------------------------------------------------------------------- examples
-
-
 def load_examples(
     run: SuiteRun, task: Task, tokenizer: PreTrainedTokenizerBase, tokenizer_hash: str, folder: Path
 ) -> list[Example]:
-    """The first examples of a task, read from `folder` or built and saved there.
-
-    Safe for several processes at once: one builds, the others wait. LeftOutError if the task cannot
-    be built under these settings.
-    """
+    """The first examples of a task, read from `folder` or built and saved there by one process,
+    while others wait. LeftOutError if the task cannot be built under these settings."""
     facts = describe_examples(run, task, tokenizer_hash)
     shared = folder / f"examples-{fingerprint(facts)[:16]}"
     if (path := find_file(shared, run.limit)) is None:
@@ -255,8 +234,7 @@ def load_examples(
     is_of_task = {name: made_from[name] for name in facts} == plain(facts)
     if not path.is_file() or not is_of_task or hash_file(path) != made_from["xxh3"]:
         raise DamagedArtifactError(
-            f"{path} is damaged: it differs from what {seal.name} says. "
-            "Delete both files; they are built again."
+            f"{path} is damaged: not what {seal.name} says. Delete both; they are built again."
         )
     return [Example.from_row(row) for row in read_rows(path)[: run.limit]]
 
@@ -269,14 +247,11 @@ def describe_examples(run: SuiteRun, task: Task, tokenizer_hash: str) -> dict[st
 
 def find_file(folder: Path, limit: int | None) -> Path | None:
     """The smallest file with enough examples."""
-    needed = ALL if limit is None else limit
-    seals = sorted(folder.glob("first-*.json"), key=number_of)
-    return next((s.with_suffix(".jsonl") for s in seals if number_of(s) >= needed), None)
-
-
-def number_of(path: Path) -> int:
-    number = path.stem.removeprefix("first-")
-    return ALL if number == "all" else int(number)
+    for seal in sorted(folder.glob("first-*.json")):  # by their numbers, `all` last
+        number = seal.stem.removeprefix("first-")
+        if number == "all" or (limit is not None and int(number) >= limit):
+            return seal.with_suffix(".jsonl")
+    return None
 
 
 def write_examples(

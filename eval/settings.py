@@ -41,8 +41,7 @@ class SuiteRun:
 
     def call(self, function: str, *arguments: Any) -> Any:
         """Call an optional function of the suite; None if the suite does not have it."""
-        optional = getattr(self.suite, function, lambda *_: None)
-        return optional(self.settings, *arguments)
+        return getattr(self.suite, function, lambda *_: None)(self.settings, *arguments)
 
 
 def configure_suites(names: Sequence[str], request: Request) -> tuple[SuiteRun, ...]:
@@ -52,10 +51,8 @@ def configure_suites(names: Sequence[str], request: Request) -> tuple[SuiteRun, 
     for word in request.config.options:
         name, _, option = word.partition(".")
         if name not in suites or not option:
-            raise UserError(
-                f"suite option {word}: write SUITE.NAME=VALUE with a suite that is run here: "
-                f"{', '.join(suites)}."
-            )
+            known = ", ".join(suites)
+            raise UserError(f"suite option {word}: write SUITE.NAME=VALUE, of a suite in {known}.")
         options[name].append(option)
     runs = []
     for name, suite in suites.items():
@@ -64,10 +61,7 @@ def configure_suites(names: Sequence[str], request: Request) -> tuple[SuiteRun, 
         else:
             settings, limit = suite.Settings(), request.config.samples
         if not is_dataclass(settings):
-            raise UserError(
-                f"suite {name}: Settings in {suite.__file__} must be a dataclass, if only empty; "
-                "eval/suites/_interface.py shows how a suite is written."
-            )
+            raise UserError(f"suite {name}: Settings in {suite.__file__} must be a dataclass.")
         settings = with_options(name, settings, options[name], f"suite option {name}:")
         runs.append(SuiteRun(name, settings, limit))
     return tuple(runs)
@@ -116,10 +110,9 @@ class Judging:
                 del facts[name]  # runs from before this setting do not have it
         if self.lm_eval_folder is not None:
             facts["lm_eval_folder"] = fingerprint_files(self.lm_eval_folder)
-        if self.generation.batch is not None and self.precision != "fp32":
-            facts["batch"] = self.generation.batch  # in half precision it can decide near ties
-        if self.generation.engine != "transformers" and self.precision != "fp32":
-            facts["engine"] = self.generation.engine  # and so can this
+        if self.precision != "fp32":  # in half precision these can decide near ties
+            how = {"batch": self.generation.batch, "engine": self.generation.engine}
+            facts |= {k: value for k, value in how.items() if value not in (None, "transformers")}
         facts["suites"] = {run.pop("name"): run for run in facts["suites"]}
         contents: dict[str, list[str]] = {"essays": []}  # always there, as in earlier runs
         for run in self.suites:

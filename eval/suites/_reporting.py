@@ -6,6 +6,7 @@ The file of a suite may define any of the names that are fields of `Reporting`.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any, Literal
 
 from bosch.eval.settings import SUITES
@@ -35,20 +36,18 @@ class ReportedScore:
     written_by_suite: bool = field(default=False, compare=False)
 
     @property
-    def title(self) -> str:
-        if self.kind in ("part", "loss"):
-            return self.name
-        return f"{reporting_of(self.suite).title} {self.name}"
-
-    @property
     def suite_title(self) -> str:
         return self.name if self.kind == "loss" else reporting_of(self.suite).title
+
+    @property
+    def title(self) -> str:
+        return self.name if self.kind in ("part", "loss") else f"{self.suite_title} {self.name}"
 
     @property
     def full_title(self) -> str:
         """Names the suite, for places where nothing else does."""
         named = self.kind != "part" or self.suite in self.name
-        return self.title if named else f"{reporting_of(self.suite).title} {self.name}"
+        return self.title if named else f"{self.suite_title} {self.name}"
 
     @property
     def condition(self) -> str:
@@ -80,13 +79,9 @@ def reporting_of(suite: str) -> Reporting:
     """What the suite's file defines, with the defaults for the rest. A suite whose file is not
     here, as of a run from another machine, has the defaults."""
     module = load_plugin(SUITES, suite) if suite in list_plugins(SUITES) else None
-    names = (field.name for field in fields(Reporting))
-    defined = {name: getattr(module, name) for name in names if hasattr(module, name)}
-    defaults: dict[str, Any] = {
-        "title": suite,
-        "reported_scores": lambda rows: average_and_tasks(suite, rows),
-    }
-    return Reporting(**defaults | defined)
+    values: dict[str, Any] = {"title": suite, "reported_scores": partial(average_and_tasks, suite)}
+    names = [field.name for field in fields(Reporting) if hasattr(module, field.name)]
+    return Reporting(**values | {name: getattr(module, name) for name in names})
 
 
 def average_and_tasks(suite: str, rows: Sequence[Row]) -> list[ReportedScore]:

@@ -16,9 +16,6 @@ from bosch.run.errors import UserError
 
 HUB_ID = "openai/gsm8k"
 NUM_ROWS = {"train": 7473, "test": 1319}
-NUM_SHOTS = 5  # in `gsm8k`; `gsm8k_cot` has its own eight
-SHOTS_SEED = 1234
-MAX_NEW_TOKENS = 256
 COT = Task("gsm8k_cot")
 HEADLINE = "exact_match_flexible"  # counts in the average over categories
 SHOTS_FILE = Path(__file__).parents[1] / "data" / "gsm8k_cot_shots.json"
@@ -31,7 +28,6 @@ STOP_STRINGS = {
     "gsm8k": ("Question:", "</s>", "<|im_end|>"),
     "gsm8k_cot": ("Q:", "</s>", "<|im_end|>"),
 }
-NOTHING_FOUND = "[invalid]"
 IGNORED = (",", r"\$", r"(?s).*#### ", r"\.$")  # deleted from both texts, in this order
 
 
@@ -75,14 +71,14 @@ def build_examples(
         text = "".join(f"Q: {shot['question']}\nA: {shot['target']}\n\n" for shot in fixed)
         prompts = [f"{text}Q: {row['question']}\nA:" for row in rows]
     else:  # each draws from one generator, so they are lm-eval's only from the first test row on
-        train, rng = read_split(settings.data, "train"), random.Random(SHOTS_SEED)
+        train, rng = read_split(settings.data, "train"), random.Random(1234)
         for row in rows:
-            shots = rng.sample(train, NUM_SHOTS)
+            shots = rng.sample(train, 5)
             texts = [f"Question: {shot['question']}\nAnswer: {shot['answer']}" for shot in shots]
             prompts.append("\n\n".join([*texts, f"Question: {row['question']}\nAnswer:"]))
     stop = Stop(strings=STOP_STRINGS[task.name])
     return [
-        Example(index, prompt, (row["answer"],), MAX_NEW_TOKENS, stop)
+        Example(index, prompt, (row["answer"],), 256, stop)
         for index, (prompt, row) in enumerate(zip(prompts, rows, strict=True))
     ]
 
@@ -94,12 +90,10 @@ def score(settings: Settings, task: Task, example: Example, prediction: str) -> 
     # lm-eval's gsm8k_cot compares with the answer's end; gsm8k with all of it, which IGNORED cuts.
     answer = example.answers[0]
     gold = normalize(answer.split("####")[-1].strip() if task == COT else answer)
-    first = re.search(STRICT[task.name], prediction)
-    last = [money or number for money, number in re.findall(FLEXIBLE, prediction)][-1:]
-    return {
-        "exact_match_strict": float(normalize(first[1] if first else NOTHING_FOUND) == gold),
-        HEADLINE: float(normalize(last[0] if last else NOTHING_FOUND) == gold),
-    }
+    first = re.findall(STRICT[task.name], prediction)
+    last = ["[invalid]", *(money or number for money, number in re.findall(FLEXIBLE, prediction))]
+    found = {"exact_match_strict": [*first, "[invalid]"][0], HEADLINE: last[-1]}
+    return {metric: float(normalize(number) == gold) for metric, number in found.items()}
 
 
 def normalize(number: str) -> str:
@@ -130,8 +124,6 @@ def read_split(source: str, split: str) -> list[Row]:
     require_count(rows, NUM_ROWS[split], f"GSM8K's {split}", str(path))
     return rows
 
-
-# -------------------------------------------------------------------------------------- reports
 
 title = "GSM8K"
 report_order = 3

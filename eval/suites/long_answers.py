@@ -29,7 +29,6 @@ from bosch.eval.suites._reporting import AVERAGE, ReportedScore, Row
 METRIC = "lines"
 QUARTERS = tuple(f"quarter_{number}" for number in (1, 2, 3, 4))
 TOTALS = range(1_000)  # of running
-SHOWN = 4  # lines of the example in front
 REQUESTS = {
     "recite": "The whole list once more:\n",
     "lookup": "The keys in that order, with their values:\n",
@@ -72,8 +71,7 @@ def check(settings: Settings, positions: int) -> None:
 def build_examples(
     settings: Settings, task: Task, tokenizer: Tokenizer, limit: int | None = None
 ) -> list[Example]:
-    indices = range(settings.samples)[:limit]
-    return [build(settings, task, index, tokenizer) for index in indices]
+    return [build(settings, task, index, tokenizer) for index in range(settings.samples)[:limit]]
 
 
 def build(settings: Settings, task: Task, index: int, tokenizer: Tokenizer) -> Example:
@@ -112,22 +110,21 @@ def fitting_lines(
     as many lines as fit into these tokens."""
     most = tokens // 4  # a line has more
     if task == "running":
-        start, given, answer = rng.randrange(10, 100), [], []
+        total = first = rng.randrange(10, 100)
+        given, answer = [], []
         for _ in range(most):
             step = rng.randrange(1, 10) * rng.choice((-1, 1))
-            step = step if start + step in TOTALS else -step
-            start += step
+            step = step if total + step in TOTALS else -step
+            total += step
             given.append(f"{'add' if step > 0 else 'subtract'} {abs(step)}")
-            answer.append(str(start))
-        first = int(answer[0]) - _step(given[0])
+            answer.append(str(total))
+        given[0] = f"start with {first}, then {given[0]}"
     else:
-        words, first = wonderwords_keys(), None
+        words = wonderwords_keys()
         keys = list(dict.fromkeys(words[rng.randrange(len(words))] for _ in range(most)))
         given = answer = [f"{key}: {rng.randrange(10**6, 10**7)}" for key in keys]
     size = largest(lambda n: count(numbered(answer[:n])) <= tokens, 1, len(answer))
     given, answer = given[:size], answer[:size]
-    if first is not None:
-        given[0] = f"start with {first}, then {given[0]}"
     if task != "lookup":
         return given, [], answer
     answer = rng.sample(given, size)
@@ -151,9 +148,6 @@ def shown(task: str) -> str:
 
 def numbered(lines: Sequence[str]) -> str:
     return "\n".join(f"{number}. {line}" for number, line in enumerate(lines, 1))
-
-
-# ------------------------------------------------------------------------------------------ scores
 
 
 def score(settings: Settings, task: Task, example: Example, prediction: str) -> dict[str, float]:
@@ -198,8 +192,6 @@ def floor(example: Example, window_tokens: int) -> float | None:
     return sum(inside) / len(inside)
 
 
-# ----------------------------------------------------------------------------------------- reports
-
 title = "long answers"
 report_order = 3
 parts_title = "quarters of the answer"
@@ -211,7 +203,7 @@ def headline_metric(task: str) -> str:
 
 def reported_scores(rows: Sequence[Row]) -> list[ReportedScore]:
     """The average of the tasks, and of each quarter of their answers."""
-    cells = {(row["task"], row["length"] or 0): 0.0 for row in rows if row["task"] in REQUESTS}
+    cells = {(row["task"], row["length"] or 0): 1 for row in rows if row["task"] in REQUESTS}
     weights = {cell: 1 / len(cells) for cell in cells}
     evaluated = {row["task"] for row in rows}
     parts = [ReportedScore("long_answers", q, "part", {}, True) for q in QUARTERS if q in evaluated]

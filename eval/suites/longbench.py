@@ -32,7 +32,6 @@ from bosch.run.files import path_inside
 
 TOY = "toy"
 MATH = "gsm8k"  # the data set of the paper's seventh category, from the suite gsm8k
-DATA_FOLDER = Path(__file__).parents[1] / "data"
 # Of data.zip as the hub has had it since 2023-08 (its Git LFS page says so).
 PUBLISHED_ZIP_SHA256 = "cb45b11a4133c6bc1d6a44b0f8e701335ff1e543195db1103472e575857f7f64"
 LARGEST_MEMBER = 1 << 31  # bytes; the largest published data set has 13 MB
@@ -88,8 +87,7 @@ class Dataset:
 @cache
 def datasets() -> dict[str, Dataset]:
     """LongBench's data sets, then the toy world's."""
-    prompts = read_table("longbench_prompts.json")["prompts"]
-    table = read_table("longbench_datasets.json")["datasets"]
+    prompts, table = read_table("prompts")["prompts"], read_table("datasets")["datasets"]
     official = {name: Dataset(prompt=prompts[name], **facts) for name, facts in table.items()}
     toy = {
         name: Dataset(toy.prompt, toy.max_new_tokens, toy.metric, toy.category == "few-shot")
@@ -101,7 +99,7 @@ def datasets() -> dict[str, Dataset]:
 def category_table(name: str) -> dict[str, list[str]]:
     """Category -> data sets, from the table `paper`, `official` or `toy`."""
     if name != TOY:
-        return read_table("longbench_categories.json")[name]
+        return read_table("categories")[name]
     table: dict[str, list[str]] = {}
     for dataset, toy in TOY_DATASETS.items():
         table.setdefault(toy.category, []).append(dataset)
@@ -109,8 +107,9 @@ def category_table(name: str) -> dict[str, list[str]]:
 
 
 @cache
-def read_table(file_name: str) -> dict[str, Any]:
-    return json.loads((DATA_FOLDER / file_name).read_text(encoding="utf-8"))
+def read_table(name: str) -> dict[str, Any]:
+    folder = Path(__file__).parents[1] / "data"
+    return json.loads((folder / f"longbench_{name}.json").read_text(encoding="utf-8"))
 
 
 def dataset_names(settings: Settings) -> tuple[str, ...]:
@@ -128,18 +127,13 @@ def find_dataset(name: str) -> Dataset:
     return datasets()[name.removesuffix("_e")]  # also by its LongBench-E name
 
 
-def math_settings(settings: Settings) -> gsm8k.Settings:
-    assert settings.gsm8k is not None, "the math category is listed only if its data is set"
-    return gsm8k.Settings(settings.gsm8k)
-
-
 def list_tasks(settings: Settings) -> list[Task]:
     return [Task(name) for name in settings.datasets or dataset_names(settings)]
 
 
 def sources(settings: Settings, task: Task) -> dict[str, str]:
     if task.name == MATH:
-        return gsm8k.sources(math_settings(settings), gsm8k.COT)
+        return gsm8k.sources(gsm8k.Settings(str(settings.gsm8k)), gsm8k.COT)
     cut = {"max_prompt_tokens": str(settings.max_prompt_tokens)}
     if settings.data == TOY:
         counts = {"rows": str(settings.toy_rows), "seed": str(settings.seed)}
@@ -154,7 +148,6 @@ def files(settings: Settings) -> dict[str, str]:
 
 
 def describe(settings: Settings) -> str:
-    """A log line: which rows these are, and how long a prompt may be."""
     if settings.data == TOY:
         return "LongBench of the toy world"
     path = locate(settings.data)
@@ -181,7 +174,8 @@ def build_examples(
     settings: Settings, task: Task, tokenizer: Tokenizer, limit: int | None = None
 ) -> list[Example]:
     if task.name == MATH:
-        return gsm8k.build_examples(math_settings(settings), gsm8k.COT, tokenizer, limit)
+        data = gsm8k.Settings(str(settings.gsm8k))
+        return gsm8k.build_examples(data, gsm8k.COT, tokenizer, limit)
     spec = find_dataset(task.name)
     if settings.data == TOY:
         num_rows = len(range(settings.toy_rows)[:limit])
@@ -211,15 +205,13 @@ def cut_middle(prompt: str, tokenizer: Tokenizer, max_tokens: int) -> str:
 
 def score(settings: Settings, task: Task, example: Example, prediction: str) -> dict[str, float]:
     if task.name == MATH:
-        return gsm8k.score(math_settings(settings), gsm8k.COT, example, prediction)
+        return gsm8k.score(gsm8k.Settings(), gsm8k.COT, example, prediction)
     spec, classes = find_dataset(task.name), example.facts.get("all_classes")
     if spec.first_line_only:
         prediction = prediction.lstrip("\n").split("\n")[0]
     is_class = spec.metric == "classification"
     if is_class and classes is None:
-        raise UserError(
-            f"{task.name} is a classification, so its rows need the field `all_classes`."
-        )
+        raise UserError(f"{task.name} needs rows with the field `all_classes`.")
     metric, more = getattr(metrics, spec.metric), [classes] if is_class else []
     scores = [metric(prediction, answer, *more) for answer in example.answers]
     return {spec.metric: max(scores, default=0.0)}
@@ -237,7 +229,7 @@ def summarize(settings: Settings, scored: Sequence[Scored]) -> list[Result]:
                 found = task_results(members, numpy_percent)
                 results += [replace(one, metric=f"{one.metric} {name}") for one in found]
         elif task.name == MATH:
-            results += gsm8k.summarize(math_settings(settings), items)
+            results += gsm8k.summarize(gsm8k.Settings(), items)
         else:
             results += task_results(items)
     if settings.extended:
@@ -259,9 +251,6 @@ def numpy_percent(scores: list[float]) -> float:
     return float(np.round(100 * np.mean(scores), 2))
 
 
-# -------------------------------------------------------------------------------------- the rows
-
-
 def read_dataset(source: str, name: str) -> tuple[list[Row], str, str]:
     """The rows of one data set (`hotpotqa`, `hotpotqa_e`), each with LongBench's fields; the file,
     in a zip followed by the member; and the sha256 of the bytes."""
@@ -276,8 +265,8 @@ def read_dataset(source: str, name: str) -> tuple[list[Row], str, str]:
         where = f"{file}, row {number}"
         if "input" not in row and "question" in row:
             raise UserError(
-                f"{where} has a field `question` and no `input`: this copy (Xnhyacinth/LongBench) "
-                "is for other prompts. Use the original data.zip of zai-org/LongBench."
+                f"{where} has `question` and no `input`: a copy (Xnhyacinth/LongBench) for other "
+                "prompts. Use the original data.zip of zai-org/LongBench."
             )
         require(row, where, str, "input", "context")
         require(row, where, list, "answers")
@@ -311,13 +300,10 @@ def find_member(path: Path, name: str) -> Any:
     where = path_inside(path, member, path)
     if (size := archive.getinfo(member).file_size) > LARGEST_MEMBER:
         raise UserError(
-            f"{where} would take {size:,} bytes, far more than a data set of LongBench; download "
-            "the file again."
+            f"{where} would take {size:,} bytes, far more than LongBench's; download it again."
         )
     return zipfile.Path(archive, member)
 
-
-# -------------------------------------------------------------------------------------- reports
 
 title = "LongBench"
 report_order = 2

@@ -22,7 +22,6 @@ from bosch.eval.rows import Row, load_rows, require
 from bosch.eval.suites._common import Tokenizer, task_results
 from bosch.eval.suites._interface import Example, Request, Result, Scored, Stop, Task
 from bosch.eval.suites._reporting import AVERAGE, ReportedScore
-from bosch.eval.suites._reporting import Row as ResultRow
 from bosch.run.errors import UserError
 from bosch.run.progress import say
 
@@ -92,25 +91,19 @@ def build_examples(
             kept = tokens[: most // 2] + tokens[most // 2 - most :]
             prompt, num_cut = str(tokenizer.decode(kept, skip_special_tokens=True)), num_cut + 1
         facts = {"difficulty": row["difficulty"], "length": row["length"], "is_cut": is_cut}
-        budget = MAX_NEW_TOKENS
-        if settings.mode == "letter":
-            prompt, budget = prompt + BEGIN, 1
-        examples.append(Example(index, prompt, (row["answer"],), budget, Stop(), facts))
+        begin, budget = (BEGIN, 1) if settings.mode == "letter" else ("", MAX_NEW_TOKENS)
+        examples.append(Example(index, prompt + begin, (row["answer"],), budget, Stop(), facts))
     if num_cut:
         say(f"longbench_v2: {num_cut} of {len(examples)} prompts lose their middle")
     return examples
 
 
 def score(settings: Settings, task: Task, example: Example, prediction: str) -> dict[str, float]:
-    text = prediction if settings.mode == "sentence" else f"{BEGIN}{prediction.strip()})"
-    return {METRIC: float(extract(text) == example.answers[0])}
-
-
-def extract(response: str) -> str | None:
     """An empty response is wrong too; LongBench's script leaves it out of the count."""
-    text = response.strip().replace("*", "")
-    found = (re.search(pattern, text) for pattern in PATTERNS)
-    return next((match[1] for match in found if match), None)
+    text = prediction if settings.mode == "sentence" else f"{BEGIN}{prediction.strip()})"
+    found = (re.search(pattern, text.strip().replace("*", "")) for pattern in PATTERNS)
+    letter = next((match[1] for match in found if match), None)
+    return {METRIC: float(letter == example.answers[0])}
 
 
 def summarize(settings: Settings, scored: Sequence[Scored]) -> list[Result]:
@@ -144,9 +137,7 @@ def read_data(source: str) -> list[Row]:
     for number, row in enumerate(rows, 1):
         where = f"{source}, question {number}"
         if "choices" in row:
-            raise UserError(
-                f"{where} has `choices`: lm-eval's copy, of another form; use {HUB_ID}."
-            )
+            raise UserError(f"{where} has `choices`: lm-eval's copy, another form; use {HUB_ID}.")
         require(row, where, str, *FIELDS, *(f"choice_{letter}" for letter in CHOICES))
         if row["answer"] not in CHOICES:
             raise UserError(f"{where}: the answer is {row['answer']!r:.40}, not A, B, C or D.")
@@ -155,13 +146,11 @@ def read_data(source: str) -> list[Row]:
     return rows
 
 
-# -------------------------------------------------------------------------------------- reports
-
 title = "LongBench v2"
 report_order = 2.5
 
 
-def reported_scores(rows: Sequence[ResultRow]) -> list[ReportedScore]:
+def reported_scores(rows: Sequence[Row]) -> list[ReportedScore]:
     names = dict.fromkeys(row["task"] for row in rows if row["task"] not in (AVERAGE, TASK.name))
     average = ReportedScore("longbench_v2", AVERAGE, "average", {(TASK.name, 0): 1.0}, True)
     return [average, *(ReportedScore("longbench_v2", name, "part", {}, True) for name in names)]

@@ -122,11 +122,9 @@ def score(settings: Settings, task: Task, example: Example, prediction: str) -> 
 
 
 def summarize(settings: Settings, scored: Sequence[Scored]) -> list[Result]:
-    """Each task, the paper's two groups at each length, and the average of these group means.
-
-    A group is the mean of its tasks that were evaluated, because niah_multikey_3 does not fit the
-    toy's shortest lengths. The average needs both groups at every length.
-    """
+    """Each task, the paper's two groups at each length, and the average of these group means. A
+    group is the mean of its tasks that were evaluated, because niah_multikey_3 does not fit the
+    toy's shortest lengths. The average needs both groups at every length."""
     tasks = task_results(scored, percent)
     counted = [result for result in tasks if result.metric == METRIC]
     groups, complete = [], True
@@ -183,8 +181,6 @@ def load_essays(source: str, punkt: Path | None) -> Essays:
     return make_essays(text, name=f"{source} (not RULER's text)", punkt=punkt)
 
 
-# -------------------------------------------------------------------------------------- reports
-
 title = "NIAH"
 report_order = 1
 tasks_by_length = tuple(GROUPS)  # as the paper's tables 7, 9, 11, 13 and 15 have it
@@ -238,9 +234,7 @@ def run_build(command: Build) -> None:
 
 def open_tokenizer(folder: Path) -> Tokenizer:
     if not folder.is_dir():
-        raise MissingFileError(
-            f"{folder} is not a folder; --tokenizer names that of a model or tokenizer."
-        )
+        raise MissingFileError(f"--tokenizer {folder} is not a folder with a tokenizer.")
     return load_tokenizer(folder)
 
 

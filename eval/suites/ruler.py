@@ -155,8 +155,6 @@ def floor(example: Example, window_tokens: int) -> float | None:
     return sum(inside) / len(inside) if is_chain else float(any(inside))
 
 
-# -------------------------------------------------------------------------------------- reports
-
 title = "RULER"
 report_order = 2
 

@@ -10,8 +10,8 @@ from transformers import AutoTokenizer
 from bosch.assets import asset_folder
 from bosch.config import JudgingConfig
 from bosch.eval.suites import longbench_v2
-from bosch.eval.suites._interface import Request, Scored
-from bosch.eval.suites.longbench_v2 import TASK, Settings, extract, score
+from bosch.eval.suites._interface import Example, Request, Scored
+from bosch.eval.suites.longbench_v2 import TASK, Settings, score
 from bosch.run.errors import UserError
 
 ROW: dict[str, Any] = {
@@ -76,7 +76,9 @@ def test_a_prompt_is_longbenchs(tmp_path: Path, tokenizer: Any) -> None:
     ],
 )
 def test_the_letter_is_extracted_as_there(response: str, letter: str | None) -> None:
-    assert extract(response) == letter
+    for choice in "ABCD":
+        example = Example(0, "", (choice,), 1)
+        assert score(Settings(), TASK, example, response) == {"accuracy": choice == letter}
 
 
 def test_long_prompts_lose_their_middle_and_keep_the_question(
