@@ -37,9 +37,6 @@ def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return embedded_hybrid(tmp_path_factory.mktemp("training"))
 
 
-# --------------------------------------------------------------------------------- in recover.py
-
-
 def complete_step(run: Path, config: Config, step: int, hybrid: Path, **options: Any) -> None:
     """Evaluate a step as recover.py does: step 0 is the hybrid, the others are in the training's
     folder."""
@@ -95,9 +92,6 @@ def test_another_run_reuses_the_dense_model_s_evaluation_and_the_examples(
     assert {row["run"] for row in rows} == {"two"}
     assert list(dict.fromkeys(row["step"] for row in rows)) == [None, 0]
     assert list((other / "tb").glob("events*"))
-
-
-# ------------------------------------------------------------------------------ the command line
 
 
 def command(*arguments: object) -> None:

@@ -48,9 +48,6 @@ def by_hugging_face(model: Any, tokenizer: Any, example: Example, **options: Any
     return list(out[0, ids.shape[1] :].tolist())
 
 
-# ----------------------------------------------------------------------- the embedded tiny models
-
-
 def load(name: str, kind: str) -> tuple[Any, Any]:
     folder = asset_folder(name)
     model: Any = AutoModelForCausalLM.from_pretrained(
@@ -120,9 +117,6 @@ def test_an_answer_ends_the_text_and_costs_no_decoding() -> None:
     assert len(calls) == len(right)  # the prompt with its draft; these are too short for chunks
 
 
-# ------------------------------------------------------------------------- random models, any shape
-
-
 def texts(prompts: Iterable[str], max_new_tokens: int = 6) -> Examples:
     return [
         (("text", 0, i), Example(i, prompt, ("no", "answer"), max_new_tokens))
@@ -190,9 +184,6 @@ def test_a_family_with_native_windows_uses_no_speed_up_that_copies_caches() -> N
     found = run(model, tokenizer, examples, FAST)
     for key, example in examples:
         assert list(found[key].tokens) == by_hugging_face(model, tokenizer, example)
-
-
-# -------------------------------------------------------------------------------- where texts end
 
 
 def test_samsum_s_rule_is_a_second_end_token_after_the_first_token() -> None:

@@ -28,9 +28,6 @@ def make_scored(task: Task, scores: list[float]) -> list[Scored]:
     ]
 
 
-# --- building ---
-
-
 def test_real_essays_give_upstreams_sizes_and_words(
     tokenizer: PreTrainedTokenizerFast, tmp_path: Path, shared_data: Path
 ) -> None:
@@ -68,9 +65,6 @@ def test_examples_say_what_generation_and_scoring_need(tokenizer: PreTrainedToke
 def test_a_task_that_does_not_fit_is_left_out_by_name(tokenizer: PreTrainedTokenizerFast) -> None:
     with pytest.raises(LeftOutError, match="niah_multikey_3 cannot be built in 300 tokens"):
         niah.build_examples(niah.Settings(), Task("niah_multikey_3", 300), tokenizer)
-
-
-# --- scoring ---
 
 
 def test_the_average_of_the_papers_row_is_the_mean_of_its_eight_numbers() -> None:
