@@ -81,9 +81,8 @@ class EngineGenerator(Generator):
         jobs = (self._encode(key, example) for key, example in examples)
         while portion := list(islice(jobs, PORTION)):
             prompts = [{"prompt_token_ids": job.prompt} for job in portion]
-            outputs = self.model.generate(
-                prompts, [self._sampling(job.example) for job in portion], use_tqdm=False
-            )
+            how = [self._sampling(job.example) for job in portion]
+            outputs = self.model.generate(prompts, how, use_tqdm=False)
             for job, output in zip(portion, outputs, strict=True):
                 for token in output.outputs[0].token_ids:
                     if job.is_open:

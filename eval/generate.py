@@ -194,8 +194,9 @@ class Generator:
         cache: Any = join_caches([job.cache for job in jobs if job.cache is not None])
         lengths_N1 = torch.tensor([[job.num_positions] for job in jobs], device=device)
         longest = int(lengths_N1.max())
-        # Padding is on the left.
-        mask_NT = (torch.arange(longest, device=device) >= longest - lengths_N1).long()
+        mask_NT = (
+            torch.arange(longest, device=device) >= longest - lengths_N1
+        ).long()  # left-padded
         for job in jobs:
             job.cache, job.is_plain = None, job.is_plain and is_alone
         while jobs:
@@ -233,13 +234,12 @@ class Generator:
         if len(job.tokens) < stop.min_new_tokens and token in end_ids:
             ends = torch.tensor(sorted(end_ids), device=logits_V.device)
             (token,), (lead,) = likeliest(logits_V.index_fill(0, ends, -torch.inf)[None])
-        if job.is_plain or lead >= margin:
-            self._append(job, token)
-        else:
+        if not job.is_plain and lead < margin:
             job.is_certain = False
+        else:
+            self._append(job, token)
 
     def _ends(self, stop: Stop) -> set[int]:
-        """The tokens that end an answer."""
         if not stop.newline_token:
             return self.end_ids
         newline: int = self.tokenizer("\n", add_special_tokens=False)["input_ids"][-1]
@@ -276,10 +276,7 @@ def likeliest(logits_NV: Tensor) -> tuple[list[int], list[float]]:
     """The likeliest token of each row, and its lead over the second."""
     best_N2 = logits_NV.float().topk(2).values
     if not best_N2[:, 0].isfinite().all():
-        raise UserError(
-            "The model's logits are not finite numbers: its weights are damaged, or they overflow "
-            "in its number format (--precision)."
-        )
+        raise UserError("The model's logits are not finite: damaged weights, or a low --precision.")
     return logits_NV.argmax(-1).tolist(), (best_N2[:, 0] - best_N2[:, 1]).tolist()
 
 
@@ -291,5 +288,4 @@ def end_tokens(ends: int | list[int] | None, tokenizer: PreTrainedTokenizerBase)
 
 
 def common_length(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens two texts share at their beginning."""
     return len(list(takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))))

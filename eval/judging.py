@@ -43,11 +43,10 @@ def check_data(judging: Judging, model: str) -> list[str]:
     positions = judging.positions(read_shape(model).positions)
 
     def check(run: SuiteRun) -> str | None:
-        def read() -> None:
-            for task in run.tasks:
-                run.suite.sources(run.settings, task)
-
-        check_all(read, partial(run.call, "check", positions))
+        check_all(
+            lambda: [run.suite.sources(run.settings, task) for task in run.tasks],
+            partial(run.call, "check", positions),
+        )
         return run.call("describe")
 
     described = check_all(*(partial(check, run) for run in judging.suites))
@@ -65,9 +64,8 @@ def check_calibration(config: Config, run_path: Path) -> int:
     shared = run_path.parent / "shared"
     texts: list[str] = []
     for run in judging_of(config).suites:
-        if not getattr(run.suite, "COMPARED_WITH_CALIBRATION", False):
-            continue
-        for task in run.tasks:
+        is_compared = getattr(run.suite, "COMPARED_WITH_CALIBRATION", False)
+        for task in run.tasks if is_compared else ():
             facts = describe_examples(run, task, tokenizer_hash)
             built = find_file(shared / f"examples-{fingerprint(facts)[:16]}", run.limit)
             if built is not None:

@@ -20,7 +20,6 @@ from bosch.run.errors import MissingFileError, UserError
 from bosch.run.hub import prepare_hub
 
 SUITE = "lm-eval"
-NOT_RUN = -1  # lm-eval's NIAH has a metric for each length; this is its value if it was not run
 
 
 def run_lm_eval(
@@ -63,8 +62,7 @@ def run_lm_eval(
         )
     except ConnectionError as error:
         raise MissingFileError(
-            f"lm-eval cannot fetch the data of {', '.join(tasks)}: {error}. Run it once with a "
-            "network, or let HF_HOME name a cache that has the data."
+            f"lm-eval cannot fetch the data of {', '.join(tasks)}: {error}. Let HF_HOME name it."
         ) from error
     samples = [
         {"task": task} | json.loads(json.dumps(sample, default=str))
@@ -77,14 +75,13 @@ def run_lm_eval(
 
 
 def results_of(results: Mapping[str, Any]) -> Iterator[Result]:
-    """Our form of what simple_evaluate returns. A metric that is a number is RULER's string match
-    at that length."""
+    """Of what simple_evaluate returns. A metric that is a number is a match at that length."""
     for task, numbers in results["results"].items():
         n = results["n-samples"].get(task, {}).get("effective", 0)  # task groups have none
         for name, value in numbers.items():
             metric, _, filter_name = name.partition(",")
-            if not filter_name or metric.endswith("_stderr") or value == NOT_RUN:
-                continue
+            if not filter_name or metric.endswith("_stderr") or value == -1:
+                continue  # -1: of a length that NIAH, with a metric for each, was not run in
             stderr = numbers.get(f"{metric}_stderr,{filter_name}")
             error = float(stderr) if isinstance(stderr, int | float) else None
             length = int(metric) if metric.isdigit() else 0

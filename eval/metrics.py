@@ -14,10 +14,6 @@ from itertools import product
 from bosch.run.checkout import how_to_install
 from bosch.run.errors import UserError
 
-CONTROL_CHARACTERS = re.compile(r"[\x00-\x1f]")
-ARTICLES = re.compile(r"\b(a|an|the)\b")
-NUMBER = re.compile(r"\d+")
-COMMENT_MARKS = ("`", "#", "//")
 ASCII_PUNCTUATION = str.maketrans("", "", string.punctuation)
 # LongBench's list, which lacks the opening mark of book titles.
 CHINESE_PUNCTUATION = str.maketrans(
@@ -41,7 +37,7 @@ def string_match_part(prediction: str, answers: Sequence[str]) -> float:
 
 def matches(prediction: str, answers: Sequence[str]) -> list[float]:
     """Control characters of the prediction are line breaks, as in RULER."""
-    text = CONTROL_CHARACTERS.sub("\n", prediction.strip()).strip().lower()
+    text = re.sub(r"[\x00-\x1f]", "\n", prediction.strip()).strip().lower()
     return [1.0 if answer.lower() in text else 0.0 for answer in answers]
 
 
@@ -61,7 +57,7 @@ def cut_words(text: str) -> list[str]:
 def qa_f1(prediction: str, answer: str) -> float:
     """F1 of the lower-case words without ASCII punctuation and articles."""
     plain = (text.lower().translate(ASCII_PUNCTUATION) for text in (prediction, answer))
-    return f1(*(ARTICLES.sub(" ", text).split() for text in plain))
+    return f1(*(re.sub(r"\b(a|an|the)\b", " ", text).split() for text in plain))
 
 
 def qa_f1_zh(prediction: str, answer: str) -> float:
@@ -97,7 +93,7 @@ def classification(prediction: str, answer: str, all_classes: Sequence[str]) -> 
 
 def count(prediction: str, answer: str) -> float:
     """The share of the numbers in a prediction that are the right one."""
-    numbers = NUMBER.findall(prediction)
+    numbers = re.findall(r"\d+", prediction)
     return numbers.count(answer) / len(numbers) if numbers else 0.0
 
 
@@ -120,7 +116,7 @@ def code_sim(prediction: str, answer: str) -> float:
     """fuzzywuzzy's ratio for the first line without comment or Markdown marks, by difflib. With
     python-Levenshtein installed it gives other numbers, but LongBench does not require that."""
     lines = prediction.lstrip("\n").split("\n")
-    line = next((one for one in lines if not any(mark in one for mark in COMMENT_MARKS)), "")
+    line = next((one for one in lines if not re.search("`|#|//", one)), "")
     if line == answer:
         return 1.0
     if not line or not answer:

@@ -1,8 +1,5 @@
-"""KV caches that can be copied up to any position and joined into a batch.
-
-So prompts that begin alike (one context with several questions, one haystack up to the first
-needle) share a prefill, and sequences of different lengths decode together.
-"""
+"""KV caches that can be copied up to any position, so that prompts that begin alike (one context
+with several questions) share a prefill, and joined into a batch of any lengths."""
 # B batch, G KV heads, S tokens held, D head size
 
 from collections.abc import Sequence
@@ -70,7 +67,7 @@ def _copy_layer(layer: Any, num_tokens: int, whole: bool) -> Any:
     begin = num_tokens - size - first
     assert begin >= 0, "the cache no longer holds these positions"
     keys, values = (x[:, :, begin : begin + size] for x in (layer.keys, layer.values))
-    return _filled_like(layer, keys, values, num_tokens, whole)
+    return _like(layer, keys, values, num_tokens, whole)
 
 
 def _join_layers(layers: Sequence[Any]) -> Any:
@@ -85,12 +82,10 @@ def _join_layers(layers: Sequence[Any]) -> Any:
         for rows_BGSD in zip(*((layer.keys, layer.values) for layer in layers), strict=True)
     )
     num_tokens = max(layer.get_seq_length() for layer in layers)
-    return _filled_like(first, keys, values, num_tokens)
+    return _like(first, keys, values, num_tokens)
 
 
-def _filled_like(
-    layer: Any, k_BGSD: Tensor, v_BGSD: Tensor, num_tokens: int, whole: bool = False
-) -> Any:
+def _like(layer: Any, k_BGSD: Tensor, v_BGSD: Tensor, num_tokens: int, whole: bool = False) -> Any:
     if not isinstance(layer, RollingLayer):
         filled = GrowingLayer()
         filled.update(k_BGSD, v_BGSD)

@@ -15,7 +15,6 @@ from bosch.run.hub import prepare_hub
 
 Row = dict[str, Any]
 KINDS: dict[type, str] = {str: "a string", list: "a list of strings", int: "a whole number"}
-HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def read_rows(path: Path) -> list[Row]:
@@ -44,10 +43,7 @@ def require(row: Row, where: str, kind: type, *names: str) -> None:
 
 def require_count(rows: Sequence[Row], num_rows: int, name: str, where: str) -> None:
     if len(rows) != num_rows:
-        raise UserError(
-            f"{where} has {len(rows)} rows, but {name} has {num_rows}. Get the whole data set; "
-            "--limit uses only its first rows."
-        )
+        raise UserError(f"{where} has {len(rows)} rows, not {num_rows} as {name}. Get all of them.")
 
 
 def find_one(folder: Path, subfolder: str, name: str, patterns: Sequence[str]) -> Path:
@@ -78,15 +74,14 @@ def load_rows(path: Path, what: str, forms: str, split: str, *config: str) -> li
     with from_hub(str(path), what, forms):
         from datasets import load_dataset
 
-        rows: list[Row] = load_dataset(str(path), *config, split=split).to_list()
-    return rows
+        return load_dataset(str(path), *config, split=split).to_list()
 
 
 @contextmanager
 def from_hub(hub_id: str, what: str, forms: str) -> Iterator[None]:
     """For a source that is not a local path: errors of the hub, its cache or the network become one
     sentence. `forms`: what a source may be."""
-    if not HUB_ID.fullmatch(hub_id):
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", hub_id):
         raise MissingFileError(f"{hub_id} does not exist. Name {forms}.")
     prepare_hub()
     try:

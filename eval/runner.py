@@ -165,8 +165,7 @@ def read_predictions(work: Path, suite: str, place: str) -> dict[Key, Row]:
 
 
 def read_merged(folder: Path) -> dict[Key, Row]:
-    """The rows of predictions.jsonl, from an earlier attempt. What was scored last has a checksum
-    in scores.json."""
+    """The rows of predictions.jsonl. What was scored last has a checksum in scores.json."""
     path, scores = folder / PREDICTIONS, folder / SCORES
     checksum = read_json_object(scores).get(CHECKSUM) if scores.is_file() else None
     if checksum is None or checksum == hash_file(path):

@@ -31,7 +31,6 @@ def check_names(names: Iterable[str], known: Iterable[str], kind: str) -> None:
 
 
 def check_longest(what: str, lengths: Sequence[int], positions: int) -> None:
-    """Refuse texts longer than the model can read."""
     if (longest := max(lengths, default=0)) > positions:
         raise UserError(
             f"{what} {longest}: the model reads at most {positions:,} tokens, and texts are not "

@@ -1,7 +1,5 @@
-"""How reports and TensorBoard show a suite's results: what its file says, or a default.
-
-The file of a suite may define any of the names that are fields of `Reporting`.
-"""
+"""How reports and TensorBoard show a suite's results: its file may define any of the names that are
+fields of `Reporting`; the others have defaults."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence

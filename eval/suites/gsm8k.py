@@ -24,10 +24,7 @@ SHOTS_FILE = Path(__file__).parents[1] / "data" / "gsm8k_cot_shots.json"
 # "The answer is 72" gives 7.
 STRICT = {"gsm8k": r"#### (\-?[0-9\.\,]+)", "gsm8k_cot": r"The answer is (\-?[0-9\.\,]+)."}
 FLEXIBLE = r"(-?[$0-9.,]{2,})|(-?[0-9]+)"
-STOP_STRINGS = {
-    "gsm8k": ("Question:", "</s>", "<|im_end|>"),
-    "gsm8k_cot": ("Q:", "</s>", "<|im_end|>"),
-}
+QUESTION, ENDS = {"gsm8k": "Question:", "gsm8k_cot": "Q:"}, ("</s>", "<|im_end|>")
 IGNORED = (",", r"\$", r"(?s).*#### ", r"\.$")  # deleted from both texts, in this order
 
 
@@ -41,8 +38,7 @@ class Settings:
 
 
 def configure(request: Request) -> tuple[Settings, int | None]:
-    config = request.config
-    return Settings(config.gsm8k_data, config.gsm8k_tasks), config.samples
+    return Settings(request.config.gsm8k_data, request.config.gsm8k_tasks), request.config.samples
 
 
 def files(settings: Settings) -> dict[str, str]:
@@ -76,7 +72,7 @@ def build_examples(
             shots = rng.sample(train, 5)
             texts = [f"Question: {shot['question']}\nAnswer: {shot['answer']}" for shot in shots]
             prompts.append("\n\n".join([*texts, f"Question: {row['question']}\nAnswer:"]))
-    stop = Stop(strings=STOP_STRINGS[task.name])
+    stop = Stop(strings=(QUESTION[task.name], *ENDS))
     return [
         Example(index, prompt, (row["answer"],), 256, stop)
         for index, (prompt, row) in enumerate(zip(prompts, rows, strict=True))
@@ -85,7 +81,7 @@ def build_examples(
 
 def score(settings: Settings, task: Task, example: Example, prediction: str) -> dict[str, float]:
     """Strict: the first number in the form of the shots is right. Flexible: the last in any is."""
-    for stop in STOP_STRINGS[task.name]:
+    for stop in (QUESTION[task.name], *ENDS):
         prediction = prediction.split(stop)[0]
     # lm-eval's gsm8k_cot compares with the answer's end; gsm8k with all of it, which IGNORED cuts.
     answer = example.answers[0]
@@ -108,7 +104,6 @@ def summarize(settings: Settings, scored: Sequence[Scored]) -> list[Result]:
 
 @lru_cache(maxsize=4)
 def read_split(source: str, split: str) -> list[Row]:
-    """The rows of `train` or `test`, checked."""
     path = Path(source)
     if path.is_dir():
         path = find_one(path, "main", split, ("{}*.parquet",))

@@ -1,8 +1,7 @@
 """Answers of hundreds of tokens that depend on far text, scored along the answer.
 
-Each new line pushes its source further away, and a model's own earlier lines stay in its window
-while the source does not: where windows lose. Every task shows a short example, then numbered
-lines, then filler, and asks for numbered lines:
+Each new line pushes its source further away, out of the window, where a model's own earlier lines
+stay. Every task shows a short example, then numbered lines, then filler, and asks for lines:
 
     recite    the list once more, in its order
     lookup    the values of the keys, in another order
@@ -28,7 +27,6 @@ from bosch.eval.suites._reporting import AVERAGE, ReportedScore, Row
 
 METRIC = "lines"
 QUARTERS = tuple(f"quarter_{number}" for number in (1, 2, 3, 4))
-TOTALS = range(1_000)  # of running
 REQUESTS = {
     "recite": "The whole list once more:\n",
     "lookup": "The keys in that order, with their values:\n",
@@ -114,7 +112,7 @@ def fitting_lines(
         given, answer = [], []
         for _ in range(most):
             step = rng.randrange(1, 10) * rng.choice((-1, 1))
-            step = step if total + step in TOTALS else -step
+            step = step if total + step in range(1_000) else -step
             total += step
             given.append(f"{'add' if step > 0 else 'subtract'} {abs(step)}")
             answer.append(str(total))

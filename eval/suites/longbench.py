@@ -113,7 +113,6 @@ def read_table(name: str) -> dict[str, Any]:
 
 
 def dataset_names(settings: Settings) -> tuple[str, ...]:
-    """All data sets that these settings can evaluate."""
     if settings.data == TOY:
         return tuple(TOY_DATASETS)
     official = {name: spec for name, spec in datasets().items() if name not in TOY_DATASETS}
@@ -174,8 +173,8 @@ def build_examples(
     settings: Settings, task: Task, tokenizer: Tokenizer, limit: int | None = None
 ) -> list[Example]:
     if task.name == MATH:
-        data = gsm8k.Settings(str(settings.gsm8k))
-        return gsm8k.build_examples(data, gsm8k.COT, tokenizer, limit)
+        given = gsm8k.Settings(str(settings.gsm8k))
+        return gsm8k.build_examples(given, gsm8k.COT, tokenizer, limit)
     spec = find_dataset(task.name)
     if settings.data == TOY:
         num_rows = len(range(settings.toy_rows)[:limit])
@@ -226,7 +225,8 @@ def summarize(settings: Settings, scored: Sequence[Scored]) -> list[Result]:
         if settings.extended:
             for least, below, name in LENGTH_BINS:
                 members = [one for one in items if least <= one.example.facts["length"] < below]
-                found = task_results(members, numpy_percent)
+                # numpy sums pairwise and rounds by scaling; it can differ from `percent`.
+                found = task_results(members, lambda s: float(np.round(100 * np.mean(s), 2)))
                 results += [replace(one, metric=f"{one.metric} {name}") for one in found]
         elif task.name == MATH:
             results += gsm8k.summarize(gsm8k.Settings(), items)
@@ -244,11 +244,6 @@ def summarize(settings: Settings, scored: Sequence[Scored]) -> list[Result]:
     if len(categories) == len(table):
         categories.append(average("average", "mean", categories))
     return results + categories
-
-
-def numpy_percent(scores: list[float]) -> float:
-    # numpy sums pairwise and rounds by scaling; LongBench-E's numbers can differ from `percent`.
-    return float(np.round(100 * np.mean(scores), 2))
 
 
 def read_dataset(source: str, name: str) -> tuple[list[Row], str, str]:

@@ -97,12 +97,11 @@ def build_examples(
     """The first samples of RULER's file. Each fits into `task.length` tokens with its answer."""
     built, material = build(settings, task, tokenizer, limit)
     examples, stop = [], Stop(when_answered=True)
+    name, budget = material.facts["essays"], material.sizes.answer_tokens
     for index, one in enumerate(built):
         is_fast = getattr(tokenizer, "is_fast", False)
         distances = needles.needle_distances(one, tokenizer) if is_fast else None
-        facts = {"length": one.length, "essays": material.facts["essays"]}
-        facts |= {"needle_distances": distances}
-        budget = material.sizes.answer_tokens
+        facts = {"length": one.length, "essays": name, "needle_distances": distances}
         examples.append(Example(index, one.prompt, one.outputs, budget, stop, facts))
     return examples
 

@@ -69,8 +69,7 @@ def configure(request: Request) -> tuple[Settings, int]:
 def check(settings: Settings, positions: int) -> None:
     if settings.essays is None:
         raise UserError(
-            "suite ruler: its needles are hidden in essays; name them with --eval.niah-essays FILE "
-            "(evaluate_model.py: --essays). The toy world has no ruler."
+            "suite ruler hides its needles in essays; name them: --eval.niah-essays, or --essays."
         )
     check_longest("suite ruler, length", settings.lengths, positions)
 
