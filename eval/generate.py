@@ -187,27 +187,24 @@ class Generator:
 
     @torch.inference_mode()
     def _decode(self, jobs: list[Job]) -> None:
-        """Decode the waiting jobs together to their ends, one token each per step."""
+        """Decode the waiting jobs, padded on the left, to their ends, one token each per step."""
         if not jobs:
             return
         is_alone, device = len(jobs) == 1, self.model.device
         cache: Any = join_caches([job.cache for job in jobs if job.cache is not None])
         lengths_N1 = torch.tensor([[job.num_positions] for job in jobs], device=device)
         longest = int(lengths_N1.max())
-        mask_NT = (
-            torch.arange(longest, device=device) >= longest - lengths_N1
-        ).long()  # left-padded
+        mask_NT = (torch.arange(longest, device=device) >= longest - lengths_N1).long()
         for job in jobs:
             job.cache, job.is_plain = None, job.is_plain and is_alone
         while jobs:
             ids_N1 = torch.tensor([[job.tokens[-1]] for job in jobs], device=device)
-            padding: dict[str, Any] = {}
+            more: dict[str, Any] = {CACHE: cache}
             if not is_alone:
                 mask_NT = torch.nn.functional.pad(mask_NT, (0, 1), value=1)
                 positions_N1 = mask_NT.sum(1, keepdim=True) - 1
-                padding = {"attention_mask": mask_NT, "position_ids": positions_N1}
-            output = self.model(ids_N1, use_cache=True, **{CACHE: cache}, **padding)
-            logits_NV = output.logits[:, -1]
+                more |= {"attention_mask": mask_NT, "position_ids": positions_N1}
+            logits_NV = self.model(ids_N1, use_cache=True, **more).logits[:, -1]
             rows = zip(logits_NV, *likeliest(logits_NV), strict=True)
             for job, row in zip(jobs, rows, strict=True):
                 if job.is_open:

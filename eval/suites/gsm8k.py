@@ -23,7 +23,6 @@ SHOTS_FILE = Path(__file__).parents[1] / "data" / "gsm8k_cot_shots.json"
 # The last dot in gsm8k_cot's pattern matches any character, as in lm-eval: an output that ends in
 # "The answer is 72" gives 7.
 STRICT = {"gsm8k": r"#### (\-?[0-9\.\,]+)", "gsm8k_cot": r"The answer is (\-?[0-9\.\,]+)."}
-FLEXIBLE = r"(-?[$0-9.,]{2,})|(-?[0-9]+)"
 QUESTION, ENDS = {"gsm8k": "Question:", "gsm8k_cot": "Q:"}, ("</s>", "<|im_end|>")
 IGNORED = (",", r"\$", r"(?s).*#### ", r"\.$")  # deleted from both texts, in this order
 
@@ -87,8 +86,8 @@ def score(settings: Settings, task: Task, example: Example, prediction: str) -> 
     answer = example.answers[0]
     gold = normalize(answer.split("####")[-1].strip() if task == COT else answer)
     first = re.findall(STRICT[task.name], prediction)
-    last = ["[invalid]", *(money or number for money, number in re.findall(FLEXIBLE, prediction))]
-    found = {"exact_match_strict": [*first, "[invalid]"][0], HEADLINE: last[-1]}
+    last = re.findall(r"-?[$0-9.,]{2,}|-?[0-9]+", prediction)
+    found = {"exact_match_strict": [*first, "[invalid]"][0], HEADLINE: ["[invalid]", *last][-1]}
     return {metric: float(normalize(number) == gold) for metric, number in found.items()}
 
 
