@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from bosch.assets import asset_folder
-from bosch.eval.generate import Generator, Job, Key
+from bosch.eval.generate import Generator, Key
 from bosch.eval.settings import FAST, PLAIN, GenerationSettings
 from bosch.eval.suites import longbench, niah
 from bosch.eval.suites._interface import Example, LeftOutError, Stop, Task
@@ -43,8 +43,8 @@ def by_hugging_face(model: Any, tokenizer: Any, example: Example, **options: Any
     return list(out[0, ids.shape[1] :].tolist())
 
 
-def load(name: str, kind: str) -> tuple[Any, Any]:
-    folder = asset_folder(name)
+def load(kind: str) -> tuple[Any, Any]:
+    folder = asset_folder("tiny-qwen3-2layer")
     model: Any = AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="bosch"
     ).eval()
@@ -72,36 +72,28 @@ def tasks(tokenizer: Any, lengths: tuple[int, ...], samples: int, rows: int) -> 
     return found
 
 
-def score(key: Key, example: Example, text: str) -> dict[str, float]:
-    suite: Any = niah if key[0].startswith("niah") else longbench
-    return dict(suite.score(suite.Settings(), Task(*key[:2]), example, text))
-
-
-def assert_same_scores(
-    examples: Iterable[tuple[Key, Example]], found: Any, expected: dict[Key, Job]
-) -> None:
-    for key, example in examples:
-        mine, theirs = found[key], expected[key]
-        assert score(key, example, mine.text) == score(key, example, theirs.text), key
-        if mine.ended != "answered":
-            assert mine.tokens == theirs.tokens, key
-        else:
-            assert theirs.tokens[: len(mine.tokens)] == mine.tokens, key
-
-
 @pytest.mark.parametrize("kind", ["dense", "hybrid"])
 def test_no_speed_up_changes_a_token_or_a_score(kind: str) -> None:
-    model, tokenizer = load("tiny-qwen3-2layer", kind)
+    model, tokenizer = load(kind)
     examples = tasks(tokenizer, lengths=(256,), samples=1, rows=1)
     expected = run(model, tokenizer, examples, PLAIN)
     for key, example in examples:
         assert list(expected[key].tokens) == by_hugging_face(model, tokenizer, example), key
     for settings in (FAST, *(replace(PLAIN, **one) for one in SPEED_UPS)):
-        assert_same_scores(examples, run(model, tokenizer, examples, settings), expected)
+        found = run(model, tokenizer, examples, settings)
+        for key, example in examples:
+            mine, theirs, task = found[key], expected[key], Task(*key[:2])
+            suite: Any = niah if task.name.startswith("niah") else longbench
+            first, second = (
+                suite.score(suite.Settings(), task, example, job.text) for job in (mine, theirs)
+            )
+            assert first == second, key
+            length = len(mine.tokens) if mine.ended == "answered" else None
+            assert mine.tokens == theirs.tokens[:length], key
 
 
 def test_an_answer_ends_the_text_and_costs_no_decoding() -> None:
-    model, tokenizer = load("tiny-qwen3-2layer", "dense")
+    model, tokenizer = load("dense")
     examples = tasks(tokenizer, lengths=(256,), samples=4, rows=1)
     found = run(model, tokenizer, examples, FAST)
     calls: list[None] = []
@@ -134,17 +126,14 @@ PROMPTS = (
 )
 
 
-def assert_plain_tokens(model: Any, examples: Examples, settings: GenerationSettings) -> None:
-    expected = run(model, tiny_tokenizer(), examples, PLAIN)
-    found = run(model, tiny_tokenizer(), examples, settings)
-    assert all(found[key].tokens == expected[key].tokens for key, _ in examples)
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_shared_beginnings_and_batches_of_any_lengths_change_no_token(family: str) -> None:
     plain_model = tiny_model(family)
+    examples, settings = texts(PROMPTS), replace(FAST, batch=3, prefill_chunk=9)
     for model in (plain_model, deploy(plain_model, MIXED, WINDOW)):
-        assert_plain_tokens(model, texts(PROMPTS), replace(FAST, batch=3, prefill_chunk=9))
+        expected = run(model, tiny_tokenizer(), examples, PLAIN)
+        found = run(model, tiny_tokenizer(), examples, settings)
+        assert all(found[key].tokens == expected[key].tokens for key, _ in examples)
 
 
 def test_a_draft_is_accepted_as_far_as_the_model_agrees() -> None:
@@ -182,7 +171,7 @@ def test_a_family_with_native_windows_uses_no_speed_up_that_copies_caches() -> N
 
 
 def test_samsum_s_rule_is_a_second_end_token_after_the_first_token() -> None:
-    model, tokenizer = load("tiny-qwen3-2layer", "dense")
+    model, tokenizer = load("dense")
     rows = longbench.build_examples(longbench.Settings(), Task("toy_labels"), tokenizer, 3)
     stop = Stop(newline_token=True, min_new_tokens=1)
     examples = []

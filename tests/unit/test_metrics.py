@@ -1,6 +1,6 @@
 """The metrics against values worked by hand and slow implementations of their definitions."""
 
-from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import pytest
@@ -59,38 +59,34 @@ def test_rouge_of_equal_texts_is_just_below_one_and_needs_a_piece_on_both_sides(
 
 
 def slow_rouge(prediction: str, answer: str) -> float:
-    """By definition, with the full table of lengths and recursive backtracking."""
+    """By definition, with recursive lengths and backtracking."""
 
-    def pieces(text: str) -> list[str]:
-        return [" ".join(piece.split()) for piece in text.split(".") if len(piece) > 0]
+    def pieces(text: str) -> list[list[str]]:
+        return [" ".join(piece.split()).split(" ") for piece in text.split(".") if piece]
 
-    def lcs_words(r: Sequence[str], c: Sequence[str]) -> set[str]:
-        table = [[0] * (len(c) + 1) for _ in range(len(r) + 1)]
-        for i in range(1, len(r) + 1):
-            for j in range(1, len(c) + 1):
-                if r[i - 1] == c[j - 1]:
-                    table[i][j] = table[i - 1][j - 1] + 1
-                else:
-                    table[i][j] = max(table[i - 1][j], table[i][j - 1])
+    def common(r: list[str], c: list[str]) -> set[str]:
+        @cache
+        def length(i: int, j: int) -> int:
+            if not i or not j:
+                return 0
+            same = r[i - 1] == c[j - 1]
+            return length(i - 1, j - 1) + 1 if same else max(length(i - 1, j), length(i, j - 1))
 
         def back(i: int, j: int) -> set[str]:
-            if i == 0 or j == 0:
+            if not i or not j:
                 return set()
             if r[i - 1] == c[j - 1]:
                 return back(i - 1, j - 1) | {r[i - 1]}
-            return back(i - 1, j) if table[i - 1][j] > table[i][j - 1] else back(i, j - 1)
+            return back(i - 1, j) if length(i - 1, j) > length(i, j - 1) else back(i, j - 1)
 
         return back(len(r), len(c))
 
-    if not pieces(prediction) or not pieces(answer):
+    reference, predicted = pieces(answer), pieces(prediction)
+    if not predicted or not reference:
         return 0.0
-    union: set[str] = set()
-    for r in pieces(answer):
-        for c in pieces(prediction):
-            union |= lcs_words(r.split(" "), c.split(" "))
-    m = len({word for piece in pieces(answer) for word in piece.split(" ")})
-    n = len({word for piece in pieces(prediction) for word in piece.split(" ")})
-    recall, precision = len(union) / m, len(union) / n
+    found = {word for r in reference for c in predicted for word in common(r, c)}
+    recall = len(found) / len({word for piece in reference for word in piece})
+    precision = len(found) / len({word for piece in predicted for word in piece})
     return 2.0 * ((precision * recall) / (precision + recall + 1e-8))
 
 
