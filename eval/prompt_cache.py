@@ -67,7 +67,7 @@ def _copy_layer(layer: Any, num_tokens: int, whole: bool) -> Any:
     begin = num_tokens - size - first
     assert begin >= 0, "the cache no longer holds these positions"
     keys, values = (x[:, :, begin : begin + size] for x in (layer.keys, layer.values))
-    return _like(layer, keys, values, num_tokens, whole)
+    return _filled(layer, keys, values, num_tokens, whole)
 
 
 def _join_layers(layers: Sequence[Any]) -> Any:
@@ -82,10 +82,10 @@ def _join_layers(layers: Sequence[Any]) -> Any:
         for rows_BGSD in zip(*((layer.keys, layer.values) for layer in layers), strict=True)
     )
     num_tokens = max(layer.get_seq_length() for layer in layers)
-    return _like(first, keys, values, num_tokens)
+    return _filled(first, keys, values, num_tokens, False)
 
 
-def _like(layer: Any, k_BGSD: Tensor, v_BGSD: Tensor, num_tokens: int, whole: bool = False) -> Any:
+def _filled(layer: Any, k_BGSD: Tensor, v_BGSD: Tensor, num_tokens: int, whole: bool) -> Any:
     if not isinstance(layer, RollingLayer):
         filled = GrowingLayer()
         filled.update(k_BGSD, v_BGSD)

@@ -35,14 +35,10 @@ def corpora(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for n in range(6):
         paragraphs = []
         for k in (0, 1, 2, 0):  # one stands twice
-            answers = [{"text": f"value{n}{k}"}, {"text": "nowhere"}]
-            asked = {
-                "question": f"What is in {n} {k}?",
-                "is_impossible": k == 2,
-                "answers": answers,
-            }
+            asked: dict[str, Any] = {"question": f"What is in {n} {k}?", "is_impossible": k == 2}
+            asked["answers"] = [{"text": f"value{n}{k}"}, {"text": "nowhere"}]
             text = f"Text {n} {k} of {{query}}, Answer: value{n}{k}. " * 2 + " "
-            paragraphs.append({"context": text, "qas": [asked | {"answers": answers}]})
+            paragraphs.append({"context": text, "qas": [asked]})
         articles.append({"paragraphs": paragraphs})
     items = []
     for n, num in enumerate([10, 8, 2, 10, 10]):
