@@ -52,7 +52,7 @@ def configure_suites(names: Sequence[str], request: Request) -> tuple[SuiteRun, 
         name, _, option = word.partition(".")
         if name not in suites or not option:
             known = ", ".join(suites)
-            raise UserError(f"suite option {word}: write SUITE.NAME=VALUE, of a suite in {known}.")
+            raise UserError(f"suite option {word}: write SUITE.NAME=VALUE; suites here: {known}.")
         options[name].append(option)
     runs = []
     for name, suite in suites.items():
