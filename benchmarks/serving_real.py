@@ -135,9 +135,12 @@ def compare_answers(engine: Any, tokenizer: Any, options: Options) -> Row:
     pairs = [((name, 0, each.index), each) for name, some in found.items() for each in some]
     examples = pairs[:: len(found)][: options.prompts]
     plain = GenerationSettings()
-    model = AutoModelForCausalLM.from_pretrained(options.hybrid, dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(
+        options.hybrid, dtype=torch.float32, trust_remote_code=False
+    ).eval()
     ours = {j.key: j.tokens for j in Generator(model, tokenizer, plain).generate(examples)}
-    theirs = {j.key: j.tokens for j in EngineGenerator(engine, tokenizer, plain).generate(examples)}
+    vllm = EngineGenerator(engine, tokenizer, plain, None)
+    theirs = {j.key: j.tokens for j in vllm.generate(examples)}
     equal = sum(tokens == theirs[key] for key, tokens in ours.items())
     return {
         "name": "needle prompts, same answer",

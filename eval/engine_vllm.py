@@ -11,8 +11,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
-
 from bosch.eval.generate import Generator, Job, Key, end_tokens, in_plain_way
 from bosch.eval.settings import GenerationSettings
 from bosch.eval.suites._interface import Example
@@ -27,8 +25,8 @@ def check_engine() -> None:
     missing = [name for name in ("vllm", "bosch_vllm") if find_spec(name) is None]
     if missing:
         raise UserError(
-            f"{' and '.join(missing)} cannot be imported here; docs/serving.md says how to install "
-            "them. Without --engine vllm, transformers generates."
+            f"{' and '.join(missing)} cannot be imported; docs/serving.md says how to install it. "
+            "Without --engine vllm, transformers generates."
         )
 
 
@@ -54,15 +52,13 @@ def start_engine(folder: Path, **settings: Any) -> Any:
 def alone_on_its_gpu(environment: MutableMapping[str, str]) -> Iterator[None]:
     """Each rank of a launch has an engine of its own: on its GPU, not all on the first, and without
     the launcher's variables, which vLLM takes for its own."""
-    rank = environment.get("LOCAL_RANK")
-    if rank is None:
-        yield
-        return
-    # One device, where the launcher or an engine before has chosen, is the rank's.
-    visible = [name for name in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
-    if len(visible) != 1:
-        environment["CUDA_VISIBLE_DEVICES"] = visible[int(rank)] if visible else rank
-    launched = {name: environment.pop(name) for name in LAUNCHED if name in environment}
+    launched = {}
+    if rank := environment.get("LOCAL_RANK"):
+        # One device, where the launcher or an engine before has chosen, is the rank's.
+        visible = [name for name in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+        if len(visible) != 1:
+            environment["CUDA_VISIBLE_DEVICES"] = visible[int(rank)] if visible else rank
+        launched = {name: environment.pop(name) for name in LAUNCHED if name in environment}
     try:
         yield
     finally:
@@ -73,11 +69,7 @@ class EngineGenerator(Generator):
     """A `Generator` whose model is a vLLM engine."""
 
     def __init__(
-        self,
-        model: Any,
-        tokenizer: PreTrainedTokenizerBase,
-        settings: GenerationSettings,
-        max_positions: int | None = None,
+        self, model: Any, tokenizer: Any, settings: GenerationSettings, max_positions: int | None
     ) -> None:
         self.model, self.tokenizer, self.settings = model, tokenizer, in_plain_way(settings)
         # It has a position for the last token too, which is never fed to the model.
@@ -89,9 +81,8 @@ class EngineGenerator(Generator):
         jobs = (self._encode(key, example) for key, example in examples)
         while portion := list(islice(jobs, PORTION)):
             prompts = [{"prompt_token_ids": job.prompt} for job in portion]
-            outputs = self.model.generate(
-                prompts, [self._sampling(job.example) for job in portion], use_tqdm=False
-            )
+            how = [self._sampling(job.example) for job in portion]
+            outputs = self.model.generate(prompts, how, use_tqdm=False)
             for job, output in zip(portion, outputs, strict=True):
                 for token in output.outputs[0].token_ids:
                     if job.is_open:
@@ -102,12 +93,7 @@ class EngineGenerator(Generator):
         from vllm import SamplingParams
 
         stop = example.stop
-        return SamplingParams(
-            temperature=0,
-            max_tokens=example.max_new_tokens,
-            min_tokens=stop.min_new_tokens,
-            ignore_eos=True,  # our own are in stop_token_ids
-            stop_token_ids=sorted(self._ends(stop)),
-            stop=list(stop.strings),
-            detokenize=bool(stop.strings),
-        )
+        lengths = {"max_tokens": example.max_new_tokens, "min_tokens": stop.min_new_tokens}
+        ends = {"ignore_eos": True, "stop_token_ids": sorted(self._ends(stop))}  # ours in place
+        strings = {"stop": list(stop.strings), "detokenize": bool(stop.strings)}
+        return SamplingParams(temperature=0, **lengths, **ends, **strings)

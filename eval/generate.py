@@ -15,7 +15,7 @@ than rounding can explain (`MARGINS`) is generated again in the plain way.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, pairwise
+from itertools import chain, pairwise, takewhile
 from typing import Any
 
 import torch
@@ -98,22 +98,19 @@ class Generator:
                 pool.append(job)
             else:
                 yield self._finish(job)
-            if len(pool) >= self.batch or self._is_full(pool):
+            if following is None or len(pool) >= self.batch or self._is_full(pool):
                 self._decode(pool)
                 yield from map(self._finish, pool)
                 pool = []
-        self._decode(pool)
-        yield from map(self._finish, pool)
 
     def _encode(self, key: Key, example: Example) -> Job:
         prompt, name = self.tokenizer(example.prompt)["input_ids"], f"{key[0]}, example {key[2]}"
+        most, new = self.max_positions, example.max_new_tokens
         # The last token of an answer is never fed to the model.
-        needed = len(prompt) + example.max_new_tokens - 1
-        if self.max_positions is not None and needed > self.max_positions:
+        if most is not None and len(prompt) + new - 1 > most:
             raise UserError(
-                f"{name}: the prompt's {len(prompt):,} tokens and {example.max_new_tokens} new "
-                f"ones do not fit the model's {self.max_positions:,} positions, and prompts are "
-                "not truncated. Ask for a smaller length, or stretch the positions with --yarn."
+                f"{name}: the prompt's {len(prompt):,} tokens and {new} new ones do not fit the "
+                f"model's {most:,} positions. Use a smaller length, or stretch them with --yarn."
             )
         if not prompt:
             raise UserError(f"{name}: the prompt is empty; a model needs at least one token.")
@@ -122,9 +119,7 @@ class Generator:
             blank = "" if example.prompt[-1:].isspace() else " "
             text = blank + example.answers[0]
             draft = self.tokenizer(text, add_special_tokens=False)["input_ids"]
-        return Job(key, example, prompt, draft[: example.max_new_tokens - 1])
-
-    # ------------------------------------------------------------------------------ the prompt
+        return Job(key, example, prompt, draft[: new - 1])
 
     @torch.inference_mode()
     def _read(self, job: Job, following: Job | None) -> None:
@@ -152,7 +147,13 @@ class Generator:
         self._trunk = (job.prompt, cache) if keep else None
         self._accept_draft(job, logits_NV)
         if not self.is_exact and job.is_open and job.draft[:1] == job.tokens:
-            self._try_draft(job, cache)
+            # Up to the end of the answer, or none of it.
+            tokens, text, was_plain = list(job.tokens), job.text, job.is_plain
+            job.is_plain = False
+            keep_everything(cache)
+            self._accept_draft(job, self._forward(cache, job.draft, len(job.draft)))
+            if not job.ended:
+                job.tokens, job.text, job.is_plain, job.is_certain = tokens, text, was_plain, True
         if not self.is_exact and not job.is_plain and not job.ended:
             job.is_certain = False  # leads are rarely large enough to try
         if job.is_open:
@@ -169,63 +170,45 @@ class Generator:
             return False
         return common_length(prompt, following.prompt) >= MIN_SHARED * len(following.prompt)
 
-    def _try_draft(self, job: Job, cache: Cache) -> None:
-        """Half precision: accept the draft up to the end of the answer, or none of it."""
-        first, was_plain = list(job.tokens), job.is_plain
-        job.is_plain = False
-        keep_everything(cache)
-        self._accept_draft(job, self._forward(cache, job.draft, len(job.draft)))
-        if not job.ended:
-            job.tokens, job.text = first, self._decode_text(first)
-            job.is_plain, job.is_certain = was_plain, True
-
     def _accept_draft(self, job: Job, logits_NV: Tensor) -> None:
         """Append the draft's tokens as far as the model agrees, and one token of the model's."""
-        ids, leads = likeliest(logits_NV)
-        for i in range(len(ids)):
+        for row in zip(logits_NV, *likeliest(logits_NV), strict=True):
             if not job.is_open or job.tokens != job.draft[: len(job.tokens)]:
                 break
-            one = slice(i, i + 1)
-            self._accept(job, logits_NV[one], ids[one], leads[one], self.margin)
+            self._accept(job, *row, self.margin)
 
     def _forward(self, cache: Cache, tokens: Sequence[int], num_logits: int) -> Tensor:
         """Run all tokens through the model; logits of the last ones."""
         ids = torch.tensor([tokens], device=self.model.device)
         # Without this the model computes logits for the whole prompt. Some models cannot do less.
         keep = {"logits_to_keep": num_logits} if self.model._supports_logits_to_keep() else {}
-        output = self.model(ids, use_cache=True, **{CACHE: cache}, **keep)
-        logits_TV: Tensor = output.logits[0, -num_logits:]
-        return logits_TV
-
-    # ------------------------------------------------------------------------------ the answer
+        logits_BTV: Tensor = self.model(ids, use_cache=True, **{CACHE: cache}, **keep).logits
+        return logits_BTV[0, -num_logits:]
 
     @torch.inference_mode()
     def _decode(self, jobs: list[Job]) -> None:
-        """Decode the waiting jobs together to their ends, one token each per step."""
+        """Decode the waiting jobs, padded on the left, to their ends, one token each per step."""
         if not jobs:
             return
         is_alone, device = len(jobs) == 1, self.model.device
         cache: Any = join_caches([job.cache for job in jobs if job.cache is not None])
         lengths_N1 = torch.tensor([[job.num_positions] for job in jobs], device=device)
         longest = int(lengths_N1.max())
-        # Padding is on the left.
         mask_NT = (torch.arange(longest, device=device) >= longest - lengths_N1).long()
         for job in jobs:
             job.cache, job.is_plain = None, job.is_plain and is_alone
         while jobs:
             ids_N1 = torch.tensor([[job.tokens[-1]] for job in jobs], device=device)
-            padding: dict[str, Any] = {}
+            more: dict[str, Any] = {CACHE: cache}
             if not is_alone:
                 mask_NT = torch.nn.functional.pad(mask_NT, (0, 1), value=1)
                 positions_N1 = mask_NT.sum(1, keepdim=True) - 1
-                padding = {"attention_mask": mask_NT, "position_ids": positions_N1}
-            output = self.model(ids_N1, use_cache=True, **{CACHE: cache}, **padding)
-            logits_NV = output.logits[:, -1]
-            ids, leads = likeliest(logits_NV)
-            for i, job in enumerate(jobs):
+                more |= {"attention_mask": mask_NT, "position_ids": positions_N1}
+            logits_NV = self.model(ids_N1, use_cache=True, **more).logits[:, -1]
+            rows = zip(logits_NV, *likeliest(logits_NV), strict=True)
+            for job, row in zip(jobs, rows, strict=True):
                 if job.is_open:
-                    one = slice(i, i + 1)
-                    self._accept(job, logits_NV[one], ids[one], leads[one], self.batch_margin)
+                    self._accept(job, *row, self.batch_margin)
             still_open = [i for i, job in enumerate(jobs) if job.is_open]
             if len(still_open) <= len(jobs) / 2:  # not sooner: dropping some copies the others
                 jobs = [jobs[i] for i in still_open]
@@ -242,51 +225,41 @@ class Generator:
         plain = Generator(self.model, self.tokenizer, in_plain_way(self.settings))
         return next(plain.generate([(job.key, job.example)]))
 
-    def _accept(
-        self, job: Job, logits_NV: Tensor, ids: list[int], leads: list[float], margin: float
-    ) -> None:
+    def _accept(self, job: Job, logits_V: Tensor, token: int, lead: float, margin: float) -> None:
         """Append the likeliest token, and check whether the text ends with it."""
         stop, end_ids = job.example.stop, self._ends(job.example.stop)
-        if len(job.tokens) < stop.min_new_tokens and ids[0] in end_ids:
-            ends = torch.tensor(sorted(end_ids), device=logits_NV.device)
-            ids, leads = likeliest(logits_NV.index_fill(1, ends, -torch.inf))
-        if not job.is_plain and leads[0] < margin:
+        if len(job.tokens) < stop.min_new_tokens and token in end_ids:
+            ends = torch.tensor(sorted(end_ids), device=logits_V.device)
+            (token,), (lead,) = likeliest(logits_V.index_fill(0, ends, -torch.inf)[None])
+        if not job.is_plain and lead < margin:
             job.is_certain = False
-            return
-        self._append(job, ids[0])
+        else:
+            self._append(job, token)
 
     def _ends(self, stop: Stop) -> set[int]:
-        """The tokens that end an answer."""
         if not stop.newline_token:
             return self.end_ids
         newline: int = self.tokenizer("\n", add_special_tokens=False)["input_ids"][-1]
         return self.end_ids | {newline}
 
     def _append(self, job: Job, token: int) -> None:
-        stop = job.example.stop
+        example, stop = job.example, job.example.stop
+        can_answer = self.settings.stop_when_answered and stop.when_answered
         job.tokens.append(token)
-        job.text = self._decode_text(job.tokens)
+        job.text = str(self.tokenizer.decode(job.tokens, skip_special_tokens=True))
         if token in self._ends(stop):
             job.ended = "end token"
         elif any(text in job.text for text in stop.strings):
             job.ended = "stop string"
-        elif (
-            self.settings.stop_when_answered
-            and stop.when_answered
-            and string_match_all(job.text, job.example.answers) == 1
-        ):
+        elif can_answer and string_match_all(job.text, example.answers) == 1:
             job.ended = "answered"
-        elif len(job.tokens) == job.example.max_new_tokens:
+        elif len(job.tokens) == example.max_new_tokens:
             job.ended = "length"
 
-    def _decode_text(self, tokens: list[int]) -> str:
-        return str(self.tokenizer.decode(tokens, skip_special_tokens=True))
-
     def _is_full(self, pool: Sequence[Job]) -> bool:
-        max_bytes = CPU_POOL_BYTES
-        if self.model.device.type == "cuda":
-            # Half of what is free: joining the caches takes the same amount once more.
-            max_bytes = torch.cuda.mem_get_info(self.model.device)[0] // 2
+        max_bytes, device = CPU_POOL_BYTES, self.model.device
+        if device.type == "cuda":  # half of what is free: joining takes the same once more
+            max_bytes = torch.cuda.mem_get_info(device)[0] // 2
         return sum(kv_bytes(job.cache) for job in pool if job.cache is not None) > max_bytes
 
 
@@ -300,10 +273,7 @@ def likeliest(logits_NV: Tensor) -> tuple[list[int], list[float]]:
     """The likeliest token of each row, and its lead over the second."""
     best_N2 = logits_NV.float().topk(2).values
     if not best_N2[:, 0].isfinite().all():
-        raise UserError(
-            "The model's logits are not finite numbers: its weights are damaged, or they overflow "
-            "in its number format (--precision)."
-        )
+        raise UserError("The model's logits are not finite: damaged weights, or a low --precision.")
     return logits_NV.argmax(-1).tolist(), (best_N2[:, 0] - best_N2[:, 1]).tolist()
 
 
@@ -315,6 +285,4 @@ def end_tokens(ends: int | list[int] | None, tokenizer: PreTrainedTokenizerBase)
 
 
 def common_length(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens two texts share at their beginning."""
-    pairs = zip(one, other, strict=False)
-    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+    return len(list(takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))))

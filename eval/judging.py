@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bosch.config import Config
 from bosch.data.calibration import check_set
@@ -22,9 +22,6 @@ from bosch.run.fingerprint import fingerprint
 from bosch.run.progress import say
 from bosch.run.ranks import rank_and_world
 from bosch.run.stage import follow_reference
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
 
 
 def judging_of(config: Config) -> Judging:
@@ -46,9 +43,8 @@ def check_data(judging: Judging, model: str) -> list[str]:
     positions = judging.positions(read_shape(model).positions)
 
     def check(run: SuiteRun) -> str | None:
-        tasks = run.tasks
         check_all(
-            lambda: [run.suite.sources(run.settings, task) for task in tasks],  # reads the data
+            lambda: [run.suite.sources(run.settings, task) for task in run.tasks],
             partial(run.call, "check", positions),
         )
         return run.call("describe")
@@ -68,17 +64,13 @@ def check_calibration(config: Config, run_path: Path) -> int:
     shared = run_path.parent / "shared"
     texts: list[str] = []
     for run in judging_of(config).suites:
-        if not getattr(run.suite, "COMPARED_WITH_CALIBRATION", False):
-            continue
-        for task in run.tasks:
+        is_compared = getattr(run.suite, "COMPARED_WITH_CALIBRATION", False)
+        for task in run.tasks if is_compared else ():
             facts = describe_examples(run, task, tokenizer_hash)
             built = find_file(shared / f"examples-{fingerprint(facts)[:16]}", run.limit)
             if built is not None:
                 texts += [row["prompt"] for row in read_rows(built)[: run.limit]]
     return check_set(follow_reference(run_path / "calibration"), texts)
-
-
-# -------------------------------------------------------------------------------- the evaluation
 
 
 def judge(
@@ -89,35 +81,21 @@ def judge(
     from bosch.eval.runner import Evaluation, evaluate  # imports torch, which takes seconds
 
     rank, world = rank_and_world()
-    load = cache(lambda: load_judged(folder, judging))
+    load, tokenizer = cache(lambda: load_judged(folder, judging)), load_tokenizer(folder)
     config = read_model_config(folder)
-    tokenizer = load_tokenizer(folder)
+    positions = judging.positions(config["max_position_embeddings"])
+    window = judging.window_tokens or (config.get("bosch") or {}).get("window")
     if rank == 0 and tokenizer.chat_template:
-        say(
-            f"{folder.name} has a chat template, which is not used. Published scores of chat "
-            "models are often measured with it and higher."
-        )
-    evaluation = Evaluation(
-        load_model=load,
-        tokenizer=tokenizer,
-        suites=judging.suites,
-        examples_folder=examples_folder,
-        label=label,
-        generation=judging.generation,
-        max_positions=judging.positions(config["max_position_embeddings"]),
-        window_tokens=judging.window_tokens or (config.get("bosch") or {}).get("window"),
-        rank=rank,
-        world=world,
-    )
-    score = evaluate(evaluation, out)
+        say(f"{folder.name} has a chat template, not used here; scores with it are often higher")
+    subject = (load, tokenizer, judging.suites, examples_folder, label, judging.generation)
+    score = evaluate(Evaluation(*subject, positions, window, rank, world), out)
 
     def finish() -> None:
         score()
         if judging.lm_eval_tasks:
             from bosch.eval.lm_eval_bridge import run_lm_eval
 
-            folder = out / LM_EVAL
-            run_lm_eval(load(), tokenizer, judging, label, folder, evaluation.max_positions)
+            run_lm_eval(load(), tokenizer, judging, label, out / LM_EVAL, positions)
         load.cache_clear()  # or the model stays while the next files are written
 
     return finish
@@ -126,6 +104,8 @@ def judge(
 def load_judged(folder: Path, judging: Judging) -> Any:
     """The model on this rank's device, with the window, positions and precision asked for."""
     from transformers import AutoConfig
+
+    from bosch.hybrid.models import check_native_window, family_of
 
     try:
         config = AutoConfig.from_pretrained(folder, **LOCAL)
@@ -142,15 +122,19 @@ def load_judged(folder: Path, judging: Judging) -> Any:
         names = ("bosch", "rope_parameters")
         changed = {name: getattr(config, name) for name in names if hasattr(config, name)}
         return start_engine(folder, dtype=dtype, hf_overrides=changed)
-    attention = "bosch" if has_our_attention(config) else None
-    if attention is None and judging.attention != "auto":
-        raise UserError(
-            f"--attention {judging.attention}: {folder} is a {config.model_type}, whose attention "
-            "transformers computes; leave --attention out."
-        )
-    return load_model(
-        folder, dtype, device, judging.attention, config=config, attn_implementation=attention
-    )
+    attention: str | None = "bosch"  # reads long prompts in chunks without a full T x T mask
+    try:
+        family_of(config)
+        check_native_window(config)
+    except UserError:  # neither a hybrid nor a dense model of a supported family
+        attention = None
+        if judging.attention != "auto":
+            raise UserError(
+                f"--attention {judging.attention}: {folder} is a {config.model_type}, whose "
+                "attention transformers computes; leave --attention out."
+            ) from None
+    more = {"config": config, "attn_implementation": attention}
+    return load_model(folder, dtype, device, judging.attention, **more)
 
 
 def device_and_type(judging: Judging) -> tuple[str, Any]:
@@ -179,37 +163,19 @@ def check_attention(judging: Judging) -> None:
         check(dtype, padded=True, remedy="Set eval.batch to 1, or name another.")
 
 
-def stretch_positions(
-    config: "PretrainedConfig", factor: float, folder: Path, trained_on: int | None = None
-) -> None:
+def stretch_positions(config: Any, factor: float, folder: Path, trained_on: int | None) -> None:
     """Set YaRN in the config as Qwen's documentation does; `max_position_embeddings` stays."""
-    rope = getattr(config, "rope_parameters", None)
-    if not rope or "rope_theta" not in rope:
-        raise UserError(
-            f"--yarn {factor:g}: the config.json of {folder} has no single rope_theta, which YaRN "
-            "needs. Leave --yarn out."
-        )
-    if rope.get("rope_type", "default") != "default":
-        raise UserError(
-            f"--yarn {factor:g}: the positions of {folder} are already stretched by "
-            f"{rope['rope_type']}. Leave --yarn out."
-        )
+    rope = getattr(config, "rope_parameters", None) or {}
+    kind, problem = rope.get("rope_type", "default"), ""
+    if "rope_theta" not in rope:
+        problem = "config.json has no single rope_theta, which YaRN needs"
+    elif kind != "default":
+        problem = f"positions are already stretched by {kind}"
+    if problem:
+        raise UserError(f"--yarn {factor:g}: {folder}: its {problem}. Leave --yarn out.")
     config.rope_parameters = {
         "rope_type": "yarn",
         "rope_theta": rope["rope_theta"],
         "factor": float(factor),
         "original_max_position_embeddings": trained_on or config.max_position_embeddings,
     }
-
-
-def has_our_attention(config: "PretrainedConfig") -> bool:
-    """Whether our attention, which reads long prompts in chunks without a full T x T mask, can run
-    this model: a hybrid, or a dense model of a supported family."""
-    from bosch.hybrid.models import check_native_window, family_of
-
-    try:
-        family_of(config)
-        check_native_window(config)
-    except UserError:
-        return False
-    return True

@@ -5,11 +5,10 @@ long ones on the left and strips predictions, so its scores differ from our suit
 lm-eval reports them, most of them from 0 to 1. Runs in one process only.
 """
 
-import difflib
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bosch.eval.results import make_rows, write_scores
 from bosch.eval.rows import write_rows
@@ -20,40 +19,31 @@ from bosch.run.checkout import how_to_install
 from bosch.run.errors import MissingFileError, UserError
 from bosch.run.hub import prepare_hub
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
 SUITE = "lm-eval"
-SAMPLES = "samples.jsonl"
-TOKENIZER_FILES = ("config.json", "tokenizer_config.json")
-NOT_RUN = -1  # lm-eval's NIAH has a metric for each length; this is its value if it was not run
 
 
 def run_lm_eval(
-    model: "PreTrainedModel",
-    tokenizer: "PreTrainedTokenizerBase",
+    model: Any,
+    tokenizer: Any,
     judging: Judging,
     label: Label,
     folder: Path,
-    max_length: int | None = None,
+    most: int | None = None,
 ) -> None:
     """Write scores.json with our rows and samples.jsonl with lm-eval's. Longer prompts than
-    `max_length` are truncated on the left by lm-eval."""
+    `most` tokens are truncated on the left by lm-eval."""
     try:
         from lm_eval import simple_evaluate
         from lm_eval.models.huggingface import HFLM
         from lm_eval.tasks import TaskManager
     except ImportError as error:
-        raise UserError(
-            f"The package lm-eval cannot be loaded ({error}). "
-            f"Install it: {how_to_install('lm-eval', 'lm-eval')}"
-        ) from error
+        how = how_to_install("lm-eval", "lm-eval")
+        raise UserError(f"lm-eval cannot be loaded ({error}). Install it: {how}") from error
     # lm-eval's NIAH loads the tokenizer with trust_remote_code=True.
-    for path in (Path(tokenizer.name_or_path) / name for name in TOKENIZER_FILES):
-        if names_code(path):
+    for name in ("config.json", "tokenizer_config.json"):
+        if names_code(path := Path(tokenizer.name_or_path) / name):
             raise UserError(
-                f"{path} names code (auto_map), and lm-eval would run it; leave out the tasks of "
-                "lm-eval, or remove auto_map from a copy of the model."
+                f"{path} names code (auto_map), which lm-eval would run; remove it from a copy."
             )
     metadata: dict[str, Any] = {"tokenizer": tokenizer.name_or_path}
     if judging.lm_eval_lengths:  # of its NIAH
@@ -62,11 +52,9 @@ def run_lm_eval(
     manager = TaskManager(metadata=metadata, include_path=include and str(include))
     for task in tasks:
         if task not in manager.all_tasks:
-            near = difflib.get_close_matches(task, manager.all_tasks, n=1, cutoff=0.5)
-            hint = f"did you mean {near[0]!r}?" if near else "`lm-eval ls tasks` lists them."
-            raise UserError(f"lm-eval has no task {task!r}; {hint}")
+            raise UserError(f"lm-eval has no task {task!r}; `lm-eval ls tasks` lists them.")
     batch, limit = judging.generation.batch or 1, judging.limit
-    harness = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=batch, max_length=max_length)
+    harness = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=batch, max_length=most)
     prepare_hub()
     try:
         results = simple_evaluate(
@@ -74,38 +62,29 @@ def run_lm_eval(
         )
     except ConnectionError as error:
         raise MissingFileError(
-            f"lm-eval cannot fetch the data of {', '.join(tasks)}: {error}. Run it once with a "
-            "network, or let HF_HOME name a cache that has the data."
+            f"lm-eval cannot fetch the data of {', '.join(tasks)}: {error}. Let HF_HOME name it."
         ) from error
-    folder.mkdir(parents=True, exist_ok=True)
     samples = [
         {"task": task} | json.loads(json.dumps(sample, default=str))
         for task, members in results["samples"].items()
         for sample in members
     ]
-    write_rows(folder / SAMPLES, samples)
-    content = {
-        "suite": SUITE,
-        "version": results["lm_eval_version"],
-        "limit": limit,
-        "rows": make_rows(label, SUITE, results_of(results)),
-    }
-    write_scores(folder, content)
+    write_rows(folder / "samples.jsonl", samples)
+    facts = {"suite": SUITE, "version": results["lm_eval_version"], "limit": limit}
+    write_scores(folder, facts | {"rows": make_rows(label, SUITE, results_of(results))})
 
 
 def results_of(results: Mapping[str, Any]) -> Iterator[Result]:
-    """Our form of what simple_evaluate returns. A metric that is a number is RULER's string match
-    at that length."""
+    """Of what simple_evaluate returns. A metric that is a number is a match at that length."""
     for task, numbers in results["results"].items():
         n = results["n-samples"].get(task, {}).get("effective", 0)  # task groups have none
         for name, value in numbers.items():
             metric, _, filter_name = name.partition(",")
-            if not filter_name or metric.endswith("_stderr") or value == NOT_RUN:
-                continue
+            if not filter_name or metric.endswith("_stderr") or value == -1:
+                continue  # -1: of a length that NIAH, with a metric for each, was not run in
             stderr = numbers.get(f"{metric}_stderr,{filter_name}")
             error = float(stderr) if isinstance(stderr, int | float) else None
-            if metric.isdigit():
-                yield Result(task, int(metric), "string_match_all", float(value), error, n)
-            else:
-                full_name = metric if filter_name == "none" else f"{metric} {filter_name}"
-                yield Result(task, 0, full_name, float(value), error, n)
+            length = int(metric) if metric.isdigit() else 0
+            full_name = metric if filter_name == "none" else f"{metric} {filter_name}"
+            known_as = "string_match_all" if length else full_name
+            yield Result(task, length, known_as, float(value), error, n)

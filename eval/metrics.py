@@ -9,14 +9,11 @@ import warnings
 from collections import Counter
 from collections.abc import Sequence
 from difflib import SequenceMatcher
+from itertools import product
 
 from bosch.run.checkout import how_to_install
 from bosch.run.errors import UserError
 
-CONTROL_CHARACTERS = re.compile(r"[\x00-\x1f]")
-ARTICLES = re.compile(r"\b(a|an|the)\b")
-NUMBER = re.compile(r"\d+")
-COMMENT_MARKS = ("`", "#", "//")
 ASCII_PUNCTUATION = str.maketrans("", "", string.punctuation)
 # LongBench's list, which lacks the opening mark of book titles.
 CHINESE_PUNCTUATION = str.maketrans(
@@ -26,11 +23,6 @@ CHINESE_PUNCTUATION = str.maketrans(
     + "！？｡。＂＃＄％＆＇（）＊＋，－／：；＜＝＞＠［＼］＾＿｀｛｜｝～｟｠｢｣､、〃》"
     "「」『』【】〔〕〖〗〘〙〚〛〜〝〞〟〰〾〿–—‘’‛“”„‟…‧﹏.",
 )
-
-
-def clean_prediction(prediction: str) -> str:
-    """The prediction as RULER compares it: control characters become line breaks."""
-    return CONTROL_CHARACTERS.sub("\n", prediction.strip()).strip()
 
 
 def string_match_all(prediction: str, answers: Sequence[str]) -> float:
@@ -44,11 +36,9 @@ def string_match_part(prediction: str, answers: Sequence[str]) -> float:
 
 
 def matches(prediction: str, answers: Sequence[str]) -> list[float]:
-    text = clean_prediction(prediction).lower()
+    """Control characters of the prediction are line breaks, as in RULER."""
+    text = re.sub(r"[\x00-\x1f]", "\n", prediction.strip()).strip().lower()
     return [1.0 if answer.lower() in text else 0.0 for answer in answers]
-
-
-# ------------------------------------------------------------------------------------ F1 of words
 
 
 def cut_words(text: str) -> list[str]:
@@ -58,31 +48,25 @@ def cut_words(text: str) -> list[str]:
             warnings.simplefilter("ignore")  # invalid escapes in its sources, pkg_resources
             import jieba
     except ImportError as error:
-        raise UserError(
-            "Chinese data sets are scored with the package jieba, which is not installed. "
-            f"Install it: {how_to_install('jieba', 'eval')}"
-        ) from error
+        how = how_to_install("jieba", "eval")
+        raise UserError(f"Chinese data sets are scored with jieba. Install it: {how}") from error
     jieba.setLogLevel(logging.WARNING)  # else it writes about its dictionary to stderr
     return list(jieba.cut(text, cut_all=False))
 
 
 def qa_f1(prediction: str, answer: str) -> float:
-    return f1(normalize(prediction), normalize(answer))
+    """F1 of the lower-case words without ASCII punctuation and articles."""
+    plain = (text.lower().translate(ASCII_PUNCTUATION) for text in (prediction, answer))
+    return f1(*(re.sub(r"\b(a|an|the)\b", " ", text).split() for text in plain))
 
 
 def qa_f1_zh(prediction: str, answer: str) -> float:
-    return f1(normalize_zh(prediction), normalize_zh(answer))
-
-
-def normalize(text: str) -> list[str]:
-    """Lower-case words without ASCII punctuation and articles."""
-    return ARTICLES.sub(" ", text.lower().translate(ASCII_PUNCTUATION)).split()
-
-
-def normalize_zh(text: str) -> list[str]:
-    """jieba's words of the raw text, each without punctuation and white space; none is empty."""
-    words = ("".join(w.lower().translate(CHINESE_PUNCTUATION).split()) for w in cut_words(text))
-    return [word for word in words if word]
+    """F1 of jieba's words of the raw texts, each without punctuation and white space."""
+    found = []
+    for text in (prediction, answer):
+        words = (word.lower().translate(CHINESE_PUNCTUATION) for word in cut_words(text))
+        found.append(["".join(word.split()) for word in words if word.strip()])
+    return f1(*found)
 
 
 def f1(prediction: Sequence[str], answer: Sequence[str]) -> float:
@@ -90,20 +74,14 @@ def f1(prediction: Sequence[str], answer: Sequence[str]) -> float:
     num_same = (Counter(prediction) & Counter(answer)).total()
     if num_same == 0:
         return 0.0
-    precision = num_same / len(prediction)
-    recall = num_same / len(answer)
+    precision, recall = num_same / len(prediction), num_same / len(answer)
     return (2 * precision * recall) / (precision + recall)
-
-
-# ------------------------------------------------------------------------ classes, numbers, code
 
 
 def classification(prediction: str, answer: str, all_classes: Sequence[str]) -> float:
     """1 divided by the number of classes in the prediction; 0 if the answer is not among them.
-
-    Classes whose names are part of the answer's name do not count. LongBench removes them while
-    iterating over the list, which skips the class after a removed one; so does this.
-    """
+    Parts of the answer's name do not count. LongBench removes them while iterating over the list,
+    which skips the class after a removed one; so does this."""
     named = [name for name in all_classes if name in prediction]
     k = 0
     while k < len(named):
@@ -115,7 +93,7 @@ def classification(prediction: str, answer: str, all_classes: Sequence[str]) -> 
 
 def count(prediction: str, answer: str) -> float:
     """The share of the numbers in a prediction that are the right one."""
-    numbers = NUMBER.findall(prediction)
+    numbers = re.findall(r"\d+", prediction)
     return numbers.count(answer) / len(numbers) if numbers else 0.0
 
 
@@ -130,16 +108,15 @@ def retrieval_zh(prediction: str, answer: str) -> float:
 def number_after(word: str, answer: str) -> str:
     match = re.search(word + r"(\d+)", answer)
     if match is None:
-        raise UserError(
-            f"The answer {answer!r} names no paragraph; it must be like {word + '7'!r}."
-        )
+        raise UserError(f"The answer {answer!r} names no paragraph, as {word + '7'!r} does.")
     return match[1]
 
 
 def code_sim(prediction: str, answer: str) -> float:
-    """fuzzywuzzy's ratio for the first line of code, by difflib. With python-Levenshtein installed
-    fuzzywuzzy gives other numbers, but LongBench does not require that package."""
-    line = first_line_of_code(prediction)
+    """fuzzywuzzy's ratio for the first line without comment or Markdown marks, by difflib. With
+    python-Levenshtein installed it gives other numbers, but LongBench does not require that."""
+    lines = prediction.lstrip("\n").split("\n")
+    line = next((one for one in lines if not re.search("`|#|//", one)), "")
     if line == answer:
         return 1.0
     if not line or not answer:
@@ -147,33 +124,18 @@ def code_sim(prediction: str, answer: str) -> float:
     return round(100 * SequenceMatcher(None, line, answer).ratio()) / 100
 
 
-def first_line_of_code(text: str) -> str:
-    """The first line without comment or Markdown marks. Lines of spaces count."""
-    lines = text.lstrip("\n").split("\n")
-    return next((line for line in lines if not any(m in line for m in COMMENT_MARKS)), "")
-
-
-# ---------------------------------------------------------------------------------------- ROUGE-L
-
-
 def rouge(prediction: str, answer: str) -> float:
-    """ROUGE-L as the package rouge 1.0.1 computes it for LongBench. It is not the usual ROUGE-L.
-
-    Texts are split at every full stop. For each pair of a reference piece and a predicted piece the
-    words of one longest common subsequence are collected; recall and precision compare the distinct
-    words collected with the distinct words of each text. The package recovers the subsequence by
-    recursion and scores 0 on a stack overflow (rouge issue 19), which depends on the caller. Here
-    it is a loop, so every pair gets its true score.
-    """
+    """ROUGE-L as the package rouge 1.0.1 computes it for LongBench, not the usual one: of each pair
+    of pieces between full stops the words of one longest common subsequence are collected, and
+    compared with the distinct words of each text. The package recovers it by recursion and scores 0
+    on a stack overflow (rouge issue 19); here a loop gives every pair its true score."""
     predicted, reference = cut_pieces(prediction), cut_pieces(answer)
     if not predicted or not reference:
         return 0.0
-    common: set[str] = set()
-    for reference_piece in reference:
-        for predicted_piece in predicted:
-            common.update(common_subsequence(reference_piece, predicted_piece))
-    recall = len(common) / len({word for piece in reference for word in piece})
-    precision = len(common) / len({word for piece in predicted for word in piece})
+    pairs = product(reference, predicted)
+    num_common = len(set[str]().union(*(common_subsequence(*pair) for pair in pairs)))
+    recall = num_common / len(set[str]().union(*reference))
+    precision = num_common / len(set[str]().union(*predicted))
     return 2.0 * ((precision * recall) / (precision + recall + 1e-8))
 
 
@@ -194,8 +156,7 @@ def common_subsequence(reference: Sequence[str], predicted: Sequence[str]) -> li
         for j, other in enumerate(predicted):
             row.append(above[j] + 1 if word == other else max(above[j + 1], row[j]))
         lengths.append(row)
-    i, j = len(reference), len(predicted)
-    words = []
+    i, j, words = len(reference), len(predicted), []
     while i and j:
         if reference[i - 1] == predicted[j - 1]:
             words.append(reference[i - 1])

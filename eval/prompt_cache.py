@@ -1,8 +1,5 @@
-"""KV caches that can be copied up to any position and joined into a batch.
-
-So prompts that begin alike (one context with several questions, one haystack up to the first
-needle) share a prefill, and sequences of different lengths decode together.
-"""
+"""KV caches that can be copied up to any position, so that prompts that begin alike (one context
+with several questions) share a prefill, and joined into a batch of any lengths."""
 # B batch, G KV heads, S tokens held, D head size
 
 from collections.abc import Sequence
@@ -42,7 +39,9 @@ def keep_everything(cache: Cache) -> None:
 def copy_cache(cache: Cache, num_tokens: int, whole: bool = False) -> Cache:
     """A copy of the first positions of a cache with one sequence. `whole`: window groups hold all
     positions and keep every new one, so the copy can itself be copied at any position."""
-    return _cache_of([_copy_layer(layer, num_tokens, whole) for layer in cache.layers])
+    copy = DynamicCache()
+    copy.layers = [_copy_layer(layer, num_tokens, whole) for layer in cache.layers]
+    return copy
 
 
 def join_caches(caches: Sequence[Cache]) -> Cache:
@@ -50,14 +49,10 @@ def join_caches(caches: Sequence[Cache]) -> Cache:
     mask must hide."""
     if len(caches) == 1:
         return caches[0]
+    joined = DynamicCache()
     columns = zip(*(cache.layers for cache in caches), strict=True)
-    return _cache_of([_join_layers(column) for column in columns])
-
-
-def _cache_of(layers: list[Any]) -> Cache:
-    cache = DynamicCache()
-    cache.layers = layers
-    return cache
+    joined.layers = [_join_layers(column) for column in columns]
+    return joined
 
 
 def _copy_layer(layer: Any, num_tokens: int, whole: bool) -> Any:
@@ -72,7 +67,7 @@ def _copy_layer(layer: Any, num_tokens: int, whole: bool) -> Any:
     begin = num_tokens - size - first
     assert begin >= 0, "the cache no longer holds these positions"
     keys, values = (x[:, :, begin : begin + size] for x in (layer.keys, layer.values))
-    return _filled_like(layer, keys, values, num_tokens, whole)
+    return _filled(layer, keys, values, num_tokens, whole)
 
 
 def _join_layers(layers: Sequence[Any]) -> Any:
@@ -81,16 +76,16 @@ def _join_layers(layers: Sequence[Any]) -> Any:
         full = first.full and _join_layers([layer.full for layer in layers])
         window = first.window and _join_layers([layer.window for layer in layers])
         return HybridLayer(full, window, first.num_full, first.max_tokens)
+    longest = max(layer.keys.shape[2] for layer in layers)
     keys, values = (
-        _pad_and_stack([getattr(layer, name) for layer in layers]) for name in ("keys", "values")
+        torch.cat([pad(x, (0, 0, longest - x.shape[2], 0)) for x in rows_BGSD])
+        for rows_BGSD in zip(*((layer.keys, layer.values) for layer in layers), strict=True)
     )
     num_tokens = max(layer.get_seq_length() for layer in layers)
-    return _filled_like(first, keys, values, num_tokens)
+    return _filled(first, keys, values, num_tokens, False)
 
 
-def _filled_like(
-    layer: Any, k_BGSD: Tensor, v_BGSD: Tensor, num_tokens: int, whole: bool = False
-) -> Any:
+def _filled(layer: Any, k_BGSD: Tensor, v_BGSD: Tensor, num_tokens: int, whole: bool) -> Any:
     if not isinstance(layer, RollingLayer):
         filled = GrowingLayer()
         filled.update(k_BGSD, v_BGSD)
@@ -100,9 +95,3 @@ def _filled_like(
     rolling.update(k_BGSD, v_BGSD)
     rolling.cumulative_length = num_tokens
     return rolling
-
-
-def _pad_and_stack(rows_BGSD: Sequence[Tensor]) -> Tensor:
-    """(B, G, S, D), each row right-aligned in S."""
-    longest = max(row.shape[2] for row in rows_BGSD)
-    return torch.cat([pad(row, (0, 0, longest - row.shape[2], 0)) for row in rows_BGSD])

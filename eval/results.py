@@ -1,13 +1,12 @@
 """Results of evaluations: scores.json, result rows, and tables for the terminal.
 
 A row is {run, step, tokens, suite, task, length, metric, value, stderr, n}; `step` is null for a
-dense model. Each suite's scores.json holds its rows; `results.jsonl` holds those of all evaluations
-of a run.
+dense model. Each suite's scores.json holds its rows, `results.jsonl` those of a whole run.
 """
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -22,8 +21,6 @@ from bosch.run.stage import follow_reference
 
 SCORES = "scores.json"
 PREDICTIONS = "predictions.jsonl"  # of a suite: a row for each example
-RESULTS = "results.jsonl"
-NOT_SHOWN = ("string_match_part",)  # in tables: with one answer it equals string_match_all
 
 
 def make_rows(label: Label, suite: str, results: Iterable[Result]) -> list[Row]:
@@ -51,7 +48,7 @@ def collect_results(folder: Path, run: str) -> list[Row]:
             rows += read_scores(path)["rows"]
     rows.sort(key=lambda row: (-1 if row["step"] is None else row["step"], row["suite"]))
     named = [row | {"run": run} for row in rows]
-    write_rows(folder / RESULTS, named)
+    write_rows(folder / "results.jsonl", named)
     return named
 
 
@@ -59,7 +56,16 @@ def show_evaluation(folder: Path) -> None:
     """Print one evaluation: for each suite a line for each task, a column for each length."""
     for path in sorted(folder.glob(f"*/{SCORES}")):
         content = read_scores(path)
-        show_scores(content["suite"], content["rows"])
+        # With one answer string_match_part equals string_match_all.
+        rows = [row for row in content["rows"] if row["metric"] != "string_match_part"]
+        lengths = sorted({row["length"] for row in rows}, key=lambda length: length or math.inf)
+        lines = []
+        for task, metric in dict.fromkeys((row["task"], row["metric"]) for row in rows):
+            cells = {r["length"]: r for r in rows if (r["task"], r["metric"]) == (task, metric)}
+            values = ["" if n not in cells else show_value(cells[n]) for n in lengths]
+            lines.append([task, metric, *values, max(row["n"] for row in cells.values())])
+        columns = (f"{length:,}" if length else "score" for length in lengths)
+        show_table(content["suite"], ["task", "metric", *columns, "n"], lines)
         for reason in content.get("left_out", ()):
             say(f"left out: {reason}")
         if floor := content.get("floor"):
@@ -68,16 +74,5 @@ def show_evaluation(folder: Path) -> None:
             say(f"floor of a window of {floor['window_tokens']} tokens: {value}")
 
 
-def show_scores(suite: str, rows: Sequence[Row]) -> None:
-    rows = [row for row in rows if row["metric"] not in NOT_SHOWN]
-    lengths = sorted({row["length"] for row in rows}, key=lambda length: length or math.inf)
-    lines = []
-    for task, metric in dict.fromkeys((row["task"], row["metric"]) for row in rows):
-        cells = {r["length"]: r for r in rows if (r["task"], r["metric"]) == (task, metric)}
-        values = []
-        for row in map(cells.get, lengths):
-            error = "" if row is None or row["stderr"] is None else f" ±{row['stderr']:.1f}"
-            values.append("" if row is None else f"{row['value']:.1f}{error}")
-        lines.append([task, metric, *values, max(row["n"] for row in cells.values())])
-    columns = (f"{length:,}" if length else "score" for length in lengths)
-    show_table(suite, ["task", "metric", *columns, "n"], lines)
+def show_value(row: Row) -> str:
+    return f"{row['value']:.1f}" + ("" if row["stderr"] is None else f" ±{row['stderr']:.1f}")

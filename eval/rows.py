@@ -1,71 +1,33 @@
 """Reads and writes rows of data sets and predictions: JSONL (one JSON object per line), plain or
 gzipped, and Parquet. Finds the files of a data set."""
 
-import gzip
 import json
 import re
-import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from bosch.data.sources.files import read_lines, read_table
 from bosch.run.errors import MissingFileError, UserError
 from bosch.run.files import write_atomically
 from bosch.run.hub import prepare_hub
 
 Row = dict[str, Any]
 KINDS: dict[type, str] = {str: "a string", list: "a list of strings", int: "a whole number"}
-HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def read_rows(path: Path) -> list[Row]:
     if not path.is_file():
-        raise MissingFileError(
-            f"{path} does not exist; name a JSONL file, one JSON object per line."
-        )
-    return parse_rows(path.read_bytes(), str(path))
-
-
-def parse_rows(content: bytes, name: str) -> list[Row]:
-    """The rows in a file's bytes. Its name gives the format."""
-    if name.endswith(".parquet"):
-        import pyarrow
-        import pyarrow.parquet
-
-        try:
-            return pyarrow.parquet.read_table(pyarrow.BufferReader(content)).to_pylist()
-        except (pyarrow.ArrowException, OSError) as error:
-            raise UserError(f"{name} is not a Parquet file ({error}).") from error
-    gzipped = name.endswith(".gz")
-    try:
-        text = (gzip.decompress(content) if gzipped else content).decode("utf-8-sig")
-    except (UnicodeDecodeError, OSError, EOFError, zlib.error) as error:
-        kind = "gzipped UTF-8" if gzipped else "UTF-8"
-        raise UserError(f"{name}: rows must be {kind} text ({error}).") from error
-    rows = []
-    for number, line in enumerate(text.split("\n"), 1):  # not splitlines(): texts hold U+2028
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except (json.JSONDecodeError, RecursionError) as error:
-            raise UserError(f"{name}, line {number}: not JSON ({error}).") from error
-        if not isinstance(row, dict):
-            raise UserError(f"{name}, line {number}: a row must be a JSON object, not {line[:40]}.")
-        rows.append(row)
-    return rows
+        raise MissingFileError(f"{path} does not exist; name a JSONL file, an object per line.")
+    numbered = read_table(path, 0) if path.suffix == ".parquet" else read_lines(path)
+    return [row for _, row in numbered if row is not None]
 
 
 def write_rows(path: Path, rows: Iterable[Row]) -> None:
     """Write all rows at once; a kill leaves the old file, or none."""
-    if path.is_dir():
-        raise UserError(f"{path} is a folder; name the file to write.")
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-
-
-# ----------------------------------------------------------------------------- fields of a row
 
 
 def require(row: Row, where: str, kind: type, *names: str) -> None:
@@ -81,18 +43,10 @@ def require(row: Row, where: str, kind: type, *names: str) -> None:
 
 def require_count(rows: Sequence[Row], num_rows: int, name: str, where: str) -> None:
     if len(rows) != num_rows:
-        raise UserError(
-            f"{where} has {len(rows)} rows, but {name} has {num_rows}. Get the whole data set; "
-            "--limit uses only its first rows."
-        )
+        raise UserError(f"{where} has {len(rows)} rows, not {num_rows} as {name}. Get all of them.")
 
 
-# ------------------------------------------------------------------------ files of a data set
-
-
-def find_one(
-    folder: Path, subfolder: str, name: str, patterns: Sequence[str] = ("{}.parquet",)
-) -> Path:
+def find_one(folder: Path, subfolder: str, name: str, patterns: Sequence[str]) -> Path:
     """The one file of a data set in a folder or its subfolder: JSONL, or one of the patterns."""
     files = [
         path
@@ -113,11 +67,21 @@ def the_only(files: Sequence[str], name: str, place: Path) -> str:
     return files[0]
 
 
+def load_rows(path: Path, what: str, forms: str, split: str, *config: str) -> list[Row]:
+    """From a file, or from the hub if there is none of this name."""
+    if path.is_file():
+        return read_rows(path)
+    with from_hub(str(path), what, forms):
+        from datasets import load_dataset
+
+        return load_dataset(str(path), *config, split=split).to_list()
+
+
 @contextmanager
 def from_hub(hub_id: str, what: str, forms: str) -> Iterator[None]:
     """For a source that is not a local path: errors of the hub, its cache or the network become one
     sentence. `forms`: what a source may be."""
-    if not HUB_ID.fullmatch(hub_id):
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", hub_id):
         raise MissingFileError(f"{hub_id} does not exist. Name {forms}.")
     prepare_hub()
     try:

@@ -6,18 +6,16 @@
                                       first-00500.json     what they were built from, a checksum
 
 Each prediction is appended and synced to disk at once, so a killed run continues after the last
-one, with any number of ranks. Each rank writes its own file; when all have, rank 0 orders the
-predictions and scores them. There are no collectives.
-
-Examples are built once for each tokenizer, task and seed, and shared by all runs. Whoever needs
-fewer takes the first ones of a longer file.
+one, with any number of ranks. Each rank writes its own file, without collectives; when all have,
+rank 0 orders and scores the predictions. Examples are built once for each tokenizer, task and seed,
+and shared by all runs; whoever needs fewer takes the first ones of a longer file.
 """
 
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +47,6 @@ from bosch.run.progress import say, say_once, track
 CHECKSUM = "predictions_xxh3"  # in scores.json
 WORK = ".work"  # the ranks' predictions, until they are merged
 EXAMPLES_VERSION = 1  # raised when the same task, sources and tokenizer give other examples
-ALL = 10**9  # stands for "every example there is" in the order of files
 
 
 @dataclass(frozen=True)
@@ -76,46 +73,28 @@ class Evaluation:
     def tokenizer_hash(self) -> str:
         return describe_tokenizer(self.tokenizer).hash
 
-    def make_generator(self) -> Generator:
-        kind = EngineGenerator if self.generation.engine == "vllm" else Generator
-        return kind(self.load_model(), self.tokenizer, self.generation, self.max_positions)
-
 
 def evaluate(evaluation: Evaluation, folder: Path) -> Callable[[], None]:
     """Make the predictions that `folder` lacks; every rank calls this for its share. Returns what
     rank 0 does when all ranks have: score them."""
-    todo = [run for run in evaluation.suites if not (folder / run.name / PREDICTIONS).is_file()]
-    refuse_link(folder / WORK)
-    if todo:
-        (folder / WORK).mkdir(parents=True, exist_ok=True)
-        predict(evaluation, todo, folder / WORK)
-
-    def score_all() -> None:
-        for run in evaluation.suites:
-            score(evaluation, run, folder)
-        shutil.rmtree(folder / WORK, ignore_errors=True)
-
-    return score_all
-
-
-# -------------------------------------------------------------------------------- predictions
-
-
-def predict(evaluation: Evaluation, runs: Sequence[SuiteRun], work: Path) -> None:
-    """Predict this rank's share of the examples that no rank has predicted yet."""
+    work, rank, world = folder / WORK, evaluation.rank, evaluation.world
     generator: Generator | None = None
-    for run in runs:
-        done = read_predictions(work, run.name, evaluation.place).keys()
+    refuse_link(work)
+    for run in evaluation.suites:
+        if (folder / run.name / PREDICTIONS).is_file():
+            continue
+        work.mkdir(parents=True, exist_ok=True)
+        done = read_predictions(work, run.name, evaluation.place)
         left_out: list[str] = []
         share, lengths = [], set()
-        for built, examples in all_examples(evaluation, run, left_out):
-            lengths.add(built.length)
-            mine = share_of_rank(examples, evaluation.rank, evaluation.world)
-            share += [(task_key(built, example), example) for example in mine]
-        for listed in run.tasks:
-            if listed.length not in lengths:
+        for task, examples in all_examples(evaluation, run, left_out):
+            lengths.add(task.length)
+            mine = share_of_rank(examples, rank, world)
+            share += [((task.name, task.length, example.index), example) for example in mine]
+        for task in run.tasks:
+            if task.length not in lengths:
                 raise UserError(
-                    f"none of the {run.name} tasks can be built in {listed.length} tokens, so that "
+                    f"none of the {run.name} tasks can be built in {task.length} tokens, so that "
                     f"length would be missing; {left_out[0]}"
                 )
         for reason in left_out:
@@ -124,34 +103,40 @@ def predict(evaluation: Evaluation, runs: Sequence[SuiteRun], work: Path) -> Non
         if not missing:
             continue
         if generator is None:
-            generator = evaluation.make_generator()
-        path = work / f"{run.name}-{evaluation.rank}.jsonl"
+            kind = EngineGenerator if evaluation.generation.engine == "vllm" else Generator
+            how = (evaluation.tokenizer, evaluation.generation, evaluation.max_positions)
+            generator = kind(evaluation.load_model(), *how)
+        path = work / f"{run.name}-{rank}.jsonl"
         drop_torn_line(path)
-        title = f"evaluate {run.name}" + (" on rank 0" if evaluation.world > 1 else "")
+        title = f"evaluate {run.name}" + (" on rank 0" if world > 1 else "")
         with (
             open_own_file(path, "ab") as file,
             track(title, len(share), "examples", len(share) - len(missing)) as bar,
         ):
             for job in generator.generate(missing):
-                task, length, index = job.key
-                row: Row = {"task": task, "length": length, "index": index, "prediction": job.text}
-                row |= {"tokens": len(job.tokens), "ended": job.ended}
+                row: Row = dict(zip(("task", "length", "index"), job.key, strict=True))
+                row |= {"prediction": job.text, "tokens": len(job.tokens), "ended": job.ended}
                 append_line(file, row, evaluation.place)
                 bar.advance()
+
+    def score_all() -> None:
+        for run in evaluation.suites:
+            score(evaluation, run, folder)
+        shutil.rmtree(work, ignore_errors=True)
+
+    return score_all
 
 
 def all_examples(
     evaluation: Evaluation, run: SuiteRun, left_out: list[str]
 ) -> Iterator[tuple[Task, list[Example]]]:
     """Each task with its examples. Of tasks that cannot be built `left_out` gets the reason."""
+    tokenizer, known_by = evaluation.tokenizer, evaluation.tokenizer_hash
     for task in run.tasks:
         try:
-            tokenizer, name = evaluation.tokenizer, evaluation.tokenizer_hash
-            examples = load_examples(run, task, tokenizer, name, evaluation.examples_folder)
+            yield task, load_examples(run, task, tokenizer, known_by, evaluation.examples_folder)
         except LeftOutError as error:
             left_out.append(str(error))
-            continue
-        yield task, examples
 
 
 def share_of_rank(examples: Sequence[Example], rank: int, world: int) -> list[Example]:
@@ -180,8 +165,7 @@ def read_predictions(work: Path, suite: str, place: str) -> dict[Key, Row]:
 
 
 def read_merged(folder: Path) -> dict[Key, Row]:
-    """The rows of predictions.jsonl, from an earlier attempt. What was scored last has a checksum
-    in scores.json."""
+    """The rows of predictions.jsonl. What was scored last has a checksum in scores.json."""
     path, scores = folder / PREDICTIONS, folder / SCORES
     checksum = read_json_object(scores).get(CHECKSUM) if scores.is_file() else None
     if checksum is None or checksum == hash_file(path):
@@ -190,15 +174,8 @@ def read_merged(folder: Path) -> dict[Key, Row]:
     raise DamagedArtifactError(f"{path} is damaged. Delete it; the predictions are made again.")
 
 
-def task_key(task: Task, example: Example) -> Key:
-    return task.name, task.length, example.index
-
-
 def key_of(row: Row) -> Key:
     return row["task"], row["length"], row["index"]
-
-
-# ------------------------------------------------------------------------------------- scores
 
 
 def score(evaluation: Evaluation, run: SuiteRun, folder: Path) -> None:
@@ -210,8 +187,8 @@ def score(evaluation: Evaluation, run: SuiteRun, folder: Path) -> None:
     rows, scored, floors = [], [], []
     for task, examples in all_examples(evaluation, run, left_out):
         for example in examples:
-            row = predictions.get(key := task_key(task, example))
-            if row is None:
+            key = (task.name, task.length, example.index)
+            if (row := predictions.get(key)) is None:
                 raise DamagedArtifactError(
                     f"{path} lacks {key}. Delete it; the missing predictions are made again."
                 )
@@ -219,54 +196,36 @@ def score(evaluation: Evaluation, run: SuiteRun, folder: Path) -> None:
             rows.append(row | {"scores": scores})
             light = replace(example, prompt="")  # all prompts together are gigabytes
             scored.append(Scored(task, light, scores))
-            if evaluation.window_tokens is None or not hasattr(run.suite, "floor"):
-                continue
-            share = run.suite.floor(example, evaluation.window_tokens)
-            if share is not None:
-                floors.append(Scored(task, light, dict.fromkeys(scores, share)))
+            if evaluation.window_tokens is not None and hasattr(run.suite, "floor"):
+                share = run.suite.floor(example, evaluation.window_tokens)
+                if share is not None:
+                    floors.append(Scored(task, light, dict.fromkeys(scores, share)))
     write_rows(path, rows)
-    summarize = partial(run.suite.summarize, run.settings)
-    content = {
-        "suite": run.name,
-        "settings": plain(run.settings),
-        "limit": run.limit,
-        "left_out": left_out,
-        "rows": make_rows(evaluation.label, run.name, summarize(scored)),
-        CHECKSUM: hash_file(path),
-    }
+
+    def summarize(scored: list[Scored], metric: str | None = None) -> list[Row]:
+        results = run.suite.summarize(run.settings, scored)
+        counted = [result for result in results if metric in (None, result.metric)]
+        return make_rows(evaluation.label, run.name, counted)
+
+    content = {"suite": run.name, "settings": plain(run.settings), "limit": run.limit}
+    content |= {"left_out": left_out, "rows": summarize(scored), CHECKSUM: hash_file(path)}
     if floors:
-        results = summarize(floors)
-        if metric := getattr(run.suite, "METRIC", None):
-            results = [result for result in results if result.metric == metric]
-        content["floor"] = {
-            "window_tokens": evaluation.window_tokens,
-            "rows": make_rows(evaluation.label, run.name, results),
-        }
+        found = summarize(floors, getattr(run.suite, "METRIC", None))
+        content["floor"] = {"window_tokens": evaluation.window_tokens, "rows": found}
     write_scores(folder / run.name, content)
 
 
-# ------------------------------------------------------------------------------------- examples
-
-
 def load_examples(
-    run: SuiteRun,
-    task: Task,
-    tokenizer: PreTrainedTokenizerBase,
-    tokenizer_hash: str,
-    folder: Path,
+    run: SuiteRun, task: Task, tokenizer: PreTrainedTokenizerBase, tokenizer_hash: str, folder: Path
 ) -> list[Example]:
-    """The first examples of a task, read from `folder` or built and saved there.
-
-    Safe for several processes at once: one builds, the others wait. LeftOutError if the task cannot
-    be built under these settings.
-    """
+    """The first examples of a task, read from `folder` or built and saved there by one process,
+    while others wait. LeftOutError if the task cannot be built under these settings."""
     facts = describe_examples(run, task, tokenizer_hash)
     shared = folder / f"examples-{fingerprint(facts)[:16]}"
-    path = find_file(shared, run.limit)
-    if path is None:
+    if (path := find_file(shared, run.limit)) is None:
         with FolderLock(shared, say, wait=True):
-            path = find_file(shared, run.limit)  # another process may have built it meanwhile
-            if path is None:
+            # Another process may have built it meanwhile.
+            if (path := find_file(shared, run.limit)) is None:
                 examples = run.suite.build_examples(run.settings, task, tokenizer, run.limit)
                 path = write_examples(shared, examples, run.limit, facts)
     seal = path.with_suffix(".json")
@@ -274,34 +233,24 @@ def load_examples(
     is_of_task = {name: made_from[name] for name in facts} == plain(facts)
     if not path.is_file() or not is_of_task or hash_file(path) != made_from["xxh3"]:
         raise DamagedArtifactError(
-            f"{path} is damaged: it differs from what {seal.name} says. "
-            "Delete both files; they are built again."
+            f"{path} is damaged: not what {seal.name} says. Delete both; they are built again."
         )
     return [Example.from_row(row) for row in read_rows(path)[: run.limit]]
 
 
 def describe_examples(run: SuiteRun, task: Task, tokenizer_hash: str) -> dict[str, Any]:
-    facts = {
-        "version": EXAMPLES_VERSION,
-        "suite": run.name,
-        "task": task.name,
-        "length": task.length,
-        "sources": run.suite.sources(run.settings, task),
-        "tokenizer": tokenizer_hash,
-    }
-    return facts | run.version_facts
+    facts = {"version": EXAMPLES_VERSION, "suite": run.name, "task": task.name}
+    facts |= {"length": task.length, "sources": run.suite.sources(run.settings, task)}
+    return facts | {"tokenizer": tokenizer_hash} | run.version_facts
 
 
 def find_file(folder: Path, limit: int | None) -> Path | None:
     """The smallest file with enough examples."""
-    needed = ALL if limit is None else limit
-    seals = sorted(folder.glob("first-*.json"), key=number_of)
-    return next((s.with_suffix(".jsonl") for s in seals if number_of(s) >= needed), None)
-
-
-def number_of(path: Path) -> int:
-    number = path.stem.removeprefix("first-")
-    return ALL if number == "all" else int(number)
+    for seal in sorted(folder.glob("first-*.json")):  # by their numbers, `all` last
+        number = seal.stem.removeprefix("first-")
+        if number == "all" or (limit is not None and int(number) >= limit):
+            return seal.with_suffix(".jsonl")
+    return None
 
 
 def write_examples(

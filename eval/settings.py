@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from bosch.command_line import with_options
 from bosch.eval.suites._interface import Request, Task
-from bosch.plugins import list_plugins, load_plugin, suggest
+from bosch.plugins import load_plugin
 from bosch.run.errors import UserError
 from bosch.run.fingerprint import fingerprint_files, hash_file, plain
 
@@ -36,26 +36,23 @@ class SuiteRun:
     @property
     def version_facts(self) -> dict[str, int]:
         """The suite's VERSION, for fingerprints; empty if it has none."""
-        version = getattr(self.suite, "VERSION", None)
-        return {} if version is None else {"suite_version": version}
+        suite = self.suite
+        return {"suite_version": suite.VERSION} if hasattr(suite, "VERSION") else {}
 
     def call(self, function: str, *arguments: Any) -> Any:
         """Call an optional function of the suite; None if the suite does not have it."""
-        optional = getattr(self.suite, function, None)
-        return None if optional is None else optional(self.settings, *arguments)
+        return getattr(self.suite, function, lambda *_: None)(self.settings, *arguments)
 
 
 def configure_suites(names: Sequence[str], request: Request) -> tuple[SuiteRun, ...]:
     """These suites, with settings from the command. UserError for an unknown suite or option."""
-    suites = {name: load_suite(name) for name in names}
+    suites = {name: load_plugin(SUITES, name) for name in names}
     options: dict[str, list[str]] = {name: [] for name in suites}
     for word in request.config.options:
         name, _, option = word.partition(".")
         if name not in suites or not option:
-            raise UserError(
-                f"suite option {word}: write SUITE.NAME=VALUE with a suite that is run here: "
-                f"{', '.join(suites)}."
-            )
+            known = ", ".join(suites)
+            raise UserError(f"suite option {word}: write SUITE.NAME=VALUE; suites here: {known}.")
         options[name].append(option)
     runs = []
     for name, suite in suites.items():
@@ -63,26 +60,11 @@ def configure_suites(names: Sequence[str], request: Request) -> tuple[SuiteRun, 
             settings, limit = suite.configure(request)
         else:
             settings, limit = suite.Settings(), request.config.samples
+        if not is_dataclass(settings):
+            raise UserError(f"suite {name}: Settings in {suite.__file__} must be a dataclass.")
         settings = with_options(name, settings, options[name], f"suite option {name}:")
         runs.append(SuiteRun(name, settings, limit))
     return tuple(runs)
-
-
-def load_suite(name: str) -> ModuleType:
-    """The file of eval/suites with this name."""
-    known = list_plugins(SUITES)
-    if name not in known:
-        raise UserError(
-            f"suite {name}: no such suite; {suggest(name, known)} evaluate_model.py also runs "
-            "lm-eval:TASK,TASK."
-        )
-    suite = load_plugin(SUITES, name)
-    if not is_dataclass(getattr(suite, "Settings", None)):
-        raise UserError(
-            f"suite {name}: {suite.__file__} has no dataclass Settings (it may be empty); "
-            "eval/suites/_interface.py shows how a suite is written."
-        )
-    return suite
 
 
 @dataclass(frozen=True)
@@ -128,10 +110,9 @@ class Judging:
                 del facts[name]  # runs from before this setting do not have it
         if self.lm_eval_folder is not None:
             facts["lm_eval_folder"] = fingerprint_files(self.lm_eval_folder)
-        if self.generation.batch is not None and self.precision != "fp32":
-            facts["batch"] = self.generation.batch  # in half precision it can decide near ties
-        if self.generation.engine != "transformers" and self.precision != "fp32":
-            facts["engine"] = self.generation.engine  # and so can this
+        if self.precision != "fp32":  # in half precision these can decide near ties
+            how = {"batch": self.generation.batch, "engine": self.generation.engine}
+            facts |= {k: value for k, value in how.items() if value not in (None, "transformers")}
         facts["suites"] = {run.pop("name"): run for run in facts["suites"]}
         contents: dict[str, list[str]] = {"essays": []}  # always there, as in earlier runs
         for run in self.suites:

@@ -98,7 +98,8 @@ def open_bytes(path: Path) -> Iterator[IO[bytes]]:
     """A file's bytes, decompressed. A damaged file is a UserError that names it."""
     try:
         openers: dict[str, Any] = {".gz": gzip.open, ".zst": open_zstd}
-        with openers.get(path.suffix, open)(path, "rb") as file:
+        opener = openers.get(path.suffix, type(path).open)  # a path may be of a zip's member
+        with opener(path, "rb") as file:
             yield file
     except (OSError, EOFError, zlib.error) as error:
         # The machine's own refusals have a number; the errors of gzip and zstd do not.

@@ -5,22 +5,19 @@ A suite must have
 
     Settings                                     a frozen dataclass with defaults; it may be empty
     list_tasks(settings) -> list[Task]
-    sources(settings, task) -> dict[str, str]    the hashes, versions and settings that decide what
-                                                 the examples are: they are built again when one of
-                                                 these or the tokenizer changes
+    sources(settings, task) -> dict[str, str]    what decides the examples: they are built again
+                                                 when one of these or the tokenizer changes
     build_examples(settings, task, tokenizer, limit=None) -> list[Example]
     score(settings, task, example, prediction) -> dict[str, float]     metric -> 0 to 1
     summarize(settings, scored) -> list[Result]  one for each task and metric, then the averages
 
-`limit` keeps the first examples of the full list. Building and scoring need no model, so
-saved predictions can be scored again.
-
-A suite may have
+`limit` keeps the first examples of the full list. Building and scoring need no model. A suite may
+have
 
     configure(request) -> (Settings, limit)      settings and number of examples from those of the
                                                  command; default: Settings() and `--samples`
-    check(settings, positions)                   raises UserError before work begins if a package is
-                                                 missing or texts are too long for the model
+    check(settings, positions)                   raises UserError before work begins, as for texts
+                                                 that are too long for the model
     describe(settings) -> str                    a log line about the data
     files(settings) -> dict[str, str]            setting -> the file or folder it names; when their
                                                  content changes, the model is evaluated again
@@ -29,8 +26,7 @@ A suite may have
     METRIC                                       the metric that counts in averages and in the floor
     COMPARED_WITH_CALIBRATION = True             recover.py stops if an example contains a needle of
                                                  the calibration set
-    VERSION = 2                                  raise it when you change examples or scores;
-                                                 otherwise old results are reused
+    VERSION = 2                                  raise it when you change examples or scores
     the fields of Reporting                      how reports and TensorBoard show it (_reporting.py)
 """
 
@@ -41,11 +37,9 @@ from statistics import stdev
 from typing import Any
 
 from bosch.config import JudgingConfig
-from bosch.run.errors import UserError
+from bosch.data.needles import DoesNotFitError
 
-
-class LeftOutError(UserError):
-    """This task cannot be built under these settings. The runner names it and goes on."""
+LeftOutError = DoesNotFitError  # of a task that cannot be built: the runner names it and goes on
 
 
 @dataclass(frozen=True)
@@ -136,9 +130,8 @@ def percent(scores: list[float]) -> float:
 
 def average(name: str, metric: str, parts: Sequence[Result], length: int = 0) -> Result:
     """The unweighted mean of results, whatever their numbers of examples."""
-    errors = [part.stderr for part in parts]
-    stderr = None
-    if all(error is not None for error in errors):
-        stderr = math.sqrt(sum(error**2 for error in errors if error is not None)) / len(parts)
+    errors = [part.stderr for part in parts if part.stderr is not None]
+    is_known = len(errors) == len(parts)
+    stderr = math.sqrt(sum(error**2 for error in errors)) / len(parts) if is_known else None
     value = sum(part.value for part in parts) / len(parts)
     return Result(name, length, metric, value, stderr, sum(part.n for part in parts))

@@ -1,11 +1,10 @@
-"""How reports and TensorBoard show a suite's results: what its file says, or a default.
-
-The file of a suite may define any of the names that are fields of `Reporting`.
-"""
+"""How reports and TensorBoard show a suite's results: its file may define any of the names that are
+fields of `Reporting`; the others have defaults."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any, Literal
 
 from bosch.eval.settings import SUITES
@@ -35,20 +34,18 @@ class ReportedScore:
     written_by_suite: bool = field(default=False, compare=False)
 
     @property
-    def title(self) -> str:
-        if self.kind in ("part", "loss"):
-            return self.name
-        return f"{reporting_of(self.suite).title} {self.name}"
-
-    @property
     def suite_title(self) -> str:
         return self.name if self.kind == "loss" else reporting_of(self.suite).title
+
+    @property
+    def title(self) -> str:
+        return self.name if self.kind in ("part", "loss") else f"{self.suite_title} {self.name}"
 
     @property
     def full_title(self) -> str:
         """Names the suite, for places where nothing else does."""
         named = self.kind != "part" or self.suite in self.name
-        return self.title if named else f"{reporting_of(self.suite).title} {self.name}"
+        return self.title if named else f"{self.suite_title} {self.name}"
 
     @property
     def condition(self) -> str:
@@ -80,27 +77,29 @@ def reporting_of(suite: str) -> Reporting:
     """What the suite's file defines, with the defaults for the rest. A suite whose file is not
     here, as of a run from another machine, has the defaults."""
     module = load_plugin(SUITES, suite) if suite in list_plugins(SUITES) else None
-    names = (field.name for field in fields(Reporting))
-    defined = {name: getattr(module, name) for name in names if hasattr(module, name)}
-    defaults: dict[str, Any] = {
-        "title": suite,
-        "reported_scores": lambda rows: average_and_tasks(suite, rows),
-    }
-    return Reporting(**defaults | defined)
+    values: dict[str, Any] = {"title": suite, "reported_scores": partial(average_and_tasks, suite)}
+    names = [field.name for field in fields(Reporting) if hasattr(module, field.name)]
+    return Reporting(**values | {name: getattr(module, name) for name in names})
 
 
 def average_and_tasks(suite: str, rows: Sequence[Row]) -> list[ReportedScore]:
     """The plain mean of the tasks, and each task as the plain mean over its lengths."""
-    lengths: dict[str, list[int]] = {}
-    for row in rows:
-        known = lengths.setdefault(row["task"], [])
-        if (length := row["length"] or 0) not in known:
-            known.append(length)
-    is_written = lengths.pop(AVERAGE, None) is not None
-    parts = [mean_over_lengths(suite, task, known) for task, known in lengths.items()]
+    tasks = [row for row in rows if row["task"] != AVERAGE]
+    return with_average(suite, over_lengths(suite, tasks), len(tasks) < len(rows))
+
+
+def over_lengths(suite: str, rows: Sequence[Row]) -> list[ReportedScore]:
+    """Each task as the plain mean over its lengths."""
+    tasks: dict[str, list[Cell]] = {}
+    for task, length in dict.fromkeys((row["task"], row["length"] or 0) for row in rows):
+        tasks.setdefault(task, []).append((task, length))
+    means = {task: dict.fromkeys(cells, 1 / len(cells)) for task, cells in tasks.items()}
+    return [ReportedScore(suite, task, "part", weights) for task, weights in means.items()]
+
+
+def with_average(
+    suite: str, parts: Sequence[ReportedScore], is_written: bool = True
+) -> list[ReportedScore]:
+    """The plain mean of the parts, then these."""
     weights = {cell: w / len(parts) for part in parts for cell, w in part.weights.items()}
     return [ReportedScore(suite, AVERAGE, "average", weights, is_written), *parts]
-
-
-def mean_over_lengths(suite: str, task: str, lengths: Sequence[int]) -> ReportedScore:
-    return ReportedScore(suite, task, "part", {(task, n): 1 / len(lengths) for n in lengths})

@@ -8,46 +8,22 @@ from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from bosch.eval.rows import Row, find_one, from_hub, read_rows, require, require_count
-from bosch.eval.suites._interface import (
-    Example,
-    Request,
-    Result,
-    Scored,
-    Stop,
-    Task,
-    by_task,
-    result_of,
-)
-from bosch.plugins import suggest
+from bosch.eval.rows import Row, find_one, load_rows, require, require_count
+from bosch.eval.suites._common import Tokenizer, check_names, task_results
+from bosch.eval.suites._interface import Example, Request, Result, Scored, Stop, Task
 from bosch.run.errors import UserError
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 HUB_ID = "openai/gsm8k"
 NUM_ROWS = {"train": 7473, "test": 1319}
-NUM_SHOTS = 5  # in `gsm8k`; `gsm8k_cot` has its own eight
-SHOTS_SEED = 1234
-MAX_NEW_TOKENS = 256
 COT = Task("gsm8k_cot")
 HEADLINE = "exact_match_flexible"  # counts in the average over categories
 SHOTS_FILE = Path(__file__).parents[1] / "data" / "gsm8k_cot_shots.json"
 
 # The last dot in gsm8k_cot's pattern matches any character, as in lm-eval: an output that ends in
 # "The answer is 72" gives 7.
-STRICT = {
-    "gsm8k": re.compile(r"#### (\-?[0-9\.\,]+)"),
-    "gsm8k_cot": re.compile(r"The answer is (\-?[0-9\.\,]+)."),
-}
-FLEXIBLE = re.compile(r"(-?[$0-9.,]{2,})|(-?[0-9]+)")
-STOP_STRINGS = {
-    "gsm8k": ("Question:", "</s>", "<|im_end|>"),
-    "gsm8k_cot": ("Q:", "</s>", "<|im_end|>"),
-}
-NOTHING_FOUND = "[invalid]"
+STRICT = {"gsm8k": r"#### (\-?[0-9\.\,]+)", "gsm8k_cot": r"The answer is (\-?[0-9\.\,]+)."}
+QUESTION, ENDS = {"gsm8k": "Question:", "gsm8k_cot": "Q:"}, ("</s>", "<|im_end|>")
 IGNORED = (",", r"\$", r"(?s).*#### ", r"\.$")  # deleted from both texts, in this order
 
 
@@ -57,15 +33,11 @@ class Settings:
     tasks: tuple[str, ...] = (COT.name,)
 
     def __post_init__(self) -> None:
-        if unknown := [name for name in self.tasks if name not in STRICT]:
-            raise UserError(
-                f"{unknown[0]!r} is not a task of GSM8K: {suggest(unknown[0], tuple(STRICT))}"
-            )
+        check_names(self.tasks, STRICT, "a task of GSM8K")
 
 
 def configure(request: Request) -> tuple[Settings, int | None]:
-    config = request.config
-    return Settings(config.gsm8k_data, config.gsm8k_tasks), config.samples
+    return Settings(request.config.gsm8k_data, request.config.gsm8k_tasks), request.config.samples
 
 
 def files(settings: Settings) -> dict[str, str]:
@@ -80,62 +52,43 @@ def sources(settings: Settings, task: Task) -> dict[str, str]:
     """Hashes of the rows' content, so that the file format does not matter."""
     hashes = {}
     for split in ("test",) if task == COT else ("train", "test"):
-        rows = read_split(settings.data, split)
-        text = json.dumps([[row["question"], row["answer"]] for row in rows])
-        hashes[f"{split}_sha256"] = sha256(text.encode()).hexdigest()
+        rows = [[row["question"], row["answer"]] for row in read_split(settings.data, split)]
+        hashes[f"{split}_sha256"] = sha256(json.dumps(rows).encode()).hexdigest()
     return hashes
 
 
 def build_examples(
-    settings: Settings, task: Task, tokenizer: "PreTrainedTokenizerBase", limit: int | None = None
+    settings: Settings, task: Task, tokenizer: Tokenizer, limit: int | None = None
 ) -> list[Example]:
-    rows = read_split(settings.data, "test")[:limit]
-    questions = [row["question"] for row in rows]
-    prompts = cot_prompts(questions) if task == COT else drawn_prompts(settings.data, questions)
-    stop = Stop(strings=STOP_STRINGS[task.name])
+    rows, prompts = read_split(settings.data, "test")[:limit], []
+    if task == COT:
+        fixed = json.loads(SHOTS_FILE.read_text(encoding="utf-8"))["shots"]
+        text = "".join(f"Q: {shot['question']}\nA: {shot['target']}\n\n" for shot in fixed)
+        prompts = [f"{text}Q: {row['question']}\nA:" for row in rows]
+    else:  # each draws from one generator, so they are lm-eval's only from the first test row on
+        train, rng = read_split(settings.data, "train"), random.Random(1234)
+        for row in rows:
+            shots = rng.sample(train, 5)
+            texts = [f"Question: {shot['question']}\nAnswer: {shot['answer']}" for shot in shots]
+            prompts.append("\n\n".join([*texts, f"Question: {row['question']}\nAnswer:"]))
+    stop = Stop(strings=(QUESTION[task.name], *ENDS))
     return [
-        Example(index, prompt, (row["answer"],), MAX_NEW_TOKENS, stop)
+        Example(index, prompt, (row["answer"],), 256, stop)
         for index, (prompt, row) in enumerate(zip(prompts, rows, strict=True))
     ]
 
 
-def cot_prompts(questions: Sequence[str]) -> list[str]:
-    """Prompts with the eight chain-of-thought shots."""
-    shots = json.loads(SHOTS_FILE.read_text(encoding="utf-8"))["shots"]
-    text = "".join(f"Q: {shot['question']}\nA: {shot['target']}\n\n" for shot in shots)
-    return [f"{text}Q: {question}\nA:" for question in questions]
-
-
-def drawn_prompts(source: str, questions: Sequence[str]) -> list[str]:
-    """Prompts with shots drawn from train for each question, by one generator: they equal lm-eval's
-    only if `questions` begins with the first test row."""
-    train = read_split(source, "train")
-    rng = random.Random(SHOTS_SEED)
-    prompts = []
-    for question in questions:
-        shots = rng.sample(train, NUM_SHOTS)
-        texts = [f"Question: {shot['question']}\nAnswer: {shot['answer']}" for shot in shots]
-        prompts.append("\n\n".join([*texts, f"Question: {question}\nAnswer:"]))
-    return prompts
-
-
 def score(settings: Settings, task: Task, example: Example, prediction: str) -> dict[str, float]:
-    strict, flexible = judge(task.name, prediction, example.answers[0])
-    return {"exact_match_strict": strict, "exact_match_flexible": flexible}
-
-
-def judge(task: str, prediction: str, answer: str) -> tuple[float, float]:
-    """(strict, flexible), each 1 or 0: whether the first number in the form of the shots is right,
-    and whether the last number in any form is."""
-    for stop in STOP_STRINGS[task]:
+    """Strict: the first number in the form of the shots is right. Flexible: the last in any is."""
+    for stop in (QUESTION[task.name], *ENDS):
         prediction = prediction.split(stop)[0]
     # lm-eval's gsm8k_cot compares with the answer's end; gsm8k with all of it, which IGNORED cuts.
-    gold = answer.split("####")[-1].strip() if task == COT.name else answer
-    first = STRICT[task].search(prediction)
-    last = [money or number for money, number in FLEXIBLE.findall(prediction)][-1:]
-    numbers = (first[1] if first else NOTHING_FOUND, last[0] if last else NOTHING_FOUND)
-    strict, flexible = (float(normalize(number) == normalize(gold)) for number in numbers)
-    return strict, flexible
+    answer = example.answers[0]
+    gold = normalize(answer.split("####")[-1].strip() if task == COT else answer)
+    first = re.findall(STRICT[task.name], prediction)
+    last = re.findall(r"-?[$0-9.,]{2,}|-?[0-9]+", prediction)
+    found = {"exact_match_strict": [*first, "[invalid]"][0], HEADLINE: ["[invalid]", *last][-1]}
+    return {metric: float(normalize(number) == gold) for metric, number in found.items()}
 
 
 def normalize(number: str) -> str:
@@ -145,21 +98,12 @@ def normalize(number: str) -> str:
 
 
 def summarize(settings: Settings, scored: Sequence[Scored]) -> list[Result]:
-    return [
-        result_of(task, metric, items, percent)
-        for task, items in by_task(scored).items()
-        for metric in ("exact_match_strict", "exact_match_flexible")
-    ]
-
-
-def percent(scores: list[float]) -> float:
-    return 100 * sum(scores) / len(scores)
+    return task_results(scored, lambda scores: 100 * sum(scores) / len(scores))
 
 
 @lru_cache(maxsize=4)
 def read_split(source: str, split: str) -> list[Row]:
-    """The rows of `train` or `test`, checked."""
-    path, where = Path(source), f"{source}, {split}"
+    path = Path(source)
     if path.is_dir():
         path = find_one(path, "main", split, ("{}*.parquet",))
     elif path.is_file() and split != "test":
@@ -167,21 +111,13 @@ def read_split(source: str, split: str) -> list[Row]:
             f"{path} holds only test rows, but the task gsm8k draws its shots from train. Name a "
             "folder with train.jsonl and test.jsonl, or use the task gsm8k_cot."
         )
-    if path.is_file():
-        rows, where = read_rows(path), str(path)
-    else:
-        forms = f"a folder with train.jsonl and test.jsonl, a file of test rows, or {HUB_ID}"
-        with from_hub(source, f"GSM8K {split}", forms):
-            from datasets import load_dataset
-
-            rows = load_dataset(source, "main", split=split).to_list()
+    forms = f"a folder with train.jsonl and test.jsonl, a file of test rows, or {HUB_ID}"
+    rows = load_rows(path, f"GSM8K {split}", forms, split, "main")
     for number, row in enumerate(rows, 1):
-        require(row, f"{where}, row {number}", str, "question", "answer")
-    require_count(rows, NUM_ROWS[split], f"GSM8K's {split}", where)
+        require(row, f"{path}, row {number}", str, "question", "answer")
+    require_count(rows, NUM_ROWS[split], f"GSM8K's {split}", str(path))
     return rows
 
-
-# -------------------------------------------------------------------------------------- reports
 
 title = "GSM8K"
 report_order = 3

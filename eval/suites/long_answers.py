@@ -1,8 +1,7 @@
 """Answers of hundreds of tokens that depend on far text, scored along the answer.
 
-Each new line pushes its source further away, and a model's own earlier lines stay in its window
-while the source does not: where windows lose. Every task shows a short example, then numbered
-lines, then filler, and asks for numbered lines:
+Each new line pushes its source further away, out of the window, where a model's own earlier lines
+stay. Every task shows a short example, then numbered lines, then filler, and asks for lines:
 
     recite    the list once more, in its order
     lookup    the values of the keys, in another order
@@ -17,34 +16,16 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING
 
+from bosch.config import at_least
 from bosch.data.key_words import wonderwords_keys
-from bosch.data.needles import NOISE, distances_to_end, largest, token_counter
-from bosch.eval.suites._interface import (
-    Example,
-    LeftOutError,
-    Request,
-    Result,
-    Scored,
-    Stop,
-    Task,
-    average,
-    by_task,
-    percent,
-    result_of,
-)
+from bosch.data.needles import NOISE, DoesNotFitError, distances_to_end, largest, token_counter
+from bosch.eval.suites._common import Tokenizer, check_longest, check_names, task_results
+from bosch.eval.suites._interface import Example, Request, Result, Scored, Stop, Task, average
 from bosch.eval.suites._reporting import AVERAGE, ReportedScore, Row
-from bosch.plugins import suggest
-from bosch.run.errors import UserError
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 METRIC = "lines"
 QUARTERS = tuple(f"quarter_{number}" for number in (1, 2, 3, 4))
-TOTALS = range(1_000)  # of running
-SHOWN = 4  # lines of the example in front
 REQUESTS = {
     "recite": "The whole list once more:\n",
     "lookup": "The keys in that order, with their values:\n",
@@ -62,14 +43,8 @@ class Settings:
     seed: int = 42
 
     def __post_init__(self) -> None:
-        for name in self.tasks:
-            if name not in REQUESTS:
-                raise UserError(
-                    f"{name!r} is not a task of long answers: {suggest(name, tuple(REQUESTS))}"
-                )
-        for name in ("answer_tokens", "samples"):
-            if getattr(self, name) < 1:
-                raise UserError(f"long_answers.{name} must be at least 1.")
+        check_names(self.tasks, REQUESTS, "a task of long answers")
+        at_least(1, self, "long_answers", "answer_tokens", "samples")
 
 
 def configure(request: Request) -> tuple[Settings, int]:
@@ -82,28 +57,21 @@ def list_tasks(settings: Settings) -> list[Task]:
 
 
 def sources(settings: Settings, task: Task) -> dict[str, str]:
-    facts = {"seed": settings.seed, "answer_tokens": settings.answer_tokens}
-    return {name: str(value) for name, value in facts.items()} | {"words": wonderwords_keys().name}
+    words, tokens = wonderwords_keys().name, str(settings.answer_tokens)
+    return {"seed": str(settings.seed), "answer_tokens": tokens, "words": words}
 
 
 def check(settings: Settings, positions: int) -> None:
-    if (longest := max(settings.lengths)) > positions:
-        raise UserError(
-            f"suite long_answers, {longest:,} tokens: the model reads at most {positions:,}. Use "
-            "smaller lengths, or stretch the positions with --yarn."
-        )
+    check_longest("suite long_answers, length", settings.lengths, positions)
 
 
 def build_examples(
-    settings: Settings, task: Task, tokenizer: "PreTrainedTokenizerBase", limit: int | None = None
+    settings: Settings, task: Task, tokenizer: Tokenizer, limit: int | None = None
 ) -> list[Example]:
-    wanted = settings.samples if limit is None else min(limit, settings.samples)
-    return [build(settings, task, index, tokenizer) for index in range(wanted)]
+    return [build(settings, task, index, tokenizer) for index in range(settings.samples)[:limit]]
 
 
-def build(
-    settings: Settings, task: Task, index: int, tokenizer: "PreTrainedTokenizerBase"
-) -> Example:
+def build(settings: Settings, task: Task, index: int, tokenizer: Tokenizer) -> Example:
     """Needs no other example. The filler is the same for all."""
     rng = random.Random(f"{settings.seed}/{task.name}/{task.length}/{index}")
     count = token_counter(tokenizer)
@@ -117,7 +85,7 @@ def build(
         return count(head + " ".join([NOISE] * units) + tail) + budget <= task.length
 
     if not fits(0):
-        raise LeftOutError(
+        raise DoesNotFitError(
             f"{task.name} of {len(answer)} lines cannot be built in {task.length} tokens; use a "
             "greater length, or --eval.options long_answers.answer_tokens=N."
         )
@@ -139,22 +107,21 @@ def fitting_lines(
     as many lines as fit into these tokens."""
     most = tokens // 4  # a line has more
     if task == "running":
-        start, given, answer = rng.randrange(10, 100), [], []
+        total = first = rng.randrange(10, 100)
+        given, answer = [], []
         for _ in range(most):
             step = rng.randrange(1, 10) * rng.choice((-1, 1))
-            step = step if start + step in TOTALS else -step
-            start += step
+            step = step if total + step in range(1_000) else -step
+            total += step
             given.append(f"{'add' if step > 0 else 'subtract'} {abs(step)}")
-            answer.append(str(start))
-        first = int(answer[0]) - _step(given[0])
+            answer.append(str(total))
+        given[0] = f"start with {first}, then {given[0]}"
     else:
-        words, first = wonderwords_keys(), None
+        words = wonderwords_keys()
         keys = list(dict.fromkeys(words[rng.randrange(len(words))] for _ in range(most)))
         given = answer = [f"{key}: {rng.randrange(10**6, 10**7)}" for key in keys]
     size = largest(lambda n: count(numbered(answer[:n])) <= tokens, 1, len(answer))
     given, answer = given[:size], answer[:size]
-    if first is not None:
-        given[0] = f"start with {first}, then {given[0]}"
     if task != "lookup":
         return given, [], answer
     answer = rng.sample(given, size)
@@ -180,14 +147,9 @@ def numbered(lines: Sequence[str]) -> str:
     return "\n".join(f"{number}. {line}" for number, line in enumerate(lines, 1))
 
 
-# ------------------------------------------------------------------------------------------ scores
-
-
 def score(settings: Settings, task: Task, example: Example, prediction: str) -> dict[str, float]:
-    found: dict[int, str] = {}
     lines = LINE.findall("1." + prediction)
-    for number, text in lines:
-        found.setdefault(int(number), text)
+    found = {int(number): text for number, text in reversed(lines)}  # the first of each number
     gold = example.answers
     right = [found.get(number) == text for number, text in enumerate(gold, 1)]
     scores = {METRIC: sum(right) / len(right)}
@@ -200,33 +162,24 @@ def score(settings: Settings, task: Task, example: Example, prediction: str) -> 
     if task.name == "running":
         # Right by the model's own total before: else the far step is lost, not the sum.
         steps = [_step(line) for line in example.facts["given"]]
-        before = [int(gold[0]) - steps[0], *(_number(found.get(n)) for n in range(1, len(gold)))]
+        totals = {n: int(text) for n, text in found.items() if text.isdecimal()}
+        before = [int(gold[0]) - steps[0], *(totals.get(n) for n in range(1, len(gold)))]
         own = [
-            total is not None and _number(found.get(n)) == total + step
+            total is not None and totals.get(n) == total + step
             for n, (total, step) in enumerate(zip(before, steps, strict=True), 1)
         ]
         scores["local"] = sum(own) / len(own)
     return scores
 
 
-def _number(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isdecimal() else None
-
-
 def summarize(settings: Settings, scored: Sequence[Scored]) -> list[Result]:
     """Each task by all its metrics, the average of the tasks, and that of each quarter."""
-    found = [
-        result_of(task, metric, items, percent)
-        for task, items in by_task(scored).items()
-        for metric in items[0].scores
+    found = task_results(scored)
+    means = {AVERAGE: METRIC} | {name: name for name in QUARTERS} if found else {}
+    return found + [
+        average(name, METRIC, [result for result in found if result.metric == metric])
+        for name, metric in means.items()
     ]
-
-    def mean(name: str, metric: str) -> Result:
-        return average(name, METRIC, [result for result in found if result.metric == metric])
-
-    if not found:
-        return []
-    return [*found, mean(AVERAGE, METRIC), *(mean(name, name) for name in QUARTERS)]
 
 
 def floor(example: Example, window_tokens: int) -> float | None:
@@ -235,8 +188,6 @@ def floor(example: Example, window_tokens: int) -> float | None:
     inside = [distance + written <= window_tokens for distance, written in places]
     return sum(inside) / len(inside)
 
-
-# ----------------------------------------------------------------------------------------- reports
 
 title = "long answers"
 report_order = 3
@@ -249,10 +200,8 @@ def headline_metric(task: str) -> str:
 
 def reported_scores(rows: Sequence[Row]) -> list[ReportedScore]:
     """The average of the tasks, and of each quarter of their answers."""
-    cells = {(row["task"], row["length"] or 0): 0.0 for row in rows if row["task"] in REQUESTS}
+    cells = {(row["task"], row["length"] or 0): 1 for row in rows if row["task"] in REQUESTS}
     weights = {cell: 1 / len(cells) for cell in cells}
-    names = [name for name in QUARTERS if any(row["task"] == name for row in rows)]
-    return [
-        ReportedScore("long_answers", AVERAGE, "average", weights, written_by_suite=True),
-        *(ReportedScore("long_answers", name, "part", {}, True) for name in names),
-    ]
+    evaluated = {row["task"] for row in rows}
+    parts = [ReportedScore("long_answers", q, "part", {}, True) for q in QUARTERS if q in evaluated]
+    return [ReportedScore("long_answers", AVERAGE, "average", weights, True), *parts]

@@ -15,26 +15,15 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from bosch.eval.rows import Row, from_hub, read_rows, require
-from bosch.eval.suites._interface import (
-    Example,
-    Request,
-    Result,
-    Scored,
-    Stop,
-    Task,
-    percent,
-    result_of,
-)
+from bosch.config import at_least
+from bosch.eval.rows import Row, load_rows, require
+from bosch.eval.suites._common import Tokenizer, task_results
+from bosch.eval.suites._interface import Example, Request, Result, Scored, Stop, Task
 from bosch.eval.suites._reporting import AVERAGE, ReportedScore
-from bosch.eval.suites._reporting import Row as ResultRow
 from bosch.run.errors import UserError
 from bosch.run.progress import say
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 HUB_ID = "zai-org/LongBench-v2"
 PROMPT_FILE = Path(__file__).parents[1] / "data" / "longbench_v2_prompt.txt"
@@ -57,10 +46,7 @@ class Settings:
     max_prompt_tokens: int = MAX_PROMPT_TOKENS  # longer prompts lose their middle
 
     def __post_init__(self) -> None:
-        if self.max_prompt_tokens < 2:
-            raise UserError(
-                f"longbench_v2.max_prompt_tokens is {self.max_prompt_tokens}; at least 2 needed."
-            )
+        at_least(2, self, "longbench_v2", "max_prompt_tokens")
 
 
 def configure(request: Request) -> tuple[Settings, int | None]:
@@ -82,74 +68,55 @@ def sources(settings: Settings, task: Task) -> dict[str, str]:
 
 
 def describe(settings: Settings) -> str:
-    count = len(read_data(settings.data))
+    count, most = len(read_data(settings.data)), settings.max_prompt_tokens
     known = "" if count == NUM_ROWS else f" (LongBench v2 has {NUM_ROWS})"
-    return (
-        f"{count} questions{known}; prompts longer than {settings.max_prompt_tokens:,} tokens lose "
-        "their middle"
-    )
+    return f"{count} questions{known}; prompts longer than {most:,} tokens lose their middle"
 
 
 def build_examples(
-    settings: Settings, task: Task, tokenizer: "PreTrainedTokenizerBase", limit: int | None = None
+    settings: Settings, task: Task, tokenizer: Tokenizer, limit: int | None = None
 ) -> list[Example]:
-    template = PROMPT_FILE.read_text("utf-8")
-    examples = []
+    """Of a prompt that is too long the first and last tokens stay, of an odd number one more of the
+    last."""
+    template, most = PROMPT_FILE.read_text("utf-8"), settings.max_prompt_tokens
+    examples, num_cut = [], 0
     for index, row in enumerate(read_data(settings.data)[:limit]):
-        whole = template
+        prompt = template
         parts = {"$DOC$": row["context"], "$Q$": row["question"]}
         parts |= {f"$C_{letter}$": row[f"choice_{letter}"] for letter in CHOICES}
         for mark, text in parts.items():  # one after another: a text may hold a later mark
-            whole = whole.replace(mark, text.strip())
-        prompt, is_cut = cut_middle(whole, tokenizer, settings.max_prompt_tokens)
+            prompt = prompt.replace(mark, text.strip())
+        tokens = tokenizer(prompt)["input_ids"]
+        if is_cut := len(tokens) > most:
+            kept = tokens[: most // 2] + tokens[most // 2 - most :]
+            prompt, num_cut = str(tokenizer.decode(kept, skip_special_tokens=True)), num_cut + 1
         facts = {"difficulty": row["difficulty"], "length": row["length"], "is_cut": is_cut}
-        budget, stop = MAX_NEW_TOKENS, Stop()
-        if settings.mode == "letter":
-            prompt, budget = prompt + BEGIN, 1
-        examples.append(Example(index, prompt, (row["answer"],), budget, stop, facts))
-    if cut := sum(bool(one.facts["is_cut"]) for one in examples):
-        say(f"longbench_v2: {cut} of {len(examples)} prompts lose their middle")
+        begin, budget = (BEGIN, 1) if settings.mode == "letter" else ("", MAX_NEW_TOKENS)
+        examples.append(Example(index, prompt + begin, (row["answer"],), budget, Stop(), facts))
+    if num_cut:
+        say(f"longbench_v2: {num_cut} of {len(examples)} prompts lose their middle")
     return examples
 
 
-def cut_middle(
-    prompt: str, tokenizer: "PreTrainedTokenizerBase", max_tokens: int
-) -> tuple[str, bool]:
-    """The text of the first and last tokens, of an odd number one more of the last."""
-    tokens = tokenizer(prompt)["input_ids"]
-    if len(tokens) <= max_tokens:
-        return prompt, False
-    first = max_tokens // 2
-    kept = tokens[:first] + tokens[first - max_tokens :]
-    return str(tokenizer.decode(kept, skip_special_tokens=True)), True
-
-
 def score(settings: Settings, task: Task, example: Example, prediction: str) -> dict[str, float]:
-    text = prediction if settings.mode == "sentence" else f"{BEGIN}{prediction.strip()})"
-    return {METRIC: float(extract(text) == example.answers[0])}
-
-
-def extract(response: str) -> str | None:
     """An empty response is wrong too; LongBench's script leaves it out of the count."""
-    text = response.strip().replace("*", "")
-    found = (re.search(pattern, text) for pattern in PATTERNS)
-    return next((match[1] for match in found if match), None)
+    text = prediction if settings.mode == "sentence" else f"{BEGIN}{prediction.strip()})"
+    found = (re.search(pattern, text.strip().replace("*", "")) for pattern in PATTERNS)
+    letter = next((match[1] for match in found if match), None)
+    return {METRIC: float(letter == example.answers[0])}
 
 
 def summarize(settings: Settings, scored: Sequence[Scored]) -> list[Result]:
     """All questions, then those of each difficulty and length, then those that were read whole."""
-    parts = {AVERAGE: list(scored)}
-    parts["easy"] = [one for one in scored if one.example.facts["difficulty"] == "easy"]
-    parts["hard"] = [one for one in scored if one.example.facts["difficulty"] != "easy"]
+    facts = [(one, one.example.facts) for one in scored]
+    parts = {TASK.name: list(scored), AVERAGE: list(scored)}
+    parts["easy"] = [one for one, fact in facts if fact["difficulty"] == "easy"]
+    parts["hard"] = [one for one, fact in facts if fact["difficulty"] != "easy"]
     for length in ("short", "medium", "long"):
-        parts[length] = [one for one in scored if one.example.facts["length"] == length]
-    parts["uncut"] = [one for one in scored if not one.example.facts["is_cut"]]
-    whole, *rest = parts.items()
-    return [
-        replace(result_of(TASK, METRIC, items, percent), task=name)
-        for name, items in [(TASK.name, whole[1]), whole, *rest]
-        if items
-    ]
+        parts[length] = [one for one, fact in facts if fact["length"] == length]
+    parts["uncut"] = [one for one, fact in facts if not fact["is_cut"]]
+    found = ((name, result) for name, items in parts.items() for result in task_results(items))
+    return [replace(result, task=name) for name, result in found]
 
 
 @lru_cache(maxsize=2)
@@ -164,19 +131,13 @@ def read_data(source: str) -> list[Row]:
             raise UserError(f"{path} is not JSON ({error}).") from error
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
             raise UserError(f"{path} must hold a list of questions, as LongBench v2's data.json.")
-    elif path.is_file():
-        rows = read_rows(path)
     else:
-        with from_hub(source, "LongBench v2", f"data.json, a file of its rows, or {HUB_ID}"):
-            from datasets import load_dataset
-
-            rows = load_dataset(source, split="train").to_list()
+        forms = f"data.json, a file of its rows, or {HUB_ID}"
+        rows = load_rows(path, "LongBench v2", forms, "train")
     for number, row in enumerate(rows, 1):
         where = f"{source}, question {number}"
         if "choices" in row:
-            raise UserError(
-                f"{where} has `choices`: lm-eval's copy, of another form; use {HUB_ID}."
-            )
+            raise UserError(f"{where} has `choices`: lm-eval's copy, another form; use {HUB_ID}.")
         require(row, where, str, *FIELDS, *(f"choice_{letter}" for letter in CHOICES))
         if row["answer"] not in CHOICES:
             raise UserError(f"{where}: the answer is {row['answer']!r:.40}, not A, B, C or D.")
@@ -185,20 +146,11 @@ def read_data(source: str) -> list[Row]:
     return rows
 
 
-# -------------------------------------------------------------------------------------- reports
-
 title = "LongBench v2"
 report_order = 2.5
 
 
-def reported_scores(rows: Sequence[ResultRow]) -> list[ReportedScore]:
-    weights = {(TASK.name, 0): 1.0}
-    names = dict.fromkeys(row["task"] for row in rows)
-    return [
-        ReportedScore("longbench_v2", AVERAGE, "average", weights, written_by_suite=True),
-        *(
-            ReportedScore("longbench_v2", name, "part", {}, written_by_suite=True)
-            for name in names
-            if name not in (AVERAGE, TASK.name)
-        ),
-    ]
+def reported_scores(rows: Sequence[Row]) -> list[ReportedScore]:
+    names = dict.fromkeys(row["task"] for row in rows if row["task"] not in (AVERAGE, TASK.name))
+    average = ReportedScore("longbench_v2", AVERAGE, "average", {(TASK.name, 0): 1.0}, True)
+    return [average, *(ReportedScore("longbench_v2", name, "part", {}, True) for name in names)]

@@ -12,35 +12,21 @@ from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from bosch.command_line import run_subcommand
+from bosch.config import at_least
 from bosch.data import needles
 from bosch.data.essays import Essays, make_essays, read_essays
 from bosch.data.key_words import wonderwords_keys
 from bosch.data.needles import Material, NeedleTask, Sizes
 from bosch.data.toy_world.world import ToyEssays, World
 from bosch.eval.metrics import string_match_all, string_match_part
-from bosch.eval.rows import from_hub, write_rows
-from bosch.eval.suites._interface import (
-    Example,
-    LeftOutError,
-    Request,
-    Result,
-    Scored,
-    Stop,
-    Task,
-    average,
-    by_task,
-    result_of,
-)
-from bosch.eval.suites._reporting import AVERAGE, ReportedScore, Row, mean_over_lengths
+from bosch.eval.rows import load_rows, require, write_rows
+from bosch.eval.suites._common import Tokenizer, check_longest, check_names, task_results
+from bosch.eval.suites._interface import Example, Request, Result, Scored, Stop, Task, average
+from bosch.eval.suites._reporting import AVERAGE, ReportedScore, Row, over_lengths
 from bosch.model import load_tokenizer
-from bosch.plugins import suggest
 from bosch.run.errors import MissingFileError, UserError
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 TOY = "toy"
 PAPER_LENGTHS = (4096, 8192, 16384, 32768)
@@ -61,12 +47,10 @@ class Settings:
     seed: int = needles.DEFAULT_SEED
 
     def __post_init__(self) -> None:
-        for name in self.tasks:
-            needle_task(name)
+        check_names(self.tasks, needles.TASKS, "a NIAH task")
+        at_least(1, self, "niah", "samples")
         if min(self.lengths, default=1) < 1:
             raise UserError(f"NIAH lengths must be 1 token or more: {self.lengths}.")
-        if self.samples < 1:
-            raise UserError(f"NIAH needs at least 1 sample, not {self.samples}.")
 
 
 def configure(request: Request) -> tuple[Settings, int]:
@@ -82,14 +66,9 @@ def configure(request: Request) -> tuple[Settings, int]:
 
 
 def check(settings: Settings, positions: int) -> None:
-    """Refuse texts longer than the model can read."""
-    if (longest := max(settings.lengths, default=0)) > positions:
-        raise UserError(
-            f"--niah-lengths {longest}: the model reads at most {positions:,} tokens, and NIAH "
-            "texts are not truncated. Use smaller lengths, or stretch the positions with --yarn."
-        )
+    check_longest("--niah-lengths", settings.lengths, positions)
     for length in {task.length for task in list_tasks(settings)}:
-        kinds = map(needle_task, settings.tasks)
+        kinds = [needles.TASKS[name] for name in settings.tasks]
         least = min(needles.least_tokens(k, length, gather(settings, k)) for k in kinds)
         if length < least:
             raise UserError(
@@ -108,52 +87,44 @@ def list_tasks(settings: Settings) -> list[Task]:
 
 
 def sources(settings: Settings, task: Task) -> dict[str, str]:
-    material = gather(settings, needle_task(task.name))
+    material = gather(settings, needles.TASKS[task.name])
     return material.facts | {"samples": str(settings.samples), "seed": str(settings.seed)}
 
 
 def build_examples(
-    settings: Settings, task: Task, tokenizer: "PreTrainedTokenizerBase", limit: int | None = None
+    settings: Settings, task: Task, tokenizer: Tokenizer, limit: int | None = None
 ) -> list[Example]:
     """The first samples of RULER's file. Each fits into `task.length` tokens with its answer."""
-    examples, material = build(settings, task, tokenizer, limit)
-    return [
-        Example(
-            index,
-            example.prompt,
-            example.outputs,
-            material.sizes.answer_tokens,
-            Stop(when_answered=True),
-            {
-                "length": example.length,
-                "essays": material.facts["essays"],
-                "needle_distances": needles.needle_distances(example, tokenizer)
-                if getattr(tokenizer, "is_fast", False)
-                else None,
-            },
-        )
-        for index, example in enumerate(examples)
-    ]
+    built, material = build(settings, task, tokenizer, limit)
+    examples, stop = [], Stop(when_answered=True)
+    name, budget = material.facts["essays"], material.sizes.answer_tokens
+    for index, one in enumerate(built):
+        is_fast = getattr(tokenizer, "is_fast", False)
+        distances = needles.needle_distances(one, tokenizer) if is_fast else None
+        facts = {"length": one.length, "essays": name, "needle_distances": distances}
+        examples.append(Example(index, one.prompt, one.outputs, budget, stop, facts))
+    return examples
+
+
+def build(
+    settings: Settings, task: Task, tokenizer: Tokenizer, limit: int | None
+) -> tuple[list[needles.NeedleExample], Material]:
+    kind = needles.TASKS[task.name]
+    found, count = gather(settings, kind), len(range(settings.samples)[:limit])
+    seed = settings.seed
+    return needles.build_examples(kind, task.length, count, seed, tokenizer, found), found
 
 
 def score(settings: Settings, task: Task, example: Example, prediction: str) -> dict[str, float]:
-    return {
-        "string_match_all": string_match_all(prediction, example.answers),
-        "string_match_part": string_match_part(prediction, example.answers),
-    }
+    metrics = (string_match_all, string_match_part)
+    return {metric.__name__: metric(prediction, example.answers) for metric in metrics}
 
 
 def summarize(settings: Settings, scored: Sequence[Scored]) -> list[Result]:
-    """Each task, the paper's two groups at each length, and the average of these group means.
-
-    A group is the mean of its tasks that were evaluated, because niah_multikey_3 does not fit the
-    toy's shortest lengths. The average needs both groups at every length.
-    """
-    tasks = [
-        result_of(task, metric, items, percent)
-        for task, items in by_task(scored).items()
-        for metric in ("string_match_all", "string_match_part")
-    ]
+    """Each task, the paper's two groups at each length, and the average of these group means. A
+    group is the mean of its tasks that were evaluated, because niah_multikey_3 does not fit the
+    toy's shortest lengths. The average needs both groups at every length."""
+    tasks = task_results(scored, percent)
     counted = [result for result in tasks if result.metric == METRIC]
     groups, complete = [], True
     for length in sorted({task.length for task in list_tasks(settings)}):
@@ -202,36 +173,12 @@ def load_essays(source: str, punkt: Path | None) -> Essays:
     if Path(source).exists():
         return read_essays(Path(source), punkt)
     forms = "a JSON file with a field `text`, a folder of .txt files, a hub id, or toy"
-    with from_hub(source, "essays", forms):
-        from datasets import load_dataset
+    rows = load_rows(Path(source), "essays", forms, "train")
+    for number, row in enumerate(rows, 1):
+        require(row, f"{source}, row {number}", str, "text")
+    text = " ".join(row["text"] for row in rows)
+    return make_essays(text, name=f"{source} (not RULER's text)", punkt=punkt)
 
-        texts = load_dataset(source, split="train")["text"]
-    return make_essays(" ".join(texts), name=f"{source} (not RULER's text)", punkt=punkt)
-
-
-def needle_task(name: str) -> NeedleTask:
-    names = tuple(needles.TASKS)
-    if name not in names:
-        raise UserError(f"{name!r} is not a NIAH task: {suggest(name, names)}")
-    return needles.TASKS[name]
-
-
-def build(
-    settings: Settings, task: Task, tokenizer: "PreTrainedTokenizerBase", limit: int | None
-) -> tuple[list[needles.NeedleExample], Material]:
-    kind = needle_task(task.name)
-    material = gather(settings, kind)
-    num_samples = settings.samples if limit is None else min(limit, settings.samples)
-    try:
-        examples = needles.build_examples(
-            kind, task.length, num_samples, settings.seed, tokenizer, material
-        )
-    except needles.DoesNotFitError as error:
-        raise LeftOutError(str(error)) from error
-    return examples, material
-
-
-# -------------------------------------------------------------------------------------- reports
 
 title = "NIAH"
 report_order = 1
@@ -244,25 +191,20 @@ def headline_metric(task: str) -> str:
 
 def reported_scores(rows: Sequence[Row]) -> list[ReportedScore]:
     """The paper's average, over the groups at each length, and each task over its lengths."""
-    lengths: dict[str, list[int]] = {}
-    for row in rows:
-        if row["metric"] == METRIC and row["length"] and row["task"] not in GROUPS:
-            known = lengths.setdefault(row["task"], [])
-            if row["length"] not in known:
-                known.append(row["length"])
-    if not lengths:
-        return []
+    counted = [row for row in rows if row["metric"] == METRIC and row["length"]]
+    paper = [name for members in GROUPS.values() for name in members]  # other tasks come after them
+    parts = over_lengths("niah", [row for row in counted if row["task"] not in GROUPS])
+    parts.sort(key=lambda p: (paper.index(p.name) if p.name in paper else len(paper), p.name))
+    cells = {cell for part in parts for cell in part.weights}
     groups = [
-        [(task, length) for task in members if length in lengths.get(task, [])]
+        [(task, length) for task in members if (task, length) in cells]
         for members in GROUPS.values()
-        for length in sorted({length for found in lengths.values() for length in found})
+        for length in sorted({length for _, length in cells})
     ]
     groups = [group for group in groups if group]
     weights = {cell: 1 / len(group) / len(groups) for group in groups for cell in group}
-    paper = [name for members in GROUPS.values() for name in members]  # other tasks come after them
-    tasks = sorted(lengths, key=lambda n: (paper.index(n) if n in paper else len(paper), n))
-    parts = [mean_over_lengths("niah", task, lengths[task]) for task in tasks]
-    return [ReportedScore("niah", AVERAGE, "average", weights, written_by_suite=True), *parts]
+    average_score = ReportedScore("niah", AVERAGE, "average", weights, written_by_suite=True)
+    return [average_score, *parts] if parts else []
 
 
 @dataclass(frozen=True)
@@ -284,27 +226,29 @@ def main(args: Sequence[str] | None = None) -> None:
 
 
 def run_build(command: Build) -> None:
-    task = Task(command.task, command.length)
-    settings = Settings(
-        command.essays,
-        command.punkt,
-        (command.task,),
-        (command.length,),
-        command.samples,
-        command.seed,
-    )
-    if not command.tokenizer.is_dir():
-        raise MissingFileError(
-            f"{command.tokenizer} is not a folder; --tokenizer names that of a model or tokenizer."
-        )
-    examples, material = build(settings, task, load_tokenizer(command.tokenizer), None)
+    task, length = (command.task,), (command.length,)
+    settings = Settings(command.essays, command.punkt, task, length, command.samples, command.seed)
+    write_needles(settings, open_tokenizer(command.tokenizer), command.out)
+
+
+def open_tokenizer(folder: Path) -> Tokenizer:
+    if not folder.is_dir():
+        raise MissingFileError(f"--tokenizer {folder} is not a folder with a tokenizer.")
+    return load_tokenizer(folder)
+
+
+def write_needles(settings: Settings, tokenizer: Tokenizer, out: Path) -> None:
+    """Write the rows of settings with one task and length."""
+    (task,) = list_tasks(settings)
+    examples, material = build(settings, task, tokenizer, None)
     # A text from the hub is not RULER's, so its rows name it.
-    is_local = command.essays == TOY or Path(command.essays).exists() or material.essays is None
-    note = {} if is_local else {"essays": material.facts["essays"]}
-    write_rows(command.out, [e.to_row(i) | note for i, e in enumerate(examples)])
+    source, name = settings.essays, material.facts["essays"]
+    is_local = source == TOY or Path(source).exists() or material.essays is None
+    note = {} if is_local else {"essays": name}
+    write_rows(out, [example.to_row(i) | note for i, example in enumerate(examples)])
     print(
-        f"wrote {command.out}: {len(examples)} examples of {command.task} in {command.length} "
-        f"tokens, haystack: {material.facts['essays']}, keys: {material.facts['words']}"
+        f"wrote {out}: {len(examples)} examples of {task.name} in {task.length} tokens, haystack: "
+        f"{name}, keys: {material.facts['words']}"
     )
 
 

@@ -9,37 +9,23 @@ then there is no average: RULER's is the plain mean of all 13.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bosch.command_line import run_subcommand
+from bosch.config import at_least
 from bosch.data import needles, ruler
 from bosch.data.needles import token_counter
 from bosch.eval.metrics import string_match_all, string_match_part
 from bosch.eval.rows import write_rows
 from bosch.eval.suites import niah
-from bosch.eval.suites._interface import (
-    Example,
-    LeftOutError,
-    Request,
-    Result,
-    Scored,
-    Stop,
-    Task,
-    average,
-    by_task,
-    result_of,
-)
-from bosch.eval.suites._reporting import AVERAGE, ReportedScore, Row, mean_over_lengths
-from bosch.model import load_tokenizer
-from bosch.plugins import suggest
-from bosch.run.errors import MissingFileError, UserError
+from bosch.eval.suites._common import Tokenizer, check_longest, check_names, task_results
+from bosch.eval.suites._interface import Example, Request, Result, Scored, Stop, Task, average
+from bosch.eval.suites._reporting import AVERAGE, ReportedScore, Row, over_lengths, with_average
+from bosch.run.errors import UserError
 from bosch.run.fingerprint import hash_file
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 TASKS = (*needles.TASKS, *ruler.TASKS)  # in RULER's order
 METRIC = "ruler"  # of every task the one that RULER counts
@@ -60,19 +46,12 @@ class Settings:
     seed: int = needles.DEFAULT_SEED
 
     def __post_init__(self) -> None:
-        for name in self.tasks:
-            if name not in TASKS:
-                raise UserError(f"{name!r} is not a RULER task: {suggest(name, TASKS)}")
-        if self.samples < 1:
-            raise UserError(f"RULER needs at least 1 sample, not {self.samples}.")
+        check_names(self.tasks, TASKS, "a RULER task")
+        at_least(1, self, "ruler", "samples")
 
     @property
     def needle(self) -> niah.Settings:
         return niah.Settings(self.essays or "", self.punkt, samples=self.samples, seed=self.seed)
-
-    @property
-    def files(self) -> ruler.Files:
-        return ruler.Files(self.squad, self.hotpot, self.english_words)
 
 
 def configure(request: Request) -> tuple[Settings, int]:
@@ -90,30 +69,19 @@ def configure(request: Request) -> tuple[Settings, int]:
 def check(settings: Settings, positions: int) -> None:
     if settings.essays is None:
         raise UserError(
-            "suite ruler: its needles are hidden in essays; name them with --eval.niah-essays FILE "
-            "(evaluate_model.py: --essays). The toy world has no ruler."
+            "suite ruler hides its needles in essays; name them: --eval.niah-essays, or --essays."
         )
-    if (longest := max(settings.lengths)) > positions:
-        raise UserError(
-            f"suite ruler, {longest:,} tokens: the model reads at most {positions:,}. Use smaller "
-            "lengths, or stretch the positions with --yarn."
-        )
+    check_longest("suite ruler, length", settings.lengths, positions)
 
 
 def files(settings: Settings) -> dict[str, str]:
-    named = {
-        "essays": settings.essays,
-        **{name: getattr(settings, name) for name in FILES.values()},
-    }
-    return {name: str(path) for name, path in named.items() if path}
+    names = ("essays", *FILES.values())
+    return {name: str(path) for name in names if (path := getattr(settings, name))}
 
 
 def list_tasks(settings: Settings) -> list[Task]:
-    names = [
-        name
-        for name in settings.tasks
-        if name not in FILES or getattr(settings, FILES[name]) is not None
-    ]
+    without = [name for name, file in FILES.items() if getattr(settings, file) is None]
+    names = [name for name in settings.tasks if name not in without]
     return [Task(name, length) for length in settings.lengths for name in names]
 
 
@@ -130,68 +98,41 @@ def sources(settings: Settings, task: Task) -> dict[str, str]:
 
 
 def build_examples(
-    settings: Settings, task: Task, tokenizer: "PreTrainedTokenizerBase", limit: int | None = None
+    settings: Settings, task: Task, tokenizer: Tokenizer, limit: int | None = None
 ) -> list[Example]:
     if task.name in needles.TASKS:
         return niah.build_examples(settings.needle, task, tokenizer, limit)
-    budget = ruler.TEMPLATES[task.name]["answer_tokens"]
-    found = build(settings, task, tokenizer, limit)
-    return [
-        Example(
-            index,
-            one.prompt,
-            one.outputs,
-            budget,
-            Stop(when_answered=True),
-            {"length": one.length, "distances": distances(one, tokenizer)},
-        )
-        for index, one in enumerate(found)
-    ]
+    budget, stop = ruler.TEMPLATES[task.name]["answer_tokens"], Stop(when_answered=True)
+    examples = []
+    for index, one in enumerate(build(settings, task, tokenizer, limit)):
+        # Tokens from the start of each source to the prompt's end; None: unknown, or all over it.
+        # The fixed shuffles put the gold documents of all samples of one size in the same places.
+        distances = None
+        if one.sources and getattr(tokenizer, "is_fast", False):
+            distances = needles.distances_to_end(one.prompt, one.sources, tokenizer)
+        facts = {"length": one.length, "distances": distances}
+        examples.append(Example(index, one.prompt, one.outputs, budget, stop, facts))
+    return examples
 
 
 def build(
-    settings: Settings, task: Task, tokenizer: "PreTrainedTokenizerBase", limit: int | None
+    settings: Settings, task: Task, tokenizer: Tokenizer, limit: int | None
 ) -> list[ruler.RulerExample]:
-    num_samples = settings.samples if limit is None else min(limit, settings.samples)
-    count, given = token_counter(tokenizer), settings.files
-    try:
-        return ruler.build_examples(
-            task.name, task.length, num_samples, settings.seed, count, given
-        )
-    except needles.DoesNotFitError as error:
-        raise LeftOutError(str(error)) from error
-
-
-def distances(
-    example: ruler.RulerExample, tokenizer: "PreTrainedTokenizerBase"
-) -> list[int] | None:
-    """Tokens from the start of each source to the prompt's end; None: unknown, or all over it. The
-    fixed shuffles put the gold documents of all samples of one size in the same places."""
-    if not example.sources or not getattr(tokenizer, "is_fast", False):
-        return None
-    return needles.distances_to_end(example.prompt, example.sources, tokenizer)
+    given = ruler.Files(settings.squad, settings.hotpot, settings.english_words)
+    num_samples, count = len(range(settings.samples)[:limit]), token_counter(tokenizer)
+    return ruler.build_examples(task.name, task.length, num_samples, settings.seed, count, given)
 
 
 def score(settings: Settings, task: Task, example: Example, prediction: str) -> dict[str, float]:
-    return {METRIC: score_one(task.name, prediction, example.answers)}
-
-
-def score_one(task: str, prediction: str, answers: Sequence[str]) -> float:
-    is_part = task in ruler.TEMPLATES and ruler.TEMPLATES[task]["metric"] == "part"
-    return (string_match_part if is_part else string_match_all)(prediction, answers)
-
-
-def score_task(task: str, predictions: Sequence[str], answers: Sequence[Sequence[str]]) -> float:
-    """RULER's number for a task: 0 to 100, with two places."""
-    pairs = zip(predictions, answers, strict=True)
-    return niah.percent([score_one(task, prediction, right) for prediction, right in pairs])
+    """All answers count in equal parts; of questions one is enough."""
+    is_part = task.name in ruler.TEMPLATES and ruler.TEMPLATES[task.name]["metric"] == "part"
+    match = string_match_part if is_part else string_match_all
+    return {METRIC: match(prediction, example.answers)}
 
 
 def summarize(settings: Settings, scored: Sequence[Scored]) -> list[Result]:
     """Each task, and at each length where all 13 were evaluated their plain mean."""
-    tasks = [
-        result_of(task, METRIC, items, niah.percent) for task, items in by_task(scored).items()
-    ]
+    tasks = task_results(scored, niah.percent)
     by_length = [
         average(AVERAGE, METRIC, parts, length)
         for length in settings.lengths
@@ -213,21 +154,14 @@ def floor(example: Example, window_tokens: int) -> float | None:
     return sum(inside) / len(inside) if is_chain else float(any(inside))
 
 
-# -------------------------------------------------------------------------------------- reports
-
 title = "RULER"
 report_order = 2
 
 
 def reported_scores(rows: Sequence[Row]) -> list[ReportedScore]:
     """The average over all lengths, where the suite wrote one, and each task over its lengths."""
-    lengths: dict[str, list[int]] = {}
-    for row in rows:
-        if row["task"] != AVERAGE and row["length"] not in lengths.setdefault(row["task"], []):
-            lengths[row["task"]].append(row["length"])
-    parts = [mean_over_lengths("ruler", name, lengths[name]) for name in TASKS if name in lengths]
-    weights = {cell: w / len(parts) for part in parts for cell, w in part.weights.items()}
-    return [ReportedScore("ruler", AVERAGE, "average", weights, written_by_suite=True), *parts]
+    parts = over_lengths("ruler", [row for row in rows if row["task"] in TASKS])
+    return with_average("ruler", sorted(parts, key=lambda part: TASKS.index(part.name)))
 
 
 @dataclass(frozen=True)
@@ -256,28 +190,12 @@ def run_build(command: Build) -> None:
     given: dict[str, Any] = {name: getattr(command, name) for name in names}
     settings = Settings(**given, tasks=(command.task,), lengths=(command.length,))
     if command.task in needles.TASKS:
-        kind = needles.TASKS[command.task]
-        if kind.haystack == "essay" and command.essays is None:
+        if needles.TASKS[command.task].haystack == "essay" and command.essays is None:
             raise UserError(f"{command.task} hides its needles in essays; name them with --essays.")
-        niah.run_build(
-            niah.Build(
-                command.task,
-                command.length,
-                command.tokenizer,
-                command.essays or "",
-                command.out,
-                command.samples,
-                command.seed,
-                command.punkt,
-            )
-        )
-        return
-    if not command.tokenizer.is_dir():
-        raise MissingFileError(
-            f"{command.tokenizer} is not a folder; --tokenizer names that of a model or tokenizer."
-        )
-    task = Task(command.task, command.length)
-    examples = build(settings, task, load_tokenizer(command.tokenizer), None)
+        one = replace(settings.needle, tasks=settings.tasks, lengths=settings.lengths)
+        return niah.write_needles(one, niah.open_tokenizer(command.tokenizer), command.out)
+    tokenizer, task = niah.open_tokenizer(command.tokenizer), Task(command.task, command.length)
+    examples = build(settings, task, tokenizer, None)
     write_rows(command.out, [example.to_row(index) for index, example in enumerate(examples)])
     print(f"wrote {command.out}: {len(examples)} examples of {task.name} in {task.length} tokens")
 

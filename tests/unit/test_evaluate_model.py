@@ -33,11 +33,11 @@ def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return embedded_hybrid(tmp_path_factory.mktemp("training"))
 
 
-def complete_step(run: Path, config: Config, step: int, hybrid: Path, **options: Any) -> None:
+def complete_step(run: Path, config: Config, step: int, hybrid: Path) -> None:
     """Evaluate a step as recover.py does: step 0 is the hybrid, the others are in the training's
     folder."""
     source = Artifact.load(hybrid.parent if step else hybrid)
-    with RunFolder(run, **options) as folder:
+    with RunFolder(run) as folder:
         folder.complete(evaluate_model.build_step(config, run, step, 512 * step, source))
 
 

@@ -145,9 +145,6 @@ def test_beams_and_samples_are_those_without_a_cache(kwargs: dict[str, Any]) -> 
     assert torch.equal(*results)
 
 
-# ------------------------------------------- what transformers works out from forward's signature
-
-
 def test_logits_of_a_prompt_are_those_of_its_last_token() -> None:
     model = hybrid()
     rows: list[int] = []
@@ -183,9 +180,6 @@ def test_stop_strings_of_generate_and_pipelines_end_the_text() -> None:
     writer = pipeline("text-generation", model=model, tokenizer=tokenizer)
     (written,) = writer("The city of", stop_strings=[stop], tokenizer=tokenizer, **settings)
     assert written["generated_text"] == text[:end]
-
-
-# -------------------------------------------------------------------------------------- compiled
 
 
 @pytest.mark.ecosystem("generate: `torch.compile`", "works", "With a static cache.")

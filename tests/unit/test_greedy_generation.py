@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from bosch.assets import asset_folder
-from bosch.eval.generate import Generator, Job, Key
+from bosch.eval.generate import Generator, Key
 from bosch.eval.settings import FAST, PLAIN, GenerationSettings
 from bosch.eval.suites import longbench, niah
 from bosch.eval.suites._interface import Example, LeftOutError, Stop, Task
@@ -20,14 +20,13 @@ from tests.model_factory import FAMILIES, MIXED, TINY, tiny_model
 
 Examples = list[tuple[Key, Example]]
 
-ONE_BY_ONE = {
-    "stop": replace(PLAIN, stop_when_answered=True),
-    "draft": replace(PLAIN, draft_answers=True),
-    "share": replace(PLAIN, share_prefixes=True),
-    "batch": replace(PLAIN, batch=5),
-    "chunks": replace(PLAIN, prefill_chunk=100),
-    "everything": FAST,
-}
+SPEED_UPS: tuple[dict[str, Any], ...] = (
+    {"stop_when_answered": True},
+    {"draft_answers": True},
+    {"share_prefixes": True},
+    {"batch": 5},
+    {"prefill_chunk": 100},
+)
 
 
 def run(model: Any, tokenizer: Any, examples: Examples, settings: GenerationSettings) -> Any:
@@ -37,10 +36,6 @@ def run(model: Any, tokenizer: Any, examples: Examples, settings: GenerationSett
     return by_key
 
 
-def tokens_of(found: dict[Key, Job]) -> dict[Key, Any]:
-    return {key: generation.tokens for key, generation in found.items()}
-
-
 def by_hugging_face(model: Any, tokenizer: Any, example: Example, **options: Any) -> list[int]:
     ids = torch.tensor([tokenizer(example.prompt)["input_ids"]])
     settings = {"max_new_tokens": example.max_new_tokens, "do_sample": False} | options
@@ -48,11 +43,8 @@ def by_hugging_face(model: Any, tokenizer: Any, example: Example, **options: Any
     return list(out[0, ids.shape[1] :].tolist())
 
 
-# ----------------------------------------------------------------------- the embedded tiny models
-
-
-def load(name: str, kind: str) -> tuple[Any, Any]:
-    folder = asset_folder(name)
+def load(kind: str) -> tuple[Any, Any]:
+    folder = asset_folder("tiny-qwen3-2layer")
     model: Any = AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="bosch"
     ).eval()
@@ -80,36 +72,28 @@ def tasks(tokenizer: Any, lengths: tuple[int, ...], samples: int, rows: int) -> 
     return found
 
 
-def score(key: Key, example: Example, text: str) -> dict[str, float]:
-    suite: Any = niah if key[0].startswith("niah") else longbench
-    return dict(suite.score(suite.Settings(), Task(*key[:2]), example, text))
-
-
-def assert_same_scores(
-    examples: Iterable[tuple[Key, Example]], found: Any, expected: dict[Key, Job]
-) -> None:
-    for key, example in examples:
-        mine, theirs = found[key], expected[key]
-        assert score(key, example, mine.text) == score(key, example, theirs.text), key
-        if mine.ended != "answered":
-            assert mine.tokens == theirs.tokens, key
-        else:
-            assert theirs.tokens[: len(mine.tokens)] == mine.tokens, key
-
-
 @pytest.mark.parametrize("kind", ["dense", "hybrid"])
 def test_no_speed_up_changes_a_token_or_a_score(kind: str) -> None:
-    model, tokenizer = load("tiny-qwen3-2layer", kind)
+    model, tokenizer = load(kind)
     examples = tasks(tokenizer, lengths=(256,), samples=1, rows=1)
     expected = run(model, tokenizer, examples, PLAIN)
     for key, example in examples:
         assert list(expected[key].tokens) == by_hugging_face(model, tokenizer, example), key
-    for settings in ONE_BY_ONE.values():
-        assert_same_scores(examples, run(model, tokenizer, examples, settings), expected)
+    for settings in (FAST, *(replace(PLAIN, **one) for one in SPEED_UPS)):
+        found = run(model, tokenizer, examples, settings)
+        for key, example in examples:
+            mine, theirs, task = found[key], expected[key], Task(*key[:2])
+            suite: Any = niah if task.name.startswith("niah") else longbench
+            first, second = (
+                suite.score(suite.Settings(), task, example, job.text) for job in (mine, theirs)
+            )
+            assert first == second, key
+            length = len(mine.tokens) if mine.ended == "answered" else None
+            assert mine.tokens == theirs.tokens[:length], key
 
 
 def test_an_answer_ends_the_text_and_costs_no_decoding() -> None:
-    model, tokenizer = load("tiny-qwen3-2layer", "dense")
+    model, tokenizer = load("dense")
     examples = tasks(tokenizer, lengths=(256,), samples=4, rows=1)
     found = run(model, tokenizer, examples, FAST)
     calls: list[None] = []
@@ -118,9 +102,6 @@ def test_an_answer_ends_the_text_and_costs_no_decoding() -> None:
     model.register_forward_pre_hook(lambda *_: calls.append(None))
     run(model, tokenizer, right, FAST)
     assert len(calls) == len(right)  # the prompt with its draft; these are too short for chunks
-
-
-# ------------------------------------------------------------------------- random models, any shape
 
 
 def texts(prompts: Iterable[str], max_new_tokens: int = 6) -> Examples:
@@ -145,17 +126,14 @@ PROMPTS = (
 )
 
 
-def assert_plain_tokens(model: Any, examples: Examples, settings: GenerationSettings) -> None:
-    expected = run(model, tiny_tokenizer(), examples, PLAIN)
-    found = run(model, tiny_tokenizer(), examples, settings)
-    assert tokens_of(found) == tokens_of(expected)
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_shared_beginnings_and_batches_of_any_lengths_change_no_token(family: str) -> None:
     plain_model = tiny_model(family)
+    examples, settings = texts(PROMPTS), replace(FAST, batch=3, prefill_chunk=9)
     for model in (plain_model, deploy(plain_model, MIXED, WINDOW)):
-        assert_plain_tokens(model, texts(PROMPTS), replace(FAST, batch=3, prefill_chunk=9))
+        expected = run(model, tiny_tokenizer(), examples, PLAIN)
+        found = run(model, tiny_tokenizer(), examples, settings)
+        assert all(found[key].tokens == expected[key].tokens for key, _ in examples)
 
 
 def test_a_draft_is_accepted_as_far_as_the_model_agrees() -> None:
@@ -166,7 +144,7 @@ def test_a_draft_is_accepted_as_far_as_the_model_agrees() -> None:
         drafts = {key: expected[key].text[:length] + end for key, _ in examples}
         drafted = [(key, replace(example, answers=(drafts[key],))) for key, example in examples]
         found = run(model, tokenizer, drafted, replace(FAST, batch=4))
-        assert tokens_of(found) == tokens_of(expected)
+        assert all(found[key].tokens == expected[key].tokens for key, _ in examples)
 
 
 def test_a_token_too_close_to_call_is_decided_in_the_plain_way() -> None:
@@ -192,11 +170,8 @@ def test_a_family_with_native_windows_uses_no_speed_up_that_copies_caches() -> N
         assert list(found[key].tokens) == by_hugging_face(model, tokenizer, example)
 
 
-# -------------------------------------------------------------------------------- where texts end
-
-
 def test_samsum_s_rule_is_a_second_end_token_after_the_first_token() -> None:
-    model, tokenizer = load("tiny-qwen3-2layer", "dense")
+    model, tokenizer = load("dense")
     rows = longbench.build_examples(longbench.Settings(), Task("toy_labels"), tokenizer, 3)
     stop = Stop(newline_token=True, min_new_tokens=1)
     examples = []

@@ -10,7 +10,7 @@ import pytest
 
 from bosch.eval.rows import write_rows
 from bosch.eval.suites import gsm8k
-from bosch.eval.suites._interface import Scored, Task
+from bosch.eval.suites._interface import Example, Scored, Task
 from bosch.run.errors import MissingFileError, UserError
 
 # Of the prompt that gsm8k-cot.yaml in lm_eval's wheel gives for the question "2?".
@@ -31,22 +31,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_eight_shots_are_upstreams() -> None:
-    prompt = gsm8k.cot_prompts(["2?"])[0]
-    assert hashlib.sha256(prompt.encode()).hexdigest() == COT_PROMPT_SHA256
-    assert prompt.endswith("23 - 15 is 8. The answer is 8.\n\nQ: 2?\nA:")
-
-
-def test_cot_examples_hold_the_row_and_the_stop_strings(folder: Path) -> None:
+def test_cot_examples_hold_upstreams_shots_the_row_and_the_stop_strings(folder: Path) -> None:
     settings = gsm8k.Settings(str(folder))
-    examples = gsm8k.build_examples(settings, gsm8k.COT, None, limit=2)
-    assert [example.prompt.split("\n\n")[-1] for example in examples] == [
-        "Q: test 0?\nA:",
-        "Q: test 1?\nA:",
-    ]
-    assert examples[1].answers == ("It is <<1=1>>.\n#### 1",)
-    assert examples[1].stop.strings == ("Q:", "</s>", "<|im_end|>")
-    assert examples[1].max_new_tokens == 256
+    first, second = gsm8k.build_examples(settings, gsm8k.COT, None, limit=2)
+    assert first.prompt.endswith("23 - 15 is 8. The answer is 8.\n\nQ: test 0?\nA:")
+    prompt = first.prompt.replace("test 0?", "2?")
+    assert hashlib.sha256(prompt.encode()).hexdigest() == COT_PROMPT_SHA256
+    assert second.prompt == first.prompt.replace("test 0?", "test 1?")
+    assert second.answers == ("It is <<1=1>>.\n#### 1",)
+    assert second.stop.strings == ("Q:", "</s>", "<|im_end|>")
+    assert second.max_new_tokens == 256
 
 
 def test_the_five_shots_are_drawn_anew_for_each_row_from_one_generator(folder: Path) -> None:
@@ -82,7 +76,9 @@ def test_the_five_shots_are_drawn_anew_for_each_row_from_one_generator(folder: P
     ],
 )
 def test_filters_by_hand(task: str, prediction: str, strict: int, flexible: int) -> None:
-    assert gsm8k.judge(task, prediction, "70 + 2\n#### 72") == (strict, flexible)
+    example = Example(0, "", ("70 + 2\n#### 72",), 1)
+    found = gsm8k.score(gsm8k.Settings(), Task(task), example, prediction)
+    assert found == {"exact_match_strict": strict, "exact_match_flexible": flexible}
 
 
 def test_rows_are_read_from_every_form(folder: Path, tmp_path: Path) -> None:

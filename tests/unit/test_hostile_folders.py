@@ -114,7 +114,7 @@ def test_members_of_a_zip_file_are_inside_it_and_fit_in_memory(
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("../../hotpotqa.jsonl", to_jsonl(ROWS))
     with pytest.raises(UserError, match=r"data\.zip"):
-        read_dataset(str(path), "hotpotqa", len(ROWS))
+        read_dataset(str(path), "hotpotqa")
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("data/hotpotqa.jsonl", b"0" * 70_000)
     content = bytearray(path.read_bytes())
@@ -123,7 +123,7 @@ def test_members_of_a_zip_file_are_inside_it_and_fit_in_memory(
     path.write_bytes(content)
     monkeypatch.setattr(zipfile.ZipFile, "read", lambda *_: pytest.fail("it was read"))
     with pytest.raises(UserError, match=r"data\.zip/data/hotpotqa\.jsonl.* 3,221,225,472"):
-        read_dataset(str(path), "hotpotqa", 1)
+        read_dataset(str(path), "hotpotqa")
 
 
 @pytest.mark.parametrize("link", ["additional_chat_templates/x.jinja", SINGLE])

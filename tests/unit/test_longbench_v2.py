@@ -10,24 +10,14 @@ from transformers import AutoTokenizer
 from bosch.assets import asset_folder
 from bosch.config import JudgingConfig
 from bosch.eval.suites import longbench_v2
-from bosch.eval.suites._interface import Request, Scored
-from bosch.eval.suites.longbench_v2 import TASK, Settings, extract, score
+from bosch.eval.suites._interface import Example, Request, Scored
+from bosch.eval.suites.longbench_v2 import TASK, Settings, score
 from bosch.run.errors import UserError
 
-ROW: dict[str, Any] = {
-    "_id": "1",
-    "domain": "Single-Document QA",
-    "sub_domain": "Legal",
-    "difficulty": "easy",
-    "length": "short",
-    "question": " Who has the key? ",
-    "choice_A": "Anna",
-    "choice_B": "Bert",
-    "choice_C": "Clara",
-    "choice_D": "Dora",
-    "answer": "C",
-    "context": "Clara has the key. It costs $Q$.",
-}
+ROW: dict[str, Any] = {"_id": "1", "domain": "Single-Document QA", "sub_domain": "Legal"}
+ROW |= {"difficulty": "easy", "length": "short", "question": " Who has the key? ", "answer": "C"}
+ROW |= {"choice_A": "Anna", "choice_B": "Bert", "choice_C": "Clara", "choice_D": "Dora"}
+ROW |= {"context": "Clara has the key. It costs $Q$."}
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +66,9 @@ def test_a_prompt_is_longbenchs(tmp_path: Path, tokenizer: Any) -> None:
     ],
 )
 def test_the_letter_is_extracted_as_there(response: str, letter: str | None) -> None:
-    assert extract(response) == letter
+    for choice in "ABCD":
+        example = Example(0, "", (choice,), 1)
+        assert score(Settings(), TASK, example, response) == {"accuracy": choice == letter}
 
 
 def test_long_prompts_lose_their_middle_and_keep_the_question(
@@ -132,12 +124,16 @@ def test_rows_of_another_form_are_refused(
         longbench_v2.sources(settings, TASK)
 
 
-def test_files_that_are_none_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "data.json").write_text('{"a": 1}')
-    with pytest.raises(UserError, match="must hold a list of questions"):
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        ('{"a": 1}', "must hold a list of questions"),
+        ('[{"a"', r"data\.json is not JSON"),
+        (None, r"data\.json does not exist"),
+    ],
+)
+def test_files_that_are_none_are_refused(content: str | None, named: str, tmp_path: Path) -> None:
+    if content:
+        (tmp_path / "data.json").write_text(content)
+    with pytest.raises(UserError, match=named):
         longbench_v2.read_data(str(tmp_path / "data.json"))
-    (tmp_path / "cut.json").write_text('[{"a"')
-    with pytest.raises(UserError, match=r"cut\.json is not JSON"):
-        longbench_v2.read_data(str(tmp_path / "cut.json"))
-    with pytest.raises(UserError, match=r"nowhere\.json does not exist"):
-        longbench_v2.read_data(str(tmp_path / "nowhere.json"))

@@ -1,6 +1,7 @@
 """The metrics against values worked by hand and slow implementations of their definitions."""
 
-from collections.abc import Sequence
+from functools import cache
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +12,6 @@ from bosch.eval.metrics import (
     code_sim,
     count,
     cut_pieces,
-    first_line_of_code,
     qa_f1,
     qa_f1_zh,
     retrieval,
@@ -22,8 +22,6 @@ from bosch.eval.metrics import (
     string_match_part,
 )
 from bosch.run.errors import UserError
-
-# --- RULER's string match ---
 
 
 @pytest.mark.parametrize(
@@ -44,32 +42,12 @@ def test_string_match_counts_plain_substrings_of_any_case(
     assert string_match_part(prediction, answers) == any_of_them
 
 
-# --- F1 of words ---
-
-
-@pytest.mark.parametrize(
-    ("prediction", "answer", "expected"),
-    [
-        ("the cat sat", "A cat sat down", 2 * 1.0 * (2 / 3) / (1.0 + 2 / 3)),  # 2 of 2, 2 of 3
-        ("b b c", "b b b", 2 / 3),  # two b in common of three each
-        ("x", "y", 0.0),
-        ("", "", 0.0),
-        ("the", "the", 0.0),  # nothing is left of either
-    ],
-)
-def test_qa_f1_by_hand(prediction: str, answer: str, expected: float) -> None:
-    assert qa_f1(prediction, answer) == expected
-
-
 def test_qa_f1_zh_compares_words_without_punctuation() -> None:
     pytest.importorskip("jieba")
     # jieba cuts 我 / 来到 / 北京 / 清华大学 (the example of its own documentation)
     assert qa_f1_zh("我来到北京清华大学。", "我来到北京清华大学") == 1.0
     assert qa_f1_zh("我来到北京", "我来到北京清华大学") == 2 * 1.0 * 0.75 / 1.75
     assert qa_f1_zh("，。", "我") == 0.0
-
-
-# --- ROUGE-L ---
 
 
 def test_rouge_of_equal_texts_is_just_below_one_and_needs_a_piece_on_both_sides() -> None:
@@ -81,38 +59,34 @@ def test_rouge_of_equal_texts_is_just_below_one_and_needs_a_piece_on_both_sides(
 
 
 def slow_rouge(prediction: str, answer: str) -> float:
-    """By definition, with the full table of lengths and recursive backtracking."""
+    """By definition, with recursive lengths and backtracking."""
 
-    def pieces(text: str) -> list[str]:
-        return [" ".join(piece.split()) for piece in text.split(".") if len(piece) > 0]
+    def pieces(text: str) -> list[list[str]]:
+        return [" ".join(piece.split()).split(" ") for piece in text.split(".") if piece]
 
-    def lcs_words(r: Sequence[str], c: Sequence[str]) -> set[str]:
-        table = [[0] * (len(c) + 1) for _ in range(len(r) + 1)]
-        for i in range(1, len(r) + 1):
-            for j in range(1, len(c) + 1):
-                if r[i - 1] == c[j - 1]:
-                    table[i][j] = table[i - 1][j - 1] + 1
-                else:
-                    table[i][j] = max(table[i - 1][j], table[i][j - 1])
+    def common(r: list[str], c: list[str]) -> set[str]:
+        @cache
+        def length(i: int, j: int) -> int:
+            if not i or not j:
+                return 0
+            same = r[i - 1] == c[j - 1]
+            return length(i - 1, j - 1) + 1 if same else max(length(i - 1, j), length(i, j - 1))
 
         def back(i: int, j: int) -> set[str]:
-            if i == 0 or j == 0:
+            if not i or not j:
                 return set()
             if r[i - 1] == c[j - 1]:
                 return back(i - 1, j - 1) | {r[i - 1]}
-            return back(i - 1, j) if table[i - 1][j] > table[i][j - 1] else back(i, j - 1)
+            return back(i - 1, j) if length(i - 1, j) > length(i, j - 1) else back(i, j - 1)
 
         return back(len(r), len(c))
 
-    if not pieces(prediction) or not pieces(answer):
+    reference, predicted = pieces(answer), pieces(prediction)
+    if not predicted or not reference:
         return 0.0
-    union: set[str] = set()
-    for r in pieces(answer):
-        for c in pieces(prediction):
-            union |= lcs_words(r.split(" "), c.split(" "))
-    m = len({word for piece in pieces(answer) for word in piece.split(" ")})
-    n = len({word for piece in pieces(prediction) for word in piece.split(" ")})
-    recall, precision = len(union) / m, len(union) / n
+    found = {word for r in reference for c in predicted for word in common(r, c)}
+    recall = len(found) / len({word for piece in reference for word in piece})
+    precision = len(found) / len({word for piece in predicted for word in piece})
     return 2.0 * ((precision * recall) / (precision + recall + 1e-8))
 
 
@@ -134,9 +108,6 @@ def test_rouge_zh_cuts_words_first() -> None:
     assert rouge_zh("我来到北京", "我在北京") == 2.0 * ((2 / 3 * (2 / 3)) / (2 / 3 + 2 / 3 + 1e-8))
 
 
-# --- classification, counting ---
-
-
 @pytest.mark.parametrize(
     ("prediction", "answer", "classes", "expected"),
     [
@@ -156,35 +127,38 @@ def test_classification_divides_by_the_classes_named_and_deletes_as_longbench_do
     assert classification(prediction, answer, classes) == expected
 
 
-def test_count_compares_digits_as_text() -> None:
-    assert count("7 of 8, then 7", "7") == 2 / 3
-    assert count("07", "7") == 0.0
-    assert count("７", "7") == 0.0  # a full-width seven is a number, but not this one
-    assert count("seven", "7") == 0.0
+@pytest.mark.parametrize(
+    ("metric", "prediction", "answer", "expected"),
+    [
+        (qa_f1, "the cat sat", "A cat sat down", 2 * 1.0 * (2 / 3) / (1.0 + 2 / 3)),
+        (qa_f1, "b b c", "b b b", 2 / 3),  # two b in common of three each
+        (qa_f1, "x", "y", 0.0),
+        (qa_f1, "", "", 0.0),
+        (qa_f1, "the", "the", 0.0),  # nothing is left of either
+        (count, "7 of 8, then 7", "7", 2 / 3),
+        (count, "07", "7", 0.0),  # digits are compared as text
+        (count, "７", "7", 0.0),  # a full-width seven is a number, but not this one
+        (count, "seven", "7", 0.0),
+        (retrieval, "Paragraph 12", "Paragraph 12", 1.0),
+        (retrieval, "12 or 3", "Paragraph 12", 0.5),
+        (retrieval_zh, "段落3", "段落3", 1.0),
+        # Code is judged by its first line without comment marks.
+        (code_sim, "\n\n# note\nx = 1 // 2\n```\n  y = 2\nz", "  y = 2", 1.0),
+        (code_sim, "\n \nx", " ", 1.0),  # a line of blanks counts
+        (code_sim, "x = 1", "x = 1", 1.0),
+        (code_sim, "# nothing", "", 1.0),  # equal goes before empty
+        (code_sim, "", "x", 0.0),
+        (code_sim, "x", "", 0.0),
+        (code_sim, "abcd", "bcde", 0.75),  # bcd: 2 * 3 / 8
+        # In 200 characters or more, those that make up over one percent start no match.
+        (code_sim, "x" + "a" * 198, "a" * 199, 0.99),  # 2 * 198 / 398, in whole percent
+        (code_sim, "x" + "a" * 198, "a" * 200, 0.0),
+    ],
+)
+def test_metrics_by_hand(metric: Any, prediction: str, answer: str, expected: float) -> None:
+    assert metric(prediction, answer) == expected
 
 
-def test_retrieval_takes_the_number_of_the_gold_paragraph() -> None:
-    assert retrieval("Paragraph 12", "Paragraph 12") == 1.0
-    assert retrieval("12 or 3", "Paragraph 12") == 0.5
-    assert retrieval_zh("段落3", "段落3") == 1.0
+def test_an_answer_without_a_paragraph_is_refused() -> None:
     with pytest.raises(UserError, match="Paragraph 7"):
         retrieval("12", "12")
-
-
-# --- code ---
-
-
-def test_code_is_judged_by_its_first_line_without_comment_marks() -> None:
-    assert first_line_of_code("\n\n# note\nx = 1 // 2\n```\n  y = 2\nz") == "  y = 2"
-    assert first_line_of_code("\n \nx") == " "  # a line of blanks counts
-    assert first_line_of_code("# only") == ""
-
-
-def test_code_sim_of_equal_and_of_empty_lines() -> None:
-    assert code_sim("x = 1", "x = 1") == 1.0
-    assert code_sim("# nothing", "") == 1.0  # equal goes before empty
-    assert code_sim("", "x") == code_sim("x", "") == 0.0
-    assert code_sim("abcd", "bcde") == 0.75  # bcd: 2 * 3 / 8
-    # In 200 characters or more, those that make up over one percent start no match.
-    assert code_sim("x" + "a" * 198, "a" * 199) == 0.99  # 2 * 198 / 398, in whole percent
-    assert code_sim("x" + "a" * 198, "a" * 200) == 0.0

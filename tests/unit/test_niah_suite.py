@@ -3,9 +3,9 @@
 import json
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
-from transformers import PreTrainedTokenizerFast
 
 from bosch.data.essays import read_essays
 from bosch.data.key_words import wonderwords_keys
@@ -17,7 +17,7 @@ from tests.odd_tokenizers import one_token_a_byte
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> PreTrainedTokenizerFast:
+def tokenizer() -> Any:
     return one_token_a_byte()
 
 
@@ -28,11 +28,8 @@ def make_scored(task: Task, scores: list[float]) -> list[Scored]:
     ]
 
 
-# --- building ---
-
-
 def test_real_essays_give_upstreams_sizes_and_words(
-    tokenizer: PreTrainedTokenizerFast, tmp_path: Path, shared_data: Path
+    tokenizer: Any, tmp_path: Path, shared_data: Path
 ) -> None:
     pytest.importorskip("wonderwords")
     essays = shared_data / "pg_essays.json"
@@ -49,7 +46,7 @@ def test_real_essays_give_upstreams_sizes_and_words(
     assert rows[0]["input"].startswith("A special magic number is hidden within the following")
 
 
-def test_examples_say_what_generation_and_scoring_need(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_examples_say_what_generation_and_scoring_need(tokenizer: Any) -> None:
     settings = niah.Settings(samples=3)
     task = Task("niah_single_1", 700)
     examples = niah.build_examples(settings, task, tokenizer)
@@ -64,12 +61,9 @@ def test_examples_say_what_generation_and_scoring_need(tokenizer: PreTrainedToke
     assert niah.build_examples(settings, task, tokenizer, limit=2) == examples[:2]
 
 
-def test_a_task_that_does_not_fit_is_left_out_by_name(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_a_task_that_does_not_fit_is_left_out_by_name(tokenizer: Any) -> None:
     with pytest.raises(LeftOutError, match="niah_multikey_3 cannot be built in 300 tokens"):
         niah.build_examples(niah.Settings(), Task("niah_multikey_3", 300), tokenizer)
-
-
-# --- scoring ---
 
 
 def test_the_average_of_the_papers_row_is_the_mean_of_its_eight_numbers() -> None:

@@ -110,7 +110,7 @@ def test_lm_eval_is_not_given_a_folder_whose_code_it_would_run(
     model, tokenizer = load_model(folder, "auto", "cpu"), load_tokenizer(folder)
     judging = Judging((), lm_eval_tasks=("niah_single_1",))
     with pytest.raises(UserError, match=str(folder)):
-        run_lm_eval(model, tokenizer, judging, Label.__new__(Label), tmp_path / "out")
+        run_lm_eval(model, tokenizer, judging, Label.__new__(Label), tmp_path / "out", None)
 
 
 def test_every_load_says_that_no_code_is_run() -> None:

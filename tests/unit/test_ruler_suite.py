@@ -31,73 +31,53 @@ def tokenizer() -> Any:
 def corpora(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """In the formats of SQuAD and HotpotQA, with what is odd in them."""
     folder = tmp_path_factory.mktemp("corpora")
-    articles = [
-        {
-            "paragraphs": [
-                {
-                    "context": f"Text {n} {k} of {{query}}, Answer: value{n}{k}. " * 2 + " ",
-                    "qas": [
-                        {
-                            "question": f"What is in {n} {k}?",
-                            "is_impossible": k == 2,
-                            "answers": [{"text": f"value{n}{k}"}, {"text": "nowhere"}],
-                        }
-                    ],
-                }
-                for k in (0, 1, 2, 0)  # one stands twice
-            ]
-        }
-        for n in range(6)
-    ]
-    items = [
-        {
-            "question": f"Who is {n}?",
-            "answer": f"person{n}",
-            "context": [[f"Title {n} {k}", ["One. ", f"It is person{n}."]] for k in range(num)],
-        }
-        for n, num in enumerate([10, 8, 2, 10, 10])
-    ]
+    articles = []
+    for n in range(6):
+        paragraphs = []
+        for k in (0, 1, 2, 0):  # one stands twice
+            asked: dict[str, Any] = {"question": f"What is in {n} {k}?", "is_impossible": k == 2}
+            asked["answers"] = [{"text": f"value{n}{k}"}, {"text": "nowhere"}]
+            text = f"Text {n} {k} of {{query}}, Answer: value{n}{k}. " * 2 + " "
+            paragraphs.append({"context": text, "qas": [asked]})
+        articles.append({"paragraphs": paragraphs})
+    items = []
+    for n, num in enumerate([10, 8, 2, 10, 10]):
+        context = [[f"Title {n} {k}", ["One. ", f"It is person{n}."]] for k in range(num)]
+        items.append({"question": f"Who is {n}?", "answer": f"person{n}", "context": context})
     (folder / "squad.json").write_text(json.dumps({"data": articles}))
     (folder / "hotpot.json").write_text(json.dumps(items))
     return {"squad": folder / "squad.json", "hotpot": folder / "hotpot.json"}
 
 
-def rows(
-    tokenizer: Any,
-    corpora: dict[str, Path],
-    task: str,
-    length: int,
-    samples: int = 3,
-    seed: int = 42,
-) -> list[dict[str, Any]]:
-    settings = ruler.Settings(
-        samples=samples, seed=seed, tasks=(task,), lengths=(length,), **corpora
-    )
-    built = ruler.build(settings, Task(task, length), tokenizer, None)
-    return [example.to_row(index) for index, example in enumerate(built)]
+@pytest.fixture(scope="module")
+def rows(tokenizer: Any, corpora: dict[str, Path]) -> Any:
+    def build(task: str, length: int, samples: int = 3, seed: int = 42) -> list[dict[str, Any]]:
+        sizes: Any = {"samples": samples, "seed": seed, "tasks": (task,), "lengths": (length,)}
+        built = ruler.build(ruler.Settings(**sizes, **corpora), Task(task, length), tokenizer, None)
+        return [example.to_row(index) for index, example in enumerate(built)]
+
+    return build
 
 
 @pytest.mark.parametrize("length", [2_048, 4_096])
 @pytest.mark.parametrize("task", NEW)
 def test_texts_fit_and_more_samples_begin_with_the_same(
-    task: str, length: int, tokenizer: Any, corpora: dict[str, Path]
+    task: str, length: int, tokenizer: Any, rows: Any
 ) -> None:
-    found = rows(tokenizer, corpora, task, length)
+    found = rows(task, length)
     count, budget = token_counter(tokenizer), {"vt": 30, "cwe": 120, "fwe": 50}.get(task, 32)
     for row in found:
         assert row["length"] == count(row["input"] + row["answer_prefix"]) + budget <= length
         assert row["answer_prefix"].startswith(" Answer:")
     assert min(row["length"] for row in found) > 0.6 * length or task.startswith("qa")
-    assert rows(tokenizer, corpora, task, length, samples=2) == found[:2]
-    assert rows(tokenizer, corpora, task, length, seed=43) != found
+    assert rows(task, length, samples=2) == found[:2]
+    assert rows(task, length, seed=43) != found
 
 
 @pytest.mark.parametrize("length", [1_024, 4_096])
-def test_the_chain_leads_from_the_value_to_all_its_names(
-    length: int, tokenizer: Any, corpora: dict[str, Path]
-) -> None:
+def test_the_chain_leads_from_the_value_to_all_its_names(length: int, rows: Any) -> None:
     examples = set()
-    for row in rows(tokenizer, corpora, "vt", length):
+    for row in rows("vt", length):
         example, text = row["input"].rsplit("Memorize and track", 1)
         examples.add(example)
         value = re.search(r"assigned the value (\d+) in the text above\.$", text)
@@ -113,11 +93,9 @@ def test_the_chain_leads_from_the_value_to_all_its_names(
     assert len(examples) == 3  # its names are new in each
 
 
-def test_the_ten_common_words_are_the_most_frequent(
-    tokenizer: Any, corpora: dict[str, Path]
-) -> None:
+def test_the_ten_common_words_are_the_most_frequent(rows: Any) -> None:
     for length, often, seldom in ((2_048, 6, 1), (8_192, 30, 3)):
-        for row in rows(tokenizer, corpora, "cwe", length):
+        for row in rows("cwe", length):
             example, text = row["input"].rsplit("Memorize the ones that appear most often.\n", 1)
             listed = text.partition("\nQuestion:")[0]
             words = re.split(r" ?\b\d+\. ", listed)[1:]
@@ -128,8 +106,8 @@ def test_the_ten_common_words_are_the_most_frequent(
             assert re.search(r"in the list are: 1\. .* 10\. [\w -]+\n", example)
 
 
-def test_coded_words_follow_zipf(tokenizer: Any, corpora: dict[str, Path]) -> None:
-    for row in rows(tokenizer, corpora, "fwe", 2_048):
+def test_coded_words_follow_zipf(rows: Any) -> None:
+    for row in rows("fwe", 2_048):
         text = row["input"].rpartition("coded words. ")[2].partition("\nQuestion:")[0]
         counts = Counter(text.split())
         assert [word for word, _ in counts.most_common(4)] == ["...", *row["outputs"]]
@@ -137,10 +115,12 @@ def test_coded_words_follow_zipf(tokenizer: Any, corpora: dict[str, Path]) -> No
         assert abs(first / second - 4) < 0.2
 
 
-def test_questions_have_their_documents(tokenizer: Any, corpora: dict[str, Path]) -> None:
+def test_questions_have_their_documents(
+    tokenizer: Any, corpora: dict[str, Path], rows: Any
+) -> None:
     for task, count in (("qa_1", 2), ("qa_2", 5)):
         places = set()
-        for row in rows(tokenizer, corpora, task, 2_048, samples=count):
+        for row in rows(task, 2_048, samples=count):
             assert row["answer_prefix"] == " Answer:"
             assert string_match_part(row["input"], row["outputs"])
             numbers = [int(n) for n in re.findall(r"^Document (\d+):$", row["input"], re.M)]
@@ -196,10 +176,10 @@ def test_numpys_stream_is_the_frozen_one() -> None:
     ],
 )
 def test_what_cannot_be_built_is_said(
-    task: str, length: int, more: Any, words: str, tokenizer: Any, corpora: dict[str, Path]
+    task: str, length: int, more: Any, words: str, rows: Any
 ) -> None:
     with pytest.raises(UserError, match=words):
-        rows(tokenizer, corpora, task, length, **more)
+        rows(task, length, **more)
 
 
 @pytest.mark.parametrize(
@@ -235,10 +215,15 @@ def test_the_command_writes_rulers_rows(tmp_path: Path) -> None:
 
 def test_scores_are_rulers() -> None:
     """All answers count in equal parts; of questions one is enough."""
-    assert ruler.score_task("vt", ["AB CD", "x"], [["AB", "XX", "CD"], ["X"]]) == 83.33
-    assert ruler.score_task("qa_1", ["the cat", "dog"], [["bird", "CAT"], ["cow"]]) == 50.0
-    assert ruler.score_task("cwe", ["concatenate"], [["cat", ""]]) == 100.0
-    assert ruler.score_task("fwe", ["a\x01b"], [["a\x01b"]]) == 0.0
+    for task, prediction, answers, expected in (
+        ("vt", "AB CD", ("AB", "XX", "CD", "X"), 0.5),
+        ("qa_1", "the cat", ("bird", "CAT"), 1),
+        ("qa_1", "dog", ("cow",), 0),
+        ("cwe", "concatenate", ("cat", ""), 1),
+        ("fwe", "a\x01b", ("a\x01b",), 0),
+    ):
+        example = Example(0, "", answers, 1)
+        assert ruler.score(ruler.Settings(), Task(task), example, prediction) == {"ruler": expected}
 
 
 def test_the_average_needs_all_thirteen(corpora: dict[str, Path]) -> None:
