@@ -3,6 +3,7 @@
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -18,7 +19,7 @@ from bosch.backends._interface import (
     no_flash_device,
     window_size,
 )
-from bosch.backends._sink import merge
+from bosch.backends._sink import attend_with_sink
 
 
 def unavailable() -> str | None:
@@ -50,22 +51,20 @@ def attend(call: AttentionCall) -> Tensor:
     # torch's own kernels read this switch themselves.
     if torch.are_deterministic_algorithms_enabled():
         optional["deterministic"] = True
+    optional |= {"softmax_scale": call.scaling, "window_size": window_size(call.window_tokens)}
+    kernel = partial(_kernel(), **cumulative_lengths(call), causal=True, **optional)
+
+    def forward(*tensors: Tensor) -> tuple[Tensor, Tensor]:
+        # By this argument it returns the log-sum-exp.
+        out, lse, *_ = kernel(*map(flat_tokens, tensors), return_attn_probs=True)
+        return in_rows(out, lse, len(call.q_BHTD))
+
     if call.sink is not None:
-        optional["return_attn_probs"] = True  # by which it returns the log-sum-exp
-    out = _kernel()(
-        *(flat_tokens(x) for x in (call.q_BHTD, call.k_BGSD, call.v_BGSD)),
-        **cumulative_lengths(call),
-        softmax_scale=call.scaling,
-        causal=True,
-        window_size=window_size(call.window_tokens),
-        **optional,
-    )
-    batch = call.q_BHTD.shape[0]
-    if call.sink is not None:
-        return merge(*in_rows(out[0], out[1], batch), call.q_BHTD, call.sink, call.scaling)
+        return attend_with_sink(call, forward, None)
+    out = kernel(*map(flat_tokens, (call.q_BHTD, call.k_BGSD, call.v_BGSD)))
     if isinstance(out, tuple):  # some releases of version 3 also return the log-sum-exp
         out = out[0]
-    return out.unflatten(0, (batch, -1)).transpose(1, 2)
+    return out.unflatten(0, (len(call.q_BHTD), -1)).transpose(1, 2)
 
 
 def _kernel() -> Callable[..., Tensor | tuple[Tensor, ...]]:

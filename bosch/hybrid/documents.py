@@ -42,8 +42,7 @@ def keep_documents_apart(
         ends = tuple(cu_seqlens.tolist())
         if ends[0] != 0 or ends[-1] != num_queries or any(a >= b for a, b in pairwise(ends)):
             raise UserError(
-                f"cu_seq_lens_q is {ends}; it must rise from 0 to the {num_queries} tokens of the "
-                "row."
+                f"cu_seq_lens_q is {ends}; it must rise from 0 to the row's {num_queries} tokens."
             )
         return visible_BNTS, Documents((ends,), cu_seqlens.device)
     if position_ids is None or position_ids.shape[-1] != num_queries:
@@ -79,8 +78,7 @@ def _read_documents(position_ids: Tensor, batch: int, num_past: int) -> Document
         raise UserError(
             f"the cache has {num_past} tokens, but the position ids of the new tokens do not "
             "continue them. Packed documents cannot continue a cache: pass them in one call, "
-            "without one. (If this is the base model of a hybrid with a static cache, call the "
-            "whole model.)"
+            "without one. (If it is a hybrid's base model with a static cache, call the whole.)"
         )
     num_tokens = position_ids.shape[-1]
     rows = [
@@ -93,32 +91,12 @@ def _read_documents(position_ids: Tensor, batch: int, num_past: int) -> Document
 
 def hide_other_documents(made_BNTS: Tensor, position_ids: Tensor) -> Tensor:
     """A mask made by our mask function for a padded batch, as bool, with packed documents hidden
-    from each other.
-
-    A document begins where the position of a real token does not rise. Padding does not begin one.
-    """
+    from each other. A document begins where the position of a real token does not rise."""
     mask_BNTS, is_compiling = as_type(made_BNTS, torch.bool), torch.compiler.is_compiling()
     memo = None if is_compiling else getattr(made_BNTS, _MEMO, None)
-    if memo is None or memo[0] is not position_ids:
-        index_BT, apart = _document_index(mask_BNTS, position_ids), None
-        if is_compiling or bool((index_BT != index_BT[:, :1]).any()):
-            apart = mask_BNTS & (index_BT[:, None, :, None] == index_BT[:, None, None, :])
-        memo = (position_ids, apart)
-        if not is_compiling:
-            setattr(made_BNTS, _MEMO, memo)
-    return mask_BNTS if memo[1] is None else memo[1]
-
-
-def as_type(mask_BNTS: Tensor, dtype: torch.dtype) -> Tensor:
-    """A mask as bool or as MASK_TYPE. A view costs nothing, but inductor (torch 2.13) miscompiles
-    it."""
-    if torch.compiler.is_compiling():
-        return mask_BNTS.to(dtype)
-    return mask_BNTS.view(dtype)
-
-
-def _document_index(mask_BNTS: Tensor, position_ids: Tensor) -> Tensor:
-    """(B, T): the number of each token's document; padding has that of the token before it."""
+    if memo is not None and memo[0] is position_ids:
+        apart_BNTS: Tensor = memo[1]
+        return apart_BNTS
     is_real_BT = mask_BNTS[:, 0].diagonal(dim1=-2, dim2=-1)
     here_T = torch.arange(is_real_BT.shape[-1], device=mask_BNTS.device)
     last_real_BT = torch.where(is_real_BT, here_T, -1).cummax(-1).values
@@ -127,4 +105,19 @@ def _document_index(mask_BNTS: Tensor, position_ids: Tensor) -> Tensor:
     position_BT = position_ids.expand_as(is_real_BT)
     before_BT = position_BT.gather(-1, previous_BT.clamp_min(0))
     begins_BT = is_real_BT & (previous_BT >= 0) & (position_BT <= before_BT)
-    return begins_BT.cumsum(-1)
+    # The number of each token's document; padding has that of the token before it.
+    index_BT = begins_BT.cumsum(-1)
+    apart_BNTS = mask_BNTS
+    if is_compiling or bool((index_BT != index_BT[:, :1]).any()):
+        apart_BNTS = mask_BNTS & (index_BT[:, None, :, None] == index_BT[:, None, None, :])
+    if not is_compiling:
+        setattr(made_BNTS, _MEMO, (position_ids, apart_BNTS))
+    return apart_BNTS
+
+
+def as_type(mask_BNTS: Tensor, dtype: torch.dtype) -> Tensor:
+    """A mask as bool or as MASK_TYPE. A view costs nothing, but inductor (torch 2.13) miscompiles
+    it."""
+    if torch.compiler.is_compiling():
+        return mask_BNTS.to(dtype)
+    return mask_BNTS.view(dtype)

@@ -19,11 +19,10 @@ gradient needs only one of the two: pass `bosch_mask` as well, with 1 (full), 0 
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PretrainedConfig
 
 from bosch.backends._interface import AttentionCall
 from bosch.hybrid.dispatch import attend
@@ -34,15 +33,8 @@ from bosch.run.errors import UserError
 Mask = Sequence[Sequence[int | None]] | Tensor  # (layers, groups)
 
 
-class AttentionModule(Protocol):
-    """What is read of an attention module of transformers."""
-
-    config: PretrainedConfig
-    layer_idx: int
-
-
 def search_attention(
-    module: AttentionModule,
+    module: Any,
     call: AttentionCall,
     bosch_mask: Mask | None,
     bosch_window: int | None,
@@ -59,22 +51,37 @@ def search_attention(
     if bosch_window is None:
         return attend(call, backend).transpose(1, 2)
     num_layers, num_groups = module.config.num_hidden_layers, call.k_BGSD.shape[1]
-    gates_G = None
+    gates_G, layer = None, module.layer_idx
     if bosch_gates is not None:
-        is_tensor = isinstance(bosch_gates, Tensor)
-        shape = tuple(bosch_gates.shape) if is_tensor else None
-        if shape != (num_layers, num_groups) or not bosch_gates.is_floating_point():
-            given = f"{shape} of {bosch_gates.dtype}" if is_tensor else type(bosch_gates).__name__
+        given = type(bosch_gates).__name__
+        if isinstance(bosch_gates, Tensor):
+            given = f"{tuple(bosch_gates.shape)} of {bosch_gates.dtype}"
+        fits = getattr(bosch_gates, "shape", None) == (num_layers, num_groups)
+        if not fits or not bosch_gates.is_floating_point():
             raise UserError(
                 f"bosch_gates is {given}; it must be a tensor of {num_layers} layers x "
                 f"{num_groups} KV heads with floating-point numbers from 0 (window) to 1 (full "
                 "attention). For masks of 0 and 1 use bosch_mask."
             )
-        gates_G = bosch_gates[module.layer_idx]
+        gates_G = bosch_gates[layer]
     row: list[int | None] = [None] * num_groups
     if bosch_mask is not None:
+        if not hasattr(bosch_mask, "__len__"):  # a GroupMask, say
+            raise UserError(
+                f"bosch_mask is a {type(bosch_mask).__name__}; it must be rows of 0 and 1, such as "
+                "z of a GroupMask (and bosch_window its window_tokens), or use "
+                "bosch.masked(model, mask)."
+            )
+        if len(bosch_mask) != num_layers:
+            raise UserError(f"bosch_mask has {len(bosch_mask)} layers; the model has {num_layers}.")
+        of_layer: Any = bosch_mask[layer]
+        row = of_layer.tolist() if hasattr(of_layer, "tolist") else list(of_layer)
         known = (0, 1) if gates_G is None else (0, 1, None)
-        row = _mask_row(bosch_mask, module.layer_idx, num_layers, num_groups, known)
+        if len(row) != num_groups or any(bit not in known for bit in row):
+            raise UserError(
+                f"bosch_mask[{layer}] is {row}; it needs one entry for each of the {num_groups} KV "
+                "heads, 1 for full attention or 0 for the window."
+            )
     check_window(bosch_window)
     if row != [1] * num_groups and has_empty_slots(call.q_BHTD, call.k_BGSD, call.mask_BNTS):
         # The positions of the queries, and so their windows, are not known.
@@ -84,29 +91,7 @@ def search_attention(
         )
     num_past = call.k_BGSD.shape[2] - call.q_BHTD.shape[2]
     sink = make_sink(attached_source(module), bosch_window, num_past, call)
-    call = replace(call, sink=sink)
-    return mixed_attention(call, gates_G, row, bosch_window, backend)
-
-
-def _mask_row(
-    bosch_mask: Mask, layer: int, num_layers: int, num_groups: int, known: tuple[int | None, ...]
-) -> list[int | None]:
-    """z of this layer as a list of the values in `known`."""
-    if not hasattr(bosch_mask, "__len__"):  # a GroupMask, say
-        raise UserError(
-            f"bosch_mask is a {type(bosch_mask).__name__}; it must be rows of 0 and 1, such as z "
-            "of a GroupMask (and bosch_window its window_tokens), or use bosch.masked(model, mask)."
-        )
-    if len(bosch_mask) != num_layers:
-        raise UserError(f"bosch_mask has {len(bosch_mask)} layers; the model has {num_layers}.")
-    given: Any = bosch_mask[layer]
-    row = given.tolist() if hasattr(given, "tolist") else list(given)
-    if len(row) != num_groups or any(bit not in known for bit in row):
-        raise UserError(
-            f"bosch_mask[{layer}] is {row}; it needs one entry for each of the {num_groups} KV "
-            "heads, 1 for full attention or 0 for the window."
-        )
-    return [bit if bit is None else int(bit) for bit in row]
+    return mixed_attention(replace(call, sink=sink), gates_G, row, bosch_window, backend)
 
 
 def mixed_attention(

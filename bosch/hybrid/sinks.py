@@ -13,9 +13,6 @@ In a hybrid they are two parameters of each attention module that has groups wit
 """
 # B batch, L layers, G kv heads, T queries, S keys, N keys of a sink, M texts in a row, D head size
 
-from __future__ import annotations
-
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -35,13 +32,6 @@ class Sinks(NamedTuple):
 
     keys_LGD: Tensor
     values_LGD: Tensor
-
-    def of_groups(self, layer: int, groups: Sequence[int]) -> dict[str, Tensor]:
-        """The parameters of a layer whose groups with a window are these."""
-        return {
-            KEY: self.keys_LGD[layer, list(groups)].clone(),
-            VALUE: self.values_LGD[layer, list(groups)].clone(),
-        }
 
 
 def make_sink(
@@ -127,15 +117,12 @@ def add_sinks(model: Any, config: Any) -> None:
     """Give a hybrid the parameters that its config asks for."""
     if kind_of(config) != "static":
         return
-    hybrid, num_groups = config.bosch, config.num_key_value_heads
-    for layer, num_full in zip(model.base_model.layers, hybrid["num_full"], strict=True):
-        attention = layer.self_attn
-        if num_full < num_groups:
-            weight = attention.k_proj.weight
-            shape = (num_groups - num_full, weight.shape[0] // num_groups)
-            for name in (KEY, VALUE):
-                empty = torch.zeros(shape, dtype=weight.dtype, device=weight.device)
-                attention.register_parameter(name, nn.Parameter(empty))
+    num_groups = config.num_key_value_heads
+    for layer, num_full in zip(model.base_model.layers, config.bosch["num_full"], strict=True):
+        weight = layer.self_attn.k_proj.weight
+        shape = (num_groups - num_full, weight.shape[0] // num_groups)
+        for name in (KEY, VALUE) if num_full < num_groups else ():
+            layer.self_attn.register_parameter(name, nn.Parameter(weight.new_zeros(shape)))
 
 
 def kind_of(config: Any) -> str:
@@ -153,7 +140,6 @@ def is_sink(name: str) -> bool:
 
 def source_of(module: Any) -> Source | None:
     """What the windows of a hybrid's layer see."""
-    key_GD = getattr(module, KEY, None)
-    if key_GD is not None:
-        return key_GD, getattr(module, VALUE)
+    if hasattr(module, KEY):
+        return getattr(module, KEY), getattr(module, VALUE)
     return sink_tokens(kind_of(module.config)) or None

@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from bosch.data.tokenizer_files import describe_tokenizer
 from bosch.hybrid.cache import CACHE
-from bosch.hybrid.conversion import deploy, head_size, hybrid_config
+from bosch.hybrid.conversion import deploy, hybrid_config
 from bosch.hybrid.materialize import (
     CHECK_TOLERANCE,
     as_layer_types,
@@ -191,7 +191,7 @@ def interrupted_after_the_weights(dense: Path, out: Path) -> None:
     """The files of a run that was killed after writing the weights."""
     config = hybrid_config(read_config(dense), MIXED, WINDOW)
     out.mkdir()
-    rewrite_weights(dense, out, config.bosch["permutation"], head_size(config))
+    rewrite_weights(dense, out, config, config.bosch["permutation"])
 
 
 def test_folder_that_computes_something_else_is_not_published(tmp_path: Path) -> None:
@@ -282,7 +282,7 @@ def test_one_file_of_weights_is_in_memory_at_a_time(tmp_path: Path) -> None:
     out.mkdir()
     before = resident_bytes()
     with PeakMemory() as peak:
-        rewrite_weights(dense, out, config.bosch["permutation"], config.head_dim)
+        rewrite_weights(dense, out, config, config.bosch["permutation"])
     # One file as it is mapped, and its attention once more.
     assert peak.bytes - before < 100e6
 
