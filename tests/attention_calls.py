@@ -178,17 +178,6 @@ def check_against_reference(
     return None
 
 
-def check_documents_apart(backend: ModuleType, call: AttentionCall) -> None:
-    """A change in the first document changes nothing after it."""
-    assert call.documents is not None
-    before: Tensor = backend.attend(call)
-    end = call.documents.ends[0][1]
-    with torch.no_grad():
-        for x in (call.q_BHTD, call.k_BGSD, call.v_BGSD):
-            x[:, :, :end] += 1.0
-    assert torch.equal(before[:, :, end:], backend.attend(call)[:, :, end:])
-
-
 def visible_counts(
     backend: ModuleType, num_tokens: int, window_tokens: int, device: str, dtype: torch.dtype
 ) -> Tensor:

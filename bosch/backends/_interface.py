@@ -5,10 +5,9 @@
     priority(call) -> int | None      the highest is asked first; None: only when it is named
     attend(call) -> Tensor            the attention output, (B, H, T, D)
 
-A backend must not ignore any part of a call: `supports` names what it cannot do. Its reasons must
-not contain numbers that change from call to call, because each distinct reason is shown once.
-`priority` is asked before `supports`, and a backend with a priority that refuses a call is reported
-to the user: return None for calls that the backend is not meant for.
+A backend must not ignore any part of a call: `supports` names what it cannot do, without numbers
+that change from call to call: each distinct reason is shown once. A backend with a priority that
+refuses a call is reported to the user: return None for calls that it is not meant for.
 """
 # B batch, H query heads, G kv heads, T queries, S keys, D head size, N 1 or H
 
@@ -57,16 +56,15 @@ class Documents:
 
 @dataclass(frozen=True)
 class Sink:
-    """Keys and values of a windowed call beside those of its window: a constant for each group, or
-    the first tokens of each text. All of B rows, or of one for all rows."""
+    """Keys and values beside those of a window: a constant for each group, or the first tokens of
+    each text. All of B rows, or of one for all rows."""
 
     k_BGND: Tensor
     v_BGND: Tensor
     seen_BTN: Tensor  # bool: what each query sees of them, which is only what has left its window
     # Of packed documents, each with first tokens of its own: how many, document after document.
     of_document: int | None = None
-    # (B, H, T, N): the scores of its keys, where a backend has them before it cuts a call up.
-    scores_BHTN: Tensor | None = None
+    scores_BHTN: Tensor | None = None  # of its keys, if known before a backend cuts a call up
 
     def of_queries(self, queries: slice, rows: slice = ALL) -> Sink:
         k, v, seen = (

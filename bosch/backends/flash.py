@@ -2,8 +2,8 @@
 # B batch, H query heads, T queries, D head size
 
 import inspect
-from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
@@ -67,11 +67,10 @@ def attend(call: AttentionCall) -> Tensor:
     return out.unflatten(0, (len(call.q_BHTD), -1)).transpose(1, 2)
 
 
-def _kernel() -> Callable[..., Tensor | tuple[Tensor, ...]]:
+def _kernel() -> Any:
     """The variable-length function; both versions align queries to the last keys."""
     is_hopper = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
-    if is_hopper and find_spec("flash_attn_interface") is not None:
-        from flash_attn_interface import flash_attn_varlen_func
-    else:
-        from flash_attn import flash_attn_varlen_func
-    return flash_attn_varlen_func
+    is_3 = is_hopper and find_spec("flash_attn_interface") is not None
+    # No import statement: from a hybrid's folder transformers would demand the package.
+    package = import_module("flash_attn_interface" if is_3 else "flash_attn")
+    return package.flash_attn_varlen_func

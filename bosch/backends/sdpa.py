@@ -133,7 +133,9 @@ def _banded(call: AttentionCall) -> Iterator[Tensor]:
         # The scores of its keys for all queries at once: blocks of queries would be a copy.
         call = replace(call, sink=replace(call.sink, scores_BHTN=scores_of(call)))
     num_queries, past = call.q_BHTD.shape[2], call.k_BGSD.shape[2] - call.q_BHTD.shape[2]
-    block = _block_queries(window, call.needs_grad)
+    # Blocks of 32 are the fastest, or within 5 %, for every window (one CPU thread, W 64 to 1024).
+    # The gradient of the overlapping view is (C+W-1)/C copies of K and V: training takes larger.
+    block = max(64, window // 2) if call.needs_grad else 32
 
     # Rows up to the first that sees W keys, then whole blocks, then the remaining rows.
     head = min(num_queries, window - past) if past < window - 1 else 0
@@ -181,19 +183,9 @@ def _blocks(call: AttentionCall, window: int, head: int, num_blocks: int, block:
     return _sdpa(replace(call, q_BHTD=q_MHCD, k_BGSD=k_MGLD, v_BGSD=v_MGLD, sink=sink), mask)
 
 
-def _block_queries(window: int, needs_grad: bool) -> int:
-    """Block size. 32 is the fastest, or within 5 % of it, for every window (one CPU thread, W 64 to
-    1024). The gradient of the overlapping view is (C+W-1)/C copies of K and V, so training takes
-    larger blocks.
-    """
-    return max(64, window // 2) if needs_grad else 32
-
-
 def _padding(block: int, window: int) -> int:
     """Keys that no query of a block sees, so that its rows of scores are a multiple of 16 long.
-
-    Measured (one CPU thread, AVX512, D=64, W=256): 287 keys a block take 1.19 times as long as 288.
-    """
+    (One CPU thread, AVX512, D=64, W=256: 287 keys a block take 1.19 times as long as 288.)"""
     return -(block + window - 1) % 16
 
 
@@ -274,10 +266,10 @@ def _sink_as_key(call: AttentionCall, mask: Tensor | None, is_causal: bool) -> A
     """The sink as further keys, for devices whose kernels say no log-sum-exp here: a copy."""
     assert call.sink is not None
     (batch, _, num_queries, _), num_keys = call.q_BHTD.shape, call.k_BGSD.shape[2]
-    if isinstance(mask, CausalBias) or is_causal or mask is None:
+    if mask is None or isinstance(mask, CausalBias):
+        diagonal = num_keys if mask is None and not is_causal else num_keys - num_queries
         ones = torch.ones(num_queries, num_keys, dtype=torch.bool, device=call.q_BHTD.device)
-        is_lower = is_causal or mask is not None
-        mask = ones.tril(num_keys - num_queries) if is_lower else ones
+        mask = ones.tril(diagonal)
     keys, values = (
         torch.cat([x_BGND.expand(batch, -1, -1, -1).to(x_BGSD.dtype), x_BGSD], 2)
         for x_BGND, x_BGSD in ((call.sink.k_BGND, call.k_BGSD), (call.sink.v_BGND, call.v_BGSD))

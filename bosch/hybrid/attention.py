@@ -13,20 +13,24 @@ their position_ids do not.
 
 import functools
 import logging
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
+from zlib import crc32
 
 import torch
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.masking_utils import sdpa_mask
 
 from bosch.backends._interface import AttentionCall
 from bosch.hybrid.cache import Split
 from bosch.hybrid.dispatch import attend
-from bosch.hybrid.documents import MASK_TYPE, as_type, keep_documents_apart
+from bosch.hybrid.documents import (
+    MASK_TYPE,
+    NOT_CAUSAL,
+    bosch_mask_function,
+    keep_documents_apart,
+)
 from bosch.hybrid.search_mode import Mask, has_empty_slots, search_attention
 from bosch.hybrid.sinks import make_sink, source_of
 from bosch.masks.window import check_window
@@ -35,7 +39,9 @@ from bosch.run.errors import UserError
 
 logger = logging.getLogger("bosch")
 
-NAME = "bosch"
+# The code in a hybrid's folder registers a name of its own, so that checkpoints of different
+# versions, and the package, can be loaded in one process.
+NAME = "bosch" if __name__ == "bosch.hybrid.attention" else f"bosch_{crc32(__name__.encode())}"
 FAMILIES = list_plugins("bosch.families")
 
 # Arguments from transformers that do not change the attention output. Any other is refused if it is
@@ -45,10 +51,6 @@ HARMLESS = frozenset(
     "return_dict output_hidden_states output_router_logits max_length_q max_length_k "
     "cu_seq_lens_k "  # the same as cu_seq_lens_q
     "tokenizer assistant_tokenizer".split()  # of generate, for stop strings and drafts
-)
-NOT_CAUSAL = (
-    "attn_implementation='bosch' computes causal attention only, but this call or its config has "
-    "is_causal=False."
 )
 
 
@@ -195,58 +197,6 @@ def mention_plain_cache() -> None:
     )
 
 
-def bosch_mask_function(
-    q_length: int,
-    kv_length: int,
-    q_offset: int | Tensor = 0,  # a tensor where the cache is static
-    kv_offset: int = 0,
-    attention_mask: Tensor | None = None,
-    allow_is_causal_skip: bool = True,
-    **others: Any,
-) -> Tensor | None:
-    """None for every causal call without padding, packed ones included: the attention function
-    aligns queries and keys itself and finds documents in the position ids. So long texts need no
-    T x S mask, which transformers builds for prompt chunks and packed documents.
-    """
-    config = others.get("config")
-    if others.get("allow_is_bidirectional_skip") or not getattr(config, "is_causal", True):
-        raise UserError(NOT_CAUSAL)
-    # A static cache has empty slots after the keys. Our own models know how many. For others
-    # the mask shows them, and so it does for the base model of a hybrid by itself, except at the
-    # start of a cache, where the position ids of several tokens are enough.
-    is_hybrid = getattr(config, "bosch", None) is not None
-    is_plain = not others.get("use_vmap") and others.get("local_size") is None
-    if (
-        (is_plain and isinstance(q_offset, int) and not torch.compiler.is_compiling())
-        and ((is_hybrid and q_length > 1) or kv_offset + kv_length == q_offset + q_length)
-        and (allow_is_causal_skip or _hides_the_next(q_length, **others))
-        and (attention_mask is None or attention_mask[:, : q_offset + q_length].all())
-    ):
-        return None
-    mask_BNTS = sdpa_mask(
-        q_length=q_length,
-        kv_length=kv_length,
-        q_offset=q_offset,  # type: ignore[arg-type]
-        kv_offset=kv_offset,
-        attention_mask=attention_mask,
-        allow_is_causal_skip=False,
-        **others,
-    )
-    return None if mask_BNTS is None else as_type(mask_BNTS, MASK_TYPE)
-
-
-def _hides_the_next(q_length: int, mask_function: Any = None, device: Any = None, **_: Any) -> bool:
-    """Whether no query sees the next token, as in causal and packed masks."""
-    if mask_function is None or q_length < 2:
-        return True
-    here = torch.arange(q_length - 1, device=device)
-    zero = torch.zeros((), dtype=torch.long, device=device)
-    return not torch.as_tensor(mask_function(zero, zero, here, here + 1)).any()
-
-
-# --------------------------------------------------------------------------------------- refusals
-
-
 def _refuse_unknown(others: dict[str, object]) -> None:
     if others.pop("is_causal", None) is False:
         raise UserError(NOT_CAUSAL)
@@ -263,22 +213,3 @@ def _refuse_unknown(others: dict[str, object]) -> None:
             f"attn_implementation='bosch' does not support the argument {name} and would ignore "
             "it. Leave it out."
         )
-
-
-def guard_other_attention() -> None:
-    """Make transformers' registered attention functions refuse our arguments, which they would
-    ignore. `eager` is registered nowhere, and cannot."""
-
-    def refusing(name: str, attention: Callable[..., Any], *args: Any, **others: Any) -> Any:
-        for argument, value in others.items():
-            if argument.startswith("bosch_") and value is not None:
-                raise UserError(
-                    f"attn_implementation={name!r} would ignore {argument}: load the model with "
-                    'from_pretrained(..., attn_implementation="bosch").'
-                )
-        return attention(*args, **others)
-
-    for name, attention in AttentionInterface().items():
-        if not name.startswith(NAME):
-            guarded = functools.update_wrapper(partial(refusing, name, attention), attention)
-            AttentionInterface.register(name, guarded)

@@ -39,9 +39,6 @@ class Split(NamedTuple):
     first_BGND: Tensor | None = None  # of the window's groups, the first tokens that they keep
 
 
-# ------------------------------------------------------------------------------- one kind of groups
-
-
 class GrowingLayer(DynamicLayer):
     """All positions, in a buffer that grows by a quarter; `keys` and `values` are views of it.
     (transformers' `DynamicLayer` copies all keys and values for each new token.)
@@ -51,9 +48,7 @@ class GrowingLayer(DynamicLayer):
 
     def __init__(self) -> None:
         # No super().__init__(): it would assign keys and values, which are properties here.
-        self.is_initialized = False
-        self._buffers: Pair | None = None
-        self._start = self._stop = 0  # the part of the buffers in use
+        self.reset()
 
     @property
     def keys(self) -> Tensor | None:  # type: ignore[override]
@@ -81,7 +76,9 @@ class GrowingLayer(DynamicLayer):
         self._stop -= min(_tokens_to_remove(tokens_to_remove), self.num_held)
 
     def reset(self) -> None:
-        self.__init__()  # type: ignore[misc]
+        self.is_initialized = False
+        self._buffers: Pair | None = None
+        self._start = self._stop = 0  # the part of the buffers in use
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         self._change(lambda x: x.index_select(0, beam_idx.to(x.device)))
@@ -118,17 +115,16 @@ class GrowingLayer(DynamicLayer):
         held, new, buffer = self.num_held, k_BGTD.shape[2], self._buffers[0]
         if torch.is_grad_enabled() and (k_BGTD.requires_grad or buffer.requires_grad):
             # Autograd may still need what was read from the buffer, so it is not overwritten.
-            keys, values = self._held()
-            self._hold(torch.cat([keys, k_BGTD], 2), torch.cat([values, v_BGTD], 2))
+            pairs = zip(self._held(), (k_BGTD, v_BGTD), strict=True)
+            self._hold(*(torch.cat(pair, 2) for pair in pairs))
             return
         if self._stop + new > buffer.shape[2] or _is_frozen(buffer):
             room = held + new + max(self.SPARE_TOKENS, held // 4)
-            keys, values = self._held()
             # The batch and the groups of the tokens held, and room for more of them.
-            larger = [x.new_empty(*x.shape[:2], room, x.shape[3]) for x in (keys, values)]
-            for target, x_BGSD in zip(larger, (keys, values), strict=True):
+            k, v = (x.new_empty(*x.shape[:2], room, x.shape[3]) for x in self._held())
+            for target, x_BGSD in zip((k, v), self._held(), strict=True):
                 target[:, :, :held] = x_BGSD
-            self._buffers, self._start, self._stop = (larger[0], larger[1]), 0, held
+            self._buffers, self._start, self._stop = (k, v), 0, held
         for target, x_BGTD in zip(self._buffers, (k_BGTD, v_BGTD), strict=True):
             target[:, :, self._stop : self._stop + new] = x_BGTD
         self._stop += new
@@ -136,8 +132,7 @@ class GrowingLayer(DynamicLayer):
     def _change(self, change: Callable[[Tensor], Tensor]) -> None:
         # Also for an empty buffer, as with W = 1: its batch size counts.
         if self._buffers is not None:
-            keys, values = self._held()
-            self._hold(change(keys), change(values))
+            self._hold(*map(change, self._held()))
 
     def _move(self, device: torch.device | str) -> None:
         if self._buffers is not None:
@@ -151,12 +146,9 @@ class RollingLayer(GrowingLayer):
     `crop`, so that rejected tokens can be removed.
     """
 
-    is_sliding = True
-
     def __init__(self, window_tokens: int) -> None:
         super().__init__()
         self.window_tokens = window_tokens
-        self.cumulative_length = 0  # tokens seen
         self.record_past = False
 
     def activate_past_recording(self) -> None:
@@ -177,8 +169,7 @@ class RollingLayer(GrowingLayer):
         # Only the end of a long prompt chunk is kept.
         keys, values = key_states, value_states
         if past:
-            held_keys, held_values = self._held()
-            keys, values = torch.cat([held_keys, keys], 2), torch.cat([held_values, values], 2)
+            keys, values = (torch.cat(x, 2) for x in zip(self._held(), (keys, values), strict=True))
         keep = slice(max(keys.shape[2] - (self.window_tokens - 1), 0), None)
         # A copy: a view would keep the whole piece alive.
         self._hold(keys[:, :, keep].clone(), values[:, :, keep].clone())
@@ -186,9 +177,6 @@ class RollingLayer(GrowingLayer):
 
     def get_seq_length(self) -> int:
         return self.cumulative_length
-
-    def get_max_length(self) -> int:
-        return self.window_tokens
 
     def crop(self, tokens_to_remove: int) -> None:
         remove = min(_tokens_to_remove(tokens_to_remove), self.cumulative_length)
@@ -205,9 +193,8 @@ class RollingLayer(GrowingLayer):
         self._drop_old()
 
     def reset(self) -> None:
-        record = self.record_past
-        self.__init__(self.window_tokens)  # type: ignore[misc]
-        self.record_past = record
+        super().reset()
+        self.cumulative_length = 0  # tokens seen
 
     def _drop_old(self) -> None:
         self._start = max(self._start, self._stop - (self.window_tokens - 1))
@@ -218,7 +205,6 @@ class RingLayer(StaticLayer):
     All positions are tensors, so that a compiled step contains no number that changes.
     """
 
-    is_sliding = True
     is_croppable = False  # a rejected token has overwritten what the window still needs
 
     def __init__(self, window_tokens: int, max_cache_len: int) -> None:
@@ -294,9 +280,6 @@ class FirstLayer(GrowingLayer):
     def crop(self, tokens_to_remove: int) -> None:
         pass
 
-    def reset(self) -> None:
-        self.__init__(self.num_tokens)  # type: ignore[misc]
-
 
 def _is_frozen(x: Tensor) -> bool:
     return x.is_inference() and not torch.is_inference_mode_enabled()
@@ -308,9 +291,6 @@ def _tokens_to_remove(tokens_to_remove: int) -> int:
             f"crop({tokens_to_remove}): pass the number of tokens to remove as a negative number."
         )
     return -tokens_to_remove
-
-
-# ------------------------------------------------------------------------------ the composite layer
 
 
 def _of_each_part(name: str) -> Callable[..., None]:
@@ -414,9 +394,6 @@ class HybridLayer(CacheLayerMixin):
         if len(self.parts) == 1:
             return (x_BGTD,)
         return x_BGTD[:, : self.num_full], x_BGTD[:, self.num_full :]
-
-
-# ------------------------------------------------------------------------------------- whole caches
 
 
 def hybridize_cache(cache: Cache, config: PretrainedConfig, attention_mask: Any = None) -> Cache:

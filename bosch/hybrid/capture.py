@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
-from bosch.hybrid.attention import bosch_attention, bosch_mask_function
+from bosch.hybrid.attention import bosch_attention
+from bosch.hybrid.documents import bosch_mask_function
 from bosch.run.errors import UserError
 
 NAME = "bosch_capture"

@@ -33,8 +33,6 @@ HEAD_DIMENSIONS: HeadDimensions = {
 ATTENTION_NAME = re.compile(r"\blayers\.(\d+)\.self_attn\.(.+)$")
 PER_HEAD_NORMS = {"q_norm.weight", "k_norm.weight"}  # shared by all heads if as long as one head
 
-# ----------------------------------------------------------------------------------------- configs
-
 
 def hybrid_config(
     config: PretrainedConfig, z: Sequence[Sequence[int]], window_tokens: int, **provenance: object
@@ -81,9 +79,6 @@ def head_size(config: PretrainedConfig) -> int:
 def head_dimensions(config: PretrainedConfig) -> HeadDimensions:
     """Those of a family's attention parameters."""
     return {**HEAD_DIMENSIONS, **getattr(family_of(config), "head_dimensions", {})}
-
-
-# ----------------------------------------------------------------------------------------- weights
 
 
 def deploy(

@@ -30,6 +30,7 @@ def load_backends(package: str) -> tuple[dict[str, ModuleType], dict[str, str]]:
 
 BACKENDS, BROKEN = load_backends("bosch.backends")
 _shown: set[tuple[str, str]] = set()
+_availability: dict[str, str | None] = {}
 
 
 def attend(call: AttentionCall, backend: str | None = None) -> Tensor:
@@ -98,8 +99,7 @@ def check_backend(
     if name == AUTO:
         return
     if name not in BACKENDS and name not in BROKEN:
-        known = (AUTO, *BACKENDS)
-        raise UserError(f"{option} {name}: no such backend; {suggest(name, known)}")
+        raise UserError(f"{option} {name}: no such backend; {suggest(name, (AUTO, *BACKENDS))}")
     if (reason := _unavailable(name)) is None:
         q, k, v = (torch.zeros(1, 1, 2, 64, device=device, dtype=dtype) for _ in range(3))
         documents = Documents(((0, 1, 2),), device) if packed else None
@@ -108,9 +108,6 @@ def check_backend(
         reason = refusal(name, call)
     if reason is not None:
         raise UserError(f"{option} {name} cannot run here: {reason}. {remedy}")
-
-
-_availability: dict[str, str | None] = {}
 
 
 @torch.compiler.assume_constant_result

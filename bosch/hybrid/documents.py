@@ -1,12 +1,13 @@
-"""Packed documents: where one ends and the next begins, by position ids that start again."""
+"""Which keys a query sees: the mask function registered with transformers, and packed documents,
+where one ends and the next begins by position ids that start again."""
 # B batch, T tokens, S keys, N 1 or the number of heads
 
-from __future__ import annotations
-
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.masking_utils import sdpa_mask
 
 from bosch.backends._interface import Documents
 from bosch.run.errors import UserError
@@ -14,7 +15,60 @@ from bosch.run.errors import UserError
 # Masks made by our mask function have this type. Those of callers are bool. A type can be seen in a
 # compiled model too, and in a copy on another device.
 MASK_TYPE = torch.int8
+NOT_CAUSAL = (
+    "attn_implementation='bosch' computes causal attention only, but this call or its config has "
+    "is_causal=False."
+)
 _MEMO = "_bosch_documents"  # attribute of position_ids, for the layers after the first one
+
+
+def bosch_mask_function(
+    q_length: int,
+    kv_length: int,
+    q_offset: int | Tensor = 0,  # a tensor where the cache is static
+    kv_offset: int = 0,
+    attention_mask: Tensor | None = None,
+    allow_is_causal_skip: bool = True,
+    **others: Any,
+) -> Tensor | None:
+    """None for every causal call without padding, packed ones included: the attention function
+    aligns queries and keys itself and finds documents in the position ids. So long texts need no
+    T x S mask, which transformers builds for prompt chunks and packed documents.
+    """
+    config = others.get("config")
+    if others.get("allow_is_bidirectional_skip") or not getattr(config, "is_causal", True):
+        raise UserError(NOT_CAUSAL)
+    # A static cache has empty slots after the keys. Our own models know how many. For others
+    # the mask shows them, and so it does for the base model of a hybrid by itself, except at the
+    # start of a cache, where the position ids of several tokens are enough.
+    is_hybrid = getattr(config, "bosch", None) is not None
+    is_plain = not others.get("use_vmap") and others.get("local_size") is None
+    if (
+        (is_plain and isinstance(q_offset, int) and not torch.compiler.is_compiling())
+        and ((is_hybrid and q_length > 1) or kv_offset + kv_length == q_offset + q_length)
+        and (allow_is_causal_skip or _hides_the_next(q_length, **others))
+        and (attention_mask is None or attention_mask[:, : q_offset + q_length].all())
+    ):
+        return None
+    mask_BNTS = sdpa_mask(
+        q_length=q_length,
+        kv_length=kv_length,
+        q_offset=q_offset,  # type: ignore[arg-type]
+        kv_offset=kv_offset,
+        attention_mask=attention_mask,
+        allow_is_causal_skip=False,
+        **others,
+    )
+    return None if mask_BNTS is None else as_type(mask_BNTS, MASK_TYPE)
+
+
+def _hides_the_next(q_length: int, mask_function: Any = None, device: Any = None, **_: Any) -> bool:
+    """Whether no query sees the next token, as in causal and packed masks."""
+    if mask_function is None or q_length < 2:
+        return True
+    here = torch.arange(q_length - 1, device=device)
+    zero = torch.zeros((), dtype=torch.long, device=device)
+    return not torch.as_tensor(mask_function(zero, zero, here, here + 1)).any()
 
 
 def keep_documents_apart(

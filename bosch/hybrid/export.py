@@ -22,8 +22,6 @@ from bosch.run.plain_text import markdown, markdown_table, yaml_text
 CARD = "README.md"
 PICTURE = "mask.png"
 MASK_KEY = "mask"  # in config.bosch: MaskFile.origin()
-QUOTES = "\"'"
-CACHE_HEADER = ("tokens", "this model", "full attention", "share")
 SINKS = {
     "none": "none",
     "static": "a constant key and value in each group on the window, which take no KV cache",
@@ -142,7 +140,7 @@ def _model_card(config: PretrainedConfig, record: MaskFile, license_lines: Seque
         name=markdown(model.id.split("/")[-1]),
         facts="\n".join(markdown_table(("", ""), facts)),
         picture=PICTURE,
-        cache="\n".join(markdown_table(CACHE_HEADER, cache)),
+        cache="\n".join(markdown_table(("tokens", "this model", "full attention", "share"), cache)),
         entry=ENTRY,
     )
 
@@ -155,4 +153,4 @@ def _license_lines(source: Path) -> list[str]:
         return []
     front = text.removeprefix("---\n").partition("\n---")[0]
     fields = re.findall(r"^(license\w*):[ \t]*(\S.*)$", front, re.MULTILINE)
-    return [f"{name}: {yaml_text(value.strip().strip(QUOTES))}" for name, value in fields]
+    return [name + ": " + yaml_text(value.strip().strip("\"'")) for name, value in fields]

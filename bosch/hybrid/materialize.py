@@ -67,14 +67,14 @@ def materialize(source: Path, record: MaskFile, out: Path, sinks: Sinks | None =
     """Write the hybrid. Can be restarted at any point: complete weight files are kept."""
     plain = read_config(source)
     refuse_unless_plain(source, plain)
-    facts: dict[str, object] = {export.MASK_KEY: record.origin()}
-    if record.mask.sink == "static" and sinks is None:
+    mask, facts = record.mask, {export.MASK_KEY: record.origin()}
+    if mask.sink == "static" and sinks is None:
         raise UserError("this mask has static sinks: pass those of its folder (read_sinks).")
-    if record.mask.sink != "none":
-        facts["sink"] = sink_as_json(record.mask.sink)
-    config = hybrid_config(plain, record.mask.z, record.mask.window_tokens, **facts)
+    if mask.sink != "none":
+        facts["sink"] = sink_as_json(mask.sink)
+    config = hybrid_config(plain, mask.z, mask.window_tokens, **facts)
     config.architectures = [family_of(config).model_class.__name__]
-    added = sink_parameters(sinks, config) if record.mask.sink == "static" else {}
+    added = sink_parameters(sinks, config) if mask.sink == "static" else {}
     _write(source, plain, out, config, config.bosch["permutation"], added)
     _judge(out, source, compare_logits(source, plain, out, config))
     export.write_exports(out, config, source)
@@ -240,9 +240,6 @@ def _keep_tokenizer(
         "AutoTokenizer.from_pretrained(...).save_pretrained(...) into a copy of the model, and use "
         "that copy."
     )
-
-
-# ---------------------------------------------------------------------------------------- the check
 
 
 def compare_logits(

@@ -43,9 +43,6 @@ PREFIX = "bosch_"  # of the model_type
 GUARD = "bosch_hybrid"  # older folders have it as their layer types
 
 
-# ----------------------------------------------------------------------------------- the two mixins
-
-
 @dataclass
 class HybridConfig:
     """In front of a family's config class."""
@@ -175,9 +172,6 @@ def _signed_as(plain_forward: Callable[..., Any], forward: Callable[..., Any]) -
         return forward(self, *args[len(names) :], **named, **kwargs)
 
     return signed
-
-
-# ----------------------------------------------------------------------------------------- families
 
 
 class BlockNorms(NamedTuple):

@@ -9,6 +9,8 @@ import hook waits for it, and registers when its import has finished.
 import logging
 import os
 import sys
+from collections.abc import Callable
+from functools import partial, update_wrapper
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import ModuleType
@@ -45,8 +47,8 @@ def _register() -> None:
         )
     from bosch.hybrid import attention, models, remote_code
 
+    _guard_other_attention()
     attention.register()
-    attention.guard_other_attention()
     for name in list_plugins("bosch.families"):
         try:
             family = load_plugin("bosch.families", name)
@@ -57,6 +59,26 @@ def _register() -> None:
         AutoModelForCausalLM.register(family.config_class, family.model_class, exist_ok=True)
         models.share_conversions(family.plain_config_class, family.config_class)
     models.HybridConfig.write_code = staticmethod(remote_code.write_remote_code)
+
+
+def _guard_other_attention() -> None:
+    """Make transformers' registered attention functions refuse our arguments, which they would
+    ignore. `eager` is registered nowhere, and cannot."""
+    from transformers import AttentionInterface
+
+    def refusing(name: str, attention: Callable[..., Any], *args: Any, **others: Any) -> Any:
+        for argument, value in others.items():
+            if argument.startswith("bosch_") and value is not None:
+                raise UserError(
+                    f"attn_implementation={name!r} would ignore {argument}: load the model with "
+                    'from_pretrained(..., attn_implementation="bosch").'
+                )
+        return attention(*args, **others)
+
+    for name, attention in AttentionInterface().items():
+        if not name.startswith("bosch"):
+            guarded = update_wrapper(partial(refusing, name, attention), attention)
+            AttentionInterface.register(name, guarded)
 
 
 class _WaitForTransformers(MetaPathFinder):

@@ -17,7 +17,6 @@ from bosch.run.files import write_atomically
 
 ENTRY = "modeling_bosch.py"
 PLUGINS = "bosch.plugins"  # finds files in folders; replaced by a list in a flat folder
-ATTENTION = "bosch.hybrid.attention"
 # At the end of the entry file: what `import bosch` does (bosch/hybrid/registration.py).
 REGISTER = """
 
@@ -52,14 +51,6 @@ def suggest(name, names):
 
 PACKAGE = Path(__file__).parents[1]
 OUR_IMPORT = re.compile(r"^( *)from (bosch\.[\w.]+) import", re.MULTILINE)
-# Imports of optional packages inside functions. transformers finds every import statement, and
-# would refuse to load the model without these packages.
-OPTIONAL_IMPORT = re.compile(r"^( +)from (flash_attn\w*) import (\w+)$", re.MULTILINE)
-NAME_LINE = re.compile(r'^NAME = "bosch"$', re.MULTILINE)
-OWN_NAME = """\
-import hashlib
-
-NAME = "bosch_" + hashlib.sha256(__name__.encode()).hexdigest()[:12]"""
 
 
 def write_remote_code(out: Path, config: PretrainedConfig) -> dict[str, str]:
@@ -102,12 +93,6 @@ def remote_code(family_module: str) -> Mapping[str, str]:
             text = path.read_text("utf-8") + (REGISTER if module == family_module else "")
         waiting += [needed for _, needed in OUR_IMPORT.findall(text)]
         text = OUR_IMPORT.sub(lambda match: f"{match[1]}from .{_flat(match[2])} import", text)
-        text = OPTIONAL_IMPORT.sub(r'\1\3 = __import__("\2", fromlist=["\3"]).\3', text)
-        if module == ATTENTION:
-            # Each copy of the code registers a name of its own, so that checkpoints of different
-            # versions, and the package, can be loaded in one process.
-            text, count = NAME_LINE.subn(OWN_NAME, text)
-            assert count == 1
         files[name] = f"# From bosch-hybrid, {module}. Apache-2.0.\n{text}"
     return files
 

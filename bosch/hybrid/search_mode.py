@@ -6,13 +6,9 @@ computes group g of layer l with full attention if `z[l][g]` is 1, and with a wi
 it is 0. Nothing is stored, so changing z costs nothing. Without a mask the model is the dense one.
 
 To learn a mask, pass `bosch_gates=z`, a tensor (layers, groups) of numbers from 0 to 1. Each group
-then computes
-
-    z * full + (1 - z) * window
-
-before the output projection, and z gets gradients. A group whose gate is 0 or 1 and needs no
-gradient needs only one of the two: pass `bosch_mask` as well, with 1 (full), 0 (window) or None
-(both) for each group.
+then computes z * full + (1 - z) * window before the output projection, and z gets gradients. A
+group whose gate is 0 or 1 and needs no gradient needs only one of the two: pass `bosch_mask` as
+well, with 1 (full), 0 (window) or None (both) for each group.
 """
 # B batch, H query heads, G kv heads, R query heads a group, T queries, S keys, D head size, M mixed
 # groups
@@ -103,30 +99,27 @@ def mixed_attention(
 ) -> Tensor:
     """The output of a layer, (B, T, H, D). `row`: what each group computes, as in bosch_mask."""
 
-    def output(groups: list[int], window_tokens: int | None) -> Tensor:
+    def output(groups: list[int], **changes: Any) -> Tensor:
         """(B, T, G, R, D) of some groups, all full or all windowed."""
         if not groups:
             return call.q_BHTD.new_empty(0)
-        picked = replace(_pick(call, groups), window_tokens=window_tokens)
-        if window_tokens is None:
-            picked = replace(picked, sink=None)
+        picked = replace(_pick(call, groups), **changes)
         return attend(picked, backend).transpose(1, 2).unflatten(2, (len(groups), -1))
 
     only_full, both, only_window = (
         [group for group, bit in enumerate(row) if bit == kind] for kind in (1, None, 0)
     )
     parts_BTGRD = []
-    full_BTGRD = output(only_full + both, None)
-    window_BTGRD = output(both + only_window, window_tokens)
+    full_BTGRD = output(only_full + both, sink=None)
+    window_BTGRD = output(both + only_window, window_tokens=window_tokens)
     if only_full:
         parts_BTGRD.append(full_BTGRD[:, :, : len(only_full)])
     if both:
         assert gates_G is not None
         z_M11 = gates_G[both].to(full_BTGRD.dtype)[:, None, None]
         # Exact at both ends: lerp(a, b, 0) is a and lerp(a, b, 1) is b.
-        parts_BTGRD.append(
-            torch.lerp(window_BTGRD[:, :, : len(both)], full_BTGRD[:, :, len(only_full) :], z_M11)
-        )
+        of_window, of_full = window_BTGRD[:, :, : len(both)], full_BTGRD[:, :, len(only_full) :]
+        parts_BTGRD.append(torch.lerp(of_window, of_full, z_M11))
     if only_window:
         parts_BTGRD.append(window_BTGRD[:, :, len(both) :])
     out_BTGRD = parts_BTGRD[0] if len(parts_BTGRD) == 1 else torch.cat(parts_BTGRD, dim=2)
@@ -139,8 +132,6 @@ def mixed_attention(
 def _pick(call: AttentionCall, groups: list[int]) -> AttentionCall:
     """The call for only these groups; neighbors are views."""
     num_groups, first, last = call.k_BGSD.shape[1], groups[0], groups[-1]
-    if groups == list(range(num_groups)):
-        return call
     is_run = groups == list(range(first, last + 1))
     chosen = slice(first, last + 1) if is_run else groups
 

@@ -184,6 +184,3 @@ def test_old_gpus_missing_packages_and_broken_ones_are_named(
     gpu.capability = (7, 5)
     for module in (flash, varlen):
         assert "Ampere" in str(module.unavailable())
-
-
-# ------------------------------------------------------------------------------------ the stand-ins

@@ -95,6 +95,9 @@ def test_materialized_model_computes_search_mode_and_goes_back_bit_for_bit(
     searched = logits(plain, ids, bosch_mask=MIXED, bosch_window=WINDOW)
     torch.testing.assert_close(logits(hybrid, ids), searched, rtol=1e-4, atol=1e-4)
     assert not torch.allclose(logits(plain, ids), searched, atol=1e-2)
+    with pytest.raises(UserError, match=f"{type(plain).__name__} would compute this hybrid"):
+        hybrid.config.update({"architectures": [type(plain).__name__]})  # as vLLM's --hf-overrides
+    hybrid.config.architectures = ["MySubclass"]
 
     unmaterialize(tmp_path / "hybrid", tmp_path / "again")
     name = "model.safetensors"
@@ -113,16 +116,6 @@ def test_materialized_model_computes_search_mode_and_goes_back_bit_for_bit(
     for auto_class in (AutoConfig, AutoModelForCausalLM):
         with pytest.raises(StrictDataclassFieldValidationError, match="bosch_hybrid"):
             auto_class.from_pretrained(tmp_path / "hybrid")
-
-
-@every_family
-def test_a_hybrid_is_not_called_by_a_plain_class(family: str, tmp_path: Path) -> None:
-    """As vLLM's --hf-overrides would."""
-    plain = tiny_model(family)
-    config = deploy(plain, MIXED, WINDOW).config
-    with pytest.raises(UserError, match=f"{type(plain).__name__} would compute this hybrid"):
-        config.update({"architectures": [type(plain).__name__]})
-    config.architectures = ["MySubclass"]
 
 
 @pytest.mark.parametrize(
