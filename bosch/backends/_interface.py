@@ -104,10 +104,6 @@ class AttentionCall:
         return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
 
     @property
-    def is_grouped(self) -> bool:
-        return self.q_BHTD.shape[1] != self.k_BGSD.shape[1]
-
-    @property
     def is_plain_full(self) -> bool:
         """Full attention without packed documents: torch's own function picks the best kernel for
         it, and the result equals the stock model's bit for bit."""
@@ -115,8 +111,7 @@ class AttentionCall:
 
     def without_idle_window(self) -> AttentionCall:
         """The same call without keys that no query sees, and without a window that hides nothing:
-        a decoding step over a rolling cache becomes plain attention over what the cache holds.
-        """
+        a decoding step over a rolling cache becomes plain attention over what the cache holds."""
         if (window := self.window_tokens) is None:
             return self
         num_queries, num_keys = self.q_BHTD.shape[2], self.k_BGSD.shape[2]

@@ -236,7 +236,8 @@ def _sdpa(call: AttentionCall, mask: Tensor | None = None, is_causal: bool = Fal
             )
         call, is_causal = _sink_as_key(call, mask, is_causal), False
         mask = call.mask_BNTS
-    q, k, v, grouped = call.q_BHTD, call.k_BGSD, call.v_BGSD, call.is_grouped
+    q, k, v = call.q_BHTD, call.k_BGSD, call.v_BGSD
+    grouped = q.shape[1] != k.shape[1]
     by_flash = isinstance(mask, CausalBias) and q.dtype in (torch.float16, torch.bfloat16)
     if grouped and mask is not None and not by_flash and q.device.type != "cpu":
         # Except on the CPU, grouped heads with a mask would use the slow math kernel.

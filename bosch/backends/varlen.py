@@ -48,7 +48,8 @@ def attend(call: AttentionCall) -> Tensor:
     lengths, num_rows = cumulative_lengths(call).values(), len(call.q_BHTD)
     optional: dict[str, Any] = {"scale": call.scaling, "window_size": (left, right)}
     # torch 2.11 shares KV heads by itself; later versions need the argument.
-    if call.is_grouped and "enable_gqa" in inspect.signature(kernel).parameters:
+    is_grouped = call.q_BHTD.shape[1] != call.k_BGSD.shape[1]
+    if is_grouped and "enable_gqa" in inspect.signature(kernel).parameters:
         optional["enable_gqa"] = True
 
     def forward(*tensors: Tensor) -> tuple[Tensor, Tensor]:

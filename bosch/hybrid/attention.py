@@ -2,11 +2,9 @@
 
 SEARCH: a stock model of a family in bosch/families takes a mask of groups as an argument of its
 forward call (bosch/hybrid/search_mode.py). DEPLOY: a materialized model has `config.bosch`; in each
-layer its groups are ordered [full..., window...], and each kind is computed by one call.
-
-Of both, further arguments of a forward call: `bosch_backend` names a backend (so does
-`config.bosch_backend`, for every call), and `cu_seq_lens_q` says where packed documents end if
-their position_ids do not.
+layer its groups are ordered [full..., window...], and each kind is computed by one call. Further
+arguments: `bosch_backend` names a backend (so does `config.bosch_backend`, for every call), and
+`cu_seq_lens_q` says where packed documents end if their position_ids do not.
 """
 # B batch, H query heads, G kv heads, T queries, S keys, L keys of a window cache, D head size, N 1
 # or H
@@ -25,12 +23,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from bosch.backends._interface import AttentionCall
 from bosch.hybrid.cache import Split
 from bosch.hybrid.dispatch import attend
-from bosch.hybrid.documents import (
-    MASK_TYPE,
-    NOT_CAUSAL,
-    bosch_mask_function,
-    keep_documents_apart,
-)
+from bosch.hybrid.documents import MASK_TYPE, NOT_CAUSAL, bosch_mask_function, keep_documents_apart
 from bosch.hybrid.search_mode import Mask, has_empty_slots, search_attention
 from bosch.hybrid.sinks import make_sink, source_of
 from bosch.masks.window import check_window

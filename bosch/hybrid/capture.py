@@ -67,11 +67,9 @@ def capture_attention(
 
 
 class _Tap(torch.autograd.Function):
-    """The identity. Its backward hands the gradient to `collect` and passes it on.
-
-    A tensor hook does not work: with gradient checkpointing, hooks on recomputed tensors never
-    fire, and the closure of the first forward pass would keep every layer's q, k and v in memory.
-    """
+    """The identity. Its backward hands the gradient to `collect` and passes it on. (With gradient
+    checkpointing, hooks on recomputed tensors never fire, and the first one's closure would keep
+    every layer's q, k and v in memory.)"""
 
     @staticmethod
     def forward(

@@ -114,33 +114,31 @@ def find_documents(position_ids: Tensor, batch: int, num_past: int, layer: int) 
     is_inference = position_ids.is_inference()
     call = (batch, num_past, None if is_inference else position_ids._version)
     memo = getattr(position_ids, _MEMO, None)
+    documents: Documents | None = None
     # An inference tensor has no version, so changes in place are not seen. It is read again in each
     # forward pass, which begins when the layer number does not rise.
-    if memo is None or memo[0] != call or (is_inference and layer <= memo[1]):
-        memo = (call, layer, _read_documents(position_ids, batch, num_past))
-    documents: Documents | None = memo[2]
+    if memo is not None and memo[0] == call and not (is_inference and layer <= memo[1]):
+        documents = memo[2]
+    else:
+        starts_BT = position_ids.diff(dim=-1) != 1
+        continues = num_past > 0 and bool((position_ids[:, 0] < num_past).any())
+        if continues or bool(starts_BT.any()):
+            if num_past:
+                raise UserError(
+                    f"the cache has {num_past} tokens, but the position ids of the new tokens do "
+                    "not continue them. Packed documents cannot continue a cache: pass them in one "
+                    "call, without one. (If it is a hybrid's base model with a static cache, call "
+                    "the whole.)"
+                )
+            num_tokens = position_ids.shape[-1]
+            rows = [
+                (0, *(i + 1 for i, starts in enumerate(row) if starts), num_tokens)
+                for row in starts_BT.tolist()
+            ]
+            rows = rows * batch if len(rows) == 1 else rows
+            documents = Documents(tuple(rows), position_ids.device)
     setattr(position_ids, _MEMO, (call, layer, documents))
     return documents
-
-
-def _read_documents(position_ids: Tensor, batch: int, num_past: int) -> Documents | None:
-    starts_BT = position_ids.diff(dim=-1) != 1
-    continues = num_past > 0 and bool((position_ids[:, 0] < num_past).any())
-    if not continues and not bool(starts_BT.any()):
-        return None
-    if num_past:
-        raise UserError(
-            f"the cache has {num_past} tokens, but the position ids of the new tokens do not "
-            "continue them. Packed documents cannot continue a cache: pass them in one call, "
-            "without one. (If it is a hybrid's base model with a static cache, call the whole.)"
-        )
-    num_tokens = position_ids.shape[-1]
-    rows = [
-        (0, *(i + 1 for i, starts in enumerate(row) if starts), num_tokens)
-        for row in starts_BT.tolist()
-    ]
-    rows = rows * batch if len(rows) == 1 else rows
-    return Documents(tuple(rows), position_ids.device)
 
 
 def hide_other_documents(made_BNTS: Tensor, position_ids: Tensor) -> Tensor:

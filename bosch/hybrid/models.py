@@ -98,9 +98,19 @@ class HybridCausalLM:
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
-        if HybridCausalLM in cls.__bases__:  # not for subclasses of a family's class, as FSDP's
-            family: Any = super()
-            cls.forward = _signed_as(family.forward, cls.forward)  # type: ignore[method-assign]
+        if HybridCausalLM not in cls.__bases__:  # a subclass of a family's class, as FSDP's
+            return
+        # With the plain signature, where transformers looks up a model's arguments.
+        plain, forward = super().forward, cls.forward  # type: ignore[misc]
+        parameters = inspect.signature(plain).parameters.values()
+        names = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD][1:]  # no self
+
+        @functools.wraps(plain)
+        def signed(self: Any, *args: object, **kwargs: Any) -> object:
+            named = dict(zip(names, args, strict=False))
+            return forward(self, *args[len(names) :], **named, **kwargs)
+
+        cls.forward = signed  # type: ignore[assignment,method-assign]
 
     def __init__(self, config: PretrainedConfig, *args: object, **kwargs: object) -> None:
         if config.bosch is None:
@@ -161,19 +171,6 @@ class HybridCausalLM:
         )
 
 
-def _signed_as(plain_forward: Callable[..., Any], forward: Callable[..., Any]) -> Any:
-    """`forward` with the plain signature, where transformers looks up a model's arguments."""
-    parameters = inspect.signature(plain_forward).parameters.values()
-    names = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD][1:]  # without self
-
-    @functools.wraps(plain_forward)
-    def signed(self: object, *args: object, **kwargs: object) -> object:
-        named = dict(zip(names, args, strict=False))
-        return forward(self, *args[len(names) :], **named, **kwargs)
-
-    return signed
-
-
 class BlockNorms(NamedTuple):
     """The names of a block's norms, None where there is none. A block adds its attention and then
     its MLP to the hidden states: h + after(part(before(h)))."""
@@ -225,11 +222,8 @@ def family_of(config: PretrainedConfig) -> ModuleType:
 
 
 def share_conversions(plain_class: Any, hybrid_class: Any) -> None:
-    """Load and save a hybrid's files in the way of the plain family.
-
-    transformers has a table by model_type of how tensors in files become those of a model: files
-    have the experts of a Qwen3-MoE one by one, its modules have them in one tensor.
-    """
+    """Load and save a hybrid's files in the way of the plain family. transformers has a table of it
+    by model_type: files have the experts of a Qwen3-MoE one by one, its modules in one tensor."""
     conversions = get_checkpoint_conversion_mapping(plain_class.model_type)
     if conversions is not None:
         register_checkpoint_conversion_mapping(hybrid_class.model_type, conversions, overwrite=True)

@@ -1,15 +1,8 @@
 """Sinks: what a group with a window sees of the text that has left its window.
 
 `tokens=S`: the first S tokens of the text, or of the packed document. They stay in the KV cache.
-
-`static`: a constant key and value of each group, in the place of the first token. They take no KV.
-
-    sinks = measure_sinks(model, texts)      # of a dense model (bosch/hybrid/sink_files.py)
-    attach_sinks(model, sinks)               # search mode: every bosch_mask has them now
-    deploy(model, z, W, sinks)               # parameters of the hybrid
-
-In a hybrid they are two parameters of each attention module that has groups with a window,
-`window_sink_key` and `window_sink_value`, (groups, D) each.
+`static`: a constant key and value of each group, in the place of the first token. They take no KV;
+in a hybrid they are parameters (groups, D) of each attention module that has groups with a window.
 """
 # B batch, L layers, G kv heads, T queries, S keys, N keys of a sink, M texts in a row, D head size
 
@@ -22,7 +15,7 @@ from bosch.backends._interface import AttentionCall, Sink
 from bosch.masks.window import sink_from_json, sink_tokens
 from bosch.run.errors import UserError
 
-KEY, VALUE = "window_sink_key", "window_sink_value"
+KEY, VALUE = "window_sink_key", "window_sink_value"  # of a hybrid's attention modules
 ATTACHED = "search_sink"  # attribute of a dense model and of its attention modules
 Source = tuple[Tensor, Tensor] | int  # key and value (G, D), or how many first tokens
 

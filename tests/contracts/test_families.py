@@ -200,9 +200,7 @@ def test_gradients_of_the_hybrid_are_those_of_the_searched_model(
 
 
 @pytest.mark.ecosystem(
-    "files: `save_pretrained` and `from_pretrained`",
-    "works",
-    "After `import bosch`.",
+    "files: `save_pretrained` and `from_pretrained`", "works", "After `import bosch`."
 )
 @every_family
 def test_a_saved_hybrid_loads_with_the_auto_classes(family: str, tmp_path: Path) -> None:

@@ -22,13 +22,7 @@ from bosch.hybrid import dispatch
 from bosch.hybrid.cache import CACHE
 from bosch.hybrid.conversion import deploy
 from tests import varlen_kernel
-from tests.attention_calls import (
-    Case,
-    check_against_reference,
-    gpu_cases,
-    make_call,
-    sink_cases,
-)
+from tests.attention_calls import Case, check_against_reference, gpu_cases, make_call, sink_cases
 from tests.model_factory import MIXED, logits, packed_positions, random_tokens, tiny_model
 from tests.pretended_gpu import Gpu, pretended_gpu
 
