@@ -101,7 +101,8 @@ class HybridCausalLM:
         if HybridCausalLM not in cls.__bases__:  # a subclass of a family's class, as FSDP's
             return
         # With the plain signature, where transformers looks up a model's arguments.
-        plain, forward = super().forward, cls.forward  # type: ignore[misc]
+        plain: Any = super().forward  # type: ignore[misc]
+        forward: Any = cls.forward
         parameters = inspect.signature(plain).parameters.values()
         names = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD][1:]  # no self
 
@@ -110,7 +111,7 @@ class HybridCausalLM:
             named = dict(zip(names, args, strict=False))
             return forward(self, *args[len(names) :], **named, **kwargs)
 
-        cls.forward = signed  # type: ignore[assignment,method-assign]
+        cls.forward = signed  # type: ignore[method-assign]
 
     def __init__(self, config: PretrainedConfig, *args: object, **kwargs: object) -> None:
         if config.bosch is None:
