@@ -154,10 +154,7 @@ def check_against_reference(
     tolerances = {torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 5e-3}
     tolerance = (tolerances | {torch.float64: 1e-10})[case.dtype]
     results = []
-    for attend, made in (
-        (backend.attend, call),
-        (reference.attend, with_tensors(call, widened)),
-    ):
+    for attend, made in ((backend.attend, call), (reference.attend, with_tensors(call, widened))):
         out = attend(made).masked_fill(~sees_something, 0)
         assert out.dtype == made.q_BHTD.dtype
         weights = torch.linspace(-1, 1, out.numel(), device=device).view_as(out).to(case.dtype)
@@ -176,17 +173,6 @@ def check_against_reference(
             msg=lambda m, n=name: f"{case} {n}: {m}",
         )
     return None
-
-
-def check_documents_apart(backend: ModuleType, call: AttentionCall) -> None:
-    """A change in the first document changes nothing after it."""
-    assert call.documents is not None
-    before: Tensor = backend.attend(call)
-    end = call.documents.ends[0][1]
-    with torch.no_grad():
-        for x in (call.q_BHTD, call.k_BGSD, call.v_BGSD):
-            x[:, :, :end] += 1.0
-    assert torch.equal(before[:, :, end:], backend.attend(call)[:, :, end:])
 
 
 def visible_counts(

@@ -7,9 +7,8 @@ import torch
 from transformers import Cache, PreTrainedModel
 
 from bosch.hybrid.cache import held_tensors
-from bosch.hybrid.conversion import convert, plain_config
+from bosch.hybrid.conversion import convert, inverse, plain_config
 from bosch.hybrid.models import family_of
-from bosch.hybrid.permute import inverse
 from bosch.plugins import list_plugins, load_plugin
 
 FAMILIES = list_plugins("bosch.families")

@@ -47,13 +47,7 @@ def compute(
         q_HTD, k_GSD, v_GSD = (
             x[span].transpose(0, 1) for x, span in ((q_NHD, queries), (k_MGD, keys), (v_MGD, keys))
         )
-        num_queries, num_keys = q_HTD.shape[1], k_GSD.shape[1]
-        lag_TS = torch.arange(num_keys) - torch.arange(num_queries)[:, None]
-        lag_TS = lag_TS - (num_keys - num_queries)
-        ones = torch.ones_like(lag_TS, dtype=torch.bool)
-        visible_TS = (lag_TS >= -left if left >= 0 else ones) & (
-            lag_TS <= right if right >= 0 else ones
-        )
+        visible_TS = seen(q_HTD.shape[1], k_GSD.shape[1], left, right)
         call = AttentionCall(
             q_HTD[None], k_GSD[None], v_GSD[None], scale, mask_BNTS=visible_TS[None, None]
         )
@@ -61,6 +55,12 @@ def compute(
         scores_HTS = call.q_BHTD[0].float() @ repeat_groups(call.k_BGSD, len(q_HTD))[0].float().mT
         lses.append((scores_HTS * scale).masked_fill(~visible_TS, -torch.inf).logsumexp(-1))
     return torch.cat(outs), torch.cat(lses, 1)
+
+
+def seen(num_queries: int, num_keys: int, left: int, right: int) -> Tensor:
+    lag_TS = torch.arange(num_keys) - torch.arange(num_queries)[:, None] - (num_keys - num_queries)
+    first, last = (-left if left >= 0 else -num_keys), (right if right >= 0 else num_keys)
+    return (lag_TS >= first) & (lag_TS <= last)
 
 
 def flash_backward(
@@ -81,12 +81,8 @@ def flash_backward(
         k_HSD, v_HSD = (
             repeat_groups(x[keys].transpose(0, 1)[None].float(), num_heads)[0] for x in (k, v)
         )
-        lag_TS = torch.arange(k_HSD.shape[1]) - torch.arange(q_HTD.shape[1])[:, None]
-        lag_TS = lag_TS - (k_HSD.shape[1] - q_HTD.shape[1])
-        hidden_TS = lag_TS > window_size_right
-        if window_size_left >= 0:
-            hidden_TS |= lag_TS < -window_size_left
-        scores_HTS = (q_HTD @ k_HSD.mT * scale).masked_fill(hidden_TS, -torch.inf)
+        seen_TS = seen(q_HTD.shape[1], k_HSD.shape[1], window_size_left, window_size_right)
+        scores_HTS = (q_HTD @ k_HSD.mT * scale).masked_fill(~seen_TS, -torch.inf)
         p_HTS = (scores_HTS - lse_HN[:, queries, None]).exp()
         ds_HTS = p_HTS * (grad_HTD @ v_HSD.mT - (grad_HTD * out_HTD).sum(-1, keepdim=True)) * scale
         dk_GSD, dv_GSD = (
@@ -136,44 +132,21 @@ def spans(cu_seqlens: Tensor) -> Iterator[slice]:
     return (slice(a, b) for a, b in pairwise(cu_seqlens.tolist()))
 
 
-def varlen_attn(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    cu_seq_q: Tensor,
-    cu_seq_k: Tensor,
-    max_q: int,
-    max_k: int,
-    *,
-    return_aux: Any = None,
-    scale: float | None = None,
-    window_size: tuple[int, int] = (-1, -1),
-    enable_gqa: bool = False,
-    seqused_k: Tensor | None = None,
-    block_table: Tensor | None = None,
-    num_splits: int | None = None,
-) -> Tensor | tuple[Tensor, Tensor]:
-    """torch's, of version 2.13."""
-    demand(enable_gqa or query.size(1) == key.size(1), "enable_gqa, as heads are grouped")
-    lengths = (cu_seq_q, cu_seq_k, max_q, max_k)
-    out, lse = compute(query, key, value, *lengths, scale, False, window_size)
-    return (out, lse) if return_aux is not None and return_aux.lse else out
-
-
 def varlen_attn_2_11(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    cu_seq_q: Tensor,
-    cu_seq_k: Tensor,
-    max_q: int,
-    max_k: int,
-    *,
-    return_aux: Any = None,
-    scale: float | None = None,
+    query: Tensor, key: Tensor, value: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor, max_q: int,
+    max_k: int, *, return_aux: Any = None, scale: float | None = None,
     window_size: tuple[int, int] = (-1, -1),
-) -> Tensor | tuple[Tensor, Tensor]:
+) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
     """torch's, of version 2.11, which shares KV heads by itself."""
     lengths = (cu_seq_q, cu_seq_k, max_q, max_k)
     out, lse = compute(query, key, value, *lengths, scale, False, window_size)
     return (out, lse) if return_aux is not None and return_aux.lse else out
+
+
+def varlen_attn(
+    query: Tensor, key: Tensor, *others: Any, window_size: Any, enable_gqa: bool = False,
+    **named: Any,
+) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
+    """torch's, of version 2.13."""
+    demand(enable_gqa or query.size(1) == key.size(1), "enable_gqa, as heads are grouped")
+    return varlen_attn_2_11(query, key, *others, window_size=window_size, **named)

@@ -5,10 +5,9 @@
     priority(call) -> int | None      the highest is asked first; None: only when it is named
     attend(call) -> Tensor            the attention output, (B, H, T, D)
 
-A backend must not ignore any part of a call: `supports` names what it cannot do. Its reasons must
-not contain numbers that change from call to call, because each distinct reason is shown once.
-`priority` is asked before `supports`, and a backend with a priority that refuses a call is reported
-to the user: return None for calls that the backend is not meant for.
+A backend must not ignore any part of a call: `supports` names what it cannot do, without numbers
+that change from call to call: each distinct reason is shown once. A backend with a priority that
+refuses a call is reported to the user: return None for calls that it is not meant for.
 """
 # B batch, H query heads, G kv heads, T queries, S keys, D head size, N 1 or H
 
@@ -22,6 +21,7 @@ import torch
 from torch import Tensor
 
 NO_MASK = "it takes no mask, and this batch is padded or has a custom mask"
+ALL = slice(None)
 
 
 @dataclass(frozen=True)
@@ -33,54 +33,45 @@ class Documents:
 
     @cached_property
     def cu_seqlens(self) -> Tensor:
-        """The ends with all rows joined into one, starting with 0, int32, as the flash kernels take
-        them."""
+        """The ends with all rows joined into one, from 0 on, as the flash kernels take them."""
         num_tokens = self.ends[0][-1]
         ends = [row * num_tokens + end for row, ends in enumerate(self.ends) for end in ends[1:]]
         return torch.tensor([0, *ends], dtype=torch.int32, device=self.device)
 
     @cached_property
-    def max_tokens(self) -> int:
-        """Length of the longest document."""
-        return max(b - a for ends in self.ends for a, b in pairwise(ends))
+    def lengths(self) -> list[list[int]]:
+        return [[b - a for a, b in pairwise(ends)] for ends in self.ends]
 
     @cached_property
     def position_BT(self) -> Tensor:
         """The position of each token in its document."""
-        rows = [torch.cat([torch.arange(b - a) for a, b in pairwise(ends)]) for ends in self.ends]
+        rows = [torch.cat([torch.arange(length) for length in row]) for row in self.lengths]
         return torch.stack(rows).to(self.device)
 
     def index_BT(self) -> Tensor:
         """The number of the document each token belongs to."""
-        lengths = [[b - a for a, b in pairwise(ends)] for ends in self.ends]
-        rows = [torch.arange(len(row)).repeat_interleave(torch.tensor(row)) for row in lengths]
+        rows = [torch.arange(len(x)).repeat_interleave(torch.tensor(x)) for x in self.lengths]
         return torch.stack(rows).to(self.device)
 
 
 @dataclass(frozen=True)
 class Sink:
-    """Keys and values of a windowed call beside those of its window: a constant for each group, or
-    the first tokens of each text. All of B rows, or of one for all rows."""
+    """Keys and values beside those of a window: a constant for each group, or the first tokens of
+    each text. All of B rows, or of one for all rows."""
 
     k_BGND: Tensor
     v_BGND: Tensor
-    # bool: what each query sees of them. Only what has left its window, so that a text that fits
-    # into the window is as without a sink.
-    seen_BTN: Tensor
+    seen_BTN: Tensor  # bool: what each query sees of them, which is only what has left its window
     # Of packed documents, each with first tokens of its own: how many, document after document.
     of_document: int | None = None
-    # (B, H, T, N): the scores of its keys, where a backend has them before it cuts a call up.
-    scores_BHTN: Tensor | None = None
+    scores_BHTN: Tensor | None = None  # of its keys, if known before a backend cuts a call up
 
-    def of_queries(self, queries: slice) -> Sink:
-        scores = None if self.scores_BHTN is None else self.scores_BHTN[:, :, queries]
-        return replace(self, seen_BTN=self.seen_BTN[:, queries], scores_BHTN=scores)
-
-    def of_row(self, b: int) -> Sink:
+    def of_queries(self, queries: slice, rows: slice = ALL) -> Sink:
         k, v, seen = (
-            x[b : b + 1] if len(x) > 1 else x for x in (self.k_BGND, self.v_BGND, self.seen_BTN)
+            x[rows] if len(x) > 1 else x for x in (self.k_BGND, self.v_BGND, self.seen_BTN)
         )
-        return replace(self, k_BGND=k, v_BGND=v, seen_BTN=seen)
+        scores = None if self.scores_BHTN is None else self.scores_BHTN[rows, :, queries]
+        return Sink(k, v, seen[:, queries], self.of_document, scores)
 
     def of_groups(self, groups: slice | list[int]) -> Sink:
         return replace(self, k_BGND=self.k_BGND[:, groups], v_BGND=self.v_BGND[:, groups])
@@ -113,10 +104,6 @@ class AttentionCall:
         return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
 
     @property
-    def is_grouped(self) -> bool:
-        return self.q_BHTD.shape[1] != self.k_BGSD.shape[1]
-
-    @property
     def is_plain_full(self) -> bool:
         """Full attention without packed documents: torch's own function picks the best kernel for
         it, and the result equals the stock model's bit for bit."""
@@ -124,14 +111,12 @@ class AttentionCall:
 
     def without_idle_window(self) -> AttentionCall:
         """The same call without keys that no query sees, and without a window that hides nothing:
-        a decoding step over a rolling cache becomes plain attention over what the cache holds.
-        """
-        if self.window_tokens is None:
+        a decoding step over a rolling cache becomes plain attention over what the cache holds."""
+        if (window := self.window_tokens) is None:
             return self
         num_queries, num_keys = self.q_BHTD.shape[2], self.k_BGSD.shape[2]
-        reachable = min(num_keys, num_queries + self.window_tokens - 1)
-        window = None if reachable <= self.window_tokens else self.window_tokens
-        if num_queries == 1:
+        reachable = min(num_keys, num_queries + window - 1)
+        if reachable <= window or num_queries == 1:
             window = None  # the cut below is the whole window
         if reachable == num_keys:
             return replace(self, window_tokens=window)
@@ -141,10 +126,8 @@ class AttentionCall:
 
 
 def window_size(window_tokens: int | None) -> tuple[int, int]:
-    """(left, right) as flash-attn and torch's varlen_attn count them: a window of W tokens, which
-    includes the current one, is (W-1, 0). Torch's documentation of varlen_attn says (W, 0), but
-    then its kernel shows W+1 keys.
-    """
+    """(left, right) as flash-attn and torch's varlen_attn count them. (Torch's documentation of the
+    latter says (W, 0), but then its kernel shows W+1 keys.)"""
     return (-1, 0) if window_tokens is None else (window_tokens - 1, 0)
 
 
@@ -158,7 +141,7 @@ def cumulative_lengths(call: AttentionCall) -> dict[str, Tensor | int]:
     (batch, _, num_queries, _), num_keys = call.q_BHTD.shape, call.k_BGSD.shape[2]
     if call.documents is not None:
         ends_q = ends_k = call.documents.cu_seqlens
-        num_queries = num_keys = call.documents.max_tokens
+        num_queries = num_keys = max(map(max, call.documents.lengths))
     else:
         steps = torch.arange(batch + 1, dtype=torch.int32, device=call.q_BHTD.device)
         ends_q, ends_k = steps * num_queries, steps * num_keys
@@ -189,14 +172,15 @@ def no_flash_device() -> str | None:
 
 def flash_refusal(call: AttentionCall) -> str | None:
     """Why no flash-attention kernel can compute this call."""
-    if call.q_BHTD.device.type != "cuda":
+    q_BHTD, sink = call.q_BHTD, call.sink
+    if q_BHTD.device.type != "cuda":
         return "it runs on CUDA devices only"
-    if call.q_BHTD.dtype not in (torch.float16, torch.bfloat16):
+    if q_BHTD.dtype not in (torch.float16, torch.bfloat16):
         return "it computes in float16 and bfloat16 only"
     if call.mask_BNTS is not None:
         return NO_MASK
-    if call.sink is not None and call.sink.of_document is not None:
+    if sink is not None and sink.of_document is not None:
         return "it has no first tokens of packed documents"
-    if call.q_BHTD.shape[-1] > 256 or call.q_BHTD.shape[-1] % 8:
+    if q_BHTD.shape[-1] > 256 or q_BHTD.shape[-1] % 8:
         return "its head size is a multiple of 8 up to 256"
     return None

@@ -1,10 +1,6 @@
 """Attention with a sink: keys and values of each group beside those of its window, a constant one
 or the first tokens of the text.
 
-Pretrained models put much of their attention on the first token of a text. A group that loses it to
-its window has to put that weight elsewhere, and is wrong everywhere; a constant in its place, the
-mean of other texts' first tokens, repairs most of it. (Measured: docs/results.md.)
-
 A kernel that returns the log-sum-exp of its scores needs no columns for them. With the scores
 s = scaling * q . k of the sink, the outputs merge by their shares of the softmax:
 
@@ -17,66 +13,51 @@ the sink's own share is added in closed form.
 """
 # B batch, H query heads, G kv heads, T queries, S keys, N keys of the sink, D head size
 
-from __future__ import annotations
-
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from bosch.backends._interface import Sink
+from bosch.backends._interface import AttentionCall
+
+Forward = Callable[..., tuple[Tensor, Tensor]]
 
 
-class Kernel(Protocol):
-    """Attention without the sink, as a pair of functions."""
-
-    def forward(self, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor) -> tuple[Tensor, Tensor]:
-        """The output, (B, H, T, D), and the log-sum-exp, (B, H, T)."""
-
-    def backward(
-        self, grad_BHTD: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse_BHT: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Gradients of q, k and v."""
-
-
-def scores_of(q_BHTD: Tensor, sink: Sink, scaling: float) -> Tensor:
+def scores_of(call: AttentionCall) -> Tensor:
     """(B, H, T, N): the scores of the sink's keys, -inf where a query does not see them."""
+    q_BHTD, sink = call.q_BHTD, call.sink
+    assert sink is not None
     repeats = q_BHTD.shape[1] // sink.k_BGND.shape[1]
     exact = torch.promote_types(q_BHTD.dtype, torch.float32)
-    keys_BHDN = (sink.k_BGND.to(exact) * scaling).repeat_interleave(repeats, 1).mT
+    keys_BHDN = (sink.k_BGND.to(exact) * call.scaling).repeat_interleave(repeats, 1).mT
     return (q_BHTD.to(exact) @ keys_BHDN).masked_fill(~sink.seen_BTN[:, None], -torch.inf)
 
 
-def merge(out_BHTD: Tensor, lse_BHT: Tensor, q_BHTD: Tensor, sink: Sink, scaling: float) -> Tensor:
-    """Attention without the sink, in whose place comes that with it. Has no gradient."""
-    return _merge(out_BHTD, lse_BHT, *_scores_and_values(q_BHTD, sink, scaling))[0]
-
-
 def attend_with_sink(
-    kernel: Kernel, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, sink: Sink, scaling: float
+    call: AttentionCall, forward: Forward, backward: Callable[..., Any] | None
 ) -> Tensor:
-    """The output of a kernel, merged with the sink: (B, H, T, D)."""
-    added = _scores_and_values(q_BHTD, sink, scaling)
-    tensors = q_BHTD, k_BGSD, v_BGSD, *added
-    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
-        merged: Tensor = _WithSink.apply(kernel, *tensors)
-        return merged
-    return _merge(*kernel.forward(q_BHTD, k_BGSD, v_BGSD), *added)[0]
-
-
-def _scores_and_values(q_BHTD: Tensor, sink: Sink, scaling: float) -> tuple[Tensor, Tensor]:
+    """The output of a kernel, merged with the sink: (B, H, T, D). The kernel is attention without
+    the sink: `forward(q, k, v)` gives the output and the log-sum-exp (B, H, T), and
+    `backward(grad, q, k, v, output, log_sum_exp)` the gradients of q, k and v."""
+    q_BHTD, sink = call.q_BHTD, call.sink
+    assert sink is not None
     s_BHTN = sink.scores_BHTN
     if s_BHTN is None:
-        s_BHTN = scores_of(q_BHTD, sink, scaling)
+        s_BHTN = scores_of(call)
     repeats = q_BHTD.shape[1] // sink.v_BGND.shape[1]
-    return s_BHTN, sink.v_BGND.to(q_BHTD.dtype).repeat_interleave(repeats, 1)
+    tensors = q_BHTD, call.k_BGSD, call.v_BGSD
+    added = s_BHTN, sink.v_BGND.to(q_BHTD.dtype).repeat_interleave(repeats, 1)
+    if torch.is_grad_enabled() and any(x.requires_grad for x in (*tensors, *added)):
+        merged: Tensor = _WithSink.apply(forward, backward, *tensors, *added)
+        return merged
+    return _merge(*forward(*tensors), *added)[0]
 
 
 def _merge(
     out_BHTD: Tensor, lse_BHT: Tensor, s_BHTN: Tensor, values_BHND: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The merged output, in the place of the kernel's; the merged log-sum-exp, and the shares of
-    the sink's keys, (B, H, T, N)."""
+    """The merged output, in the place of the kernel's, its log-sum-exp, and the sink's shares."""
     s_BHTN = s_BHTN.to(lse_BHT.dtype)
     if s_BHTN.shape[-1] == 1:
         s_BHT = s_BHTN[..., 0]
@@ -95,11 +76,11 @@ def _merge(
 class _WithSink(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, s_BHTN: Tensor,
+        ctx: Any, forward: Forward, backward: Any, q: Tensor, k: Tensor, v: Tensor, s_BHTN: Tensor,
         values_BHND: Tensor,
     ) -> Tensor:  # fmt: skip
-        merged, total, share = _merge(*kernel.forward(q, k, v), s_BHTN, values_BHND)
-        ctx.kernel = kernel
+        merged, total, share = _merge(*forward(q, k, v), s_BHTN, values_BHND)
+        ctx.backward_of_kernel = backward
         ctx.save_for_backward(q, k, v, values_BHND, merged, total, share)
         return merged
 
@@ -107,7 +88,7 @@ class _WithSink(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (grad_BHTD,) = grads
         q, k, v, values_BHND, merged, total, share_BHTN = ctx.saved_tensors
-        dq, dk, dv = ctx.kernel.backward(grad_BHTD, q, k, v, merged, total)
+        dq, dk, dv = ctx.backward_of_kernel(grad_BHTD, q, k, v, merged, total)
         grad_BHTD, values = grad_BHTD.to(share_BHTN.dtype), values_BHND.to(share_BHTN.dtype)
         # The derivative of a softmax: share * (grad . value - grad . output).
         if share_BHTN.shape[-1] == 1:
@@ -118,4 +99,4 @@ class _WithSink(torch.autograd.Function):
             of_value_BHTN -= (grad_BHTD * merged).sum(-1, keepdim=True)
             dvalues_BHND = share_BHTN.mT @ grad_BHTD
         dvalues_BHND = dvalues_BHND.sum_to_size(values_BHND.shape).to(values_BHND.dtype)
-        return None, dq, dk, dv, share_BHTN * of_value_BHTN, dvalues_BHND
+        return None, None, dq, dk, dv, share_BHTN * of_value_BHTN, dvalues_BHND

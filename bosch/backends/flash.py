@@ -2,7 +2,8 @@
 # B batch, H query heads, T queries, D head size
 
 import inspect
-from collections.abc import Callable
+from functools import partial
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
@@ -18,7 +19,7 @@ from bosch.backends._interface import (
     no_flash_device,
     window_size,
 )
-from bosch.backends._sink import merge
+from bosch.backends._sink import attend_with_sink
 
 
 def unavailable() -> str | None:
@@ -50,29 +51,26 @@ def attend(call: AttentionCall) -> Tensor:
     # torch's own kernels read this switch themselves.
     if torch.are_deterministic_algorithms_enabled():
         optional["deterministic"] = True
+    optional |= {"softmax_scale": call.scaling, "window_size": window_size(call.window_tokens)}
+    kernel = partial(_kernel(), **cumulative_lengths(call), causal=True, **optional)
+
+    def forward(*tensors: Tensor) -> tuple[Tensor, Tensor]:
+        # By this argument it returns the log-sum-exp.
+        out, lse, *_ = kernel(*map(flat_tokens, tensors), return_attn_probs=True)
+        return in_rows(out, lse, len(call.q_BHTD))
+
     if call.sink is not None:
-        optional["return_attn_probs"] = True  # by which it returns the log-sum-exp
-    out = _kernel()(
-        *(flat_tokens(x) for x in (call.q_BHTD, call.k_BGSD, call.v_BGSD)),
-        **cumulative_lengths(call),
-        softmax_scale=call.scaling,
-        causal=True,
-        window_size=window_size(call.window_tokens),
-        **optional,
-    )
-    batch = call.q_BHTD.shape[0]
-    if call.sink is not None:
-        return merge(*in_rows(out[0], out[1], batch), call.q_BHTD, call.sink, call.scaling)
+        return attend_with_sink(call, forward, None)
+    out = kernel(*map(flat_tokens, (call.q_BHTD, call.k_BGSD, call.v_BGSD)))
     if isinstance(out, tuple):  # some releases of version 3 also return the log-sum-exp
         out = out[0]
-    return out.unflatten(0, (batch, -1)).transpose(1, 2)
+    return out.unflatten(0, (len(call.q_BHTD), -1)).transpose(1, 2)
 
 
-def _kernel() -> Callable[..., Tensor | tuple[Tensor, ...]]:
+def _kernel() -> Any:
     """The variable-length function; both versions align queries to the last keys."""
     is_hopper = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
-    if is_hopper and find_spec("flash_attn_interface") is not None:
-        from flash_attn_interface import flash_attn_varlen_func
-    else:
-        from flash_attn import flash_attn_varlen_func
-    return flash_attn_varlen_func
+    is_3 = is_hopper and find_spec("flash_attn_interface") is not None
+    # No import statement: from a hybrid's folder transformers would demand the package.
+    package = import_module("flash_attn_interface" if is_3 else "flash_attn")
+    return package.flash_attn_varlen_func

@@ -1,8 +1,6 @@
 """Attention in a few lines, to compare with the paper; other backends are tested against it."""
 # B batch, H query heads, G kv heads, T queries, S keys, D head size, N 1 or H
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -24,13 +22,8 @@ def priority(call: AttentionCall) -> None:
 
 
 def attend(call: AttentionCall) -> Tensor:
-    return attend_groups(call, [call.window_tokens] * call.k_BGSD.shape[1])
-
-
-def attend_groups(call: AttentionCall, windows: Sequence[int | None]) -> Tensor:
-    """Each group with its own window: `windows[g]` tokens, or None for full attention."""
     num_heads = call.q_BHTD.shape[1]
-    visible_BHTS = repeat_groups(torch.cat([visible(call, w) for w in windows], dim=1), num_heads)
+    visible_BHTS = visible(call, call.window_tokens).expand(-1, num_heads, -1, -1)
     k_BHSD, v_BHSD = (repeat_groups(x, num_heads) for x in (call.k_BGSD, call.v_BGSD))
 
     exact = torch.promote_types(call.q_BHTD.dtype, torch.float32)

@@ -10,20 +10,21 @@ benchmarks/results/attention-cpu.json.
 # block, M blocks
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import replace
+from functools import lru_cache, partial
 from itertools import pairwise
+from math import prod
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.bias import CausalBias, causal_lower_right
 
-from bosch.backends._interface import AttentionCall, Sink, repeat_groups
+from bosch.backends._interface import ALL, AttentionCall, Sink, repeat_groups
 from bosch.backends._sink import attend_with_sink, scores_of
 
-# Size of the mask of a block of queries that follows cached keys.
-MASK_ELEMENTS = 2**24
+MASK_ELEMENTS = 2**24  # of the mask of a block of queries that follows cached keys
 
 
 def unavailable() -> str | None:
@@ -40,11 +41,12 @@ def priority(call: AttentionCall) -> int:
 
 def attend(call: AttentionCall) -> Tensor:
     if call.documents is not None:  # one by one, so that nothing can leak from one to another
-        texts = []
+        texts, whole = [], replace(call, documents=None)
         for b, ends in enumerate(call.documents.ends):
-            row, parts = replace(_row(call, b), documents=None), []
+            parts = []
             for number, (start, end) in enumerate(pairwise(ends)):
-                part = _cut(row, slice(start, end), slice(start, end)).without_idle_window()
+                text = slice(start, end)
+                part = _cut(whole, text, text, slice(b, b + 1)).without_idle_window()
                 if (sink := part.sink) is not None and sink.of_document is not None:
                     own = slice(number * sink.of_document, (number + 1) * sink.of_document)
                     k_BGND, v_BGND = sink.k_BGND[:, :, own], sink.v_BGND[:, :, own]
@@ -59,14 +61,13 @@ def attend(call: AttentionCall) -> Tensor:
         return _full(call)
     # The batch is taken row by row: the blocks of several rows are no view of one tensor, so K and
     # V would be copied (C+W-1)/C times.
-    rows = (_banded(_scored(_row(call, b))) for b in range(call.q_BHTD.shape[0]))
+    rows = (_banded(_cut(call, rows=slice(b, b + 1))) for b in range(call.q_BHTD.shape[0]))
     if call.needs_grad or torch.compiler.is_compiling():
-        return torch.stack(
-            [
-                torch.cat([part.transpose(0, 1).flatten(1, 2) for part in parts], dim=1)
-                for parts in rows
-            ]
-        )
+        out = []
+        for pieces in rows:
+            flat = [part_MHCD.transpose(0, 1).flatten(1, 2) for part_MHCD in pieces]
+            out.append(torch.cat(flat, dim=1))
+        return torch.stack(out)
     # Each part goes straight to its place, in memory as (B, T, H, D), the order in which it is read
     # next.
     batch, num_heads, num_queries, head_size = call.q_BHTD.shape
@@ -74,40 +75,37 @@ def attend(call: AttentionCall) -> Tensor:
     for out_HTD, pieces in zip(out_BHTD, rows, strict=True):
         start = 0
         for part_MHCD in pieces:
-            num_blocks, block = part_MHCD.shape[0], part_MHCD.shape[2]
-            target_HTD = out_HTD[:, start : start + num_blocks * block]
-            target_HTD.unflatten(1, (num_blocks, block)).copy_(part_MHCD.transpose(0, 1))
-            start += num_blocks * block
+            size = part_MHCD.shape[0], part_MHCD.shape[2]
+            target_HTD = out_HTD[:, start : start + prod(size)]
+            target_HTD.unflatten(1, size).copy_(part_MHCD.transpose(0, 1))
+            start += prod(size)
     return out_BHTD
 
 
 def _full(call: AttentionCall) -> Tensor:
-    num_queries, num_keys = call.q_BHTD.shape[2], call.k_BGSD.shape[2]
-    mask, is_cpu = call.mask_BNTS, call.q_BHTD.device.type == "cpu"
-    if is_cpu and num_queries == 1 and (mask is None or mask.shape[1] == 1):
+    q_BHTD, mask = call.q_BHTD, call.mask_BNTS
+    num_queries, num_keys, device = q_BHTD.shape[2], call.k_BGSD.shape[2], q_BHTD.device
+    if device.type == "cpu" and num_queries == 1 and (mask is None or mask.shape[1] == 1):
         # Query heads that share keys become rows, so that each key is read once (1.2x as fast).
-        num_groups, head_size = call.k_BGSD.shape[1], call.q_BHTD.shape[3]
-        q_BGRD = call.q_BHTD.view(call.q_BHTD.shape[0], num_groups, -1, head_size)
-        return _sdpa(replace(call, q_BHTD=q_BGRD), call.mask_BNTS).view_as(call.q_BHTD)
-    if call.mask_BNTS is not None:
-        return _sdpa(call, call.mask_BNTS)
-    if num_queries == 1:
-        return _sdpa(call)
+        q_BGRD = q_BHTD.view(q_BHTD.shape[0], call.k_BGSD.shape[1], -1, q_BHTD.shape[3])
+        return _sdpa(replace(call, q_BHTD=q_BGRD), mask).view_as(q_BHTD)
+    if mask is not None or num_queries == 1:
+        return _sdpa(call, mask)
     if num_queries == num_keys:
         return _sdpa(call, is_causal=True)
-    if call.q_BHTD.device.type == "cuda":
+    if device.type == "cuda":
         return _sdpa(call, causal_lower_right(num_queries, num_keys))
-    is_exact = call.q_BHTD.dtype in (torch.float32, torch.float64)
-    if is_cpu and is_exact and not (call.needs_grad or call.dropout or call.sink):
-        return _behind_past(call, num_keys - num_queries)
+    past = num_keys - num_queries
+    is_exact = q_BHTD.dtype in (torch.float32, torch.float64)
+    if device.type == "cpu" and is_exact and not (call.needs_grad or call.dropout or call.sink):
+        return _behind_past(call, past)
     # Elsewhere that bias is a T x S mask (8 GB for a chunk of 8k tokens after 1M keys), so blocks
     # of rows get small masks.
-    block, past = max(1, MASK_ELEMENTS // num_keys), num_keys - num_queries
-    parts = []
+    block, parts = max(1, MASK_ELEMENTS // num_keys), []
     for start in range(0, num_queries, block):
         stop = min(start + block, num_queries)
         part = _cut(call, slice(start, stop), slice(0, past + stop))
-        ones = torch.ones(stop - start, past + stop, dtype=torch.bool, device=call.q_BHTD.device)
+        ones = torch.ones(stop - start, past + stop, dtype=torch.bool, device=device)
         parts.append(_sdpa(part, ones.tril(past + start)))
     return torch.cat(parts, dim=2)
 
@@ -115,13 +113,11 @@ def _full(call: AttentionCall) -> Tensor:
 def _behind_past(call: AttentionCall, past: int) -> Tensor:
     """Attention to the past and to the new tokens, each without a mask, merged by their shares of
     the softmax. Takes 0.75 of the time of a mask."""
-    kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    parts = [
-        kernel(call.q_BHTD, call.k_BGSD[:, :, keys], call.v_BGSD[:, :, keys], 0.0, is_causal,
-               scale=call.scaling)
+    q, k, v = call.q_BHTD, call.k_BGSD, call.v_BGSD
+    (past_BHTD, lse_past_BHT), (new_BHTD, lse_new_BHT) = (
+        _cpu_forward(None, is_causal, call.scaling, q, k[:, :, keys], v[:, :, keys])
         for keys, is_causal in ((slice(0, past), False), (slice(past, None), True))
-    ]  # fmt: skip
-    (past_BHTD, lse_past_BHT), (new_BHTD, lse_new_BHT) = parts
+    )
     share_BHT = torch.sigmoid(lse_past_BHT - lse_new_BHT)
     return torch.lerp(new_BHTD, past_BHTD, share_BHT.unsqueeze(-1).to(new_BHTD.dtype))
 
@@ -133,8 +129,13 @@ def _banded(call: AttentionCall) -> Iterator[Tensor]:
     """
     window = call.window_tokens
     assert window is not None
+    if call.sink is not None and _merges_sink(call):
+        # The scores of its keys for all queries at once: blocks of queries would be a copy.
+        call = replace(call, sink=replace(call.sink, scores_BHTN=scores_of(call)))
     num_queries, past = call.q_BHTD.shape[2], call.k_BGSD.shape[2] - call.q_BHTD.shape[2]
-    block = _block_queries(window, call.needs_grad)
+    # Blocks of 32 are the fastest, or within 5 %, for every window (one CPU thread, W 64 to 1024).
+    # The gradient of the overlapping view is (C+W-1)/C copies of K and V: training takes larger.
+    block = max(64, window // 2) if call.needs_grad else 32
 
     # Rows up to the first that sees W keys, then whole blocks, then the remaining rows.
     head = min(num_queries, window - past) if past < window - 1 else 0
@@ -157,17 +158,13 @@ def _blocks(call: AttentionCall, window: int, head: int, num_blocks: int, block:
     past, padding = call.k_BGSD.shape[2] - call.q_BHTD.shape[2], _padding(block, window)
     reach = block + window - 1 + padding
     first_key = past + head - window + 1
-    q_MHCD = (
-        call.q_BHTD[0, :, head : head + num_blocks * block]
-        .unflatten(1, (num_blocks, block))
-        .transpose(0, 1)
-    )
+    queries, blocks = slice(head, head + num_blocks * block), (num_blocks, block)
+    q_MHCD = call.q_BHTD[0, :, queries].unflatten(1, blocks).transpose(0, 1)
     keys = slice(first_key, first_key + (num_blocks - 1) * block + reach)
     k_MGLD, v_MGLD = (
         x[0, :, keys].unfold(1, reach, block).permute(1, 0, 3, 2)
         for x in (call.k_BGSD, call.v_BGSD)
     )
-
     mask = _band(block, window, call.q_BHTD.device, padding)
     if call.mask_BNTS is not None:  # (M, N, C, L): its parts, a view along the diagonal
         mask_NTS = call.mask_BNTS[0]
@@ -178,28 +175,17 @@ def _blocks(call: AttentionCall, window: int, head: int, num_blocks: int, block:
         mask = mask & mask_NTS.as_strided(shape, strides, offset)
     sink = call.sink
     if sink is not None:
-        cut = sink.of_queries(slice(head, head + num_blocks * block))
-        sink = replace(cut, seen_BTN=cut.seen_BTN[0].unflatten(0, (num_blocks, block)))
-        if cut.scores_BHTN is not None:
-            s_HMCN = cut.scores_BHTN[0].unflatten(1, (num_blocks, block))
+        sink = sink.of_queries(queries)
+        sink = replace(sink, seen_BTN=sink.seen_BTN[0].unflatten(0, blocks))
+        if sink.scores_BHTN is not None:
+            s_HMCN = sink.scores_BHTN[0].unflatten(1, blocks)
             sink = replace(sink, scores_BHTN=s_HMCN.transpose(0, 1))
-    blocks = replace(call, q_BHTD=q_MHCD, k_BGSD=k_MGLD, v_BGSD=v_MGLD, sink=sink)
-    return _sdpa(blocks, mask)
-
-
-def _block_queries(window: int, needs_grad: bool) -> int:
-    """Block size. 32 is the fastest, or within 5 % of it, for every window (one CPU thread, W 64 to
-    1024). The gradient of the overlapping view is (C+W-1)/C copies of K and V, so training takes
-    larger blocks.
-    """
-    return max(64, window // 2) if needs_grad else 32
+    return _sdpa(replace(call, q_BHTD=q_MHCD, k_BGSD=k_MGLD, v_BGSD=v_MGLD, sink=sink), mask)
 
 
 def _padding(block: int, window: int) -> int:
     """Keys that no query of a block sees, so that its rows of scores are a multiple of 16 long.
-
-    Measured (one CPU thread, AVX512, D=64, W=256): 287 keys a block take 1.19 times as long as 288.
-    """
+    (One CPU thread, AVX512, D=64, W=256: 287 keys a block take 1.19 times as long as 288.)"""
     return -(block + window - 1) % 16
 
 
@@ -207,13 +193,8 @@ def _band(num_queries: int, window: int, device: torch.device, padding: int = 0)
     """(C, C + W - 1 + padding): query i sees keys i to i + W - 1."""
     if torch.compiler.is_compiling():  # a compiled graph stores its constants itself
         return _make_band(num_queries, window, device, padding)
-    return _cached_band(num_queries, window, device, padding)
-
-
-@lru_cache(maxsize=64)
-def _cached_band(num_queries: int, window: int, device: torch.device, padding: int) -> Tensor:
     with torch.inference_mode(False):  # one made in evaluation is used in training too
-        return _make_band(num_queries, window, device, padding)
+        return _cached_band(num_queries, window, device, padding)
 
 
 def _make_band(num_queries: int, window: int, device: torch.device, padding: int) -> Tensor:
@@ -222,29 +203,19 @@ def _make_band(num_queries: int, window: int, device: torch.device, padding: int
     return ones.triu().tril(window - 1)
 
 
-def _row(call: AttentionCall, b: int) -> AttentionCall:
-    mask = call.mask_BNTS
-    if mask is not None and mask.shape[0] > 1:
-        mask = mask[b : b + 1]
-    sink = None if call.sink is None else call.sink.of_row(b)
-    q_BHTD, k_BGSD, v_BGSD = (x[b : b + 1] for x in (call.q_BHTD, call.k_BGSD, call.v_BGSD))
+_cached_band = lru_cache(maxsize=64)(_make_band)
+
+
+def _cut(
+    call: AttentionCall, queries: slice = ALL, keys: slice = ALL, rows: slice = ALL
+) -> AttentionCall:
+    mask, sink = call.mask_BNTS, call.sink
+    if mask is not None:
+        mask = mask[rows if len(mask) > 1 else ALL, :, queries, keys]
+    q_BHTD = call.q_BHTD[rows, :, queries]
+    k_BGSD, v_BGSD = call.k_BGSD[rows, :, keys], call.v_BGSD[rows, :, keys]
+    sink = None if sink is None else sink.of_queries(queries, rows)
     return replace(call, q_BHTD=q_BHTD, k_BGSD=k_BGSD, v_BGSD=v_BGSD, mask_BNTS=mask, sink=sink)
-
-
-def _cut(call: AttentionCall, queries: slice, keys: slice) -> AttentionCall:
-    mask = None if call.mask_BNTS is None else call.mask_BNTS[:, :, queries, keys]
-    sink = None if call.sink is None else call.sink.of_queries(queries)
-    q_BHTD = call.q_BHTD[:, :, queries]
-    k_BGSD, v_BGSD = call.k_BGSD[:, :, keys], call.v_BGSD[:, :, keys]
-    return replace(call, q_BHTD=q_BHTD, k_BGSD=k_BGSD, v_BGSD=v_BGSD, mask_BNTS=mask, sink=sink)
-
-
-def _scored(call: AttentionCall) -> AttentionCall:
-    """With the scores of the sink's keys of all rows at once: of blocks, they would be a copy."""
-    if call.sink is None or not _merges_sink(call):
-        return call
-    s_BHTN = scores_of(call.q_BHTD, call.sink, call.scaling)
-    return replace(call, sink=replace(call.sink, scores_BHTN=s_BHTN))
 
 
 def _merges_sink(call: AttentionCall) -> bool:
@@ -253,16 +224,20 @@ def _merges_sink(call: AttentionCall) -> bool:
 
 
 def _sdpa(call: AttentionCall, mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
-    q, k, v = call.q_BHTD, call.k_BGSD, call.v_BGSD
     if call.sink is not None:
         if _merges_sink(call):
-            kernel = CpuKernel(
-                None if mask is None else _bias(mask, q.dtype), is_causal, call.scaling
+            bias = None
+            if mask is not None:  # 0 where the mask is True, else -inf
+                bias = torch.zeros_like(mask, dtype=call.q_BHTD.dtype)
+                bias = bias.masked_fill(~mask, -torch.inf)
+            facts = bias, is_causal, call.scaling
+            return attend_with_sink(
+                call, partial(_cpu_forward, *facts), partial(_cpu_backward, *facts)
             )
-            return attend_with_sink(kernel, q, k, v, call.sink, call.scaling)
-        call, mask, is_causal = _sink_as_key(call, mask, is_causal), None, False
-        q, k, v, mask = call.q_BHTD, call.k_BGSD, call.v_BGSD, call.mask_BNTS
-    grouped = call.is_grouped
+        call, is_causal = _sink_as_key(call, mask, is_causal), False
+        mask = call.mask_BNTS
+    q, k, v = call.q_BHTD, call.k_BGSD, call.v_BGSD
+    grouped = q.shape[1] != k.shape[1]
     by_flash = isinstance(mask, CausalBias) and q.dtype in (torch.float16, torch.bfloat16)
     if grouped and mask is not None and not by_flash and q.device.type != "cpu":
         # Except on the CPU, grouped heads with a mask would use the slow math kernel.
@@ -272,43 +247,30 @@ def _sdpa(call: AttentionCall, mask: Tensor | None = None, is_causal: bool = Fal
     )
 
 
-def _bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """0 where the mask is True, else -inf."""
-    return torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, -torch.inf)
+# What `scaled_dot_product_attention` runs on a CPU, with its log-sum-exp.
+def _cpu_forward(
+    bias: Tensor | None, is_causal: bool, scaling: float, q: Tensor, k: Tensor, v: Tensor
+) -> tuple[Tensor, Tensor]:
+    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        q, k, v, 0.0, is_causal, attn_mask=bias, scale=scaling
+    )
+    return out, lse
 
 
-@dataclass(frozen=True)
-class CpuKernel:
-    """What `scaled_dot_product_attention` runs on a CPU, with its log-sum-exp."""
-
-    bias: Tensor | None
-    is_causal: bool
-    scaling: float
-
-    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            q, k, v, 0.0, self.is_causal, attn_mask=self.bias, scale=self.scaling
-        )
-        return out, lse
-
-    def backward(
-        self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            grad, q, k, v, out, lse, 0.0, self.is_causal, attn_mask=self.bias, scale=self.scaling
-        )
-        return dq, dk, dv
+def _cpu_backward(bias: Tensor | None, is_causal: bool, scaling: float, *tensors: Tensor) -> Any:
+    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+        *tensors, 0.0, is_causal, attn_mask=bias, scale=scaling
+    )
 
 
 def _sink_as_key(call: AttentionCall, mask: Tensor | None, is_causal: bool) -> AttentionCall:
-    """The same attention with the sink as further keys, for devices whose kernels say no
-    log-sum-exp here: the keys are copied."""
+    """The sink as further keys, for devices whose kernels say no log-sum-exp here: a copy."""
     assert call.sink is not None
     (batch, _, num_queries, _), num_keys = call.q_BHTD.shape, call.k_BGSD.shape[2]
-    if isinstance(mask, CausalBias) or is_causal or mask is None:
+    if mask is None or isinstance(mask, CausalBias):
+        diagonal = num_keys if mask is None and not is_causal else num_keys - num_queries
         ones = torch.ones(num_queries, num_keys, dtype=torch.bool, device=call.q_BHTD.device)
-        is_lower = is_causal or mask is not None
-        mask = ones.tril(num_keys - num_queries) if is_lower else ones
+        mask = ones.tril(diagonal)
     keys, values = (
         torch.cat([x_BGND.expand(batch, -1, -1, -1).to(x_BGSD.dtype), x_BGSD], 2)
         for x_BGND, x_BGSD in ((call.sink.k_BGND, call.k_BGSD), (call.sink.v_BGND, call.v_BGSD))

@@ -2,9 +2,7 @@
 # B batch, H query heads, T queries, D head size, N tokens of all rows
 
 import inspect
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -45,58 +43,43 @@ def priority(call: AttentionCall) -> int | None:
 def attend(call: AttentionCall) -> Tensor:
     from torch.nn.attention import varlen
 
-    varlen_attn: Callable[..., Tensor | tuple[Tensor, Tensor]] = varlen.varlen_attn
-    optional: dict[str, Any] = {}
+    kernel: Callable[..., Any] = varlen.varlen_attn
+    left, right = window_size(call.window_tokens)
+    lengths, num_rows = cumulative_lengths(call).values(), len(call.q_BHTD)
+    optional: dict[str, Any] = {"scale": call.scaling, "window_size": (left, right)}
     # torch 2.11 shares KV heads by itself; later versions need the argument.
-    if call.is_grouped and "enable_gqa" in inspect.signature(varlen_attn).parameters:
+    is_grouped = call.q_BHTD.shape[1] != call.k_BGSD.shape[1]
+    if is_grouped and "enable_gqa" in inspect.signature(kernel).parameters:
         optional["enable_gqa"] = True
-    kernel = partial(
-        varlen_attn, scale=call.scaling, window_size=window_size(call.window_tokens), **optional
-    )
-    if call.sink is not None:
-        tensors = call.q_BHTD, call.k_BGSD, call.v_BGSD
-        return attend_with_sink(VarlenKernel(call, kernel), *tensors, call.sink, call.scaling)
-    out = kernel(
-        *(flat_tokens(x) for x in (call.q_BHTD, call.k_BGSD, call.v_BGSD)),
-        *cumulative_lengths(call).values(),
-    )
-    assert isinstance(out, Tensor)
-    return out.unflatten(0, (call.q_BHTD.shape[0], -1)).transpose(1, 2)
 
+    def forward(*tensors: Tensor) -> tuple[Tensor, Tensor]:
+        with_lse = varlen.AuxRequest(lse=True)
+        flat = map(flat_tokens, tensors)
+        out_NHD, lse_HN = kernel(*flat, *lengths, return_aux=with_lse, **optional)
+        return in_rows(out_NHD, lse_HN, num_rows)
 
-@dataclass(frozen=True)
-class VarlenKernel:
-    """With its log-sum-exp, and its backward handed another output and another one."""
-
-    call: AttentionCall
-    kernel: Callable[..., Tensor | tuple[Tensor, Tensor]]
-
-    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        from torch.nn.attention.varlen import AuxRequest
-
-        lengths = cumulative_lengths(self.call).values()
-        flat = map(flat_tokens, (q, k, v))
-        out_NHD, lse_HN = self.kernel(*flat, *lengths, return_aux=AuxRequest(lse=True))
-        return in_rows(out_NHD, lse_HN, len(q))
-
-    def backward(
-        self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        left, right = window_size(self.call.window_tokens)
+    def backward(*tensors: Tensor) -> Iterator[Tensor]:
+        """Of another output and log-sum-exp than the kernel's own."""
+        *others, lse_BHT = tensors
         grads = backward_kernel(
-            *(flat_tokens(x) for x in (grad, q, k, v, out)),
-            lse.transpose(0, 1).flatten(1).contiguous(),
-            *cumulative_lengths(self.call).values(),
+            *map(flat_tokens, others),
+            lse_BHT.transpose(0, 1).flatten(1).contiguous(),
+            *lengths,
             0.0,  # dropout
             False,  # causal: the window says it
-            torch.zeros(2, dtype=torch.uint64, device=q.device),
-            torch.empty(0, device=q.device),
-            scale=self.call.scaling,
+            torch.zeros(2, dtype=torch.uint64, device=lse_BHT.device),
+            torch.empty(0, device=lse_BHT.device),
+            scale=call.scaling,
             window_size_left=left,
             window_size_right=right,
         )
-        dq, dk, dv = (x_NHD.unflatten(0, (len(q), -1)).transpose(1, 2) for x_NHD in grads)
-        return dq, dk, dv
+        return (x_NHD.unflatten(0, (num_rows, -1)).transpose(1, 2) for x_NHD in grads)
+
+    if call.sink is not None:
+        return attend_with_sink(call, forward, backward)
+    flat = map(flat_tokens, (call.q_BHTD, call.k_BGSD, call.v_BGSD))
+    out: Tensor = kernel(*flat, *lengths, **optional)
+    return out.unflatten(0, (num_rows, -1)).transpose(1, 2)
 
 
 backward_kernel: Callable[..., tuple[Tensor, Tensor, Tensor]]

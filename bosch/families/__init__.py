@@ -4,7 +4,7 @@ names in NEEDS and, where they apply:
     block_norms         the names of a block's norms (`BlockNorms` in bosch/hybrid/models.py).
                         Without them the search runs every block as a whole, which takes longer.
     head_dimensions     attention parameters beside the usual ones that have one part per head, and
-                        the dimension that holds the heads (bosch/hybrid/permute.py)
+                        the dimension that holds the heads (bosch/hybrid/conversion.py)
 """
 
 NEEDS = ("plain_config_class", "plain_model_class", "config_class", "model_class")

@@ -1,33 +1,30 @@
 """The attention function and the mask function registered with transformers under the name `bosch`.
 
-SEARCH: a stock model of a family in bosch/families, loaded with `attn_implementation="bosch"`,
-takes a mask of groups as an argument of its forward call (bosch/hybrid/search_mode.py). DEPLOY: a
-materialized model has `config.bosch`; in each layer its groups are ordered [full..., window...].
-
-Each layer computes attention once for its full groups and once for its window groups; `dispatch`
-picks the backends. Further keyword arguments of a forward call: `bosch_backend` names a backend (so
-does `config.bosch_backend`, for every call), and `cu_seq_lens_q` says where packed documents end if
-their position_ids do not.
+SEARCH: a stock model of a family in bosch/families takes a mask of groups as an argument of its
+forward call (bosch/hybrid/search_mode.py). DEPLOY: a materialized model has `config.bosch`; in each
+layer its groups are ordered [full..., window...], and each kind is computed by one call. Further
+arguments: `bosch_backend` names a backend (so does `config.bosch_backend`, for every call), and
+`cu_seq_lens_q` says where packed documents end if their position_ids do not.
 """
 # B batch, H query heads, G kv heads, T queries, S keys, L keys of a window cache, D head size, N 1
 # or H
 
 import functools
 import logging
-from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
+from zlib import crc32
 
 import torch
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.masking_utils import sdpa_mask
 
 from bosch.backends._interface import AttentionCall
 from bosch.hybrid.cache import Split
 from bosch.hybrid.dispatch import attend
-from bosch.hybrid.documents import MASK_TYPE, as_type, keep_documents_apart
-from bosch.hybrid.search_mode import AttentionModule, Mask, has_empty_slots, search_attention
+from bosch.hybrid.documents import MASK_TYPE, NOT_CAUSAL, bosch_mask_function, keep_documents_apart
+from bosch.hybrid.search_mode import Mask, has_empty_slots, search_attention
 from bosch.hybrid.sinks import make_sink, source_of
 from bosch.masks.window import check_window
 from bosch.plugins import list_plugins
@@ -35,7 +32,9 @@ from bosch.run.errors import UserError
 
 logger = logging.getLogger("bosch")
 
-NAME = "bosch"
+# The code in a hybrid's folder registers a name of its own, so that checkpoints of different
+# versions, and the package, can be loaded in one process.
+NAME = "bosch" if __name__ == "bosch.hybrid.attention" else f"bosch_{crc32(__name__.encode())}"
 FAMILIES = list_plugins("bosch.families")
 
 # Arguments from transformers that do not change the attention output. Any other is refused if it is
@@ -46,10 +45,6 @@ HARMLESS = frozenset(
     "cu_seq_lens_k "  # the same as cu_seq_lens_q
     "tokenizer assistant_tokenizer".split()  # of generate, for stop strings and drafts
 )
-NOT_CAUSAL = (
-    "attn_implementation='bosch' computes causal attention only, but this call or its config has "
-    "is_causal=False."
-)
 
 
 def register() -> None:
@@ -59,10 +54,10 @@ def register() -> None:
 
 
 def bosch_attention(
-    module: AttentionModule,
+    module: Any,
     query_BHTD: Tensor,
-    key: Tensor | Split,
-    value: Tensor | Split,
+    key: Any,  # a tensor, or the `Split` of a hybrid's cache
+    value: Any,
     attention_mask: Tensor | None,
     scaling: float,
     dropout: float = 0.0,
@@ -75,7 +70,7 @@ def bosch_attention(
     **others: object,
 ) -> tuple[Tensor, None]:
     """The attention of one layer: (B, T, H, D), and no weights."""
-    config = module.config
+    config, num_queries = module.config, query_BHTD.shape[2]
     is_hybrid = isinstance(key, Split) or getattr(config, "bosch", None) is not None
     if not is_hybrid and config.model_type not in FAMILIES:
         # Some drop arguments: StableLM drops bosch_mask, OPT the positions of documents.
@@ -90,7 +85,6 @@ def bosch_attention(
             f"attn_implementation='bosch' was given a mask of type {attention_mask.dtype}; it "
             "needs a boolean one (True: visible)."
         )
-    num_queries = query_BHTD.shape[2]
     # Of a static cache a tensor.
     num_past = key.first_query if isinstance(key, Split) else key.shape[2] - num_queries
     if isinstance(key, Split) and isinstance(num_past, int) and attention_mask is not None:
@@ -98,22 +92,23 @@ def bosch_attention(
     mask_BNTS, documents = keep_documents_apart(
         query_BHTD, num_past, attention_mask, position_ids, cu_seq_lens_q, module.layer_idx
     )
-    # A mask that the caller made replaces the causal rule, but windows only look back.
-    is_callers = attention_mask is not None and attention_mask.dtype == torch.bool
-    if is_callers and (is_hybrid or bosch_window is not None) and isinstance(num_past, int):
-        assert attention_mask is not None
-        if not torch.compiler.is_compiling() and attention_mask.triu(num_past + 1).any():
-            raise UserError(
-                "this attention_mask lets a query see a later key, which groups with a window "
-                "cannot do: use a causal mask, or the dense model."
-            )
-    common: dict[str, Any] = {"mask_BNTS": mask_BNTS, "documents": documents}
-    common |= {"scaling": scaling, "dropout": dropout}
+    if (
+        (is_hybrid or bosch_window is not None)
+        # The caller's own, which replaces the causal rule.
+        and (attention_mask is not None and attention_mask.dtype == torch.bool)
+        and (isinstance(num_past, int) and not torch.compiler.is_compiling())
+        and attention_mask.triu(num_past + 1).any()
+    ):
+        raise UserError(
+            "this attention_mask lets a query see a later key, which groups with a window cannot "
+            "do: use a causal mask, or the dense model."
+        )
+    make_call = partial(
+        AttentionCall, scaling=scaling, mask_BNTS=mask_BNTS, documents=documents, dropout=dropout
+    )
     backend = bosch_backend or getattr(config, "bosch_backend", None)
     if not is_hybrid:
-        assert isinstance(key, Tensor)
-        assert isinstance(value, Tensor)
-        call = AttentionCall(query_BHTD, key, value, **common)
+        call = make_call(query_BHTD, key, value)
         out_BTHD = search_attention(module, call, bosch_mask, bosch_window, bosch_gates, backend)
         return out_BTHD.contiguous(), None
     if any(given is not None for given in (bosch_mask, bosch_window, bosch_gates)):
@@ -121,19 +116,19 @@ def bosch_attention(
             "bosch_mask, bosch_window and bosch_gates are for stock models; this one is a hybrid, "
             "whose groups are fixed."
         )
-    calls = _calls_of_hybrid(module, query_BHTD, key, value, common)
+    calls = _calls_of_hybrid(module, query_BHTD, key, value, mask_BNTS, make_call)
     outputs = [attend(call, backend).transpose(1, 2) for call in calls]
     out_BTHD = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
     return out_BTHD.contiguous(), None
 
 
 def _calls_of_hybrid(
-    module: AttentionModule, query_BHTD: Tensor, key: Any, value: Any, common: dict[str, Any]
+    module: Any, query_BHTD: Tensor, key: Any, value: Any, mask_BNTS: Any, make_call: Any
 ) -> list[AttentionCall]:
     """One for the layer's full groups, and one for its groups with a window."""
-    config, num_queries, mask_BNTS = module.config, query_BHTD.shape[2], common["mask_BNTS"]
+    config, num_queries = module.config, query_BHTD.shape[2]
     num_groups, num_full = config.num_key_value_heads, config.bosch["num_full"][module.layer_idx]
-    parts = (key.full_BGSD, key.window_BGLD) if isinstance(key, Split) else (key,)
+    parts = key[:2] if isinstance(key, Split) else (key,)
     num_given = sum(part.shape[1] for part in parts if part is not None)
     if num_given != num_groups:
         raise UserError(
@@ -161,19 +156,16 @@ def _calls_of_hybrid(
     calls = []
     num_full_heads = num_full * (query_BHTD.shape[1] // num_groups)
     if num_full:
-        k_BGSD, v_BGSD = key.full_BGSD, value.full_BGSD
-        if isinstance(key.first_query, int):  # a static cache has empty slots after the keys
-            num_keys = key.first_query + num_queries
-            k_BGSD, v_BGSD = k_BGSD[:, :, :num_keys], v_BGSD[:, :, :num_keys]
-        calls.append(AttentionCall(query_BHTD[:, :num_full_heads], k_BGSD, v_BGSD, **common))
+        # A static cache has empty slots after the keys.
+        end = key.first_query + num_queries if isinstance(key.first_query, int) else None
+        k_BGSD, v_BGSD = key.full_BGSD[:, :, :end], value.full_BGSD[:, :, :end]
+        calls.append(make_call(query_BHTD[:, :num_full_heads], k_BGSD, v_BGSD))
     if num_full < num_groups:
         width = check_window(config.bosch["window"])
-        window: int | None = width
-        q_BHTD, first = query_BHTD[:, num_full_heads:], None
-        if key.first_BGND is not None:
-            first = key.first_BGND, value.first_BGND
-        whole = AttentionCall(q_BHTD, key.window_BGLD, value.window_BGLD, **common)
+        whole = make_call(query_BHTD[:, num_full_heads:], key.window_BGLD, value.window_BGLD)
+        first = None if key.first_BGND is None else (key.first_BGND, value.first_BGND)
         sink = make_sink(source_of(module), width, key.first_query, whole, first)
+        windowed = replace(whole, window_tokens=width, sink=sink)
         if key.positions_L is not None:  # the ring of a static cache: a mask, by positions
             positions_L = key.positions_L
             new_T1 = torch.arange(num_queries, device=positions_L.device)[:, None]
@@ -181,10 +173,11 @@ def _calls_of_hybrid(
             inside_TL = (positions_L >= 0) & (positions_L <= queries_T1)
             inside_TL &= positions_L > queries_T1 - width
             mask_BNTS = mask_BNTS.index_select(-1, positions_L.clamp_min(0)) & inside_TL
-            window = None
+            windowed = replace(windowed, mask_BNTS=mask_BNTS, window_tokens=None)
         elif mask_BNTS is not None:  # its last columns are those of the keys
             mask_BNTS = mask_BNTS[..., -key.window_BGLD.shape[2] :]
-        calls.append(replace(whole, mask_BNTS=mask_BNTS, window_tokens=window, sink=sink))
+            windowed = replace(windowed, mask_BNTS=mask_BNTS)
+        calls.append(windowed)
     return calls
 
 
@@ -197,65 +190,11 @@ def mention_plain_cache() -> None:
     )
 
 
-def bosch_mask_function(
-    batch_size: int,
-    q_length: int,
-    kv_length: int,
-    q_offset: int | Tensor = 0,
-    kv_offset: int = 0,
-    attention_mask: Tensor | None = None,
-    allow_is_causal_skip: bool = True,
-    **others: Any,
-) -> Tensor | None:
-    """None for every causal call without padding, packed ones included: the attention function
-    aligns queries and keys itself and finds documents in the position ids. So long texts need no
-    T x S mask, which transformers builds for prompt chunks and packed documents.
-    """
-    config, device = others.get("config"), others.get("device")
-    if others.get("allow_is_bidirectional_skip") or not getattr(config, "is_causal", True):
-        raise UserError(NOT_CAUSAL)
-    # A static cache has empty slots after the keys. Our own models know how many. For others
-    # the mask shows them, and so it does for the base model of a hybrid by itself, except at the
-    # start of a cache, where the position ids of several tokens are enough.
-    is_hybrid = getattr(config, "bosch", None) is not None
-    is_exact = isinstance(q_offset, int) and (
-        (is_hybrid and q_length > 1) or kv_offset + kv_length == q_offset + q_length
-    )
-    is_plain = not others.get("use_vmap") and others.get("local_size") is None
-    if is_exact and is_plain and not torch.compiler.is_compiling():
-        assert isinstance(q_offset, int)
-        rule = others.get("mask_function")
-        only_packed = True
-        if not (allow_is_causal_skip or rule is None or q_length < 2):
-            # Causal and packed masks let no query see the next token.
-            here = torch.arange(q_length - 1, device=device)
-            zero = torch.zeros((), dtype=torch.long, device=device)
-            only_packed = not torch.as_tensor(rule(zero, zero, here, here + 1)).any()
-        if only_packed and (
-            attention_mask is None or bool(attention_mask[:, : q_offset + q_length].all())
-        ):
-            return None
-    mask_BNTS = sdpa_mask(
-        batch_size=batch_size,
-        q_length=q_length,
-        kv_length=kv_length,
-        q_offset=q_offset,  # type: ignore[arg-type]  # a tensor where the cache is static
-        kv_offset=kv_offset,
-        attention_mask=attention_mask,
-        allow_is_causal_skip=False,
-        **others,
-    )
-    return None if mask_BNTS is None else as_type(mask_BNTS, MASK_TYPE)
-
-
-# --------------------------------------------------------------------------------------- refusals
-
-
-def _refuse_unknown(others: Mapping[str, object]) -> None:
-    if others.get("is_causal") is False:
+def _refuse_unknown(others: dict[str, object]) -> None:
+    if others.pop("is_causal", None) is False:
         raise UserError(NOT_CAUSAL)
     for name, value in others.items():
-        if name in HARMLESS or name == "is_causal" or value is None or value is False:
+        if name in HARMLESS or value is None or value is False:
             continue
         if name == "sliding_window":
             raise UserError(
@@ -267,25 +206,3 @@ def _refuse_unknown(others: Mapping[str, object]) -> None:
             f"attn_implementation='bosch' does not support the argument {name} and would ignore "
             "it. Leave it out."
         )
-
-
-def guard_other_attention() -> None:
-    """Make transformers' registered attention functions refuse our arguments, which they would
-    ignore. `eager` is registered nowhere, and cannot."""
-
-    def guarded(name: str, attention: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(attention)
-        def refusing(module: Any, *args: Any, **others: Any) -> Any:
-            for argument, value in others.items():
-                if argument.startswith("bosch_") and value is not None:
-                    raise UserError(
-                        f"attn_implementation={name!r} would ignore {argument}: load the model "
-                        'with from_pretrained(..., attn_implementation="bosch").'
-                    )
-            return attention(module, *args, **others)
-
-        return refusing
-
-    for name, attention in AttentionInterface().items():
-        if not name.startswith(NAME):
-            AttentionInterface.register(name, guarded(name, attention))

@@ -2,8 +2,7 @@
 
 `hybridize_cache` replaces the layers of a new cache of transformers (dynamic, static, quantized or
 offloaded) with `HybridLayer`s; `generate` and `forward` of our models call it. A `HybridLayer`
-returns a `Split` for keys and one for values, which transformers passes unchanged to the attention
-function.
+returns a `Split` for keys and one for values, which transformers passes on to the attention.
 """
 # B batch, G kv heads, T new tokens, S tokens held, L tokens of the window part, N first tokens, D
 # head size
@@ -27,6 +26,8 @@ from bosch.run.errors import UserError
 _ARGUMENTS = inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
 CACHE = "cache" if "cache" in _ARGUMENTS else "past_key_values"
 
+Pair = tuple[Tensor, Tensor]  # keys and values
+
 
 class Split(NamedTuple):
     """Keys or values of one layer, with the new tokens; a part without groups is None."""
@@ -34,17 +35,12 @@ class Split(NamedTuple):
     full_BGSD: Tensor | None
     window_BGLD: Tensor | None  # the last L positions in order, unless `positions_L` is set
     first_query: int | Tensor  # position of the first new token; a 0-dim tensor in a static cache
-    # Position of each entry of the window part; negative: the entry is empty.
-    positions_L: Tensor | None = None
+    positions_L: Tensor | None = None  # of the window's entries; negative: the entry is empty
     first_BGND: Tensor | None = None  # of the window's groups, the first tokens that they keep
-
-
-# ------------------------------------------------------------------------------- one kind of groups
 
 
 class GrowingLayer(DynamicLayer):
     """All positions, in a buffer that grows by a quarter; `keys` and `values` are views of it.
-
     (transformers' `DynamicLayer` copies all keys and values for each new token.)
     """
 
@@ -52,9 +48,7 @@ class GrowingLayer(DynamicLayer):
 
     def __init__(self) -> None:
         # No super().__init__(): it would assign keys and values, which are properties here.
-        self.is_initialized = False
-        self._buffers: tuple[Tensor, Tensor] | None = None  # keys and values
-        self._start = self._stop = 0  # the part of the buffers in use
+        self.reset()
 
     @property
     def keys(self) -> Tensor | None:  # type: ignore[override]
@@ -69,9 +63,7 @@ class GrowingLayer(DynamicLayer):
         self._hold(key_states[:, :, :0], value_states[:, :, :0])
         self.is_initialized = True
 
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
-    ) -> tuple[Tensor, Tensor]:
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> Pair:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         self._append(key_states, value_states)
@@ -84,7 +76,9 @@ class GrowingLayer(DynamicLayer):
         self._stop -= min(_tokens_to_remove(tokens_to_remove), self.num_held)
 
     def reset(self) -> None:
-        self.__init__()  # type: ignore[misc]
+        self.is_initialized = False
+        self._buffers: Pair | None = None
+        self._start = self._stop = 0  # the part of the buffers in use
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         self._change(lambda x: x.index_select(0, beam_idx.to(x.device)))
@@ -107,7 +101,7 @@ class GrowingLayer(DynamicLayer):
         """Number of positions in memory."""
         return self._stop - self._start
 
-    def _held(self) -> tuple[Tensor, Tensor]:
+    def _held(self) -> Pair:
         assert self._buffers is not None
         keys, values = (x[:, :, self._start : self._stop] for x in self._buffers)
         return keys, values
@@ -121,18 +115,16 @@ class GrowingLayer(DynamicLayer):
         held, new, buffer = self.num_held, k_BGTD.shape[2], self._buffers[0]
         if torch.is_grad_enabled() and (k_BGTD.requires_grad or buffer.requires_grad):
             # Autograd may still need what was read from the buffer, so it is not overwritten.
-            keys, values = self._held()
-            self._hold(torch.cat([keys, k_BGTD], 2), torch.cat([values, v_BGTD], 2))
+            pairs = zip(self._held(), (k_BGTD, v_BGTD), strict=True)
+            self._hold(*(torch.cat(pair, 2) for pair in pairs))
             return
-        is_frozen = buffer.is_inference() and not torch.is_inference_mode_enabled()
-        if self._stop + new > buffer.shape[2] or is_frozen:
+        if self._stop + new > buffer.shape[2] or _is_frozen(buffer):
             room = held + new + max(self.SPARE_TOKENS, held // 4)
-            keys, values = self._held()
             # The batch and the groups of the tokens held, and room for more of them.
-            larger = [x.new_empty(*x.shape[:2], room, x.shape[3]) for x in (keys, values)]
-            for target, x_BGSD in zip(larger, (keys, values), strict=True):
+            k, v = (x.new_empty(*x.shape[:2], room, x.shape[3]) for x in self._held())
+            for target, x_BGSD in zip((k, v), self._held(), strict=True):
                 target[:, :, :held] = x_BGSD
-            self._buffers, self._start, self._stop = (larger[0], larger[1]), 0, held
+            self._buffers, self._start, self._stop = (k, v), 0, held
         for target, x_BGTD in zip(self._buffers, (k_BGTD, v_BGTD), strict=True):
             target[:, :, self._stop : self._stop + new] = x_BGTD
         self._stop += new
@@ -140,37 +132,29 @@ class GrowingLayer(DynamicLayer):
     def _change(self, change: Callable[[Tensor], Tensor]) -> None:
         # Also for an empty buffer, as with W = 1: its batch size counts.
         if self._buffers is not None:
-            keys, values = self._held()
-            self._hold(change(keys), change(values))
+            self._hold(*map(change, self._held()))
 
     def _move(self, device: torch.device | str) -> None:
         if self._buffers is not None:
-            keys, values = self._buffers
-            self._buffers = keys.to(device, non_blocking=True), values.to(device, non_blocking=True)
+            keys, values = (x.to(device, non_blocking=True) for x in self._buffers)
+            self._buffers = keys, values
 
 
 class RollingLayer(GrowingLayer):
     """The last W-1 positions, which a new token sees besides itself. `update` returns them followed
-    by the new ones.
-
-    With `record_past` (assisted decoding) nothing is dropped until the next `crop`, so that
-    rejected tokens can be removed.
+    by the new ones. With `record_past` (assisted decoding) nothing is dropped until the next
+    `crop`, so that rejected tokens can be removed.
     """
-
-    is_sliding = True
 
     def __init__(self, window_tokens: int) -> None:
         super().__init__()
         self.window_tokens = window_tokens
-        self.cumulative_length = 0  # tokens seen
         self.record_past = False
 
     def activate_past_recording(self) -> None:
         self.record_past = True
 
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
-    ) -> tuple[Tensor, Tensor]:
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> Pair:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         new = key_states.shape[2]
@@ -185,8 +169,7 @@ class RollingLayer(GrowingLayer):
         # Only the end of a long prompt chunk is kept.
         keys, values = key_states, value_states
         if past:
-            held_keys, held_values = self._held()
-            keys, values = torch.cat([held_keys, keys], 2), torch.cat([held_values, values], 2)
+            keys, values = (torch.cat(x, 2) for x in zip(self._held(), (keys, values), strict=True))
         keep = slice(max(keys.shape[2] - (self.window_tokens - 1), 0), None)
         # A copy: a view would keep the whole piece alive.
         self._hold(keys[:, :, keep].clone(), values[:, :, keep].clone())
@@ -195,27 +178,23 @@ class RollingLayer(GrowingLayer):
     def get_seq_length(self) -> int:
         return self.cumulative_length
 
-    def get_max_length(self) -> int:
-        return self.window_tokens
-
     def crop(self, tokens_to_remove: int) -> None:
         remove = min(_tokens_to_remove(tokens_to_remove), self.cumulative_length)
         left = self.cumulative_length - remove
-        if self.num_held - remove < min(left, self.window_tokens - 1):
+        needed = min(left, self.window_tokens - 1)
+        if self.num_held - remove < needed:
             raise UserError(
                 f"cannot remove {remove} tokens: of the {self.num_held} positions in the rolling "
-                f"cache, a window of {self.window_tokens} must keep "
-                f"{min(left, self.window_tokens - 1)}. Call activate_past_recording() on the cache "
-                "before you add the tokens."
+                f"cache, a window of {self.window_tokens} must keep {needed}. Call "
+                "activate_past_recording() on the cache before you add the tokens."
             )
         self._stop -= remove
         self.cumulative_length = left
         self._drop_old()
 
     def reset(self) -> None:
-        record = self.record_past
-        self.__init__(self.window_tokens)  # type: ignore[misc]
-        self.record_past = record
+        super().reset()
+        self.cumulative_length = 0  # tokens seen
 
     def _drop_old(self) -> None:
         self._start = max(self._start, self._stop - (self.window_tokens - 1))
@@ -223,11 +202,9 @@ class RollingLayer(GrowingLayer):
 
 class RingLayer(StaticLayer):
     """W slots for the static cache: position p is in slot p % W, so a new token is one small write.
-
     All positions are tensors, so that a compiled step contains no number that changes.
     """
 
-    is_sliding = True
     is_croppable = False  # a rejected token has overwritten what the window still needs
 
     def __init__(self, window_tokens: int, max_cache_len: int) -> None:
@@ -243,33 +220,26 @@ class RingLayer(StaticLayer):
             self.lazy_initialization(k_BGTD, v_BGTD)
         first = self.cumulative_length.clone()
         self.cumulative_length.add_(new)
-        if is_first:
-            self._write(k_BGTD, v_BGTD)
-            return k_BGTD, v_BGTD, None
-        keys, values = self.keys, self.values
-        assert keys is not None
-        assert values is not None
-        if new == 1:
-            self._write(k_BGTD, v_BGTD)
-            # Slot s holds the newest position that is s modulo the number of slots.
-            age_L = (first - torch.arange(slots, device=self.device)) % slots
-            return keys, values, first - age_L
-        # The last of several tokens would overwrite what the first one sees, so it is read before.
-        positions_L = first + torch.arange(1 - slots, new, device=self.device)
-        past_slots = positions_L[: slots - 1] % slots
-        k_BGLD = torch.cat([keys.index_select(2, past_slots), k_BGTD], dim=2)
-        v_BGLD = torch.cat([values.index_select(2, past_slots), v_BGTD], dim=2)
-        self._write(k_BGTD, v_BGTD)
-        return k_BGLD, v_BGLD, positions_L
-
-    def _write(self, k_BGTD: Tensor, v_BGTD: Tensor) -> None:
-        """Write the last of these to their slots. `cumulative_length` already counts them."""
-        count = min(k_BGTD.shape[2], self.max_cache_len)
-        ages = torch.arange(-count, 0, device=self.device)
-        slots = (self.cumulative_length + ages) % self.max_cache_len
+        keys, values, positions_L = k_BGTD, v_BGTD, None
+        if new > 1 and not is_first:
+            # The last of several tokens would overwrite what the first sees: it is read before.
+            positions_L = first + torch.arange(1 - slots, new, device=self.device)
+            past_slots = positions_L[: slots - 1] % slots
+            keys, values = (
+                torch.cat([buffer.index_select(2, past_slots), x_BGTD], dim=2)  # type: ignore[union-attr]
+                for buffer, x_BGTD in ((self.keys, k_BGTD), (self.values, v_BGTD))
+            )
+        # Write the last of the new tokens to their slots.
+        count = min(new, slots)
+        to_slots = (self.cumulative_length + torch.arange(-count, 0, device=self.device)) % slots
         for buffer, x_BGTD in ((self.keys, k_BGTD), (self.values, v_BGTD)):
             assert buffer is not None
-            buffer.index_copy_(2, slots, x_BGTD[:, :, -count:])
+            buffer.index_copy_(2, to_slots, x_BGTD[:, :, -count:])
+        if new > 1 or is_first:
+            return keys, values, positions_L
+        # Slot s holds the newest position that is s modulo the number of slots.
+        age_L = (first - torch.arange(slots, device=self.device)) % slots
+        return self.keys, self.values, first - age_L  # type: ignore[return-value]
 
 
 class FirstLayer(GrowingLayer):
@@ -281,9 +251,7 @@ class FirstLayer(GrowingLayer):
         self.num_tokens = num_tokens
         self.starts_B: Tensor | None = None  # where the text of each row begins; None: at 0
 
-    def keep(
-        self, k_BGTD: Tensor, v_BGTD: Tensor, first_query: int | Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def keep(self, k_BGTD: Tensor, v_BGTD: Tensor, first_query: int | Tensor) -> Pair:
         if not self.is_initialized:
             self.lazy_initialization(k_BGTD, v_BGTD)
             shape = (*k_BGTD.shape[:2], self.num_tokens, k_BGTD.shape[3])
@@ -302,8 +270,7 @@ class FirstLayer(GrowingLayer):
             torch.where(is_new_BGND, x.gather(2, index_BGND), old)
             for x, old in zip((k_BGTD, v_BGTD), held, strict=True)
         )
-        is_frozen = held[0].is_inference() and not torch.is_inference_mode_enabled()
-        if torch.is_grad_enabled() or is_frozen:
+        if torch.is_grad_enabled() or _is_frozen(held[0]):
             self._hold(k, v)
         else:  # in their place, as compiled steps need it
             held[0].copy_(k)
@@ -313,23 +280,31 @@ class FirstLayer(GrowingLayer):
     def crop(self, tokens_to_remove: int) -> None:
         pass
 
-    def reset(self) -> None:
-        self.__init__(self.num_tokens)  # type: ignore[misc]
+
+def _is_frozen(x: Tensor) -> bool:
+    return x.is_inference() and not torch.is_inference_mode_enabled()
 
 
-# ------------------------------------------------------------------------------ the composite layer
+def _tokens_to_remove(tokens_to_remove: int) -> int:
+    if tokens_to_remove > 0:
+        raise UserError(
+            f"crop({tokens_to_remove}): pass the number of tokens to remove as a negative number."
+        )
+    return -tokens_to_remove
 
 
 def _of_each_part(name: str) -> Callable[..., None]:
     """A method that calls the same method of each part, the window's first, which may refuse."""
 
     def method(self: HybridLayer, *args: object) -> None:
-        for part in reversed(self.parts):
+        for part in (*reversed(self.parts), *self.sink_parts):
             getattr(part, name)(*args)
-        if self.first is not None:
-            getattr(self.first, name)(*args)
 
     return method
+
+
+def _of_all_parts(name: str) -> Any:
+    return property(lambda self: all(getattr(part, name) for part in self.parts))
 
 
 class HybridLayer(CacheLayerMixin):
@@ -347,52 +322,32 @@ class HybridLayer(CacheLayerMixin):
         full: CacheLayerMixin | None,
         window: RollingLayer | RingLayer | None,
         num_full: int,
-        max_tokens: int,
+        max_tokens: int,  # -1: no maximum
         num_first: int = 0,
     ) -> None:
         # No super().__init__(): it would assign attributes that the parts have.
         self.full, self.window, self.num_full = full, window, num_full
         self.first = FirstLayer(num_first) if window is not None and num_first else None
-        self.max_tokens = max_tokens  # -1: no maximum
+        self.max_tokens = max_tokens
         self.parts: list[Any] = [part for part in (full, window) if part is not None]
+        self.sink_parts = [] if self.first is None else [self.first]
 
-    # Contents.
-    @property
-    def keys(self) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        return tuple(part.keys for part in self.parts)
+    keys = property(lambda self: tuple(part.keys for part in self.parts))
+    values = property(lambda self: tuple(part.values for part in self.parts))
+    is_initialized = _of_all_parts("is_initialized")
+    is_compileable = _of_all_parts("is_compileable")
+    is_croppable = _of_all_parts("is_croppable")
+    # Only static layers have it, as in transformers.
+    batch_size = property(lambda self: self.parts[0].batch_size)
+    record_past = property(lambda self: getattr(self.window, "record_past", False))
 
-    @property
-    def values(self) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        return tuple(part.values for part in self.parts)
-
-    @property
-    def is_initialized(self) -> bool:  # type: ignore[override]
-        return all(part.is_initialized for part in self.parts)
-
-    @property
-    def is_compileable(self) -> bool:  # type: ignore[override]
-        return all(part.is_compileable for part in self.parts)
-
-    @property
-    def is_croppable(self) -> bool:  # type: ignore[override]
-        return all(part.is_croppable for part in self.parts)
-
-    @property
-    def batch_size(self) -> int:
-        return self.parts[0].batch_size  # only static layers have it, as in transformers
-
-    @property
-    def record_past(self) -> bool:
-        return getattr(self.window, "record_past", False)
-
-    # The interface of transformers.
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         cuts = zip(self.parts, self._cut(key_states), self._cut(value_states), strict=True)
         for part, k_BGTD, v_BGTD in cuts:
             part.lazy_initialization(k_BGTD, v_BGTD)
 
     def update(  # type: ignore[override]
-        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Split, Split]:
         first_query = self.get_seq_length()
         if isinstance(first_query, Tensor):
@@ -402,13 +357,14 @@ class HybridLayer(CacheLayerMixin):
         if self.first is not None:
             k_first, v_first = self.first.keep(k[-1], v[-1], first_query)
         if self.full is not None:
-            k_full, v_full = self.full.update(k.pop(0), v.pop(0), *args, **kwargs)
+            k_full, v_full = self.full.update(k[0], v[0], *args, **kwargs)
         if isinstance(self.window, RingLayer):
-            k_window, v_window, positions = self.window.roll(k.pop(0), v.pop(0))
+            k_window, v_window, positions = self.window.roll(k[-1], v[-1])
         elif self.window is not None:
-            k_window, v_window = self.window.update(k.pop(0), v.pop(0), *args, **kwargs)
-        return Split(k_full, k_window, first_query, positions, k_first), Split(
-            v_full, v_window, first_query, positions, v_first
+            k_window, v_window = self.window.update(k[-1], v[-1], *args, **kwargs)
+        return (
+            Split(k_full, k_window, first_query, positions, k_first),
+            Split(v_full, v_window, first_query, positions, v_first),
         )
 
     def get_seq_length(self) -> int:
@@ -440,9 +396,6 @@ class HybridLayer(CacheLayerMixin):
         return x_BGTD[:, : self.num_full], x_BGTD[:, self.num_full :]
 
 
-# ------------------------------------------------------------------------------------- whole caches
-
-
 def hybridize_cache(cache: Cache, config: PretrainedConfig, attention_mask: Any = None) -> Cache:
     """Replace the layers of an empty cache, in place. `attention_mask`: of the next call, which
     shows where padding ends.
@@ -452,8 +405,9 @@ def hybridize_cache(cache: Cache, config: PretrainedConfig, attention_mask: Any 
     """
     window_tokens, num_groups = config.bosch["window"], config.num_key_value_heads
     num_first = sink_tokens(kind_of(config))
-    if cache.layers and isinstance(cache.layers[0], HybridLayer):
-        held = {layer.window.window_tokens for layer in cache.layers if layer.window is not None}  # type: ignore[union-attr]
+    layers: list[Any] = cache.layers
+    if layers and isinstance(layers[0], HybridLayer):
+        held = {layer.window.window_tokens for layer in layers if layer.window is not None}
         if held - {window_tokens}:
             raise UserError(
                 f"this cache was made for a window of {held.pop()} tokens, but "
@@ -461,18 +415,18 @@ def hybridize_cache(cache: Cache, config: PretrainedConfig, attention_mask: Any 
             )
     elif int(cache.get_seq_length()) == 0:
         # A DynamicCache() without a config makes its layers later.
-        if not cache.layers and cache.layer_class_to_replicate is not None:
-            cache.layers = [cache.layer_class_to_replicate() for _ in config.bosch["num_full"]]
+        if not layers and cache.layer_class_to_replicate is not None:
+            layers = [cache.layer_class_to_replicate() for _ in config.bosch["num_full"]]
         cache.layers = [
             _hybrid_layer(layer, num_full, num_full < num_groups, window_tokens, num_first)
-            for layer, num_full in zip(cache.layers, config.bosch["num_full"], strict=True)
+            for layer, num_full in zip(layers, config.bosch["num_full"], strict=True)
         ]
     elif cache.is_compileable:
         raise UserError(
             f"this static cache already has {int(cache.get_seq_length())} tokens; pass the hybrid "
             "an empty one, or use a DynamicCache."
         )
-    if num_first and cache.layers and isinstance(cache.layers[0], HybridLayer):
+    if num_first:
         starts_B = None
         if isinstance(attention_mask, dict):  # of static caches: one for each type of layer
             attention_mask = next(iter(attention_mask.values()))
@@ -484,26 +438,23 @@ def hybridize_cache(cache: Cache, config: PretrainedConfig, attention_mask: Any 
             if not torch.compiler.is_compiling() and not starts_B.any():
                 starts_B = None
         for layer in cache.layers:
-            if isinstance(layer, HybridLayer) and layer.first is not None:
-                layer.first.starts_B = starts_B
+            for first in getattr(layer, "sink_parts", ()):
+                first.starts_B = starts_B
     return cache
 
 
 def _hybrid_layer(
     layer: Any, num_full: int, has_window: bool, window_tokens: int, num_first: int
 ) -> HybridLayer:
+    window: RollingLayer | RingLayer | None = None
     if not isinstance(layer, StaticLayer):
         full = GrowingLayer() if type(layer) is DynamicLayer else layer  # quantized stays quantized
         window = RollingLayer(window_tokens) if has_window else None
         return HybridLayer(full if num_full else None, window, num_full, -1, num_first)
     size = layer.max_cache_len
-    hybrid = HybridLayer(
-        StaticLayer(max_cache_len=size) if num_full else None,
-        RingLayer(window_tokens, size) if has_window else None,
-        num_full,
-        size,
-        num_first,
-    )
+    window = RingLayer(window_tokens, size) if has_window else None
+    full = StaticLayer(max_cache_len=size) if num_full else None
+    hybrid = HybridLayer(full, window, num_full, size, num_first)
     if layer.is_initialized and layer.keys is not None:
         # generate(cache_implementation="static", prefill_chunk_size=...) has allocated all groups
         # in one layer; allocate those of each part.
@@ -519,20 +470,10 @@ def kv_bytes(cache: Cache) -> int:
 
 def held_tensors(layer: Any) -> list[Tensor]:
     """Keys and values of each part of a layer."""
-    parts = [layer]
-    if isinstance(layer, HybridLayer):
-        parts = [*layer.parts, *([] if layer.first is None else [layer.first])]
+    parts = [*layer.parts, *layer.sink_parts] if isinstance(layer, HybridLayer) else [layer]
     if any(hasattr(part, "_quantized_keys") for part in parts):
         raise UserError(
             "the size of a quantized cache is not known; count the bytes of a cache that is not "
             "quantized."
         )
     return [x for part in parts for x in (part.keys, part.values) if x is not None and x.dim() == 4]
-
-
-def _tokens_to_remove(tokens_to_remove: int) -> int:
-    if tokens_to_remove > 0:
-        raise UserError(
-            f"crop({tokens_to_remove}): pass the number of tokens to remove as a negative number."
-        )
-    return -tokens_to_remove

@@ -1,6 +1,13 @@
-"""From a plain model in memory to its hybrid and back: config and weights."""
+"""From a plain model in memory to its hybrid and back: config, and weights in another order.
+
+A group is a block of rows of q_proj, k_proj and v_proj (and of their biases) and a block of columns
+of o_proj. In each layer of a hybrid the full groups come first. A family whose attention has
+further parameters with one part per head names them in its file. The model's function does not
+change, and `inverse` restores the original bit for bit.
+"""
 
 import copy
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,10 +16,22 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
 from bosch.hybrid.models import family_of
-from bosch.hybrid.permute import HeadDimensions, Permutation, groups_in_order, permute_groups
-from bosch.hybrid.sinks import Sinks, is_sink
+from bosch.hybrid.sinks import KEY, VALUE, Sinks, is_sink
 from bosch.masks.window import sink_as_json
 from bosch.run.errors import UserError
+
+Permutation = Sequence[Sequence[int]]  # [layer][new place] = the group's old place
+# A parameter of `self_attn` -> the dimension that holds its heads, in their order; None: it has no
+# parts that belong to single heads.
+HeadDimensions = Mapping[str, int | None]
+
+HEAD_DIMENSIONS: HeadDimensions = {
+    **{f"{p}_proj.{kind}": 0 for p in "qkv" for kind in ("weight", "bias")},
+    "o_proj.weight": 1,
+    **dict.fromkeys(("o_proj.bias", KEY, VALUE)),  # sinks are in the hybrid's own order
+}
+ATTENTION_NAME = re.compile(r"\blayers\.(\d+)\.self_attn\.(.+)$")
+PER_HEAD_NORMS = {"q_norm.weight", "k_norm.weight"}  # shared by all heads if as long as one head
 
 
 def hybrid_config(
@@ -20,9 +39,8 @@ def hybrid_config(
 ) -> PretrainedConfig:
     """The config of the hybrid of a plain model and a mask (1: full attention)."""
     rows = [[int(bit) for bit in row] for row in z]
-    shape = {(len(rows), len(row)) for row in rows}
-    if shape != {(config.num_hidden_layers, config.num_key_value_heads)}:
-        sizes = sorted({len(row) for row in rows})
+    sizes = sorted({len(row) for row in rows})
+    if (len(rows), sizes) != (config.num_hidden_layers, [config.num_key_value_heads]):
         raise UserError(
             f"the mask has {len(rows)} layers of {sizes} groups, but the model has "
             f"{config.num_hidden_layers} of {config.num_key_value_heads}; pass a mask made for "
@@ -31,7 +49,7 @@ def hybrid_config(
     hybrid = {
         "window": window_tokens,
         "num_full": [sum(row) for row in rows],
-        "permutation": groups_in_order(rows),
+        "permutation": [sorted(range(len(row)), key=row.__getitem__, reverse=True) for row in rows],
     }
     made: PretrainedConfig = family_of(config).config_class(
         **_values(config), bosch={**hybrid, **provenance}
@@ -48,14 +66,19 @@ def plain_config(config: PretrainedConfig) -> PretrainedConfig:
 
 
 def _values(config: PretrainedConfig) -> dict[str, Any]:
-    types = ("model_type", "architectures")
-    return {key: value for key, value in config.to_dict().items() if key not in types}
+    own = ("model_type", "architectures", "auto_map")
+    return {key: value for key, value in config.to_dict().items() if key not in own}
 
 
 def head_size(config: PretrainedConfig) -> int:
     return int(
         getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     )
+
+
+def head_dimensions(config: PretrainedConfig) -> HeadDimensions:
+    """Those of a family's attention parameters."""
+    return {**HEAD_DIMENSIONS, **getattr(family_of(config), "head_dimensions", {})}
 
 
 def deploy(
@@ -79,16 +102,13 @@ def deploy(
 
 def sink_parameters(sinks: Sinks | None, config: PretrainedConfig) -> dict[str, Tensor]:
     """Those of a hybrid, by name."""
-    if sinks is None:
-        return {}
-    return {
-        f"model.layers.{layer}.self_attn.{name}": tensor
-        for layer, (row, num_full) in enumerate(
-            zip(config.bosch["permutation"], config.bosch["num_full"], strict=True)
-        )
-        if num_full < len(row)
-        for name, tensor in sinks.of_groups(layer, row[num_full:]).items()
-    }
+    found = {}
+    for layer, row in enumerate(config.bosch["permutation"] if sinks else ()):
+        windowed = row[config.bosch["num_full"][layer] :]
+        for name, x_LGD in zip((KEY, VALUE), sinks or (), strict=True):
+            if windowed:
+                found[f"model.layers.{layer}.self_attn.{name}"] = x_LGD[layer, windowed].clone()
+    return found
 
 
 @torch.no_grad()
@@ -104,13 +124,13 @@ def convert(
     config._experts_implementation = source.config._experts_implementation
     with torch.device("meta"):
         made = model_class(config)
-    size, further = head_size(config), head_dimensions(config)
+    size, dimensions = head_size(config), head_dimensions(config)
     state = {
-        name: permute_groups(name, tensor, permutation, size, further).detach().clone()
+        name: permute_groups(name, tensor, permutation, size, dimensions).detach().clone()
         for name, tensor in source.state_dict().items()
         if not is_sink(name)  # a plain model has none
-    } | dict(sinks or {})
-    made.load_state_dict(state, assign=True)
+    }
+    made.load_state_dict({**state, **(sinks or {})}, assign=True)
     buffers = dict(source.named_buffers())
     for name, buffer in list(made.named_buffers()):
         if buffer.is_meta:
@@ -121,6 +141,34 @@ def convert(
     return made.train(source.training)
 
 
-def head_dimensions(config: PretrainedConfig) -> HeadDimensions:
-    """Those of the family's own attention parameters, beside the usual ones."""
-    return getattr(family_of(config), "head_dimensions", {})
+def inverse(permutation: Permutation) -> list[list[int]]:
+    return [sorted(range(len(row)), key=row.__getitem__) for row in permutation]
+
+
+def permute_groups(
+    name: str, tensor: Tensor, permutation: Permutation, head_size: int, dimensions: HeadDimensions
+) -> Tensor:
+    """A parameter with its groups reordered; one without groups is returned unchanged."""
+    match = ATTENTION_NAME.search(name)
+    if match is None:
+        return tensor
+    row, parameter = permutation[int(match[1])], match[2]
+    is_shared = parameter in PER_HEAD_NORMS and tensor.numel() == head_size
+    if parameter not in dimensions and not (is_shared or parameter.startswith("rotary_emb.")):
+        raise UserError(
+            f"{name} of shape {tuple(tensor.shape)} is an attention parameter that cannot be "
+            "permuted, because nothing says where its heads are. Start from an unquantized "
+            "checkpoint; for a new family, name the parameter in head_dimensions of its file in "
+            "bosch/families."
+        )
+    dim, num_groups = dimensions.get(parameter), len(row)
+    if dim is None:
+        return tensor
+    size = tensor.shape[dim]
+    if size % (num_groups * head_size):
+        raise UserError(
+            f"{name} has {size} entries along dimension {dim}, not a multiple of {num_groups} "
+            f"heads of {head_size}."
+        )
+    blocks = tensor.unflatten(dim, (num_groups, size // num_groups))
+    return blocks.index_select(dim, torch.tensor(row, device=tensor.device)).flatten(dim, dim + 1)

@@ -30,13 +30,12 @@ def load_backends(package: str) -> tuple[dict[str, ModuleType], dict[str, str]]:
 
 BACKENDS, BROKEN = load_backends("bosch.backends")
 _shown: set[tuple[str, str]] = set()
+_availability: dict[str, str | None] = {}
 
 
 def attend(call: AttentionCall, backend: str | None = None) -> Tensor:
     """The output of a call, (B, H, T, D). `backend` names the one to use; None: by priority."""
-    if call.documents is not None:
-        return _attend_documents(call, backend)
-    return _attend(call, backend)
+    return (_attend if call.documents is None else _attend_documents)(call, backend)
 
 
 def _attend(call: AttentionCall, backend: str | None) -> Tensor:
@@ -51,37 +50,32 @@ _attend_documents = torch.compiler.disable(_attend)
 def choose(call: AttentionCall, backend: str | None = None) -> str:
     """The backend that will compute this call. A named one that cannot is an error."""
     if backend is not None:
-        reason = refusal(backend, call)
-        if reason is not None:
+        if reason := refusal(backend, call):
             raise UserError(
                 f"the attention backend {backend} cannot compute this call: {reason}. Leave it "
                 "out, or name another."
             )
         return backend
-    refused: list[tuple[str, str]] = []
-    for name in by_priority(call):
-        reason = refusal(name, call)
-        if reason is not None:
-            refused.append((name, reason))
+    refused = {}
+    for name in by_priority(call):  # the last is sdpa, which computes every call
+        if reason := refusal(name, call):
+            refused[name] = reason
             continue
         if not torch.compiler.is_compiling():
-            for other, why in refused:
-                if (other, why) not in _shown:
-                    _shown.add((other, why))
-                    logger.warning(
-                        "attention backend %s is not used: %s. %s runs instead.", other, why, name
-                    )
+            for said in sorted(refused.items() - _shown):
+                logger.warning(
+                    "attention backend %s is not used: %s. %s runs instead.", *said, name
+                )
+            _shown.update(refused.items())
         return name
-    raise AssertionError(f"sdpa computes every call, but was not asked: {refused}")
+    raise AssertionError(refused)
 
 
 def by_priority(call: AttentionCall) -> list[str]:
     """The backends to ask for a call that names none, the best first."""
     priorities = {name: backend.priority(call) for name, backend in BACKENDS.items()}
-    return sorted(
-        (name for name, priority in priorities.items() if priority is not None),
-        key=lambda name: (-priorities[name], name),
-    )
+    asked = [name for name, priority in priorities.items() if priority is not None]
+    return sorted(asked, key=lambda name: (-priorities[name], name))
 
 
 def refusal(name: str, call: AttentionCall) -> str | None:
@@ -105,10 +99,8 @@ def check_backend(
     if name == AUTO:
         return
     if name not in BACKENDS and name not in BROKEN:
-        known = (AUTO, *BACKENDS)
-        raise UserError(f"{option} {name}: no such backend; {suggest(name, known)}")
-    reason = _unavailable(name)
-    if reason is None:
+        raise UserError(f"{option} {name}: no such backend; {suggest(name, (AUTO, *BACKENDS))}")
+    if (reason := _unavailable(name)) is None:
         q, k, v = (torch.zeros(1, 1, 2, 64, device=device, dtype=dtype) for _ in range(3))
         documents = Documents(((0, 1, 2),), device) if packed else None
         mask = torch.ones(1, 1, 2, 2, dtype=torch.bool, device=device).tril() if padded else None
@@ -116,9 +108,6 @@ def check_backend(
         reason = refusal(name, call)
     if reason is not None:
         raise UserError(f"{option} {name} cannot run here: {reason}. {remedy}")
-
-
-_availability: dict[str, str | None] = {}
 
 
 @torch.compiler.assume_constant_result

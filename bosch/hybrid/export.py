@@ -22,8 +22,6 @@ from bosch.run.plain_text import markdown, markdown_table, yaml_text
 CARD = "README.md"
 PICTURE = "mask.png"
 MASK_KEY = "mask"  # in config.bosch: MaskFile.origin()
-QUOTES = "\"'"
-CACHE_HEADER = ("tokens", "this model", "full attention", "share")
 SINKS = {
     "none": "none",
     "static": "a constant key and value in each group on the window, which take no KV cache",
@@ -81,10 +79,7 @@ def write_exports(out: Path, config: PretrainedConfig, source: Path) -> None:
     config.auto_map = write_remote_code(out, config)
     record = mask_record(config)
     draw_mask(record, out / PICTURE)
-    write_atomically(out / CARD, model_card(config, record, _license_lines(source)))
-
-
-# ------------------------------------------------------------------------------- the mask's origin
+    write_atomically(out / CARD, _model_card(config, record, _license_lines(source)))
 
 
 def full_groups(config: PretrainedConfig) -> list[list[int]]:
@@ -102,24 +97,20 @@ def mask_record(config: PretrainedConfig) -> MaskFile:
     unit = origin.get("unit", "group")
     mask = GroupMask.from_rows(full_groups(config), config.bosch["window"], unit)
     mask = replace(mask, sink=kind_of(config))
-    shape = ModelInfo(
-        id=config.model_type,
-        revision=None,
-        weight_hash=None,
-        num_layers=config.num_hidden_layers,
-        num_groups=config.num_key_value_heads,
-        num_query_heads=config.num_attention_heads,
-        head_dim=head_size(config),
-    )
-    model = ModelInfo(**origin["model"]) if "model" in origin else shape
+    model = origin.get("model") or {
+        "id": config.model_type,
+        "revision": None,
+        "weight_hash": None,
+        "num_layers": config.num_hidden_layers,
+        "num_groups": config.num_key_value_heads,
+        "num_query_heads": config.num_attention_heads,
+        "head_dim": head_size(config),
+    }
     known = {name: origin[name] for name in ORIGIN if name in origin}
-    return MaskFile(mask, model, **{"method": "unknown", **known})
+    return MaskFile(mask, ModelInfo(**model), **{"method": "unknown", **known})
 
 
-# ----------------------------------------------------------------------------------- the model card
-
-
-def model_card(config: PretrainedConfig, record: MaskFile, license_lines: Sequence[str]) -> str:
+def _model_card(config: PretrainedConfig, record: MaskFile, license_lines: Sequence[str]) -> str:
     """The text of README.md. The same model gives the same text: it has no date."""
     mask, model = record.mask, record.model
     front = ["library_name: transformers", "pipeline_tag: text-generation"]
@@ -135,29 +126,23 @@ def model_card(config: PretrainedConfig, record: MaskFile, license_lines: Sequen
         ("chosen by", f"{record.method}{seed}"),
         ("chosen per", mask.unit),
     ]
+    longest = config.max_position_embeddings
+    dtype: Any = config.dtype or torch.float32
+    size = (getattr(torch, dtype) if isinstance(dtype, str) else dtype).itemsize
+    cache = []
+    for tokens in [*(tokens for tokens in CONTEXTS if tokens < longest), longest]:
+        ours = mask.kv_bytes(tokens, head_size(config), size)
+        full = mask.dense_kv_bytes(tokens, head_size(config), size)
+        share = f"{ours / full:.3f}"
+        cache.append((f"{tokens:,}", describe_bytes(ours), describe_bytes(full), share))
     return CARD_TEXT.format(
         front="\n".join(front),
         name=markdown(model.id.split("/")[-1]),
         facts="\n".join(markdown_table(("", ""), facts)),
         picture=PICTURE,
-        cache="\n".join(markdown_table(CACHE_HEADER, kv_table(config, mask))),
+        cache="\n".join(markdown_table(("tokens", "this model", "full attention", "share"), cache)),
         entry=ENTRY,
     )
-
-
-def kv_table(config: PretrainedConfig, mask: GroupMask) -> list[tuple[str, str, str, str]]:
-    """Cells for each text length, up to the longest that the model was made for."""
-    longest = config.max_position_embeddings
-    dtype: Any = config.dtype or torch.float32
-    size = (getattr(torch, dtype) if isinstance(dtype, str) else dtype).itemsize
-    rows = []
-    for tokens in [*(tokens for tokens in CONTEXTS if tokens < longest), longest]:
-        ours = mask.kv_bytes(tokens, head_size(config), size)
-        full = mask.dense_kv_bytes(tokens, head_size(config), size)
-        rows.append(
-            (f"{tokens:,}", describe_bytes(ours), describe_bytes(full), f"{ours / full:.3f}")
-        )
-    return rows
 
 
 def _license_lines(source: Path) -> list[str]:
@@ -168,4 +153,4 @@ def _license_lines(source: Path) -> list[str]:
         return []
     front = text.removeprefix("---\n").partition("\n---")[0]
     fields = re.findall(r"^(license\w*):[ \t]*(\S.*)$", front, re.MULTILINE)
-    return [f"{name}: {yaml_text(value.strip().strip(QUOTES))}" for name, value in fields]
+    return [name + ": " + yaml_text(value.strip().strip("\"'")) for name, value in fields]

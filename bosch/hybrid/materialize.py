@@ -7,40 +7,30 @@ Weights are rewritten file by file (bosch/hybrid/shards.py). A check then compar
 new folder with those of the source in search mode, with one model in memory at a time. config.json
 is written after the check, so an unchecked folder cannot be loaded.
 
-Loaded as the plain family, such a folder would be a dense model that answers fluently and wrong.
-Its config.json has a word in place of num_key_value_heads, which plain families refuse, whether
-they are chosen by class or by an edited model_type, and its config class refuses their names as its
-architecture (bosch/hybrid/models.py). Not prevented: a caller who passes a plain config object.
-Tensors keep the plain family's names, so that LoRA and quantizers work.
+Loaded as the plain family, such a folder would be a dense model that answers fluently and wrong;
+what its config does against that is in bosch/hybrid/models.py. Tensors keep the plain family's
+names, so that LoRA and quantizers work.
 """
 
 import copy
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import (
-    AutoConfig,
-    GenerationConfig,
-    PretrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoConfig, GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from bosch.hybrid import export
 from bosch.hybrid.conversion import (
-    head_dimensions,
-    head_size,
+    Permutation,
     hybrid_config,
+    inverse,
     plain_config,
     sink_parameters,
 )
 from bosch.hybrid.models import PREFIX, check_native_window, family_of
-from bosch.hybrid.permute import Permutation, inverse
 from bosch.hybrid.shards import PROGRESS, rewrite_weights, weight_files
 from bosch.hybrid.sink_files import sinks_of
 from bosch.hybrid.sinks import Sinks, attach_sinks, kind_of
@@ -77,16 +67,15 @@ def materialize(source: Path, record: MaskFile, out: Path, sinks: Sinks | None =
     """Write the hybrid. Can be restarted at any point: complete weight files are kept."""
     plain = read_config(source)
     refuse_unless_plain(source, plain)
-    facts: dict[str, object] = {export.MASK_KEY: record.origin()}
-    if record.mask.sink != "none":
-        if record.mask.sink == "static" and sinks is None:
-            raise UserError("this mask has static sinks: pass those of its folder (read_sinks).")
-        facts["sink"] = sink_as_json(record.mask.sink)
-    config = hybrid_config(plain, record.mask.z, record.mask.window_tokens, **facts)
+    mask, facts = record.mask, {export.MASK_KEY: record.origin()}
+    if mask.sink == "static" and sinks is None:
+        raise UserError("this mask has static sinks: pass those of its folder (read_sinks).")
+    if mask.sink != "none":
+        facts["sink"] = sink_as_json(mask.sink)
+    config = hybrid_config(plain, mask.z, mask.window_tokens, **facts)
     config.architectures = [family_of(config).model_class.__name__]
-    added = sink_parameters(sinks, config) if record.mask.sink == "static" else {}
-    _write(source, out, config.bosch["permutation"], config, added)
-    keep_tokenizer(source, plain, out, config)
+    added = sink_parameters(sinks, config) if mask.sink == "static" else {}
+    _write(source, plain, out, config, config.bosch["permutation"], added)
     _judge(out, source, compare_logits(source, plain, out, config))
     export.write_exports(out, config, source)
     _publish(out, config)
@@ -97,9 +86,7 @@ def unmaterialize(source: Path, out: Path) -> None:
     hybrid = read_hybrid(source)
     config = plain_config(hybrid)
     config.architectures = [family_of(config).plain_model_class.__name__]
-    vars(config).pop("auto_map", None)  # names the code in the hybrid's folder
-    _write(source, out, inverse(hybrid.bosch["permutation"]), config)
-    keep_tokenizer(source, hybrid, out, config)
+    _write(source, hybrid, out, config, inverse(hybrid.bosch["permutation"]))
     _judge(out, source, compare_logits(out, config, source, hybrid))
     _publish(out, config)
 
@@ -109,13 +96,13 @@ def as_layer_types(source: Path, out: Path) -> None:
     every engine of the family serves with the window's memory."""
     hybrid = read_hybrid(source)
     groups, window = hybrid.num_key_value_heads, hybrid.bosch["window"]
-    plain = plain_config(hybrid)
+    plain, num_full = plain_config(hybrid), hybrid.bosch["num_full"]
     if getattr(plain, "layer_types", None) is None:
         raise UserError(
             f"{source}: the family {plain.model_type} has no layer_types in transformers; qwen2 "
             "and qwen3 have."
         )
-    for layer, count in enumerate(hybrid.bosch["num_full"]):
+    for layer, count in enumerate(num_full):
         if count not in (0, groups):
             raise UserError(
                 f"{source}: layer {layer} has {count} of {groups} groups full, which no layer type "
@@ -126,19 +113,15 @@ def as_layer_types(source: Path, out: Path) -> None:
             f"{source} has the sink {sink}, which layer types have not; make the hybrid with "
             "--sink none."
         )
-    kinds = [
-        "full_attention" if count else "sliding_attention" for count in hybrid.bosch["num_full"]
-    ]
+    kinds = ["full_attention" if count else "sliding_attention" for count in num_full]
     plain.update({"layer_types": kinds, "sliding_window": window, "use_sliding_window": True})
-    plain.architectures = [family_of(plain).plain_model_class.__name__]
-    vars(plain).pop("auto_map", None)
-    _write(source, out, None, plain)  # groups of whole layers were never moved
-    keep_tokenizer(source, hybrid, out, plain)
-    ids = check_text(hybrid)
+    family = family_of(plain)
+    plain.architectures = [family.plain_model_class.__name__]
+    _write(source, hybrid, out, plain)  # groups of whole layers were never moved
     own, stock = copy.deepcopy(hybrid), copy.deepcopy(plain)
     own.bosch["window"] = stock.sliding_window = min(CHECK_WINDOW, window)
-    ours, _ = logits(family_of(hybrid).model_class, source, own, ids)
-    theirs, _ = logits(family_of(plain).plain_model_class, out, stock, ids, attention="eager")
+    ours, _ = logits(family.model_class, source, own)
+    theirs, _ = logits(family.plain_model_class, out, stock, attention="eager")
     _judge(out, source, float((ours - theirs).abs().max() / ours.abs().max()))
     _publish(out, plain)
 
@@ -146,7 +129,7 @@ def as_layer_types(source: Path, out: Path) -> None:
 def export_hybrid(source: Path, out: Path) -> None:
     """Write a hybrid, such as a trained checkpoint, with card, picture and code."""
     config = read_hybrid(source)
-    _write(source, out, None, config)
+    _write(source, config, out, config)
     export.write_exports(out, config, source)
     _publish(out, config)
 
@@ -187,9 +170,10 @@ def read_hybrid(folder: Path) -> PretrainedConfig:
 
 def _write(
     source: Path,
+    source_config: PretrainedConfig,
     out: Path,
-    permutation: Permutation | None,
     config: PretrainedConfig,
+    permutation: Permutation | None = None,
     sinks: Mapping[str, Tensor] | None = None,
 ) -> None:
     """Write all but the config, without which the folder cannot be loaded."""
@@ -197,8 +181,10 @@ def _write(
         raise UserError(f"{out} is the folder of the model itself; write to another one.")
     out.mkdir(parents=True, exist_ok=True)
     (out / "config.json").unlink(missing_ok=True)
-    rewrite_weights(source, out, permutation, head_size(config), head_dimensions(config), sinks)
+    rewrite_weights(source, out, config, permutation, sinks)
     copy_companions(source, out)
+    if config is not source_config:
+        _keep_tokenizer(source, source_config, out, config)
 
 
 def _publish(out: Path, config: PretrainedConfig) -> None:
@@ -217,10 +203,7 @@ def copy_companions(source: Path, out: Path) -> None:
             write_atomically(target, path.read_bytes())
 
 
-# ------------------------------------------------------------------------------------ the tokenizer
-
-
-def keep_tokenizer(
+def _keep_tokenizer(
     source: Path, source_config: PretrainedConfig, out: Path, config: PretrainedConfig
 ) -> None:
     """Make the folder `out`, a copy of the source's files, load the same tokenizer as the source. A
@@ -231,33 +214,32 @@ def keep_tokenizer(
     tokenizer_config.json. Our types are in no table, so the same files could give other ids. The
     copy is therefore loaded and compared, and the class is written down if they differ.
     """
+
+    def meaning(folder: Path, config: PretrainedConfig) -> tuple[object, ...] | None:
+        """What decides the token ids, and the ids that begin and end a text."""
+        if (loaded := find_tokenizer(folder, config=config)) is None:
+            return None
+        backend = getattr(loaded, "backend_tokenizer", None)
+        vocabulary = loaded.get_vocab() if backend is None else backend.to_str()
+        ids = loaded("a b")["input_ids"]
+        return type(loaded).__name__, vocabulary, loaded.bos_token_id, loaded.eos_token_id, ids
+
     path = out / TOKENIZER_CONFIG
     settings = read_json_object(path) if path.is_file() else {}
     has_code = settings.pop("auto_map", None) is not None
-    original = find_tokenizer(source, config=source_config)
-    for changes in ({}, {"tokenizer_class": type(original).__name__}):
+    original = meaning(source, source_config)
+    name = original[0] if original else None
+    for changes in ({}, {"tokenizer_class": name}):
         if has_code or changes:
             text = json.dumps(settings | changes, indent=2, ensure_ascii=False)
             write_atomically(path, text + "\n")
-        if original is None or _meaning(original) == _meaning(find_tokenizer(out, config=config)):
+        if original is None or original[1:] == (meaning(out, config) or ())[1:]:
             return
     raise UserError(
-        f"the tokenizer of {source}, a {type(original).__name__}, loads differently from {out}. "
-        "Save it with AutoTokenizer.from_pretrained(...).save_pretrained(...) into a copy of the "
-        "model, and use that copy."
+        f"the tokenizer of {source}, a {name}, loads differently from {out}. Save it with "
+        "AutoTokenizer.from_pretrained(...).save_pretrained(...) into a copy of the model, and use "
+        "that copy."
     )
-
-
-def _meaning(tokenizer: PreTrainedTokenizerBase | None) -> tuple[object, ...] | None:
-    """What decides the token ids, and the ids that begin and end a text."""
-    if tokenizer is None:
-        return None
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    vocabulary = tokenizer.get_vocab() if backend is None else backend.to_str()
-    return vocabulary, tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer("a b")["input_ids"]
-
-
-# ---------------------------------------------------------------------------------------- the check
 
 
 def compare_logits(
@@ -265,21 +247,12 @@ def compare_logits(
 ) -> float:
     """The largest difference of the hybrid's logits from those of search mode, relative to the
     largest logit."""
-    family, z = family_of(hybrid), export.full_groups(hybrid)
-    window = min(CHECK_WINDOW, hybrid.bosch["window"])
-    ids = check_text(hybrid)
-
-    shortened = copy.deepcopy(hybrid)
-    shortened.bosch["window"] = window
-    deployed, sinks = logits(family.model_class, hybrid_folder, shortened, ids)
-    mask = {"bosch_mask": z, "bosch_window": window}
-    searched, _ = logits(family.plain_model_class, plain_folder, plain, ids, sinks, **mask)
+    family, shortened = family_of(hybrid), copy.deepcopy(hybrid)
+    window = shortened.bosch["window"] = min(CHECK_WINDOW, hybrid.bosch["window"])
+    deployed, sinks = logits(family.model_class, hybrid_folder, shortened)
+    mask = {"bosch_mask": export.full_groups(hybrid), "bosch_window": window}
+    searched, _ = logits(family.plain_model_class, plain_folder, plain, sinks, **mask)
     return float((deployed - searched).abs().max() / searched.abs().max())
-
-
-def check_text(config: PretrainedConfig) -> Tensor:
-    length = min(CHECK_TOKENS, config.max_position_embeddings)
-    return torch.randint(config.vocab_size, (1, length), generator=torch.Generator().manual_seed(0))
 
 
 def _judge(out: Path, source: Path, difference: float) -> None:
@@ -299,12 +272,11 @@ def logits(
     model_class: Any,
     folder: Path,
     config: PretrainedConfig,
-    ids: Tensor,
     sinks: Sinks | int | None = None,
     attention: str = "bosch",
     **kwargs: Any,
 ) -> tuple[Tensor, Sinks | int | None]:
-    """The last logits of a text in float64, from weights that stay in their own type, and a
+    """The last logits of a random text in float64, from weights that stay in their own type, and a
     hybrid's sinks. `sinks`: those that a dense model gets."""
     with explain_library_errors(f"transformers cannot load {folder}"):
         model, loading = model_class.from_pretrained(
@@ -324,21 +296,22 @@ def logits(
         raise UserError(f"{folder} has no weights {missing}; fetch or copy it once more.")
     device = _device_with_room(folder)
     model.to(device).eval()
-    is_hybrid = config.model_type.startswith(PREFIX)
-    own_sinks = sinks_of(model) if is_hybrid else None
+    own_sinks = sinks_of(model) if config.model_type.startswith(PREFIX) else None
     if sinks is not None:
         attach_sinks(model, sinks)
-    with _computing_in_float64(model):
-        out = model(ids.to(device), use_cache=False, logits_to_keep=CHECK_ROWS, **kwargs)
+    _compute_in_float64(model)
+    size = (1, min(CHECK_TOKENS, config.max_position_embeddings))
+    ids = torch.randint(config.vocab_size, size, generator=torch.Generator().manual_seed(0))
+    out = model(ids.to(device), use_cache=False, logits_to_keep=CHECK_ROWS, **kwargs)
     result: Tensor = out.logits.double().cpu()
     model.to("meta")  # frees the memory at once, for the next model
     return result, own_sinks
 
 
-@contextmanager
-def _computing_in_float64(model: PreTrainedModel) -> Iterator[None]:
-    """Convert each module's weights while it runs, which takes the memory of one more module; of
-    the two largest, embedding and head, only what is used, and a part after the other."""
+def _compute_in_float64(model: PreTrainedModel) -> None:
+    """From now on each module's weights are converted while it runs, which takes the memory of one
+    more module; of the two largest, embedding and head, only what is used, and a part after the
+    other."""
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     narrow: dict[nn.Parameter, Tensor] = {}
 
@@ -351,21 +324,15 @@ def _computing_in_float64(model: PreTrainedModel) -> Iterator[None]:
         for weight in module.parameters(recurse=False):
             weight.data = narrow.pop(weight)
 
-    def apply_head(hidden: Tensor) -> Tensor:
+    def apply_head(hidden: Tensor) -> Tensor:  # a bias would be the same in both models
         return torch.cat([hidden @ part.double().T for part in head.weight.split(HEAD_ROWS)], -1)
 
-    with ExitStack() as hooks:
-        hooks.callback(embedding.register_forward_hook(lambda *call: call[2].double()).remove)
-        if head.bias is None:
-            head.forward = apply_head
-            hooks.callback(vars(head).pop, "forward")
-        for module in model.modules():
-            if module is embedding or (module is head and head.bias is None):
-                continue
-            if next(module.parameters(recurse=False), None) is not None:
-                hooks.callback(module.register_forward_pre_hook(widen).remove)
-                hooks.callback(module.register_forward_hook(restore).remove)
-        yield
+    head.forward = apply_head
+    embedding.register_forward_hook(lambda *call: call[2].double())
+    for module in model.modules():
+        if module not in (embedding, head):
+            module.register_forward_pre_hook(widen)
+            module.register_forward_hook(restore)
 
 
 def _device_with_room(folder: Path) -> str:

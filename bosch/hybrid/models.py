@@ -43,9 +43,6 @@ PREFIX = "bosch_"  # of the model_type
 GUARD = "bosch_hybrid"  # older folders have it as their layer types
 
 
-# ----------------------------------------------------------------------------------- the two mixins
-
-
 @dataclass
 class HybridConfig:
     """In front of a family's config class."""
@@ -62,9 +59,9 @@ class HybridConfig:
         if GUARD in (kwargs.get("layer_types") or ()):
             del kwargs["layer_types"]
         if vars(self)["num_key_value_heads"] == 0:
-            rows = (self.bosch or {}).get("permutation")
-            first = rows[0] if isinstance(rows, list) and rows else None
-            super().__setattr__("num_key_value_heads", len(first) if isinstance(first, list) else 0)
+            match self.bosch:
+                case {"permutation": [list() as first, *_]}:
+                    super().__setattr__("num_key_value_heads", len(first))
         super().__post_init__(**kwargs)  # type: ignore[misc]
         if self.bosch is not None:
             check_hybrid(self)  # type: ignore[arg-type]
@@ -81,11 +78,9 @@ class HybridConfig:
         super().__setattr__(name, value)
 
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
-        write_code = type(self).write_code
-        if write_code is not None:
+        if (write_code := type(self).write_code) is not None:
             self.auto_map = write_code(Path(save_directory), self)
-        family: Any = super()
-        family.save_pretrained(save_directory, *args, **kwargs)
+        super().save_pretrained(save_directory, *args, **kwargs)  # type: ignore[misc]
 
     def to_json_string(self, use_diff: bool = True) -> str:
         saved: str = super().to_json_string(use_diff)  # type: ignore[misc]
@@ -103,9 +98,20 @@ class HybridCausalLM:
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
-        if HybridCausalLM in cls.__bases__:  # not for subclasses of a family's class, as FSDP's
-            family: Any = super()
-            cls.forward = _signed_as(family.forward, cls.forward)  # type: ignore[method-assign]
+        if HybridCausalLM not in cls.__bases__:  # a subclass of a family's class, as FSDP's
+            return
+        # With the plain signature, where transformers looks up a model's arguments.
+        plain: Any = super().forward  # type: ignore[misc]
+        forward: Any = cls.forward
+        parameters = inspect.signature(plain).parameters.values()
+        names = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD][1:]  # no self
+
+        @functools.wraps(plain)
+        def signed(self: Any, *args: object, **kwargs: Any) -> object:
+            named = dict(zip(names, args, strict=False))
+            return forward(self, *args[len(names) :], **named, **kwargs)
+
+        cls.forward = signed  # type: ignore[method-assign]
 
     def __init__(self, config: PretrainedConfig, *args: object, **kwargs: object) -> None:
         if config.bosch is None:
@@ -125,28 +131,20 @@ class HybridCausalLM:
         **kwargs: object,
     ) -> Any:
         family: Any = super()
-        if cache is None:
-            cache = past_key_values
+        cache = past_key_values if cache is None else cache
         if use_cache is None:
             use_cache = self.config.use_cache and not self.training
         if cache is None and use_cache:
             cache = DynamicCache(config=self.config)
         if cache is not None:
-            mask: Any = kwargs.get("attention_mask")
-            hybridize_cache(cache, self.config, mask)
+            hybridize_cache(cache, self.config, kwargs.get("attention_mask"))
         return family.forward(use_cache=use_cache, **{CACHE: cache}, **kwargs)
 
-    def _prepare_cache_for_generation(
-        self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
-    ) -> Any:
-        family: Any = super()
-        result = family._prepare_cache_for_generation(
-            generation_config, model_kwargs, *args, **kwargs
-        )
-        cache = model_kwargs.get(CACHE)
-        if cache is not None:
+    def _prepare_cache_for_generation(self, settings: Any, inputs: Any, *args: Any) -> Any:
+        result = super()._prepare_cache_for_generation(settings, inputs, *args)  # type: ignore[misc]
+        if (cache := inputs.get(CACHE)) is not None:
             hybridize_cache(cache, self.config)
-            if generation_config.is_assistant:  # was set on the plain layers, now replaced
+            if settings.is_assistant:  # was set on the plain layers, now replaced
                 cache.activate_past_recording()
         return result
 
@@ -163,7 +161,7 @@ class HybridCausalLM:
         if requested_attention not in (None, "sdpa", NAME):
             raise UserError(
                 f"attn_implementation={requested_attention!r} would compute all groups of this "
-                f"hybrid with full attention. Leave it out; to choose a kernel, use bosch_backend."
+                "hybrid with full attention. Leave it out; to choose a kernel, use bosch_backend."
             )
         return NAME
 
@@ -172,22 +170,6 @@ class HybridCausalLM:
             "transformers' continuous batching (generate_batch) has one kind of cache for all "
             "groups of a layer, and a hybrid has two; use generate, or vLLM (docs/serving.md)."
         )
-
-
-def _signed_as(plain_forward: Callable[..., Any], forward: Callable[..., Any]) -> Any:
-    """`forward` with the plain signature, where transformers looks up a model's arguments."""
-    parameters = inspect.signature(plain_forward).parameters.values()
-    names = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD][1:]  # without self
-
-    @functools.wraps(plain_forward)
-    def signed(self: object, *args: object, **kwargs: object) -> object:
-        named = dict(zip(names, args, strict=False))
-        return forward(self, *args[len(names) :], **named, **kwargs)
-
-    return signed
-
-
-# ----------------------------------------------------------------------------------------- families
 
 
 class BlockNorms(NamedTuple):
@@ -240,14 +222,9 @@ def family_of(config: PretrainedConfig) -> ModuleType:
     return load_plugin("bosch.families", name)
 
 
-def share_conversions(
-    plain_class: type[PretrainedConfig], hybrid_class: type[PretrainedConfig]
-) -> None:
-    """Load and save a hybrid's files in the way of the plain family.
-
-    transformers has a table by model_type of how tensors in files become those of a model: files
-    have the experts of a Qwen3-MoE one by one, its modules have them in one tensor.
-    """
+def share_conversions(plain_class: Any, hybrid_class: Any) -> None:
+    """Load and save a hybrid's files in the way of the plain family. transformers has a table of it
+    by model_type: files have the experts of a Qwen3-MoE one by one, its modules in one tensor."""
     conversions = get_checkpoint_conversion_mapping(plain_class.model_type)
     if conversions is not None:
         register_checkpoint_conversion_mapping(hybrid_class.model_type, conversions, overwrite=True)
@@ -255,46 +232,44 @@ def share_conversions(
 
 def check_native_window(config: PretrainedConfig) -> None:
     """Refuse a model with a sliding window of its own."""
+    window = getattr(config, "sliding_window", None)
     layer_types = getattr(config, "layer_types", None)
-    if layer_types is not None:
-        windowed = any(kind != "full_attention" for kind in layer_types)
-    else:
-        windowed = getattr(config, "sliding_window", None) is not None
-    if windowed:
+    if layer_types is None and window is None:
+        return
+    if layer_types is None or any(kind != "full_attention" for kind in layer_types):
         raise UserError(
-            f"this {config.model_type} has a sliding window of its own "
-            f"(sliding_window={config.sliding_window}), which cannot be combined with ours. To use "
-            "full attention in every layer, set sliding_window to null in a copy of config.json."
+            f"this {config.model_type} has a sliding window of its own (sliding_window={window}), "
+            "which cannot be combined with ours. To use full attention in every layer, set "
+            "sliding_window to null in a copy of config.json."
         )
 
 
 def check_hybrid(config: PretrainedConfig) -> None:
     """Refuse a `config.bosch` that does not match the rest of its config."""
     num_layers, num_groups = config.num_hidden_layers, config.num_key_value_heads
-    hybrid = config.bosch
     for key in ("window", "num_full", "permutation"):
-        if key not in hybrid:
+        if key not in config.bosch:
             raise UserError(f"config.bosch has no {key!r}; materialize the model again.")
-    check_window(hybrid["window"])
+    check_window(config.bosch["window"])
     kind_of(config)
-    num_full, permutation = hybrid["num_full"], hybrid["permutation"]
-    is_list = isinstance(num_full, list) and all(type(number) is int for number in num_full)
-    if (
-        not is_list
-        or len(num_full) != num_layers
-        or any(not 0 <= number <= num_groups for number in num_full)
+    num_full, rows = config.bosch["num_full"], config.bosch["permutation"]
+    if not _is_list(num_full, num_layers) or any(
+        type(number) is not int or not 0 <= number <= num_groups for number in num_full
     ):
         raise UserError(
             f"config.bosch['num_full'] is {num_full}; it needs {num_layers} numbers from 0 to "
             f"{num_groups}."
         )
-    rows = permutation if isinstance(permutation, list) else []
     groups = sorted(range(num_groups), key=str)
-    if len(rows) != num_layers or any(
-        not isinstance(row, list) or sorted(row, key=str) != groups for row in rows
+    if not _is_list(rows, num_layers) or any(
+        not _is_list(row, num_groups) or sorted(row, key=str) != groups for row in rows
     ):
         raise UserError(
             f"config.bosch['permutation'] must reorder the {num_groups} groups of each of "
             f"{num_layers} layers."
         )
     check_native_window(config)
+
+
+def _is_list(value: object, length: int) -> bool:
+    return isinstance(value, list) and len(value) == length

@@ -6,13 +6,13 @@ core) in processes that only read a mask or a manifest. So if transformers is no
 import hook waits for it, and registers when its import has finished.
 """
 
-import importlib.machinery
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable
+from functools import partial, update_wrapper
 from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import ModuleType
 from typing import Any
 
@@ -36,13 +36,19 @@ def register_with_transformers() -> None:
 
 def _register() -> None:
     """A broken family is named, and the others are registered."""
-    mention_newer_transformers()
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from packaging.version import Version
+    from transformers import AutoConfig, AutoModelForCausalLM, __version__
 
+    if Version(__version__) > Version(TESTED) and os.environ.get("RANK", "0") == "0":
+        # 5.24 renamed an argument: nothing failed, and no memory was saved.
+        logger.warning(
+            "transformers %s is newer than %s, the newest that this package was tested with.",
+            *(__version__, TESTED),
+        )
     from bosch.hybrid import attention, models, remote_code
 
+    _guard_other_attention()
     attention.register()
-    attention.guard_other_attention()
     for name in list_plugins("bosch.families"):
         try:
             family = load_plugin("bosch.families", name)
@@ -55,35 +61,37 @@ def _register() -> None:
     models.HybridConfig.write_code = staticmethod(remote_code.write_remote_code)
 
 
-def mention_newer_transformers() -> None:
-    """5.24 renamed an argument: nothing failed, and no memory was saved."""
-    import transformers
-    from packaging.version import Version
+def _guard_other_attention() -> None:
+    """Make transformers' registered attention functions refuse our arguments, which they would
+    ignore. `eager` is registered nowhere, and cannot."""
+    from transformers import AttentionInterface
 
-    version, is_first = transformers.__version__, os.environ.get("RANK", "0") == "0"
-    if is_first and Version(version) > Version(TESTED):
-        logger.warning(
-            "transformers %s is newer than %s, the newest that this package was tested with.",
-            *(version, TESTED),
-        )
+    def refusing(name: str, attention: Callable[..., Any], *args: Any, **others: Any) -> Any:
+        for argument, value in others.items():
+            if argument.startswith("bosch_") and value is not None:
+                raise UserError(
+                    f"attn_implementation={name!r} would ignore {argument}: load the model with "
+                    'from_pretrained(..., attn_implementation="bosch").'
+                )
+        return attention(*args, **others)
+
+    for name, attention in AttentionInterface().items():
+        if not name.startswith("bosch"):
+            guarded = update_wrapper(partial(refusing, name, attention), attention)
+            AttentionInterface.register(name, guarded)
 
 
 class _WaitForTransformers(MetaPathFinder):
-    """Counts how deeply imports of transformers and bosch are nested.
+    """Counts how deeply imports of transformers and bosch are nested. Registering imports model
+    files. During an import these may be half loaded; at depth 0 none is."""
 
-    Registering imports model files. During an import these may be half loaded; at depth 0 none is.
-    """
+    depth = 0
 
-    def __init__(self) -> None:
-        self.depth = 0
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
         if fullname.partition(".")[0] not in ("transformers", "bosch"):
             return None
         spec = PathFinder.find_spec(fullname, path, target)
-        if spec is None or not isinstance(spec.loader, importlib.machinery.SourceFileLoader):
+        if spec is None or not isinstance(spec.loader, SourceFileLoader):
             return spec
         run_module = spec.loader.exec_module
 

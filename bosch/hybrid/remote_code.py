@@ -17,7 +17,6 @@ from bosch.run.files import write_atomically
 
 ENTRY = "modeling_bosch.py"
 PLUGINS = "bosch.plugins"  # finds files in folders; replaced by a list in a flat folder
-ATTENTION = "bosch.hybrid.attention"
 # At the end of the entry file: what `import bosch` does (bosch/hybrid/registration.py).
 REGISTER = """
 
@@ -31,35 +30,27 @@ PLUGINS_TEXT = '''\
 """The attention backends of this folder, by name."""
 
 import sys
-from types import ModuleType
 
 {imports}
 
 _FUNCTIONS = {{{functions}}}
+BrokenPluginError = ImportError  # a file that does not load ends the imports above
 
 
-def list_plugins(package: str) -> tuple[str, ...]:
+def list_plugins(package):
     return tuple(_FUNCTIONS) if package == "bosch.backends" else ()
 
 
-def load_plugin(package: str, name: str) -> ModuleType:
+def load_plugin(package, name):
     return sys.modules[_FUNCTIONS[name].__module__]
 
 
-class BrokenPluginError(Exception):
-    """Never raised here: a file that does not load ends the import above."""
-
-
-def suggest(name: str, names: tuple[str, ...]) -> str:
+def suggest(name, names):
     return f"there are {{', '.join(names)}}."
 '''
 
 PACKAGE = Path(__file__).parents[1]
 OUR_IMPORT = re.compile(r"^( *)from (bosch\.[\w.]+) import", re.MULTILINE)
-# Imports of optional packages inside functions. transformers finds every import statement, and
-# would refuse to load the model without these packages.
-OPTIONAL_IMPORT = re.compile(r"^( +)from (flash_attn\w*) import (\w+)$", re.MULTILINE)
-NAME_LINE = re.compile(r'^NAME = "(\w+)"$', re.MULTILINE)
 
 
 def write_remote_code(out: Path, config: PretrainedConfig) -> dict[str, str]:
@@ -102,16 +93,6 @@ def remote_code(family_module: str) -> Mapping[str, str]:
             text = path.read_text("utf-8") + (REGISTER if module == family_module else "")
         waiting += [needed for _, needed in OUR_IMPORT.findall(text)]
         text = OUR_IMPORT.sub(lambda match: f"{match[1]}from .{_flat(match[2])} import", text)
-        text = OPTIONAL_IMPORT.sub(r'\1\3 = __import__("\2", fromlist=["\3"]).\3', text)
-        if module == ATTENTION:
-            # Each copy of the code registers a name of its own, so that checkpoints of different
-            # versions, and the package, can be loaded in one process.
-            text, count = NAME_LINE.subn(
-                'NAME = "bosch_" + hashlib.sha256(__name__.encode()).hexdigest()[:12]', text
-            )
-            text = text.replace("\nimport torch\n", "\nimport hashlib\n\nimport torch\n", 1)
-            assert count == 1
-            assert "import hashlib" in text
         files[name] = f"# From bosch-hybrid, {module}. Apache-2.0.\n{text}"
     return files
 

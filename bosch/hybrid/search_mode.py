@@ -6,24 +6,19 @@ computes group g of layer l with full attention if `z[l][g]` is 1, and with a wi
 it is 0. Nothing is stored, so changing z costs nothing. Without a mask the model is the dense one.
 
 To learn a mask, pass `bosch_gates=z`, a tensor (layers, groups) of numbers from 0 to 1. Each group
-then computes
-
-    z * full + (1 - z) * window
-
-before the output projection, and z gets gradients. A group whose gate is 0 or 1 and needs no
-gradient needs only one of the two: pass `bosch_mask` as well, with 1 (full), 0 (window) or None
-(both) for each group.
+then computes z * full + (1 - z) * window before the output projection, and z gets gradients. A
+group whose gate is 0 or 1 and needs no gradient needs only one of the two: pass `bosch_mask` as
+well, with 1 (full), 0 (window) or None (both) for each group.
 """
 # B batch, H query heads, G kv heads, R query heads a group, T queries, S keys, D head size, M mixed
 # groups
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PretrainedConfig
 
 from bosch.backends._interface import AttentionCall
 from bosch.hybrid.dispatch import attend
@@ -34,15 +29,8 @@ from bosch.run.errors import UserError
 Mask = Sequence[Sequence[int | None]] | Tensor  # (layers, groups)
 
 
-class AttentionModule(Protocol):
-    """What is read of an attention module of transformers."""
-
-    config: PretrainedConfig
-    layer_idx: int
-
-
 def search_attention(
-    module: AttentionModule,
+    module: Any,
     call: AttentionCall,
     bosch_mask: Mask | None,
     bosch_window: int | None,
@@ -59,22 +47,37 @@ def search_attention(
     if bosch_window is None:
         return attend(call, backend).transpose(1, 2)
     num_layers, num_groups = module.config.num_hidden_layers, call.k_BGSD.shape[1]
-    gates_G = None
+    gates_G, layer = None, module.layer_idx
     if bosch_gates is not None:
-        is_tensor = isinstance(bosch_gates, Tensor)
-        shape = tuple(bosch_gates.shape) if is_tensor else None
-        if shape != (num_layers, num_groups) or not bosch_gates.is_floating_point():
-            given = f"{shape} of {bosch_gates.dtype}" if is_tensor else type(bosch_gates).__name__
+        given = type(bosch_gates).__name__
+        if isinstance(bosch_gates, Tensor):
+            given = f"{tuple(bosch_gates.shape)} of {bosch_gates.dtype}"
+        fits = getattr(bosch_gates, "shape", None) == (num_layers, num_groups)
+        if not fits or not bosch_gates.is_floating_point():
             raise UserError(
                 f"bosch_gates is {given}; it must be a tensor of {num_layers} layers x "
                 f"{num_groups} KV heads with floating-point numbers from 0 (window) to 1 (full "
                 "attention). For masks of 0 and 1 use bosch_mask."
             )
-        gates_G = bosch_gates[module.layer_idx]
+        gates_G = bosch_gates[layer]
     row: list[int | None] = [None] * num_groups
     if bosch_mask is not None:
+        if not hasattr(bosch_mask, "__len__"):  # a GroupMask, say
+            raise UserError(
+                f"bosch_mask is a {type(bosch_mask).__name__}; it must be rows of 0 and 1, such as "
+                "z of a GroupMask (and bosch_window its window_tokens), or use "
+                "bosch.masked(model, mask)."
+            )
+        if len(bosch_mask) != num_layers:
+            raise UserError(f"bosch_mask has {len(bosch_mask)} layers; the model has {num_layers}.")
+        of_layer: Any = bosch_mask[layer]
+        row = of_layer.tolist() if hasattr(of_layer, "tolist") else list(of_layer)
         known = (0, 1) if gates_G is None else (0, 1, None)
-        row = _mask_row(bosch_mask, module.layer_idx, num_layers, num_groups, known)
+        if len(row) != num_groups or any(bit not in known for bit in row):
+            raise UserError(
+                f"bosch_mask[{layer}] is {row}; it needs one entry for each of the {num_groups} KV "
+                "heads, 1 for full attention or 0 for the window."
+            )
     check_window(bosch_window)
     if row != [1] * num_groups and has_empty_slots(call.q_BHTD, call.k_BGSD, call.mask_BNTS):
         # The positions of the queries, and so their windows, are not known.
@@ -84,29 +87,7 @@ def search_attention(
         )
     num_past = call.k_BGSD.shape[2] - call.q_BHTD.shape[2]
     sink = make_sink(attached_source(module), bosch_window, num_past, call)
-    call = replace(call, sink=sink)
-    return mixed_attention(call, gates_G, row, bosch_window, backend)
-
-
-def _mask_row(
-    bosch_mask: Mask, layer: int, num_layers: int, num_groups: int, known: tuple[int | None, ...]
-) -> list[int | None]:
-    """z of this layer as a list of the values in `known`."""
-    if not hasattr(bosch_mask, "__len__"):  # a GroupMask, say
-        raise UserError(
-            f"bosch_mask is a {type(bosch_mask).__name__}; it must be rows of 0 and 1, such as z "
-            "of a GroupMask (and bosch_window its window_tokens), or use bosch.masked(model, mask)."
-        )
-    if len(bosch_mask) != num_layers:
-        raise UserError(f"bosch_mask has {len(bosch_mask)} layers; the model has {num_layers}.")
-    given: Any = bosch_mask[layer]
-    row = given.tolist() if hasattr(given, "tolist") else list(given)
-    if len(row) != num_groups or any(bit not in known for bit in row):
-        raise UserError(
-            f"bosch_mask[{layer}] is {row}; it needs one entry for each of the {num_groups} KV "
-            "heads, 1 for full attention or 0 for the window."
-        )
-    return [bit if bit is None else int(bit) for bit in row]
+    return mixed_attention(replace(call, sink=sink), gates_G, row, bosch_window, backend)
 
 
 def mixed_attention(
@@ -118,30 +99,27 @@ def mixed_attention(
 ) -> Tensor:
     """The output of a layer, (B, T, H, D). `row`: what each group computes, as in bosch_mask."""
 
-    def output(groups: list[int], window_tokens: int | None) -> Tensor:
+    def output(groups: list[int], **changes: Any) -> Tensor:
         """(B, T, G, R, D) of some groups, all full or all windowed."""
         if not groups:
             return call.q_BHTD.new_empty(0)
-        picked = replace(_pick(call, groups), window_tokens=window_tokens)
-        if window_tokens is None:
-            picked = replace(picked, sink=None)
+        picked = replace(_pick(call, groups), **changes)
         return attend(picked, backend).transpose(1, 2).unflatten(2, (len(groups), -1))
 
     only_full, both, only_window = (
         [group for group, bit in enumerate(row) if bit == kind] for kind in (1, None, 0)
     )
     parts_BTGRD = []
-    full_BTGRD = output(only_full + both, None)
-    window_BTGRD = output(both + only_window, window_tokens)
+    full_BTGRD = output(only_full + both, sink=None)
+    window_BTGRD = output(both + only_window, window_tokens=window_tokens)
     if only_full:
         parts_BTGRD.append(full_BTGRD[:, :, : len(only_full)])
     if both:
         assert gates_G is not None
         z_M11 = gates_G[both].to(full_BTGRD.dtype)[:, None, None]
         # Exact at both ends: lerp(a, b, 0) is a and lerp(a, b, 1) is b.
-        parts_BTGRD.append(
-            torch.lerp(window_BTGRD[:, :, : len(both)], full_BTGRD[:, :, len(only_full) :], z_M11)
-        )
+        of_window, of_full = window_BTGRD[:, :, : len(both)], full_BTGRD[:, :, len(only_full) :]
+        parts_BTGRD.append(torch.lerp(of_window, of_full, z_M11))
     if only_window:
         parts_BTGRD.append(window_BTGRD[:, :, len(both) :])
     out_BTGRD = parts_BTGRD[0] if len(parts_BTGRD) == 1 else torch.cat(parts_BTGRD, dim=2)
@@ -154,8 +132,6 @@ def mixed_attention(
 def _pick(call: AttentionCall, groups: list[int]) -> AttentionCall:
     """The call for only these groups; neighbors are views."""
     num_groups, first, last = call.k_BGSD.shape[1], groups[0], groups[-1]
-    if groups == list(range(num_groups)):
-        return call
     is_run = groups == list(range(first, last + 1))
     chosen = slice(first, last + 1) if is_run else groups
 

@@ -1,8 +1,7 @@
 """Rewrites a checkpoint's safetensors files one by one, with their KV groups in another order.
 
 safetensors maps the old file into memory, so only the reordered tensors of one file take room, plus
-mapped pages that the system can reclaim. Measured with safetensors 0.8: 51 and 230 MB for a file of
-240 MB, 22 and 60 MB for files of 60 MB.
+mapped pages that the system can reclaim: 51 and 230 MB for a file of 240 MB (safetensors 0.8).
 """
 
 import json
@@ -14,8 +13,9 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import PretrainedConfig
 
-from bosch.hybrid.permute import HeadDimensions, Permutation, permute_groups
+from bosch.hybrid.conversion import Permutation, head_dimensions, head_size, permute_groups
 from bosch.hybrid.sinks import is_sink
 from bosch.model_files import INDEX, read_json_object, weight_names
 from bosch.run.errors import MissingFileError, UserError
@@ -24,32 +24,26 @@ from bosch.run.fingerprint import fingerprint, hash_file
 from bosch.run.progress import track
 
 SINGLE = "model.safetensors"
-# Which files are complete, by checksum. Removed once the whole folder is, or if it is to be written
-# anew.
-PROGRESS = ".shards.json"
+PROGRESS = ".shards.json"  # which files are complete, by checksum; removed once the whole folder is
 
 
 def rewrite_weights(
     source: Path,
     out: Path,
+    config: PretrainedConfig,
     permutation: Permutation | None,
-    head_size: int,
-    further: HeadDimensions | None = None,
     sinks: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """Write the weights of the folder `source` to `out`, permuted; None: unchanged. `further`: as
-    for permute_groups. `sinks`: parameters of the hybrid that the source lacks; those of the source
-    do not go into a permuted copy.
-
-    Can be restarted at any point: files whose checksum shows that they are complete are kept.
+    """Write the weights of the folder `source` to `out`, permuted; None: unchanged. `sinks`:
+    parameters of the hybrid that the source lacks; those of the source do not go into a permuted
+    copy. Can be restarted at any point: files that are complete, by their checksums, are kept.
     """
-    names = weight_files(source)
-    sizes = {name: (source / name).stat().st_size for name in names}
-    added = {name: tensor.float().tolist() for name, tensor in (sinks or {}).items()}
-    job = fingerprint(
-        {"permutation": permutation, "head_size": head_size, "files": sizes}
-        | ({"sinks": added} if added else {})
-    )
+    names, sinks, size = weight_files(source), sinks or {}, head_size(config)
+    files = {name: (source / name).stat().st_size for name in names}
+    facts: dict[str, object] = {"permutation": permutation, "head_size": size, "files": files}
+    if sinks:
+        facts["sinks"] = {name: tensor.float().tolist() for name, tensor in sinks.items()}
+    job = fingerprint(facts)
     done: dict[str, str] = {}
     progress = read_json_object(out / PROGRESS) if (out / PROGRESS).is_file() else {}
     if progress.get("job") == job:
@@ -74,14 +68,14 @@ def rewrite_weights(
             if permutation is None:
                 shutil.copyfile(source / name, temporary)
             else:
+                dimensions = head_dimensions(config)
                 tensors = {
-                    key: permute_groups(key, tensor, permutation, head_size, further)
+                    key: permute_groups(key, tensor, permutation, size, dimensions)
                     for key, tensor in load_file(source / name).items()
                     if not is_sink(key)
                 }
-                for key, tensor in (sinks or {}).items():  # beside the layer's other weights
-                    neighbor = tensors.get(key.rpartition(".")[0] + ".k_proj.weight")
-                    if neighbor is not None:
+                for key, tensor in sinks.items():  # beside the layer's other weights
+                    if (neighbor := tensors.get(_neighbor(key))) is not None:
                         tensors[key] = tensor.to(neighbor.dtype)
                 save_weights(tensors, temporary, metadata)
             done[name] = hash_file(temporary, sync=True)
@@ -94,23 +88,25 @@ def rewrite_weights(
         places = json.loads(content)["weight_map"]
         if sinks or (permutation is not None and any(map(is_sink, places))):
             kept = {key: name for key, name in places.items() if not is_sink(key)}
-            for key in sinks or {}:
-                kept[key] = places[key.rpartition(".")[0] + ".k_proj.weight"]
+            kept |= {key: places[_neighbor(key)] for key in sinks}
             index = {"metadata": {}, "weight_map": dict(sorted(kept.items()))}
             content = (json.dumps(index, indent=2) + "\n").encode()
         write_atomically(out / INDEX, content)
 
 
+def _neighbor(sink: str) -> str:
+    return sink.rpartition(".")[0] + ".k_proj.weight"
+
+
 def weight_files(folder: Path) -> list[str]:
     """The files that transformers loads: those in the index, or the single one."""
-    if not (folder / INDEX).is_file():
-        if not (folder / SINGLE).is_file():
-            raise MissingFileError(
-                f"{folder} has neither {SINGLE} nor {INDEX}, so the model has no weights; to get "
-                "them, load it with transformers and save it with save_pretrained."
-            )
-        return [SINGLE]
-    names = weight_names(folder / INDEX)
+    has_index = (folder / INDEX).is_file()
+    if not has_index and not (folder / SINGLE).is_file():
+        raise MissingFileError(
+            f"{folder} has neither {SINGLE} nor {INDEX}, so the model has no weights; to get them, "
+            "load it with transformers and save it with save_pretrained."
+        )
+    names = weight_names(folder / INDEX) if has_index else [SINGLE]
     for name in names:
         if not (folder / name).is_file():
             raise MissingFileError(f"{folder / name} is missing, though {INDEX} lists it.")
@@ -118,8 +114,7 @@ def weight_files(folder: Path) -> list[str]:
 
 
 def save_weights(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str] | None) -> None:
-    """Write a safetensors file that others may read as they may read our other files; safetensors
-    alone would let only its owner."""
+    """Write a safetensors file. Others may read it as they may read our other files."""
     path.touch()
     mode = path.stat().st_mode
     try:

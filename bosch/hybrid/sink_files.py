@@ -28,26 +28,26 @@ def measure_sinks(model: Any, texts: Sequence[Tensor]) -> Sinks:
     computes them. A first token sees only itself, so nothing else of the texts is read."""
     ids_N1 = torch.stack([ids_T[:1] for ids_T in texts]).to(model.device)
     layers = model(ids_N1, use_cache=True)[CACHE].layers
-    keys, values = (
+    means = (
         torch.stack([getattr(layer, name)[:, :, 0].float().mean(0) for layer in layers])
         for name in ("keys", "values")
     )
-    return Sinks(keys.to(model.dtype).clone(), values.to(model.dtype).clone())
+    return Sinks(*(x_LGD.to(model.dtype).clone() for x_LGD in means))
 
 
 def sinks_of(model: Any) -> Sinks | int | None:
     """Those of a hybrid, by its groups' old places; zeros for full groups. A number of first
     tokens, or None if it has none."""
-    config, blocks = model.config, model.base_model.layers
+    config = model.config
     if kind_of(config) != "static":
         return sink_tokens(kind_of(config)) or None
     shape = config.num_hidden_layers, config.num_key_value_heads, head_size(config)
     sinks = Sinks(*(torch.zeros(shape, dtype=model.dtype) for _ in range(2)))
-    for layer, block in enumerate(blocks):
-        row, num_full = config.bosch["permutation"][layer], config.bosch["num_full"][layer]
-        if num_full < len(row):
-            for tensor_LGD, name in zip(sinks, (KEY, VALUE), strict=True):
-                tensor_LGD[layer, row[num_full:]] = getattr(block.self_attn, name).detach().cpu()
+    for layer, block in enumerate(model.base_model.layers):
+        windowed = config.bosch["permutation"][layer][config.bosch["num_full"][layer] :]
+        if windowed:
+            for x_LGD, name in zip(sinks, (KEY, VALUE), strict=True):
+                x_LGD[layer, windowed] = getattr(block.self_attn, name).detach().cpu()
     return sinks
 
 
@@ -65,8 +65,7 @@ def read_sinks(folder: Path, record: MaskFile) -> Sinks:
             "the mask was searched."
         )
     try:
-        found = load(path.read_bytes())
-        sinks = Sinks(**found)
+        sinks = Sinks(**load(path.read_bytes()))
     except (SafetensorError, TypeError) as error:
         raise UserError(f"{path} is not a file of sinks: {error}.") from error
     for name, x_LGD in sinks._asdict().items():

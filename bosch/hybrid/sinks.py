@@ -1,21 +1,11 @@
 """Sinks: what a group with a window sees of the text that has left its window.
 
 `tokens=S`: the first S tokens of the text, or of the packed document. They stay in the KV cache.
-
-`static`: a constant key and value of each group, in the place of the first token. They take no KV.
-
-    sinks = measure_sinks(model, texts)      # of a dense model (bosch/hybrid/sink_files.py)
-    attach_sinks(model, sinks)               # search mode: every bosch_mask has them now
-    deploy(model, z, W, sinks)               # parameters of the hybrid
-
-In a hybrid they are two parameters of each attention module that has groups with a window,
-`window_sink_key` and `window_sink_value`, (groups, D) each.
+`static`: a constant key and value of each group, in the place of the first token. They take no KV;
+in a hybrid they are parameters (groups, D) of each attention module that has groups with a window.
 """
 # B batch, L layers, G kv heads, T queries, S keys, N keys of a sink, M texts in a row, D head size
 
-from __future__ import annotations
-
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -25,7 +15,7 @@ from bosch.backends._interface import AttentionCall, Sink
 from bosch.masks.window import sink_from_json, sink_tokens
 from bosch.run.errors import UserError
 
-KEY, VALUE = "window_sink_key", "window_sink_value"
+KEY, VALUE = "window_sink_key", "window_sink_value"  # of a hybrid's attention modules
 ATTACHED = "search_sink"  # attribute of a dense model and of its attention modules
 Source = tuple[Tensor, Tensor] | int  # key and value (G, D), or how many first tokens
 
@@ -35,13 +25,6 @@ class Sinks(NamedTuple):
 
     keys_LGD: Tensor
     values_LGD: Tensor
-
-    def of_groups(self, layer: int, groups: Sequence[int]) -> dict[str, Tensor]:
-        """The parameters of a layer whose groups with a window are these."""
-        return {
-            KEY: self.keys_LGD[layer, list(groups)].clone(),
-            VALUE: self.values_LGD[layer, list(groups)].clone(),
-        }
 
 
 def make_sink(
@@ -127,15 +110,12 @@ def add_sinks(model: Any, config: Any) -> None:
     """Give a hybrid the parameters that its config asks for."""
     if kind_of(config) != "static":
         return
-    hybrid, num_groups = config.bosch, config.num_key_value_heads
-    for layer, num_full in zip(model.base_model.layers, hybrid["num_full"], strict=True):
-        attention = layer.self_attn
-        if num_full < num_groups:
-            weight = attention.k_proj.weight
-            shape = (num_groups - num_full, weight.shape[0] // num_groups)
-            for name in (KEY, VALUE):
-                empty = torch.zeros(shape, dtype=weight.dtype, device=weight.device)
-                attention.register_parameter(name, nn.Parameter(empty))
+    num_groups = config.num_key_value_heads
+    for layer, num_full in zip(model.base_model.layers, config.bosch["num_full"], strict=True):
+        weight = layer.self_attn.k_proj.weight
+        shape = (num_groups - num_full, weight.shape[0] // num_groups)
+        for name in (KEY, VALUE) if num_full < num_groups else ():
+            layer.self_attn.register_parameter(name, nn.Parameter(weight.new_zeros(shape)))
 
 
 def kind_of(config: Any) -> str:
@@ -153,7 +133,6 @@ def is_sink(name: str) -> bool:
 
 def source_of(module: Any) -> Source | None:
     """What the windows of a hybrid's layer see."""
-    key_GD = getattr(module, KEY, None)
-    if key_GD is not None:
-        return key_GD, getattr(module, VALUE)
+    if hasattr(module, KEY):
+        return getattr(module, KEY), getattr(module, VALUE)
     return sink_tokens(kind_of(module.config)) or None

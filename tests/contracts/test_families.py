@@ -11,9 +11,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from bosch.hybrid.conversion import deploy, head_dimensions, hybrid_config
+from bosch.hybrid.conversion import deploy, hybrid_config
 from bosch.hybrid.models import family_of
-from bosch.hybrid.permute import HEAD_DIMENSIONS
 from bosch.plugins import load_plugin
 from bosch.run.errors import UserError
 from bosch.search.layers import Layers
@@ -21,7 +20,6 @@ from tests.model_factory import (
     FAMILIES,
     MIXED,
     assert_close,
-    generate_anew,
     logits,
     packed_positions,
     random_tokens,
@@ -201,30 +199,8 @@ def test_gradients_of_the_hybrid_are_those_of_the_searched_model(
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11)
 
 
-@every_family
-@pytest.mark.parametrize("tied", [False, True])
-def test_undeploy_gives_the_weights_back_bit_for_bit(family: str, tied: bool) -> None:
-    model = shaken(tiny_model(family, tie_word_embeddings=tied, **with_biases(family))).bfloat16()
-    hybrid, own = deploy(model, MIXED, WINDOW), dict(model.named_parameters())
-    changed = [n for n, p in hybrid.named_parameters() if not torch.equal(p, own[n])]
-    dimensions = {**HEAD_DIMENSIONS, **head_dimensions(model.config)}
-    of_heads = {name for name, dimension in dimensions.items() if dimension is not None}
-    assert any("q_proj.weight" in name for name in changed)
-    assert {name.partition("self_attn.")[2] for name in changed} <= of_heads
-    back = undeploy(hybrid)
-    assert type(back) is type(model)
-    assert back.config.to_dict() == model.config.to_dict()
-    for name, parameter in model.state_dict().items():
-        assert torch.equal(back.state_dict()[name], parameter), name
-    assert (hybrid.lm_head.weight is hybrid.model.embed_tokens.weight) == tied
-    for name, buffer in model.named_buffers():
-        assert torch.equal(hybrid.get_buffer(name), buffer), name
-
-
 @pytest.mark.ecosystem(
-    "files: `save_pretrained` and `from_pretrained`",
-    "works",
-    "After `import bosch`.",
+    "files: `save_pretrained` and `from_pretrained`", "works", "After `import bosch`."
 )
 @every_family
 def test_a_saved_hybrid_loads_with_the_auto_classes(family: str, tmp_path: Path) -> None:
@@ -251,16 +227,6 @@ def test_a_saved_hybrid_loads_with_the_auto_classes(family: str, tmp_path: Path)
     assert not torch.allclose(
         searched, logits(model, ids, bosch_mask=MIXED, bosch_window=1), atol=1e-2
     )
-
-
-@every_family
-@pytest.mark.parametrize(
-    "kwargs", [{}, {"prefill_chunk_size": 16}, {"cache_implementation": "static"}]
-)
-def test_generating_gives_the_tokens_of_recomputation(family: str, kwargs: dict[str, Any]) -> None:
-    model, ids = deploy(tiny_model(family), MIXED, WINDOW), random_tokens(1, WINDOW + 1)
-    out = model.generate(ids, max_new_tokens=8, do_sample=False, disable_compile=True, **kwargs)
-    assert torch.equal(out, generate_anew(model, ids, 8))
 
 
 # ----------------------------------------------------------------------------------------- refusals

@@ -51,6 +51,11 @@ def model_and_sinks(family: str) -> tuple[PreTrainedModel, Sinks]:
     return model, Sinks(sinks.keys_LGD * 1.5, sinks.values_LGD * 3)
 
 
+def hybrid_with(kind: str, family: str = "qwen3") -> PreTrainedModel:
+    model, sinks = model_and_sinks(family)
+    return deploy(model, MIXED, WINDOW, sinks if kind == "static" else FIRST)
+
+
 def searched(
     model: PreTrainedModel, sinks: Sinks | int, ids: Tensor, z: Any = MIXED, **more: Any
 ) -> Tensor:
@@ -139,9 +144,7 @@ def test_the_hybrid_is_the_searched_model(family: str, kind: str) -> None:
 )
 @pytest.mark.parametrize("kind", ["static", "tokens"])
 def test_any_pieces_give_the_logits_of_the_whole(kind: str, family: str, make_cache: Any) -> None:
-    model, sinks = model_and_sinks(family)
-    hybrid = deploy(model, MIXED, WINDOW, sinks if kind == "static" else FIRST)
-    ids = random_tokens(2, 60)
+    hybrid, ids = hybrid_with(kind, family), random_tokens(2, 60)
     whole = logits(hybrid, ids, use_cache=False)
     for pieces in ([1] * 60, [15, 16, 17, 12], [7, 1, 1, 30, 2, 19]):
         cache = make_cache(config=hybrid.config)
@@ -151,9 +154,7 @@ def test_any_pieces_give_the_logits_of_the_whole(kind: str, family: str, make_ca
 
 @pytest.mark.parametrize("kind", ["static", "tokens"])
 def test_a_padded_batch_decodes_like_its_texts_alone(kind: str) -> None:
-    model, sinks = model_and_sinks("qwen3")
-    hybrid = deploy(model, MIXED, WINDOW, sinks if kind == "static" else FIRST)
-    ids, mask = random_tokens(2, 60), torch.ones(2, 60, dtype=torch.long)
+    hybrid, ids, mask = hybrid_with(kind), random_tokens(2, 60), torch.ones(2, 60, dtype=torch.long)
     mask[0, :21] = 0
     options: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False}
     together = hybrid.generate(ids, attention_mask=mask, **options)
@@ -165,8 +166,7 @@ def test_a_padded_batch_decodes_like_its_texts_alone(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["static", "tokens"])
 @pytest.mark.parametrize("way", WAYS)
 def test_generating_gives_the_tokens_of_recomputation(way: str, kind: str) -> None:
-    model, sinks = model_and_sinks("qwen3")
-    hybrid = deploy(model, MIXED, WINDOW, sinks if kind == "static" else FIRST).float()
+    hybrid = hybrid_with(kind).float()
     ids, options = random_tokens(1, PROMPT), WAYS[way](hybrid)
     options |= {"max_new_tokens": NEW, "do_sample": False, "return_dict_in_generate": True}
     options |= {} if way == "own static" else {"disable_compile": True}
@@ -259,8 +259,7 @@ def test_sinks_that_do_not_fit_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_hybrid_without_its_sinks_or_of_an_unknown_kind_is_refused(tmp_path: Path) -> None:
-    model, sinks = model_and_sinks("qwen3")
-    hybrid = deploy(model, MIXED, WINDOW, sinks).float()
+    hybrid = hybrid_with("static").float()
     hybrid.save_pretrained(tmp_path)
     weights = load_file(tmp_path / "model.safetensors")
     save_file({n: t for n, t in weights.items() if "sink" not in n}, tmp_path / "model.safetensors")
@@ -282,8 +281,7 @@ def test_a_sink_that_is_no_number_shows(count: int) -> None:
 
 
 def test_weight_decay_leaves_sinks_alone() -> None:
-    model, sinks = model_and_sinks("qwen3")
-    hybrid = deploy(model, MIXED, WINDOW, sinks).float()
+    hybrid = hybrid_with("static").float()
     decayed, others = make_optimizer(hybrid, TrainConfig()).param_groups
     names = {parameter: name for name, parameter in hybrid.named_parameters()}
     assert others["weight_decay"] == 0

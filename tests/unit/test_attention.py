@@ -40,10 +40,6 @@ def model_in(mode: str) -> PreTrainedModel:
     return deploy(model, MIXED, WINDOW) if mode == "deploy" else model
 
 
-def positions_of(attention_mask: Tensor) -> Tensor:
-    return (attention_mask.cumsum(-1) - 1).clamp_min(0)
-
-
 @torch.no_grad()
 def logits(model: PreTrainedModel, ids: Tensor, z: Any = None, **kwargs: Any) -> Tensor:
     mask = {} if z is None else {"bosch_mask": z, "bosch_window": WINDOW}
@@ -61,7 +57,10 @@ def test_a_padded_row_is_the_row_alone(model: PreTrainedModel, side: str, backen
     attention_mask = torch.ones_like(ids)
     attention_mask[0] = 0
     attention_mask[0, real] = 1
-    padded = {"attention_mask": attention_mask, "position_ids": positions_of(attention_mask)}
+    padded = {
+        "attention_mask": attention_mask,
+        "position_ids": (attention_mask.cumsum(-1) - 1).clamp_min(0),
+    }
     both = logits(model, ids, MIXED, use_cache=False, bosch_backend=backend, **padded)
     assert_close(both[0, real], logits(model, ids[:1, real], MIXED)[0])
     assert_close(both[1], logits(model, ids[1:], MIXED)[0])

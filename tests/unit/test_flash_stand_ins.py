@@ -22,13 +22,7 @@ from bosch.hybrid import dispatch
 from bosch.hybrid.cache import CACHE
 from bosch.hybrid.conversion import deploy
 from tests import varlen_kernel
-from tests.attention_calls import (
-    Case,
-    check_against_reference,
-    gpu_cases,
-    make_call,
-    sink_cases,
-)
+from tests.attention_calls import Case, check_against_reference, gpu_cases, make_call, sink_cases
 from tests.model_factory import MIXED, logits, packed_positions, random_tokens, tiny_model
 from tests.pretended_gpu import Gpu, pretended_gpu
 
@@ -184,6 +178,3 @@ def test_old_gpus_missing_packages_and_broken_ones_are_named(
     gpu.capability = (7, 5)
     for module in (flash, varlen):
         assert "Ampere" in str(module.unavailable())
-
-
-# ------------------------------------------------------------------------------------ the stand-ins

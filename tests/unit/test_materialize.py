@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from bosch.data.tokenizer_files import describe_tokenizer
 from bosch.hybrid.cache import CACHE
-from bosch.hybrid.conversion import deploy, head_size, hybrid_config
+from bosch.hybrid.conversion import deploy, hybrid_config
 from bosch.hybrid.materialize import (
     CHECK_TOLERANCE,
     as_layer_types,
@@ -95,6 +95,9 @@ def test_materialized_model_computes_search_mode_and_goes_back_bit_for_bit(
     searched = logits(plain, ids, bosch_mask=MIXED, bosch_window=WINDOW)
     torch.testing.assert_close(logits(hybrid, ids), searched, rtol=1e-4, atol=1e-4)
     assert not torch.allclose(logits(plain, ids), searched, atol=1e-2)
+    with pytest.raises(UserError, match=f"{type(plain).__name__} would compute this hybrid"):
+        hybrid.config.update({"architectures": [type(plain).__name__]})  # as vLLM's --hf-overrides
+    hybrid.config.architectures = ["MySubclass"]
 
     unmaterialize(tmp_path / "hybrid", tmp_path / "again")
     name = "model.safetensors"
@@ -113,16 +116,6 @@ def test_materialized_model_computes_search_mode_and_goes_back_bit_for_bit(
     for auto_class in (AutoConfig, AutoModelForCausalLM):
         with pytest.raises(StrictDataclassFieldValidationError, match="bosch_hybrid"):
             auto_class.from_pretrained(tmp_path / "hybrid")
-
-
-@every_family
-def test_a_hybrid_is_not_called_by_a_plain_class(family: str, tmp_path: Path) -> None:
-    """As vLLM's --hf-overrides would."""
-    plain = tiny_model(family)
-    config = deploy(plain, MIXED, WINDOW).config
-    with pytest.raises(UserError, match=f"{type(plain).__name__} would compute this hybrid"):
-        config.update({"architectures": [type(plain).__name__]})
-    config.architectures = ["MySubclass"]
 
 
 @pytest.mark.parametrize(
@@ -191,7 +184,7 @@ def interrupted_after_the_weights(dense: Path, out: Path) -> None:
     """The files of a run that was killed after writing the weights."""
     config = hybrid_config(read_config(dense), MIXED, WINDOW)
     out.mkdir()
-    rewrite_weights(dense, out, config.bosch["permutation"], head_size(config))
+    rewrite_weights(dense, out, config, config.bosch["permutation"])
 
 
 def test_folder_that_computes_something_else_is_not_published(tmp_path: Path) -> None:
@@ -282,7 +275,7 @@ def test_one_file_of_weights_is_in_memory_at_a_time(tmp_path: Path) -> None:
     out.mkdir()
     before = resident_bytes()
     with PeakMemory() as peak:
-        rewrite_weights(dense, out, config.bosch["permutation"], config.head_dim)
+        rewrite_weights(dense, out, config, config.bosch["permutation"])
     # One file as it is mapped, and its attention once more.
     assert peak.bytes - before < 100e6
 

@@ -1,5 +1,6 @@
 """Groups between full and windowed attention: `bosch_gates` in a call of a stock model."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -59,11 +60,9 @@ def test_gates_of_0_and_1_are_search_mode(
 
 def by_definition(call: AttentionCall, gates_G: Tensor, window_tokens: int) -> Tensor:
     """z * full + (1 - z) * window, by the reference backend: (B, T, H, D)."""
-    num_groups = len(gates_G)
-    full = reference.attend_groups(call, [None] * num_groups)
-    window = reference.attend_groups(call, [window_tokens] * num_groups)
-    z_H11 = gates_G.repeat_interleave(call.q_BHTD.shape[1] // num_groups)[:, None, None]
-    return (z_H11 * full + (1 - z_H11) * window).transpose(1, 2)
+    window = reference.attend(replace(call, window_tokens=window_tokens))
+    z_H11 = gates_G.repeat_interleave(call.q_BHTD.shape[1] // len(gates_G))[:, None, None]
+    return (z_H11 * reference.attend(call) + (1 - z_H11) * window).transpose(1, 2)
 
 
 @pytest.mark.parametrize("kind", ["plain", "packed", "left"])
