@@ -53,8 +53,8 @@ class DeviceOptions(BenchmarkOptions):
         torch.set_num_threads(self.threads)
         if self.device is None:
             return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        kind = self.device.partition(":")[0]
-        if kind not in ("cpu", "cuda") or (kind == "cuda" and not torch.cuda.is_available()):
+        there = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
+        if self.device.partition(":")[0] not in there:
             raise UserError(
                 f"--device {self.device}: this machine has no such device. Leave the option out, "
                 "or use cpu."
@@ -86,8 +86,7 @@ def time_in_turns(
     least_seconds: float = 0.02,
 ) -> dict[str, list[float]]:
     """Seconds per call of each side in each round. The first calls are not counted. A side faster
-    than `least_seconds` is called several times per round.
-    """
+    than `least_seconds` is called several times per round."""
 
     def seconds_of(side: Callable[[], object], calls: int = 1) -> float:
         begin = now(device)
@@ -120,8 +119,7 @@ def speedup(slow: Sequence[float], fast: Sequence[float]) -> float:
 
 class PeakMemory:
     """The peak since this was made: of torch's allocations on a GPU, else of the whole process,
-    which only Linux knows.
-    """
+    which only Linux knows."""
 
     def __init__(self, device: torch.device) -> None:
         self.device, self._is_known = device, True
@@ -148,9 +146,6 @@ def short(tokens: int) -> str:
         if tokens >= size and tokens % size == 0:
             return f"{tokens // size}{unit}"
     return str(tokens)
-
-
-# ------------------------------------------------------------------------------------------ models
 
 
 def read_shape(model: str) -> PretrainedConfig:
@@ -182,9 +177,8 @@ def set_hybrid(
 ) -> None:
     """Put this share of the groups on the window, as `spread_mask` does. Use new caches."""
     z = spread_mask(ratio, model.config.num_hidden_layers, model.config.num_key_value_heads)
-    changes: dict[str, object] = {"window": window_tokens, "num_full": [sum(row) for row in z]}
-    changes["sink"] = sink_as_json(sink)
-    model.config.bosch = {**model.config.bosch, **changes}
+    changes = {"window": window_tokens, "num_full": [sum(row) for row in z]}
+    model.config.bosch = {**model.config.bosch, **changes, "sink": sink_as_json(sink)}
     layers: Any = model.base_model.layers
     for layer, row in zip(layers, z, strict=True):
         shape = row.count(0), head_size(model.config)

@@ -90,24 +90,27 @@ PAPER = Options(
 PRESETS = {"mini": Options(), "paper": PAPER}
 
 
-def gpu_options() -> tuple[Options, ...]:
-    """Takes a few minutes."""
-    lengths, windows = (64 * K, 256 * K), (256, 1024, 4096)
-    return (replace(PAPER, model="Qwen3-1.7B", lengths=lengths, windows=windows, minutes=4),)
+# Takes a few minutes.
+GPU_OPTIONS = replace(
+    PAPER, model="Qwen3-1.7B", lengths=(64 * K, 256 * K), windows=(256, 1024, 4096), minutes=4
+)
 
 
 def measure(options: Options) -> Iterator[Row]:
     """One row per point, from short prompts to long ones. If a prompt is missing, so are longer
-    ones with the same settings.
-    """
+    ones with the same settings."""
     device = options.start()
     config = as_hybrid(read_shape(options.model), ratio=0.0, window_tokens=1)
     model = make_model(config, device, getattr(torch, options.dtype), attention="bosch")
-    warm_up(model, options, device)
+    # Let libraries choose kernels and allocate their workspaces.
+    ids = random_ids(config, min(2 * options.chunk, min(options.lengths)), device)
+    for ratio in (0.0, 0.5):
+        set_hybrid(model, ratio, options.window)
+        cache = DynamicCache(config=model.config)
+        list(run_steps(model, [*ids.split(options.chunk, dim=1), ids[:, :1], ids[:, :1]], cache))
     settings = [(ratio, options.window) for ratio in options.ratios]
     settings += [(options.window_ratio, window) for window in options.windows]
-    settings = list(dict.fromkeys(settings))  # each once
-    points = list(product(settings, options.sinks))
+    points = list(product(dict.fromkeys(settings), options.sinks))  # each once
     lengths = sorted(set(options.lengths))
     deadline = math.inf if options.minutes is None else time.monotonic() + 60 * options.minutes
     missing: dict[object, str] = {}
@@ -115,17 +118,10 @@ def measure(options: Options) -> Iterator[Row]:
         for tokens, place in product(lengths, points):
             (ratio, window), sink = place
             point = f"{short(tokens)} tokens, ratio {ratio:g}, window {window}, sink {sink}"
-            row: Row = {
-                "name": f"{options.model}, {point}",
-                "model": options.model,
-                "tokens": tokens,
-                "ratio": ratio,
-                "window": window,
-                "sink": sink,
-                "chunk": options.chunk,
-                "missing": missing.get(place),
-                **dict.fromkeys(FIGURES),
-            }
+            row: Row = {"name": f"{options.model}, {point}", "model": options.model}
+            row |= {"tokens": tokens, "ratio": ratio, "window": window, "sink": sink}
+            row |= {"chunk": options.chunk, "missing": missing.get(place)}
+            row |= dict.fromkeys(FIGURES)
             if row["missing"] is None and time.monotonic() > deadline:
                 row["missing"] = "out of time"
             if row["missing"] is None:
@@ -145,19 +141,9 @@ def measure(options: Options) -> Iterator[Row]:
             bar.advance()
 
 
-def warm_up(model: PreTrainedModel, options: Options, device: torch.device) -> None:
-    """Let libraries choose kernels and allocate their workspaces."""
-    ids = random_ids(model.config, min(2 * options.chunk, min(options.lengths)), device)
-    for ratio in (0.0, 0.5):
-        set_hybrid(model, ratio, options.window)
-        cache = DynamicCache(config=model.config)
-        list(run_steps(model, [*ids.split(options.chunk, dim=1), ids[:, :1], ids[:, :1]], cache))
-
-
 def measure_prompt(model: PreTrainedModel, ids_BT: Tensor, options: Options) -> Row:
     """The figures of one prompt, or why they are missing. Which tokens are decoded does not affect
-    the time.
-    """
+    the time."""
     # The cache that `generate` would make. A hybrid replaces it by its own.
     memory, cache = PeakMemory(ids_BT.device), DynamicCache(config=model.config)
     prompt, answer = ids_BT.split(options.chunk, dim=1), ids_BT[:, : options.tokens].split(1, dim=1)
@@ -183,8 +169,7 @@ def run_steps(
     model: PreTrainedModel, pieces: Iterable[Tensor], cache: Cache
 ) -> Iterator[tuple[float, int | None]]:
     """Seconds and peak bytes for reading each piece of a text into the cache. Logits are computed
-    for its last token only.
-    """
+    for its last token only."""
     for ids_BT in pieces:
         memory, begin = PeakMemory(ids_BT.device), now(ids_BT.device)
         model(ids_BT, use_cache=True, **{CACHE: cache}, logits_to_keep=1)

@@ -22,17 +22,8 @@ from numpy.typing import NDArray
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from benchmarks._measure import (
-    DeviceOptions,
-    PeakMemory,
-    Row,
-    make_model,
-    now,
-    read_shape,
-    short,
-    speedup,
-    spread_mask,
-)
+from benchmarks import _measure
+from benchmarks._measure import DeviceOptions, PeakMemory, Row, now, short, speedup
 from bosch.config import TrainConfig
 from bosch.data.loader import Sequences, TokenFolder
 from bosch.hybrid.conversion import deploy
@@ -73,9 +64,8 @@ class Options(DeviceOptions):
         return f"{self.model}, {batch}, window {self.window}, {self.precision}, {self.place}"
 
 
-def gpu_options() -> tuple[Options, ...]:
-    """One sequence as long as the paper's, with Liger's kernels and the fastest backend."""
-    return (Options(model="Qwen3-1.7B", length=32_768, window=1024, batch=1, precision="bf16"),)
+# One sequence as long as the paper's, with Liger's kernels and the fastest backend.
+GPU_OPTIONS = Options(model="Qwen3-1.7B", length=32_768, window=1024, batch=1, precision="bf16")
 
 
 def measure(options: Options) -> Iterator[Row]:
@@ -102,16 +92,13 @@ def measure(options: Options) -> Iterator[Row]:
     peak = peak_flops(device) if options.precision == "bf16" else None
     for name, step_flops, peak_bytes in zip(sides, flops, peaks, strict=True):
         flops_per_second = step_flops / median(seconds[name])
-        row: Row = {
-            "name": f"{options.model}, {short(options.length)} tokens, {name}, beside the Trainer",
-            "value": speedup(seconds[TRAINER], seconds[name]),
-            "unit": "times",
-            "side": name,
-            "tokens_per_second": options.batch * options.length / median(seconds[name]),
-            "tflops_per_second": flops_per_second / 1e12,
-            "mfu": flops_per_second / peak if peak else None,
-            "peak_bytes": peak_bytes,
-        }
+        about = f"{options.model}, {short(options.length)} tokens, {name}, beside the Trainer"
+        row: Row = {"name": about, "value": speedup(seconds[TRAINER], seconds[name])}
+        row |= {"unit": "times", "side": name}
+        row["tokens_per_second"] = options.batch * options.length / median(seconds[name])
+        row["tflops_per_second"] = flops_per_second / 1e12
+        row["mfu"] = flops_per_second / peak if peak else None
+        row["peak_bytes"] = peak_bytes
         if device.type == "cpu" and name in AT_LEAST:
             row["at_least"] = AT_LEAST[name]
         yield row
@@ -123,14 +110,14 @@ def save_models(options: Options, folder: Path, device: torch.device) -> dict[st
     dense = find_model(name) if "/" in name or name.startswith("tiny") else None
     if dense is None:
         dense = folder / "dense"
-        made = make_model(read_shape(name), device, torch.bfloat16, attention="sdpa")
-        made.save_pretrained(dense)
+        shape = _measure.read_shape(name)
+        _measure.make_model(shape, device, torch.bfloat16, "sdpa").save_pretrained(dense)
     models = {DENSE: dense}
     for ratio in options.ratios:
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            dense, attn_implementation="bosch", **LOCAL
-        )
-        z = spread_mask(ratio, model.config.num_hidden_layers, model.config.num_key_value_heads)
+        how = {"attn_implementation": "bosch", **LOCAL}
+        model: Any = AutoModelForCausalLM.from_pretrained(dense, **how)
+        shape = model.config
+        z = _measure.spread_mask(ratio, shape.num_hidden_layers, shape.num_key_value_heads)
         hybrid = models[f"ours, ratio {ratio:g}"] = folder / f"hybrid-{ratio:g}"
         deploy(model, z, options.window).save_pretrained(hybrid)
     return models
@@ -153,12 +140,8 @@ def train_with_ours(options: Options, model: Path) -> None:
         Sequences(sequences[:0], no_ends),
         np.arange(len(sequences), dtype=np.uint32)[None],
     )
-    settings = TrainConfig(
-        batch_sequences=options.batch,
-        micro_batch_sequences=options.batch,
-        precision=options.precision,
-        checkpoint_steps=10**6,
-    )
+    sizes: Any = {"batch_sequences": options.batch, "micro_batch_sequences": options.batch}
+    settings = TrainConfig(**sizes, precision=options.precision, checkpoint_steps=10**6)
     with tempfile.TemporaryDirectory() as folder:
         train(TrainJob(settings, model, tokens, Path(folder) / "train", sequences.size, ()))
 

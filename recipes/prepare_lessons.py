@@ -91,7 +91,7 @@ def make_stage(
 
     def run(out: Path, tokens: Artifact) -> None:
         from bosch.data.loader import open_tokens
-        from bosch.training.lessons import write_lessons
+        from bosch.training.teacher import write_lessons
 
         folder = fetch_model(teacher, TEACHER)
         packed = open_tokens(tokens.folder, read_tokenizer(folder).hash)
@@ -103,16 +103,16 @@ def make_stage(
 
 def check_room(model: str, settings: TrainConfig, tokens: int, folder: Path) -> None:
     """Refuse a disk that cannot hold what is not there yet."""
-    from bosch.training import lessons
+    from bosch.training import teacher
     from bosch.training.model_start import read_config
 
     if not (folder / MANIFEST).is_file() and settings.stored_top_k:
         vocabulary = read_config(fetch_config(model)).vocab_size
         if settings.stored_top_k >= vocabulary:
             return  # check_settings refuses it
-        size = tokens * lessons.bytes_a_token(settings.stored_top_k, vocabulary)
+        size = tokens * teacher.bytes_a_token(settings.stored_top_k, vocabulary)
         done = sum(file.stat().st_size for file in folder.glob("*.npy"))
-        lessons.check_room(folder, size - done)
+        teacher.check_room(folder, size - done)
 
 
 def check_room_of(config: Config, run_path: Path, stages: Sequence[Stage]) -> None:

@@ -18,7 +18,7 @@ from bosch.config import TrainConfig
 from bosch.data.loader import Sequences, TokenFolder
 from bosch.run.ranks import rank_and_world
 from bosch.training.loop import TrainJob, train
-from bosch.training.rehearsal import LiveMemory
+from bosch.training.rehearsal import live_memory
 
 SEQ_LEN = 256
 
@@ -37,7 +37,7 @@ def measured_peak(model: Path, settings: TrainConfig) -> int:
         Sequences(rows[:0], no_ends),
         order,
     )
-    with tempfile.TemporaryDirectory() as folder, LiveMemory() as live:
+    with tempfile.TemporaryDirectory() as folder, live_memory() as live:
         train(TrainJob(settings, model, tokens, Path(folder) / "train", rows.size, ()))
     return live.peak().total()
 

@@ -138,7 +138,7 @@ def train(folder: Path, rank: int, options: dict[str, Any]) -> None:
     import torch
 
     from bosch.run import progress
-    from bosch.training import lessons, loop
+    from bosch.training import loop, teacher
     from tests.plain_training import NUM_SEQUENCES, SEQ_LEN, SETTINGS, tokens_in_memory
 
     torch.set_num_threads(1)
@@ -165,8 +165,8 @@ def train(folder: Path, rank: int, options: dict[str, Any]) -> None:
     if "stored_top_k" in settings:
         stored = folder / "lessons"
         stored.mkdir(exist_ok=True)
-        lessons.FILE_TOKENS = 10 * SEQ_LEN
-        lessons.write_lessons(stored, model, tokens, replace(SETTINGS, **settings), True)
+        teacher.FILE_TOKENS = 10 * SEQ_LEN
+        teacher.write_lessons(stored, model, tokens, replace(SETTINGS, **settings), True)
     job = loop.TrainJob(
         replace(SETTINGS, **settings),
         model,

@@ -144,9 +144,8 @@ def test_a_part_that_fails_is_named_and_the_others_keep_their_rows(
     }
     assert parts.keys() == small.keys()
     for name, changes in small.items():
-        (options,) = parts[name].gpu_options()
-        made = (replace(options, device="cpu", **changes),)
-        monkeypatch.setattr(parts[name], "gpu_options", lambda made=made: made)
+        made = replace(parts[name].GPU_OPTIONS, device="cpu", **changes)
+        monkeypatch.setattr(parts[name], "GPU_OPTIONS", made)
     order = {name: parts[name] for name in small}
     monkeypatch.setattr(gpu, "measure", lambda options: gpu.measure_parts(order))
     with pytest.raises(SystemExit, match=r"failed: train \(\w+\); the rest is measured"):

@@ -19,12 +19,18 @@ from bosch.data.loader import IGNORED, Sequences
 from bosch.hybrid.conversion import deploy
 from bosch.recipes import presets, train_model
 from bosch.run.errors import UserError
-from bosch.training.lessons import Lessons, bytes_a_token, check_room, write_lessons
 from bosch.training.loop import TrainJob, train
 from bosch.training.loss import Lesson, StoredLesson, head_loss, model_loss, shares_of_likeliest
 from bosch.training.model_start import start_model
 from bosch.training.parallel import start_world
-from bosch.training.teacher import check_teacher, start_teacher
+from bosch.training.teacher import (
+    Lessons,
+    bytes_a_token,
+    check_room,
+    check_teacher,
+    start_teacher,
+    write_lessons,
+)
 from tests.hybrid_folders import WINDOW
 from tests.model_factory import MIXED, TINY, random_tokens, tiny_model
 from tests.odd_tokenizers import with_another_tokenizer
@@ -250,7 +256,8 @@ def test_few_stored_tokens_give_about_the_gradient_of_all(tmp_path: Path) -> Non
     inputs: dict[str, object] = {"input_ids": ids}
     write_lessons(tmp_path, folder, tokens, settings, True)
     gradients = []
-    for lesson in (teacher.teach(inputs, ids), Lessons(tmp_path, settings).of([0])):
+    stored_lesson = Lessons(tmp_path, settings).teach(inputs, ids, 1.0, [0])
+    for lesson in (teacher.teach(inputs, ids), stored_lesson):
         student.zero_grad()
         model_loss(student, inputs, ids.roll(-1, 1), 0.01, lesson).backward()
         gradients.append(

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 from benchmarks._measure import read_shape, spread_mask
 from bosch.hybrid.conversion import hybrid_config
 from bosch.training.metrics import count_active_weights, training_flops, visible_pairs
-from bosch.training.trained import choose_trained
+from bosch.training.model_start import choose_trained
 from tests.model_factory import random_tokens, tiny_model
 
 SEQ_LEN, WINDOW = 32_768, 1_024

@@ -62,11 +62,7 @@ def test_batch_is_shared_out_over_ranks_and_micro_batches_that_fit_the_device() 
         ({}, {"world_size": 5}, "train.batch_sequences .* multiple of 5"),
         ({}, {"tokens": 64 * 128 - 1}, "8,191 tokens .* 64 sequences of 128"),
         # No checkpoint could ever end it.
-        (
-            {"until": "recovered"},
-            {"evaluated_shares": (0.0, 0.05, 1.0)},
-            "no checkpoint .* 12 ",
-        ),
+        ({"until": "recovered"}, {"evaluated_shares": (0.0, 0.05, 1.0)}, "no checkpoint .* 12 "),
     ],
 )
 def test_a_schedule_that_is_impossible_is_refused(
