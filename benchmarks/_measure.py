@@ -12,6 +12,7 @@ import math
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -35,7 +36,7 @@ from bosch.training.model_start import read_config
 
 Row = dict[str, Any]  # one result: name, value, unit, and whatever its benchmark adds
 PROCESS = Path("/proc/self")
-SIZES = ("Qwen3-1.7B", "Qwen3-4B", "Qwen3-8B", "Qwen3-14B", "Qwen3-30B-A3B")
+LEAST_SECONDS = 0.02  # of what is timed at once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,13 +81,10 @@ def run_part(benchmark: ModuleType, options: Any) -> Iterator[Row]:
 
 
 def time_in_turns(
-    sides: Mapping[str, Callable[[], object]],
-    rounds: int,
-    device: torch.device,
-    least_seconds: float = 0.02,
+    sides: Mapping[str, Callable[[], object]], rounds: int, device: torch.device
 ) -> dict[str, list[float]]:
-    """Seconds per call of each side in each round. The first calls are not counted. A side faster
-    than `least_seconds` is called several times per round."""
+    """Seconds per call of each side in each round. The first calls are not counted. A fast side is
+    called several times per round."""
 
     def seconds_of(side: Callable[[], object], calls: int = 1) -> float:
         begin = now(device)
@@ -97,7 +95,7 @@ def time_in_turns(
     calls = {}
     for name, side in sides.items():
         seconds_of(side)  # compiles and fills caches
-        calls[name] = max(1, math.ceil(least_seconds / max(seconds_of(side), 1e-9)))
+        calls[name] = max(1, math.ceil(LEAST_SECONDS / max(seconds_of(side), 1e-9)))
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(rounds):
         for name, side in sides.items():
@@ -122,21 +120,19 @@ class PeakMemory:
     which only Linux knows."""
 
     def __init__(self, device: torch.device) -> None:
-        self.device, self._is_known = device, True
+        self.device, self._is_known = device, False
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
-            return
-        try:
-            (PROCESS / "clear_refs").write_text("5")  # resets VmHWM
-        except OSError:
-            self._is_known = False
+        else:
+            with suppress(OSError):
+                (PROCESS / "clear_refs").write_text("5")  # resets VmHWM
+                self._is_known = True
 
     def read(self) -> int | None:
-        if not self._is_known:
-            return None
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.device)
-        peak = re.search(r"VmHWM:\s+(\d+) kB", (PROCESS / "status").read_text())
+        status = (PROCESS / "status").read_text() if self._is_known else ""
+        peak = re.search(r"VmHWM:\s+(\d+) kB", status)
         return int(peak[1]) * 1024 if peak else None
 
 
@@ -150,9 +146,7 @@ def short(tokens: int) -> str:
 
 def read_shape(model: str) -> PretrainedConfig:
     """The config of a known model (`Qwen3-8B`, `Qwen/Qwen3-8B-Base`) or of a folder."""
-    if Path(model).is_dir():
-        return read_config(Path(model))
-    config = known_config(model)
+    config = read_config(Path(model)) if Path(model).is_dir() else known_config(model)
     if config is None:
         raise UserError(
             f"--model {model}: neither a folder nor a known model; {suggest(model, list(SHAPES))}"
@@ -165,22 +159,17 @@ def make_model(
 ) -> PreTrainedModel:
     """A model with random weights, created on the device."""
     torch.manual_seed(0)
+    how = {"dtype": dtype, "attn_implementation": attention, "trust_remote_code": False}
     with torch.device(device):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(
-            config, dtype=dtype, attn_implementation=attention, trust_remote_code=False
-        )
-    return model.eval()
+        return AutoModelForCausalLM.from_config(config, **how).eval()
 
 
-def set_hybrid(
-    model: PreTrainedModel, ratio: float, window_tokens: int, sink: str = "none"
-) -> None:
+def set_hybrid(model: Any, ratio: float, window_tokens: int, sink: str = "none") -> None:
     """Put this share of the groups on the window, as `spread_mask` does. Use new caches."""
     z = spread_mask(ratio, model.config.num_hidden_layers, model.config.num_key_value_heads)
     changes = {"window": window_tokens, "num_full": [sum(row) for row in z]}
     model.config.bosch = {**model.config.bosch, **changes, "sink": sink_as_json(sink)}
-    layers: Any = model.base_model.layers
-    for layer, row in zip(layers, z, strict=True):
+    for layer, row in zip(model.base_model.layers, z, strict=True):
         shape = row.count(0), head_size(model.config)
         for name in (KEY, VALUE):
             found = torch.randn(shape, dtype=model.dtype, device=model.device)

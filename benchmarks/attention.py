@@ -28,15 +28,9 @@ from bosch.run.errors import UserError, is_out_of_memory
 from bosch.run.progress import say
 
 FULL = "full"
-COLUMNS = {
-    "tokens": "tokens:,",
-    "pass": "pass",
-    "backend": "backend",
-    "sink": "sink",
-    "full, seconds": "full_seconds:.5f",
-    "window, seconds": "window_seconds:.5f",
-    "speed-up": "value:.2f",
-}
+COLUMNS = {"tokens": "tokens:,", "pass": "pass", "backend": "backend", "sink": "sink"}
+COLUMNS |= {"full, seconds": "full_seconds:.5f", "window, seconds": "window_seconds:.5f"}
+COLUMNS |= {"speed-up": "value:.2f"}
 
 
 @dataclass(frozen=True)

@@ -17,27 +17,22 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from benchmarks._measure import Row
+from benchmarks._measure import BenchmarkOptions, Row
 from bosch.masks.mask import num_windowed
 from bosch.masks.picture import write_picture
 from bosch.run.errors import MissingFileError
 
 RATIOS = (0.75, 0.875, 0.95)
-COLUMNS = {
-    "compared": "name",
-    "rank correlation": "value:.2f",
-    **{f"both, {ratio}": f"{ratio}" for ratio in RATIOS},
-    "sure": "sure",
-}
+COLUMNS = {"compared": "name", "rank correlation": "value:.2f"}
+COLUMNS |= {f"both, {ratio}": f"{ratio}" for ratio in RATIOS} | {"sure": "sure"}
 SURE = 2.0  # standard errors
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(BenchmarkOptions):
     sets: tuple[Path, ...]  # folders of single_group's measurements
     scores: tuple[Path, ...] = ()  # folders of other methods' scores
     picture: Path = Path("head_map.png")  # to draw
-    out: Path | None = None  # gets the figures
 
     @property
     def title(self) -> str:

@@ -24,17 +24,8 @@ import torch
 from torch import Tensor
 from transformers import Cache, DynamicCache, PreTrainedModel
 
-from benchmarks._measure import (
-    DeviceOptions,
-    PeakMemory,
-    Row,
-    make_model,
-    now,
-    random_ids,
-    read_shape,
-    set_hybrid,
-    short,
-)
+from benchmarks import _measure
+from benchmarks._measure import DeviceOptions, PeakMemory, Row, now, random_ids, set_hybrid, short
 from bosch.hybrid.cache import CACHE, kv_bytes
 from bosch.run.errors import is_out_of_memory
 from bosch.run.progress import say, track
@@ -42,17 +33,11 @@ from bosch.training.rehearsal import as_hybrid
 
 K = 1024
 FIGURES = ("prefill_tokens_per_second", "decode_tokens_per_second", "p90_peak_bytes", "kv_bytes")
-COLUMNS = {
-    "tokens": "tokens:,",
-    "ratio": "ratio",
-    "window": "window",
-    "sink": "sink",
-    "prefill tokens/s": "prefill_tokens_per_second:,.0f",
-    "decode tokens/s": "decode_tokens_per_second:,.1f",
-    "p90 peak bytes": "p90_peak_bytes:,.0f",
-    "KV bytes": "kv_bytes:,",
-    "missing": "missing",
-}
+COLUMNS = {"tokens": "tokens:,", "ratio": "ratio", "window": "window", "sink": "sink"}
+COLUMNS |= {"prefill tokens/s": "prefill_tokens_per_second:,.0f"}
+COLUMNS |= {"decode tokens/s": "decode_tokens_per_second:,.1f"}
+COLUMNS |= {"p90 peak bytes": "p90_peak_bytes:,.0f", "KV bytes": "kv_bytes:,"}
+COLUMNS |= {"missing": "missing"}
 
 
 @dataclass(frozen=True)
@@ -100,8 +85,8 @@ def measure(options: Options) -> Iterator[Row]:
     """One row per point, from short prompts to long ones. If a prompt is missing, so are longer
     ones with the same settings."""
     device = options.start()
-    config = as_hybrid(read_shape(options.model), ratio=0.0, window_tokens=1)
-    model = make_model(config, device, getattr(torch, options.dtype), attention="bosch")
+    config = as_hybrid(_measure.read_shape(options.model), ratio=0.0, window_tokens=1)
+    model = _measure.make_model(config, device, getattr(torch, options.dtype), "bosch")
     # Let libraries choose kernels and allocate their workspaces.
     ids = random_ids(config, min(2 * options.chunk, min(options.lengths)), device)
     for ratio in (0.0, 0.5):
@@ -152,12 +137,10 @@ def measure_prompt(model: PreTrainedModel, ids_BT: Tensor, options: Options) -> 
         cache_bytes = kv_bytes(cache)
         decode = list(run_steps(model, answer, cache))
         peaks = [float(peak) for _, peak in prefill + decode if peak is not None]
-        return {
-            "prefill_tokens_per_second": ids_BT.shape[1] / sum(seconds for seconds, _ in prefill),
-            "decode_tokens_per_second": 1 / median(seconds for seconds, _ in decode),
-            "p90_peak_bytes": float(np.quantile(peaks, 0.9)) if peaks else None,
-            "kv_bytes": cache_bytes,
-        }
+        reading = ids_BT.shape[1] / sum(seconds for seconds, _ in prefill)
+        writing = 1 / median(seconds for seconds, _ in decode)
+        p90 = float(np.quantile(peaks, 0.9)) if peaks else None
+        return dict(zip(FIGURES, (reading, writing, p90, cache_bytes), strict=True))
     except Exception as error:
         if not (isinstance(error, torch.OutOfMemoryError) or is_out_of_memory(error)):
             raise

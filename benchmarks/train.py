@@ -35,13 +35,8 @@ from bosch.training.model_start import build_on_meta
 TRAINER, DENSE = "Trainer, dense", "ours, dense"
 # Speed relative to the Trainer. Holds for the tiny model on a CPU with the default options.
 AT_LEAST = {DENSE: 1.0, "ours, ratio 0.75": 1.15}
-COLUMNS = {
-    "side": "side",
-    "tokens/s": "tokens_per_second:,.0f",
-    "speed-up": "value:.2f",
-    "MFU": "mfu:.1%",
-    "peak bytes": "peak_bytes:,",
-}
+COLUMNS = {"side": "side", "tokens/s": "tokens_per_second:,.0f", "speed-up": "value:.2f"}
+COLUMNS |= {"MFU": "mfu:.1%", "peak bytes": "peak_bytes:,"}
 Side = Callable[[], None]  # trains for options.steps + 1 steps
 
 
@@ -133,13 +128,9 @@ def train_with_ours(options: Options, model: Path) -> None:
     from bosch.training.loop import TrainJob, train
 
     sequences, no_ends = random_sequences(options, model), np.empty(0, np.uint64)
-    tokens = TokenFolder(
-        Path("memory"),
-        {"seq_len": options.length},
-        Sequences(sequences, no_ends),
-        Sequences(sequences[:0], no_ends),
-        np.arange(len(sequences), dtype=np.uint32)[None],
-    )
+    whole, empty = Sequences(sequences, no_ends), Sequences(sequences[:0], no_ends)
+    order = np.arange(len(sequences), dtype=np.uint32)[None]
+    tokens = TokenFolder(Path("memory"), {"seq_len": options.length}, whole, empty, order)
     sizes: Any = {"batch_sequences": options.batch, "micro_batch_sequences": options.batch}
     settings = TrainConfig(**sizes, precision=options.precision, checkpoint_steps=10**6)
     with tempfile.TemporaryDirectory() as folder:
@@ -154,6 +145,9 @@ def train_with_trainer(options: Options, folder: Path, device: torch.device) -> 
     )
     sequences = torch.from_numpy(random_sequences(options, folder).astype(np.int64))
     on_gpu = device.type != "cpu"
+    quiet: Any = {"save_strategy": "no", "logging_strategy": "no", "report_to": "none"}
+    # As our loop does on GPUs.
+    usual: Any = {"gradient_checkpointing": on_gpu, "use_liger_kernel": on_gpu}
     with tempfile.TemporaryDirectory() as out:
         arguments = TrainingArguments(
             out,
@@ -163,13 +157,9 @@ def train_with_trainer(options: Options, folder: Path, device: torch.device) -> 
             adam_beta2=0.95,
             weight_decay=0.1,
             bf16=options.precision == "bf16",
-            gradient_checkpointing=on_gpu,  # as in our loop on GPUs, like Liger's kernels
-            use_liger_kernel=on_gpu,
             use_cpu=not on_gpu,
-            save_strategy="no",
-            logging_strategy="no",
-            report_to="none",
             disable_tqdm=True,
+            **(usual | quiet),
         )
         examples: Any = [{"input_ids": ids, "labels": ids} for ids in sequences]
         Trainer(model, arguments, train_dataset=examples).train()

@@ -57,8 +57,7 @@ class TrainState:
 
 
 class Checkpoints:
-    """The checkpoints in one folder. Every rank calls every method, in the same order, in the
-    process group that training/parallel.py starts.
+    """The checkpoints in one folder. Every rank calls every method, in the same order.
 
     facts: settings that a resumed run must have too. circumstances: what may change between two
     attempts, and changes the last digits of results (micro-batch, kernels); changes are logged.
@@ -82,9 +81,12 @@ class Checkpoints:
         ranks = self._ranks
         while (newest := ranks.from_rank_0(self._find_newest)) is not None:
             path, manifest = newest
-            # Hundreds of GB: every rank takes the checksums of its share.
-            damages = ranks.gather(_damage_of(path, ranks.rank, ranks.world))
-            if not (damage := next(filter(None, damages), None)):
+            damage = None
+            try:  # hundreds of GB: every rank takes the checksums of its share
+                files.verify_folder(path, ranks.rank, ranks.world)
+            except (DamagedArtifactError, FileNotFoundError) as error:
+                damage = str(error)
+            if not (damage := next(filter(None, ranks.gather(damage)), None)):
                 ranks.all_succeed(partial(self._load, path, manifest, state))
                 self._resumed_from = int(manifest["step"])
                 return self._resumed_from
@@ -287,17 +289,6 @@ def _kinds(tensors: Mapping[str, Tensor]) -> dict[str, str]:
         name: f"{' x '.join(map(str, tensor.shape)) or 'a number'} of {str(tensor.dtype)[6:]}"
         for name, tensor in tensors.items()
     }
-
-
-def _damage_of(path: Path, rank: int, world: int) -> str | None:
-    try:
-        files.verify_folder(path, rank, world)
-    except (DamagedArtifactError, FileNotFoundError) as damage:
-        return str(damage)
-    return None
-
-
-# ------------------------------------------------------------------------------------- the content
 
 
 def describe_state(state: TrainState) -> tuple[dict[str, Tensor], dict[str, dict[str, object]]]:

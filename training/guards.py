@@ -57,10 +57,8 @@ class Guards:
         self.norms: list[float] = []
 
     def judge(self, step: int, loss: float, norm: float, sequences: Iterable[int]) -> str | None:
-        """None: make the step. Else why not (`non-finite`, `spike`), for the metrics.
-
-        Both numbers are sums over all ranks, so all ranks decide the same.
-        """
+        """None: make the step. Else why not (`non-finite`, `spike`), for the metrics. Both numbers
+        are sums over all ranks, so all ranks decide the same."""
         if not (math.isfinite(loss) and math.isfinite(norm)):
             self.skipped += 1
             self.in_a_row += 1

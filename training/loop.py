@@ -139,6 +139,7 @@ def train(job: TrainJob) -> str | None:
 
                 # The record of it.
                 is_evaluated = run.is_evaluated(step)
+                is_validated = is_evaluated or step in schedule.validated_steps
                 log.write(
                     {
                         "step": step,
@@ -150,7 +151,7 @@ def train(job: TrainJob) -> str | None:
                         **({"skipped": skipped} if skipped else {}),
                         **timer.figures(batch, with_flops=learner is None),
                         **gates,
-                        **(run.validation_loss(step) if run.is_validated(step) else {}),
+                        **(run.validation_loss(step) if is_validated else {}),
                     }
                 )
                 bar.advance(schedule.batch_tokens, loss=loss_value)
@@ -175,11 +176,8 @@ def add_gradients(
     further: Callable[[], ModelInputs] | None = None,
     teach: Teach | None = None,
 ) -> Tensor:
-    """Forward and backward of a step's micro-batches. Returns the sum of their losses.
-
-    further: arguments of the model, made anew for the backward of each micro-batch.
-    teach: what a teacher says about a micro-batch, scaled like its loss.
-    """
+    """Forward and backward of a step's micro-batches. Returns the sum of their losses. further:
+    arguments of the model, made anew for the backward of each micro-batch."""
     loss_sum = torch.zeros((), dtype=torch.float64, device=micro_batches[0][1].device)
     for number, (inputs, labels_BT, sequences) in enumerate(micro_batches, 1):
         is_last = number == len(micro_batches)
@@ -195,12 +193,9 @@ def add_gradients(
 
 
 def finish_gradients(learner: Learner, num_ranks: int) -> float:
-    """Average the learner's gradients over the ranks, as fully_shard does the model's, and return
-    their norm. The gradient of the extra loss, equal on all ranks, is added after the mean.
-
-    A learner has a few parameters, not sharded, in the model's optimizer and checkpoints. They do
-    not count in the norm by which the model's gradient is clipped.
-    """
+    """Average the gradients of the learner's few parameters, which are not sharded, over the ranks,
+    as fully_shard does the model's, and return their norm, which the clipping of the model's does
+    not count. The gradient of the extra loss, equal on all ranks, is added after the mean."""
     for parameter in learner.module.parameters():
         if parameter.grad is None:  # every gate was at 0 or 1
             parameter.grad = torch.zeros_like(parameter)
@@ -277,9 +272,6 @@ class Run:
         ends_here = self.ending is not None and step == self.ending[1]
         return ends_here or step in self.schedule.evaluated_steps
 
-    def is_validated(self, step: int) -> bool:
-        return self.is_evaluated(step) or step in self.schedule.validated_steps
-
     def make_batch(self, step: int) -> Batch:
         batch = self.loader.batch(step, self.ranks.rank, self.ranks.world)
         return batch.pin() if self.device.type == "cuda" else batch
@@ -320,9 +312,8 @@ class Run:
         most = math.ceil(len(tokens.held_out.rows) / ranks.world)
         batches += [idle] * (math.ceil(most / micro) - len(batches))
         sums: list[tuple[float, int]] = []  # of each sequence, and its targets
-        edges = [0]
-        while (edge := 2 * edges[-1] or FIRST_POSITIONS) < tokens.seq_len:
-            edges.append(edge)
+        doubled = (FIRST_POSITIONS << power for power in itertools.count())
+        edges = [0, *itertools.takewhile(lambda edge: edge < tokens.seq_len, doubled)]
         by_place = torch.zeros(2, len(edges), dtype=torch.float64)  # losses, and targets
         self.model.eval()
         for inputs, labels_BT, _ in itertools.chain.from_iterable(map(self.split, batches)):

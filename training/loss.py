@@ -79,12 +79,8 @@ class LossHead(nn.Linear):
 
 def install_kernels(model: PreTrainedModel, kernels: str) -> None:
     """Make the head of a model of our families a LossHead; weight names and ties stay the same.
-    With Liger's kernels, use its RMSNorm and SwiGLU in this one model too.
-
-    Liger also replaces transformers' own classes for all later models. We restore them, so that all
-    evaluations of a run use the same kernels. Liger's rotary embeddings are not used, since Liger
-    can only replace them for the whole process.
-    """
+    With Liger's kernels, use its RMSNorm and SwiGLU in this one model too, but not its rotary
+    embeddings, which Liger can only replace for the whole process."""
     head: Any = model.get_submodule("lm_head")
     assert head.bias is None, "no family's head has a bias"
     head.__class__, head.kernels = LossHead, kernels
@@ -99,6 +95,8 @@ def install_kernels(model: PreTrainedModel, kernels: str) -> None:
     if apply is None:
         say(f"Liger has no kernels for the family {model_type}; torch computes its norms and MLPs")
         return
+    # Liger also replaces transformers' own classes for all later models. Restored, so that all
+    # evaluations of a run use the same kernels.
     before = dict(vars(module))
     unused = dict.fromkeys(("rope", "cross_entropy", "fused_linear_cross_entropy"), False)
     apply(rms_norm=True, swiglu=True, model=model, **unused)
@@ -190,11 +188,9 @@ def head_loss(
 
 
 class ChunkedLoss(torch.autograd.Function):
-    """Computes the gradients together with the loss, so that no product is computed twice.
-
-    Each chunk uses plain autograd: with one chunk, the numbers are those of linear + `loss_of`,
-    which gets the logits of some rows, and which rows they are.
-    """
+    """Computes the gradients together with the loss, so that no product is computed twice. Each
+    chunk uses plain autograd: with one chunk, the numbers are those of linear + `loss_of`, which
+    gets the logits of some rows, and which rows they are."""
 
     @staticmethod
     def forward(

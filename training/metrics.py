@@ -1,8 +1,6 @@
-"""metrics.jsonl, the record of a training run with one line per step; and the time and the FLOPs of
-a step, from which its share of the device's peak (MFU) is computed.
-
-Each line is forced to disk before the next step. The TensorBoard files are made from it, and are
-rebuilt whenever a run resumes, so that no point is missing or there twice.
+"""metrics.jsonl, the record of a training run with one line per step, forced to disk before the
+next; and the time and the FLOPs of a step, from which its share of the device's peak (MFU) is
+computed. A run that resumes makes its TensorBoard files again from the record.
 
     FLOPs of a batch = (6 * N - 2 * F) * tokens + 12 * head size * pairs
 
@@ -114,10 +112,7 @@ class StepTimer:
 
     def figures(self, batch: Batch, with_flops: bool = True) -> dict[str, float]:
         """Times and throughput of this step. A checkpoint's time is in the figures of the next one.
-
-        The share of the peak (MFU) counts what a step needs, not what is recomputed to save memory.
-        with_flops: no for steps with learned gates, whose work the formula does not know.
-        """
+        with_flops: no for steps with learned gates, whose work the formula does not know."""
         world, busy = self.schedule.world_size, self.seconds["data"] + self.seconds["compute"]
         figures = {f"{name}_seconds": seconds for name, seconds in self.seconds.items()}
         figures["tokens_per_second"] = speed = self.schedule.batch_tokens / busy

@@ -1,9 +1,6 @@
-"""The model to train: built on the meta device, sharded, then each rank reads its own part. Which
-of its weights are trained (all, some of them, or narrow matrices beside frozen ones: LoRA), and the
-AdamW that changes them.
-
-No rank ever holds more than its own part and one slice of a file. Buffers that are in no file, the
-tables of rotary embeddings, are computed again: left at zero they would give a plausible loss.
+"""The model to train: built on the meta device, sharded, then each rank reads its own part and one
+slice of a file at a time. Which of its weights are trained (all, some of them, or narrow matrices
+beside frozen ones: LoRA), and the AdamW that changes them.
 
 peft would rename the frozen weights, which loading, checkpoints and export look up by name; a hook
 does not. An export adds the products to the weights, so that its folder looks like any other.
@@ -116,7 +113,8 @@ def fill_model(
                 f"{type(module).__name__} has buffers that are in no file, and no config to "
                 "compute them from, so this model cannot be trained here. Pass another one."
             )
-        # As in a new module. With a table of zeros a model would still train, a little worse.
+        # The tables of rotary embeddings, as in a new module. With zeros a model would still train,
+        # a little worse.
         fresh = dict(type(module)(config).named_buffers(recurse=False))
         for name in buffers:
             assert bool(fresh[name].abs().sum() > 0), f"buffer {name} is all zeros"
@@ -208,11 +206,9 @@ def windowed_layers(config: PretrainedConfig) -> list[bool]:
 
 
 def make_optimizer(model: nn.Module, settings: TrainConfig) -> torch.optim.AdamW:
-    """AdamW with weight decay on matrices, but not on norms, biases and sinks.
-
-    Call it before any forward: after one, the root module holds other parameters than the sharded
-    ones, which the optimizer needs.
-    """
+    """AdamW with weight decay on matrices, but not on norms, biases and sinks. Call it before any
+    forward: after one, the root module holds other parameters than the sharded ones, which the
+    optimizer needs."""
     parameters = trained_parameters(model)
     # With bf16 weights and a learning rate of 1e-5 most updates are rounded away: AdamW changes
     # only 14 % of the weights in 50 steps (measured).

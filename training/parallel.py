@@ -177,12 +177,10 @@ def describe(
 
 def shard_model(model: Any, settings: TrainConfig, device: torch.device) -> None:
     """Shard a causal language model over the ranks in place, with one FSDP group per block. In fp32
-    without offloading, a single process does not shard, since the groups would only copy.
-
-    Norm and head are in the root's group, which stays gathered from forward to backward, because
-    the loss reads the head's weight without calling it as a linear layer. So are tied embeddings,
-    which are that weight. Untied embeddings get their own group.
-    """
+    without offloading, a single process does not shard, since the groups would only copy. Norm and
+    head are in the root's group, which stays gathered from forward to backward, because the loss
+    reads the head's weight without calling it as a linear layer. So are tied embeddings, which are
+    that weight."""
     layers = model.model.layers
     if settings.compile:
         # Each block has its own graph, and more of them without gradients or with learned gates.

@@ -4,16 +4,12 @@
 shards, loop, loss and optimizer as one rank of many, with torch's fake tensors, which have a shape
 and no content, and its fake process group, which sends nothing. Attention is that of torch's
 varlen_attn, whose memory is that of every flash kernel, and each row is one document. Liger's
-Python code runs with its kernels left out. Experts are computed together (by torch's grouped_mm or
-by Liger), which takes the same memory however tokens are routed. Blocks are not compiled.
-
-An evaluation has a whole model on every GPU, while the training's share waits in host memory
-(parallel.py, `parked`). Its memory is computed: weights, the cache of the longest text, and a
-chunk's activations.
+Python code runs with its kernels left out. Experts take the same memory however tokens are routed.
+Blocks are not compiled. An evaluation's memory is computed: it has a whole model on every GPU,
+while the training's share waits in host memory (parallel.py, `parked`).
 
 Not included: CUDA itself, NCCL, fragmentation, and a block that is gathered while another one is
-still in use; MARGIN_GB is for these. With offloading, one block's fp32 weights on their way are
-not counted.
+still in use; MARGIN_GB is for these. Nor, with offloading, one block's fp32 weights on their way.
 
 `estimate`: disk, downloads and time, as far as the model's shape tells.
 """
@@ -55,31 +51,20 @@ from bosch.masks.mask import describe_bytes
 from bosch.model import find_model
 from bosch.run.errors import UserError
 from bosch.run.progress import describe_seconds, say
-from bosch.training import parallel
+from bosch.training import model_start, parallel
 from bosch.training.checkpoint import TrainState, describe_state
 from bosch.training.loop import add_gradients, split
 from bosch.training.metrics import count_active_weights, training_flops
-from bosch.training.model_start import (
-    build_on_meta,
-    gradient_norm,
-    make_empty,
-    make_optimizer,
-    trained_parameters,
-)
+from bosch.training.model_start import build_on_meta, gradient_norm
 from bosch.training.parallel import choose_device, decide, whole
 from bosch.training.schedule import TrainSchedule, choose_micro_batch
 from bosch.training.teacher import Teacher, build_dense, bytes_a_token
 
 KINDS = ("weights", "gradients", "optimizer", "activations", "loss")
-COLUMNS = {  # of a table of rehearsals
-    "GPUs": "gpus",
-    "kernels": "kernels",
-    "at once": "micro_batch_sequences",
-    "peak, GB": "value:.1f",
-    **{kind: f"{kind}:.1f" for kind in KINDS},
-    "evaluation": "evaluation:.1f",
-    "fits": "fits",
-}
+# Of a table of rehearsals.
+COLUMNS = {"GPUs": "gpus", "kernels": "kernels", "at once": "micro_batch_sequences"}
+COLUMNS |= {"peak, GB": "value:.1f", **{kind: f"{kind}:.1f" for kind in KINDS}}
+COLUMNS |= {"evaluation": "evaluation:.1f", "fits": "fits"}
 KERNELS = ("torch", "liger")
 REHEARSED = "rehearsed"  # the attention backend in place of flash kernels
 MARGIN_GB = 6.0
@@ -133,17 +118,12 @@ class Rehearsal:
 
     def row(self, plan: Plan, memory_gb: float) -> dict[str, Any]:
         """For a table with COLUMNS."""
-        return {
-            "gpus": plan.num_gpus,
-            "kernels": plan.kernels,
-            "micro_batch_sequences": plan.micro_batch,
-            "value": self.peak_bytes / 1e9,
-            "unit": "GB",
-            **{kind: self.peak[kind] / 1e9 for kind in KINDS},
-            "evaluation": self.evaluation_bytes / 1e9,
-            "memory_gb": memory_gb,
-            "fits": "yes" if self.fits(memory_gb) else "NO",
-        }
+        row: dict[str, Any] = {"gpus": plan.num_gpus, "kernels": plan.kernels}
+        row |= {"micro_batch_sequences": plan.micro_batch}
+        row |= {"value": self.peak_bytes / 1e9, "unit": "GB"}
+        row |= {kind: self.peak[kind] / 1e9 for kind in KINDS}
+        row |= {"evaluation": self.evaluation_bytes / 1e9, "memory_gb": memory_gb}
+        return row | {"fits": "yes" if self.fits(memory_gb) else "NO"}
 
 
 def rehearse(plan: Plan) -> Rehearsal:
@@ -175,7 +155,7 @@ def rehearse_here(plan: Plan) -> Rehearsal:
 
         # The model and its optimizer.
         live.kind = "weights"
-        model = make_empty(model, settings, CPU)
+        model = model_start.make_empty(model, settings, CPU)
         teacher = Teacher(dense, settings, CPU, model) if dense else None
         live.kind = "activations"
         name_state("weights", model.parameters())
@@ -186,7 +166,8 @@ def rehearse_here(plan: Plan) -> Rehearsal:
         head = model.get_submodule("lm_head")
         head.register_forward_pre_hook(kind_is("loss"))
         head.register_forward_hook(kind_is("activations"))
-        parameters, optimizer = trained_parameters(model), make_optimizer(model, settings)
+        parameters = model_start.trained_parameters(model)
+        optimizer = model_start.make_optimizer(model, settings)
         _init_optim_state(optimizer)  # before a first step there are no moments yet
         for moments in optimizer.state.values():
             name_state("optimizer", moments.values())

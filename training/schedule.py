@@ -42,20 +42,16 @@ class TrainSchedule:
     def batch_tokens(self) -> int:
         return self.batch_sequences * self.seq_len
 
-    @property
-    def accumulation(self) -> int:
-        """Micro-batches per step on each rank."""
-        return self.batch_sequences // (self.micro_batch_sequences * self.world_size)
-
     def tokens_at(self, step: int) -> int:
         return self.tokens_before + step * self.batch_tokens
 
     def describe(self) -> str:
         on_each = f" on each of {self.world_size} ranks" if self.world_size > 1 else ""
+        accumulation = self.batch_sequences // (self.micro_batch_sequences * self.world_size)
         evaluated = ", ".join(f"{step:,}" for step in self.evaluated_steps) or "at no step"
         return (
             f"{self.num_steps:,} steps of {self.batch_tokens:,} tokens "
-            f"({self.accumulation} x {self.micro_batch_sequences} sequences{on_each}), "
+            f"({accumulation} x {self.micro_batch_sequences} sequences{on_each}), "
             f"{self.num_steps * self.batch_tokens:,} tokens in all; evaluated: {evaluated}"
         )
 
@@ -99,7 +95,7 @@ def make_schedule(
 def choose_micro_batch(
     settings: TrainConfig, seq_len: int, world_size: int, device_type: str
 ) -> int:
-    """Sequences computed at once on a rank. Without a setting, the largest number that divides the
+    """Sequences computed at once on a rank: the setting's, or the largest number that divides the
     rank's share of the batch and stays within MICRO_BATCH_TOKENS."""
     batch, micro = settings.batch_sequences, settings.micro_batch_sequences
     if batch % world_size:

@@ -37,20 +37,9 @@ from bosch.run.errors import UserError
 from bosch.run.files import write_atomically
 from bosch.run.group import Group, agree
 from bosch.run.progress import track
-from bosch.training.loss import (
-    CHUNK_ROWS,
-    Lesson,
-    StoredLesson,
-    install_kernels,
-    shares_of_likeliest,
-)
-from bosch.training.model_start import (
-    allocate,
-    build_on_meta,
-    fill_model,
-    read_config,
-    windowed_layers,
-)
+from bosch.training import loss, model_start
+from bosch.training.loss import Lesson, StoredLesson
+from bosch.training.model_start import read_config, windowed_layers
 from bosch.training.parallel import decide, start_world
 
 FILE_TOKENS = 32_768
@@ -79,7 +68,7 @@ def start_teacher(
 ) -> "Teacher":
     config = read_config(folder)
     teacher = Teacher(build_dense(config, settings), settings, device, student)
-    fill_model(teacher.model, folder, device, config.tie_word_embeddings)
+    model_start.fill_model(teacher.model, folder, device, config.tie_word_embeddings)
     return teacher
 
 
@@ -90,7 +79,7 @@ def build_dense(config: PretrainedConfig, settings: TrainConfig) -> PreTrainedMo
     if (hybrid := getattr(config, "bosch", None)) is not None:
         hybrid["num_full"] = [config.num_key_value_heads] * config.num_hidden_layers
     dtype = torch.bfloat16 if settings.precision == "bf16" else torch.float32
-    return build_on_meta(config, dtype)
+    return model_start.build_on_meta(config, dtype)
 
 
 class Teacher:
@@ -102,7 +91,7 @@ class Teacher:
     ) -> None:
         self.settings = settings
         model.requires_grad_(False)
-        install_kernels(model, settings.kernels)
+        loss.install_kernels(model, settings.kernels)
         # The student's loss multiplies the hidden states with the head's weight, chunk by chunk.
         model.lm_head.loss = lambda hidden_BTH, weight_VH: hidden_BTH
         self.outputs: dict[int, Tensor] = {}  # of the attention of windowed layers
@@ -110,7 +99,7 @@ class Teacher:
         if settings.layer_weight and student is not None:
             self.compare_layers(model, student)
         settings = replace(settings, activation_checkpointing=False)
-        self.model = allocate(model, settings, device).eval()
+        self.model = model_start.allocate(model, settings, device).eval()
 
     def compare_layers(self, teacher: Any, student: Any) -> None:
         """Keep what each windowed layer's attention gives to o_proj, and draw the student to it."""
@@ -209,12 +198,12 @@ def taught(model: Teacher, batch: Batch, kind: np.dtype[Any]) -> NDArray[Any]:
     inputs: dict[str, object] = {"input_ids": batch.ids_BT, "position_ids": batch.position_ids_BT}
     lesson = model.teach(inputs, batch.labels_BT)
     found = np.empty(batch.ids_BT.numel(), kind)
-    for begin in range(0, len(found), CHUNK_ROWS):
-        rows = slice(begin, begin + CHUNK_ROWS)
+    for begin in range(0, len(found), loss.CHUNK_ROWS):
+        rows = slice(begin, begin + loss.CHUNK_ROWS)
         logits_NV = F.linear(lesson.hidden_NH[rows], lesson.head_VH).float() / lesson.temperature
         ids_NK = logits_NV.topk(kind["ids"].shape[0]).indices
         found["ids"][rows] = ids_NK.cpu().numpy()
-        found["log_shares"][rows] = shares_of_likeliest(logits_NV, ids_NK).cpu().numpy()
+        found["log_shares"][rows] = loss.shares_of_likeliest(logits_NV, ids_NK).cpu().numpy()
     return found.reshape(batch.ids_BT.shape)
 
 

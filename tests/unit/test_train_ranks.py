@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from bosch.training.loop import TrainJob, train
-from tests.plain_training import SETTINGS, Trace, model_folder, tokens_in_memory, train_plainly
+from tests.plain_training import SETTINGS, Trace, model_folder, run, train_plainly
 
 ROOT = Path(__file__).parents[2]
 # The losses of several ranks are summed in another order than those of one process.
@@ -34,12 +33,10 @@ def test_two_processes_train_as_plain_torch(tmp_path: Path) -> None:
     untied = model_folder(tmp_path / "untied")
     tied = model_folder(tmp_path / "tied", tie_word_embeddings=True)
     experts = model_folder(tmp_path / "experts", family="qwen3_moe")
+    once = {"sync_every_micro_batch": False, "activation_checkpointing": True}
     cases: dict[str, tuple[Path, dict[str, Any]]] = {
         "accumulated": (untied, {}),
-        "tied, one sync a step, checkpointed": (
-            tied,
-            {"sync_every_micro_batch": False, "activation_checkpointing": True},
-        ),
+        "tied, one sync a step, checkpointed": (tied, once),
         "offloaded": (untied, {"cpu_offload": True}),
         "experts": (experts, {"micro_batch_sequences": 2}),
         "distilled": (untied, {"objective": "distill"}),
@@ -53,15 +50,12 @@ def test_two_processes_train_as_plain_torch(tmp_path: Path) -> None:
     (tmp_path / "cases.json").write_text(json.dumps(content))
     launcher = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch", "--use_fsdp"]
     launcher += "--mixed_precision no --num_processes 2 --main_process_port 0".split()
-    program = ["tests/training_program.py", str(tmp_path / "cases.json")]
-    done = subprocess.run(
-        [*launcher, *program], cwd=ROOT, capture_output=True, text=True, timeout=1_800
-    )
+    command = [*launcher, "tests/training_program.py", str(tmp_path / "cases.json")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1_800)
     assert done.returncode == 0, done.stdout + done.stderr
     for name, (model, settings) in cases.items():
         if name == "lora":
-            alone = replace(SETTINGS, **settings)
-            train(TrainJob(alone, model, tokens_in_memory(), tmp_path / "alone", 10**9))
+            run(tmp_path / "alone", model, replace(SETTINGS, **settings))
             plain = Trace.of_run(tmp_path / "alone", 5)
         else:
             plain = train_plainly(model, replace(SETTINGS, **settings))

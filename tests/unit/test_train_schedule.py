@@ -22,7 +22,8 @@ def test_the_papers_schedule() -> None:
     shares, data = config.eval.checkpoints, config.data
     cluster = {"evaluated_shares": shares, "world_size": 8, "device_type": "cuda"}
     schedule = schedule_of(config.train, data.tokens, data.sequence_length, **cluster)
-    assert (schedule.num_steps, schedule.batch_tokens, schedule.accumulation) == (1192, 2**21, 1)
+    assert (schedule.num_steps, schedule.batch_tokens) == (1192, 2**21)
+    assert "(1 x 8 sequences on each of 8 ranks)" in schedule.describe()
     billions = [round(schedule.tokens_at(step) / 1e9, 2) for step in schedule.evaluated_steps]
     assert billions == [0.0, 0.65, 1.3, 1.95, 2.5]
     rates = [learning_rate(config.train, step, schedule.num_steps) for step in range(1192)]
@@ -47,7 +48,7 @@ SIXTY_FOUR = TrainConfig(batch_sequences=64)
 
 def test_batch_is_shared_out_over_ranks_and_micro_batches_that_fit_the_device() -> None:
     schedule = schedule_of(replace(SIXTY_FOUR, micro_batch_sequences=2), 10**6, 128, world_size=16)
-    assert schedule.accumulation == 2
+    assert "(2 x 2 sequences on each of 16 ranks)" in schedule.describe()
     fits = {("cuda", 32_768): 1, ("cuda", 65_536): 1, ("cuda", 4_096): 8, ("cpu", 1_024): 8}
     for (device, seq_len), micro in fits.items():
         schedule = schedule_of(SIXTY_FOUR, 10**7, seq_len, device_type=device)
