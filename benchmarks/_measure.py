@@ -2,10 +2,8 @@
 
 Other work on the machine slows whatever runs at that moment. So each round runs every side once. A
 time is the median over rounds, and a speed-up is the median of the rounds' speed-ups. With one CPU
-thread we measure its CPU time, which other processes hardly affect; otherwise wall-clock time.
-
-The time of attention depends neither on the weights nor on which groups of a layer are windowed, so
-one set of random weights serves all ratios.
+thread we measure its CPU time, which other processes hardly affect; otherwise wall-clock time. One
+set of random weights serves all ratios: the time of attention does not depend on it.
 """
 
 import math

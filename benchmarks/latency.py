@@ -1,13 +1,10 @@
 """Measure prefill and decoding speed and peak memory by length: the paper's figures 5 and 6.
 
-Figure 5 varies the ratio at one window, figure 6 the window at one ratio. Ratio 0 is full attention
-everywhere. Batch 1, with the prompt in chunks. A point that runs out of memory is recorded as
-missing, with the memory in use. Weights are random, which does not affect the times. `--preset
-paper` is the paper's study (8B, up to 1M tokens, one large GPU); `--preset mini` takes seconds on a
-CPU.
-
-Peak memory is measured for each step (a chunk or a decoded token). p90 is the 90th percentile over
-the steps of a point. On a GPU it is torch's allocated memory, on a CPU that of the whole process.
+Figure 5 varies the ratio at one window (0: full attention), figure 6 the window at one ratio. Batch
+1, with the prompt in chunks and random weights. A point that runs out of memory is recorded as
+missing, with the memory in use. `--preset paper` is the paper's study (8B, up to 1M tokens, one
+large GPU); `--preset mini` takes seconds on a CPU. Peak memory is that of a step (a chunk or a
+decoded token), on a CPU of the whole process; p90 is the 90th percentile over the steps of a point.
 """
 
 import gc
@@ -36,8 +33,7 @@ FIGURES = ("prefill_tokens_per_second", "decode_tokens_per_second", "p90_peak_by
 COLUMNS = {"tokens": "tokens:,", "ratio": "ratio", "window": "window", "sink": "sink"}
 COLUMNS |= {"prefill tokens/s": "prefill_tokens_per_second:,.0f"}
 COLUMNS |= {"decode tokens/s": "decode_tokens_per_second:,.1f"}
-COLUMNS |= {"p90 peak bytes": "p90_peak_bytes:,.0f", "KV bytes": "kv_bytes:,"}
-COLUMNS |= {"missing": "missing"}
+COLUMNS |= {"p90 peak bytes": "p90_peak_bytes:,.0f", "KV bytes": "kv_bytes:,", "missing": "missing"}
 
 
 @dataclass(frozen=True)

@@ -90,13 +90,11 @@ def measure_length(length: int, device: torch.device, options: Options) -> Itera
         }
         seconds = _measure.time_in_turns(sides, options.rounds, device)
         for side, times in seconds.items():
-            yield {
-                "name": f"{short(length)} tokens, {new} new, {side}",
-                "cache_bytes": settings["kv_cache_memory_bytes"],
-                "times_dense": speedup(seconds["dense"], times),
-                "value": options.requests * (length + new) / median(times),
-                "unit": "tokens/s, of prompts and new",
-            }
+            row: Row = {"name": f"{short(length)} tokens, {new} new, {side}"}
+            row |= {"cache_bytes": settings["kv_cache_memory_bytes"]}
+            row |= {"times_dense": speedup(seconds["dense"], times)}
+            row |= {"value": options.requests * (length + new) / median(times)}
+            yield row | {"unit": "tokens/s, of prompts and new"}
 
 
 def write_configs(folder: Path, positions: int, options: Options) -> PretrainedConfig:

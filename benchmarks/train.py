@@ -67,9 +67,8 @@ def measure(options: Options) -> Iterator[Row]:
     device = options.start()
     with tempfile.TemporaryDirectory() as folder:
         models = save_models(options, Path(folder), device)
-        sides: dict[str, Side] = {
-            TRAINER: partial(train_with_trainer, options, models[DENSE], device)
-        }
+        trainer = partial(train_with_trainer, options, models[DENSE], device)
+        sides: dict[str, Side] = {TRAINER: trainer}
         sides |= {name: partial(train_with_ours, options, model) for name, model in models.items()}
         seconds: dict[str, list[float]] = {name: [] for name in sides}
         for _ in range(options.rounds):
@@ -91,9 +90,8 @@ def measure(options: Options) -> Iterator[Row]:
         row: Row = {"name": about, "value": speedup(seconds[TRAINER], seconds[name])}
         row |= {"unit": "times", "side": name}
         row["tokens_per_second"] = options.batch * options.length / median(seconds[name])
-        row["tflops_per_second"] = flops_per_second / 1e12
-        row["mfu"] = flops_per_second / peak if peak else None
-        row["peak_bytes"] = peak_bytes
+        row |= {"tflops_per_second": flops_per_second / 1e12}
+        row |= {"mfu": flops_per_second / peak if peak else None, "peak_bytes": peak_bytes}
         if device.type == "cpu" and name in AT_LEAST:
             row["at_least"] = AT_LEAST[name]
         yield row

@@ -2,6 +2,8 @@
 and the small models and tokens that both train on."""
 
 import math
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -60,6 +62,16 @@ def run(
 
 def job_of(folder: Path, model: Path, settings: TrainConfig, **more: Any) -> TrainJob:
     return TrainJob(settings, model, tokens_in_memory(), folder, NUM_SEQUENCES * SEQ_LEN, **more)
+
+
+def launch_two(program: str, *arguments: object) -> None:
+    """Run a program of tests/ as two ranks, by accelerate's launcher."""
+    command = [sys.executable, *"-m accelerate.commands.accelerate_cli launch".split()]
+    command += "--use_fsdp --mixed_precision no --num_processes 2 --main_process_port 0".split()
+    command += [f"tests/{program}", *map(str, arguments)]
+    root = Path(__file__).parents[1]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=1_800)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:

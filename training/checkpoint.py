@@ -94,10 +94,8 @@ class Checkpoints:
         return 0
 
     def _set_aside(self, path: Path, damage: str) -> None:
-        number, aside = 1, path.with_name(f".{path.name}.bad")
-        while aside.exists():
-            number += 1
-            aside = path.with_name(f".{path.name}-{number}.bad")
+        names = (f".{path.name}{end}.bad" for end in ("", *(f"-{n}" for n in range(2, 10**4))))
+        aside = next(place for name in names if not (place := path.with_name(name)).exists())
         path.rename(aside)
         files.sync_directory(self.folder)
         say(f"the checkpoint of {path.name} is damaged, moved to {aside}: {damage}")
@@ -144,9 +142,8 @@ class Checkpoints:
             in_it, in_run = (kinds.get(name, "missing") for kinds in (saved, here))
             if in_it != in_run:
                 raise UserError(
-                    f"{path} does not fit this run: in it {name} is {in_it}, in this run's model "
-                    f"or optimizer {in_run}. Delete {path.parent} to begin again, or write to "
-                    "another folder."
+                    f"{path} does not fit this run: in it {name} is {in_it}, here {in_run}. Delete "
+                    f"{path.parent} to begin again, or write to another folder."
                 )
 
         with ExitStack() as stack:

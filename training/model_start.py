@@ -111,7 +111,7 @@ def fill_model(
         if (config := getattr(module, "config", None)) is None:
             raise UserError(
                 f"{type(module).__name__} has buffers that are in no file, and no config to "
-                "compute them from, so this model cannot be trained here. Pass another one."
+                "compute them from. Train another model."
             )
         # The tables of rotary embeddings, as in a new module. With zeros a model would still train,
         # a little worse.

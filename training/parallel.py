@@ -81,8 +81,7 @@ def choose_device(environment: Mapping[str, str]) -> torch.device:
         if which("nvidia-smi", path=environment.get("PATH")) and not hides_gpus:
             raise UserError(
                 f"this machine has an NVIDIA driver, but torch {torch.__version__} cannot use its "
-                "GPU: the driver may be older than the build needs, or the build is for CPUs. "
-                "Install another build of torch, or set ACCELERATE_USE_CPU=true to use the CPU."
+                "GPU. Install a build that fits the driver, or set ACCELERATE_USE_CPU=true."
             )
         return torch.device("cpu")
     local_rank = int(environment.get("LOCAL_RANK", 0))
@@ -100,21 +99,20 @@ def refuse_silent_traps(environment: Mapping[str, str]) -> None:
     for name, what in (("DEEPSPEED", "DeepSpeed"), ("MEGATRON_LM", "Megatron-LM")):
         if environment.get(f"ACCELERATE_USE_{name}", "").lower() in TRUE:
             raise UserError(
-                f"the accelerate config asks for {what}, but training shards with FSDP. Run "
-                "`accelerate config` again or pass --config_file with one of the files in launch/."
+                f"the accelerate config asks for {what}, but training shards with FSDP. Pass "
+                "--config_file with one of the files in launch/."
             )
     # Asked for several processes without a GPU, accelerate silently starts a single one.
     by_accelerate = "ACCELERATE_MIXED_PRECISION" in environment
     if by_accelerate and "MASTER_ADDR" in environment and "WORLD_SIZE" not in environment:
         raise UserError(
             "accelerate has started only one process, as it does on CPUs even if asked for more. "
-            "For N processes use `accelerate launch --use_fsdp --num_processes N ...`. If you want "
-            "one process, unset MASTER_ADDR in your environment."
+            "For N processes use `accelerate launch --use_fsdp --num_processes N ...`; for one, "
+            "unset MASTER_ADDR in your environment."
         )
-    precision = environment.get("ACCELERATE_MIXED_PRECISION", "no")
-    if precision not in ("no", "bf16"):
+    if (asked := environment.get("ACCELERATE_MIXED_PRECISION", "no")) not in ("no", "bf16"):
         raise UserError(
-            f"the accelerate config asks for mixed precision {precision}, but training computes in "
+            f"the accelerate config asks for mixed precision {asked}, but training computes in "
             "bf16 or fp32. Pass --mixed_precision bf16."
         )
 

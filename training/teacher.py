@@ -7,8 +7,8 @@ folder. It has its own embedding and head, since the student trains its own.
     lessons-00000.npy    of one sequence or of 32,768 tokens: for each token the likeliest next
                          ones, the logarithms of their shares, and that of all others together
 
-A training that reads lessons needs no teacher in memory, and no forward pass of it. A file is
-written when it is whole, so a computation that was killed goes on with those that are missing.
+A training that reads lessons needs no teacher in memory. A computation of them that was killed goes
+on with the files that are missing.
 """
 # B sequences of a micro-batch, T tokens, N = B * T, K likeliest tokens, V vocabulary, H hidden size
 
@@ -121,11 +121,7 @@ class Teacher:
 
     @torch.no_grad()
     def teach(
-        self,
-        inputs: dict[str, object],
-        labels_BT: Tensor,
-        scale: float = 1.0,
-        numbers: object = None,
+        self, inputs: Any, labels_BT: Tensor, scale: float = 1.0, numbers: object = None
     ) -> Lesson:
         """Inputs, labels and scale are those of the student's loss."""
         if self.settings.layer_weight:
@@ -195,7 +191,7 @@ def write_lessons(
 @torch.no_grad()
 def taught(model: Teacher, batch: Batch, kind: np.dtype[Any]) -> NDArray[Any]:
     """(sequences, tokens)"""
-    inputs: dict[str, object] = {"input_ids": batch.ids_BT, "position_ids": batch.position_ids_BT}
+    inputs = {"input_ids": batch.ids_BT, "position_ids": batch.position_ids_BT}
     lesson = model.teach(inputs, batch.labels_BT)
     found = np.empty(batch.ids_BT.numel(), kind)
     for begin in range(0, len(found), loss.CHUNK_ROWS):
@@ -222,8 +218,7 @@ def check_room(folder: Path, num_bytes: int) -> None:
     if num_bytes > free:
         raise UserError(
             f"{folder}: the teacher's likeliest tokens take {describe_bytes(num_bytes)}, and the "
-            f"disk has {describe_bytes(free)} free. Lower train.stored_top_k, or leave it out to "
-            "ask the teacher at every step."
+            f"disk has {describe_bytes(free)} free. Lower train.stored_top_k, or leave it out."
         )
 
 

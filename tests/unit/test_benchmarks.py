@@ -94,10 +94,8 @@ def test_head_map_compares_probes_over_texts_sets_and_methods(
     worth = np.arange(24.0).reshape(8, 3)  # of each group, the last is worth most
     for name, sign in (("first", 1), ("second", -1)):
         (tmp_path / name).mkdir()
-        lines = [
-            {"index": text, "result": {"drops": (sign * worth + text % 2).tolist()}, "check": ""}
-            for text in range(4)
-        ]
+        drops = [{"drops": (sign * worth + text % 2).tolist()} for text in range(4)]
+        lines = [{"index": n, "result": each, "check": ""} for n, each in enumerate(drops)]
         text = "".join(f"{json.dumps(line)}\n" for line in lines)
         (tmp_path / name / "examples.jsonl").write_text(text)
     scores = {"method": "cheap", "larger_is": "local", "groups": (-worth).tolist()}

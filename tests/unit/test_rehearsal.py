@@ -1,8 +1,6 @@
 """The rehearsal of a training step (training/rehearsal.py) against real steps, and what it sees."""
 
 import json
-import subprocess
-import sys
 from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
@@ -23,8 +21,8 @@ from bosch.training.parallel import leave_world
 from bosch.training.rehearsal import Plan, Rehearsal, as_hybrid, choose_fitting, rehearse_here
 from tests.live_memory_program import SEQ_LEN, measured_peak
 from tests.model_factory import tiny_model
+from tests.plain_training import launch_two
 
-ROOT = Path(__file__).parents[2]
 # What the CPU computes by default; for the real runs to be compared with.
 STEP = TrainConfig(batch_sequences=32, micro_batch_sequences=1)
 ON_CPU = replace(STEP, batch_sequences=4, attention="reference", kernels="torch")
@@ -85,12 +83,8 @@ def test_so_is_that_of_two_ranks_with_the_width_of_a_real_model(tmp_path: Path) 
     config = as_hybrid(Qwen3Config(**shape, tie_word_embeddings=True), 0.75, 64)
     model = tmp_path / "m"
     AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(model)
-    launcher = [sys.executable, *"-m accelerate.commands.accelerate_cli launch".split()]
-    launcher += "--use_fsdp --mixed_precision no --num_processes 2".split()
-    launcher += "--main_process_port 0 tests/live_memory_program.py".split()
-    command = [*launcher, model, json.dumps(asdict(settings)), tmp_path / "peak"]
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1_800)
-    assert run.returncode == 0, run.stderr
+    described = json.dumps(asdict(settings))
+    launch_two("live_memory_program.py", model, described, tmp_path / "peak")
     real = int((tmp_path / "peak").read_text())
     plan = Plan(config, settings, SEQ_LEN, 2, "torch")
     assert rehearse_here(plan).peak_bytes == pytest.approx(real, rel=0.1)

@@ -3,8 +3,6 @@
 Fully sharded on CPUs over gloo, in place of GPUs over NCCL."""
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,9 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.plain_training import SETTINGS, Trace, model_folder, run, train_plainly
+from tests.plain_training import SETTINGS, Trace, launch_two, model_folder, run, train_plainly
 
-ROOT = Path(__file__).parents[2]
 # The losses of several ranks are summed in another order than those of one process.
 LOSS_TOLERANCE = 1e-6
 WEIGHT_TOLERANCE = 1e-5  # in norm
@@ -48,11 +45,7 @@ def test_two_processes_train_as_plain_torch(tmp_path: Path) -> None:
         for name, (model, settings) in cases.items()
     ]
     (tmp_path / "cases.json").write_text(json.dumps(content))
-    launcher = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch", "--use_fsdp"]
-    launcher += "--mixed_precision no --num_processes 2 --main_process_port 0".split()
-    command = [*launcher, "tests/training_program.py", str(tmp_path / "cases.json")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1_800)
-    assert done.returncode == 0, done.stdout + done.stderr
+    launch_two("training_program.py", tmp_path / "cases.json")
     for name, (model, settings) in cases.items():
         if name == "lora":
             run(tmp_path / "alone", model, replace(SETTINGS, **settings))
