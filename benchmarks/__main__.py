@@ -39,8 +39,10 @@ def run_benchmark(name: str, arguments: Sequence[str]) -> None:
     usual = vars(preset) if preset else {}
     options = parse(benchmark.Options, arguments, usual, f"{COMMAND} {name}")
     progress.set_up()
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
+    machine = {"device": device, "cores": os.cpu_count(), "system": platform.system()}
     facts: dict[str, object] = {"benchmark": name, "date": datetime.date.today().isoformat()}
-    facts |= {"machine": describe_machine(), **provenance()}
+    facts |= {"machine": machine, **provenance()}
     rows: list[Row] = []
     try:
         for row in run_part(benchmark, options):
@@ -54,11 +56,6 @@ def run_benchmark(name: str, arguments: Sequence[str]) -> None:
                 verdict = "met" if row["value"] >= row["at_least"] else "MISSED"
                 found = f"{row['name']:58} {row['value']:14,.4g} {row['unit']}"
                 print(f"{found}   (at least {row['at_least']:g}: {verdict})")
-
-
-def describe_machine() -> dict[str, object]:
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
-    return {"device": device, "cores": os.cpu_count(), "system": platform.system()}
 
 
 if __name__ == "__main__":

@@ -2,16 +2,15 @@
 
 Other work on the machine slows whatever runs at that moment. So each round runs every side once. A
 time is the median over rounds, and a speed-up is the median of the rounds' speed-ups. With one CPU
-thread we measure its CPU time, which other processes hardly affect; otherwise wall-clock time.
-
-The time of attention depends neither on the weights nor on which groups of a layer are windowed, so
-one set of random weights serves all ratios.
+thread we measure its CPU time, which other processes hardly affect; otherwise wall-clock time. One
+set of random weights serves all ratios: the time of attention does not depend on it.
 """
 
 import math
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -35,7 +34,7 @@ from bosch.training.model_start import read_config
 
 Row = dict[str, Any]  # one result: name, value, unit, and whatever its benchmark adds
 PROCESS = Path("/proc/self")
-SIZES = ("Qwen3-1.7B", "Qwen3-4B", "Qwen3-8B", "Qwen3-14B", "Qwen3-30B-A3B")
+LEAST_SECONDS = 0.02  # of what is timed at once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,8 +52,8 @@ class DeviceOptions(BenchmarkOptions):
         torch.set_num_threads(self.threads)
         if self.device is None:
             return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        kind = self.device.partition(":")[0]
-        if kind not in ("cpu", "cuda") or (kind == "cuda" and not torch.cuda.is_available()):
+        there = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
+        if self.device.partition(":")[0] not in there:
             raise UserError(
                 f"--device {self.device}: this machine has no such device. Leave the option out, "
                 "or use cpu."
@@ -80,14 +79,10 @@ def run_part(benchmark: ModuleType, options: Any) -> Iterator[Row]:
 
 
 def time_in_turns(
-    sides: Mapping[str, Callable[[], object]],
-    rounds: int,
-    device: torch.device,
-    least_seconds: float = 0.02,
+    sides: Mapping[str, Callable[[], object]], rounds: int, device: torch.device
 ) -> dict[str, list[float]]:
-    """Seconds per call of each side in each round. The first calls are not counted. A side faster
-    than `least_seconds` is called several times per round.
-    """
+    """Seconds per call of each side in each round. The first calls are not counted. A fast side is
+    called several times per round."""
 
     def seconds_of(side: Callable[[], object], calls: int = 1) -> float:
         begin = now(device)
@@ -98,7 +93,7 @@ def time_in_turns(
     calls = {}
     for name, side in sides.items():
         seconds_of(side)  # compiles and fills caches
-        calls[name] = max(1, math.ceil(least_seconds / max(seconds_of(side), 1e-9)))
+        calls[name] = max(1, math.ceil(LEAST_SECONDS / max(seconds_of(side), 1e-9)))
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(rounds):
         for name, side in sides.items():
@@ -120,25 +115,22 @@ def speedup(slow: Sequence[float], fast: Sequence[float]) -> float:
 
 class PeakMemory:
     """The peak since this was made: of torch's allocations on a GPU, else of the whole process,
-    which only Linux knows.
-    """
+    which only Linux knows."""
 
     def __init__(self, device: torch.device) -> None:
-        self.device, self._is_known = device, True
+        self.device, self._is_known = device, False
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
-            return
-        try:
-            (PROCESS / "clear_refs").write_text("5")  # resets VmHWM
-        except OSError:
-            self._is_known = False
+        else:
+            with suppress(OSError):
+                (PROCESS / "clear_refs").write_text("5")  # resets VmHWM
+                self._is_known = True
 
     def read(self) -> int | None:
-        if not self._is_known:
-            return None
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.device)
-        peak = re.search(r"VmHWM:\s+(\d+) kB", (PROCESS / "status").read_text())
+        status = (PROCESS / "status").read_text() if self._is_known else ""
+        peak = re.search(r"VmHWM:\s+(\d+) kB", status)
         return int(peak[1]) * 1024 if peak else None
 
 
@@ -150,14 +142,9 @@ def short(tokens: int) -> str:
     return str(tokens)
 
 
-# ------------------------------------------------------------------------------------------ models
-
-
 def read_shape(model: str) -> PretrainedConfig:
     """The config of a known model (`Qwen3-8B`, `Qwen/Qwen3-8B-Base`) or of a folder."""
-    if Path(model).is_dir():
-        return read_config(Path(model))
-    config = known_config(model)
+    config = read_config(Path(model)) if Path(model).is_dir() else known_config(model)
     if config is None:
         raise UserError(
             f"--model {model}: neither a folder nor a known model; {suggest(model, list(SHAPES))}"
@@ -170,23 +157,17 @@ def make_model(
 ) -> PreTrainedModel:
     """A model with random weights, created on the device."""
     torch.manual_seed(0)
+    how = {"dtype": dtype, "attn_implementation": attention, "trust_remote_code": False}
     with torch.device(device):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(
-            config, dtype=dtype, attn_implementation=attention, trust_remote_code=False
-        )
-    return model.eval()
+        return AutoModelForCausalLM.from_config(config, **how).eval()
 
 
-def set_hybrid(
-    model: PreTrainedModel, ratio: float, window_tokens: int, sink: str = "none"
-) -> None:
+def set_hybrid(model: Any, ratio: float, window_tokens: int, sink: str = "none") -> None:
     """Put this share of the groups on the window, as `spread_mask` does. Use new caches."""
     z = spread_mask(ratio, model.config.num_hidden_layers, model.config.num_key_value_heads)
-    changes: dict[str, object] = {"window": window_tokens, "num_full": [sum(row) for row in z]}
-    changes["sink"] = sink_as_json(sink)
-    model.config.bosch = {**model.config.bosch, **changes}
-    layers: Any = model.base_model.layers
-    for layer, row in zip(layers, z, strict=True):
+    changes = {"window": window_tokens, "num_full": [sum(row) for row in z]}
+    model.config.bosch = {**model.config.bosch, **changes, "sink": sink_as_json(sink)}
+    for layer, row in zip(model.base_model.layers, z, strict=True):
         shape = row.count(0), head_size(model.config)
         for name in (KEY, VALUE):
             found = torch.randn(shape, dtype=model.dtype, device=model.device)

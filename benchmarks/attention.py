@@ -28,15 +28,9 @@ from bosch.run.errors import UserError, is_out_of_memory
 from bosch.run.progress import say
 
 FULL = "full"
-COLUMNS = {
-    "tokens": "tokens:,",
-    "pass": "pass",
-    "backend": "backend",
-    "sink": "sink",
-    "full, seconds": "full_seconds:.5f",
-    "window, seconds": "window_seconds:.5f",
-    "speed-up": "value:.2f",
-}
+COLUMNS = {"tokens": "tokens:,", "pass": "pass", "backend": "backend", "sink": "sink"}
+COLUMNS |= {"full, seconds": "full_seconds:.5f", "window, seconds": "window_seconds:.5f"}
+COLUMNS |= {"speed-up": "value:.2f"}
 
 
 @dataclass(frozen=True)
@@ -57,10 +51,10 @@ class Options(DeviceOptions):
         return f"{heads}, window {self.window}, {self.dtype}, {self.place}"
 
 
-def gpu_options() -> tuple[Options, ...]:
-    """One layer of Qwen3-1.7B."""
-    model_layer = Options(heads=16, groups=8, head_size=128, dtype="bfloat16")
-    return (replace(model_layer, lengths=(4096, 32_768), window=1024),)
+# One layer of Qwen3-1.7B.
+GPU_OPTIONS = Options(
+    lengths=(4096, 32_768), window=1024, heads=16, groups=8, head_size=128, dtype="bfloat16"
+)
 
 
 def measure(options: Options) -> Iterator[Row]:
@@ -70,9 +64,8 @@ def measure(options: Options) -> Iterator[Row]:
         full = make_call(tokens, needs_grad, device, options)
         windowed = replace(full, window_tokens=options.window)
         sides = {FULL: timed(partial(dispatch.attend, full), full)}
-        for backend, sink in product(
-            options.backends or dispatch.by_priority(windowed), options.sinks
-        ):
+        backends = options.backends or dispatch.by_priority(windowed)
+        for backend, sink in product(backends, options.sinks):
             load_plugin("bosch.backends", backend)  # an error if there is none of this name
             call = with_sink(windowed, sink)
             side = timed(partial(dispatch.attend, call, backend), call)
@@ -80,26 +73,23 @@ def measure(options: Options) -> Iterator[Row]:
                 side()
                 sides[f"{backend}, sink {sink}"] = side
             except Exception as error:  # the backend refuses, or memory is short
-                known = (UserError, torch.OutOfMemoryError)
-                if not (isinstance(error, known) or is_out_of_memory(error)):
+                known = isinstance(error, UserError | torch.OutOfMemoryError)
+                if not (known or is_out_of_memory(error)):
                     raise
                 say(f"attention: skipped {backend} at {short(tokens)} tokens: {error}")
         seconds = time_in_turns(sides, options.rounds, device)
         for side_name in list(sides)[1:]:
             backend, _, sink = side_name.partition(", sink ")
             shown = backend if options.sinks == ("none",) else side_name
-            yield {
+            full_times, times = seconds[FULL], seconds[side_name]
+            row: Row = {
                 "name": f"{short(tokens)} tokens, window {options.window}, {shown}, {what}",
-                "value": speedup(seconds[FULL], seconds[side_name]),
+                "value": speedup(full_times, times),
                 "unit": "x faster than full",
-                "tokens": tokens,
-                "window": options.window,
-                "backend": backend,
-                "sink": sink,
-                "pass": what,
-                "full_seconds": median(seconds[FULL]),
-                "window_seconds": median(seconds[side_name]),
             }
+            row |= {"tokens": tokens, "window": options.window, "backend": backend, "sink": sink}
+            row |= {"pass": what, "full_seconds": median(full_times)}
+            yield row | {"window_seconds": median(times)}
 
 
 def make_call(

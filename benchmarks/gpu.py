@@ -1,9 +1,8 @@
 """Run all benchmarks that have GPU settings, one after the other, and write one file.
 
-A benchmark takes part by defining `gpu_options()`, a tuple of its options. `make gpu` calls this
-after the GPU tests. The file, benchmarks/results/<device>-<date>.json, is written after each part;
-a part that fails is named in it, and the others run. Without a GPU this does nothing and is not an
-error.
+A benchmark takes part by defining GPU_OPTIONS. `make gpu` calls this after the GPU tests. The file,
+benchmarks/results/<device>-<date>.json, is written after each part; a part that fails is named in
+it, and the others run. Without a GPU this does nothing and is not an error.
 """
 
 import datetime
@@ -48,16 +47,13 @@ def measure(options: Options) -> Iterator[Row]:
 
 def gpu_parts(only: tuple[str, ...] = ()) -> dict[str, ModuleType]:
     """The benchmarks that have GPU settings, here."""
-    parts = {}
-    for name in only or list_plugins(PACKAGE):
-        benchmark = load_plugin(PACKAGE, name)
-        if hasattr(benchmark, "gpu_options") and benchmark.gpu_options():
-            parts[name] = benchmark
-        elif only:
-            raise UserError(
-                f"--only {name}: this benchmark has no GPU settings; run it by its name."
-            )
-    return parts
+    parts = {name: load_plugin(PACKAGE, name) for name in only or list_plugins(PACKAGE)}
+    able = {name: part for name, part in parts.items() if getattr(part, "GPU_OPTIONS", None)}
+    if lacking := sorted(parts.keys() - able.keys() if only else ()):
+        raise UserError(
+            f"--only {lacking[0]}: this benchmark has no GPU settings; run it by its name."
+        )
+    return able
 
 
 def measure_parts(parts: dict[str, ModuleType]) -> Iterator[Row]:
@@ -67,9 +63,8 @@ def measure_parts(parts: dict[str, ModuleType]) -> Iterator[Row]:
     for name, benchmark in parts.items():
         begin = time.monotonic()
         try:
-            for options in benchmark.gpu_options():
-                for row in run_part(benchmark, options):
-                    yield {"benchmark": name, **row}
+            for row in run_part(benchmark, benchmark.GPU_OPTIONS):
+                yield {"benchmark": name, **row}
             say(f"gpu: {name} took {describe_seconds(time.monotonic() - begin)}")
         except Exception as error:  # whatever it is, the next part may run
             traceback.print_exc()

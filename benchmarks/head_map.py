@@ -17,27 +17,22 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from benchmarks._measure import Row
+from benchmarks._measure import BenchmarkOptions, Row
 from bosch.masks.mask import num_windowed
 from bosch.masks.picture import write_picture
 from bosch.run.errors import MissingFileError
 
 RATIOS = (0.75, 0.875, 0.95)
-COLUMNS = {
-    "compared": "name",
-    "rank correlation": "value:.2f",
-    **{f"both, {ratio}": f"{ratio}" for ratio in RATIOS},
-    "sure": "sure",
-}
+COLUMNS = {"compared": "name", "rank correlation": "value:.2f"}
+COLUMNS |= {f"both, {ratio}": f"{ratio}" for ratio in RATIOS} | {"sure": "sure"}
 SURE = 2.0  # standard errors
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(BenchmarkOptions):
     sets: tuple[Path, ...]  # folders of single_group's measurements
     scores: tuple[Path, ...] = ()  # folders of other methods' scores
     picture: Path = Path("head_map.png")  # to draw
-    out: Path | None = None  # gets the figures
 
     @property
     def title(self) -> str:
@@ -45,21 +40,19 @@ class Options:
 
 
 def measure(options: Options) -> Iterator[Row]:
-    sets = [read_drops(folder) for folder in options.sets]
-    first_ELG, means = sets[0], [drops_ELG.mean(0) for drops_ELG in sets]
-    error_LG = first_ELG.std(0, ddof=1) / np.sqrt(len(first_ELG))
-    draw(means[0], error_LG, options.picture)
-    sure = int((means[0] > SURE * error_LG).sum())
-    others = {str(folder): mean for folder, mean in zip(options.sets[1:], means[1:], strict=True)}
+    first_ELG, *others = [read_drops(folder) for folder in options.sets]
+    mean_LG, error_LG = first_ELG.mean(0), first_ELG.std(0, ddof=1) / np.sqrt(len(first_ELG))
+    draw(mean_LG, error_LG, options.picture)
+    sure = int((mean_LG > SURE * error_LG).sum())
     # Half of the texts against the other half says how much of a difference is noise.
     halves = [first_ELG[half::2].mean(0) for half in (0, 1)]
     yield compare("its own halves", *halves) | {"sure": f"{sure} groups above 0"}
-    for name, mean in others.items():
-        yield compare(Path(name).name, means[0], mean)
+    for folder, drops_ELG in zip(options.sets[1:], others, strict=True):
+        yield compare(folder.name, mean_LG, drops_ELG.mean(0))
     for folder in options.scores:
         found = json.loads((folder / "scores.json").read_text())
         sign = -1 if found["larger_is"] == "local" else 1
-        yield compare(found["method"], means[0], sign * np.array(found["groups"]))
+        yield compare(found["method"], mean_LG, sign * np.array(found["groups"]))
 
 
 def read_drops(folder: Path) -> NDArray[np.float64]:
@@ -75,8 +68,7 @@ def compare(name: str, one_LG: NDArray[np.float64], other_LG: NDArray[np.float64
     """Spearman's rank correlation, and the share of full groups that both would choose."""
     ranks = [np.argsort(np.argsort(each.ravel())) for each in (one_LG, other_LG)]
     table: NDArray[np.float64] = np.corrcoef(np.stack(ranks))
-    correlation = float(table[0, 1])
-    row: Row = {"name": name, "value": correlation, "unit": "correlation", "sure": ""}
+    row: Row = {"name": name, "value": float(table[0, 1]), "unit": "correlation", "sure": ""}
     for ratio in RATIOS:
         count = one_LG.size - num_windowed(ratio, one_LG.size, 1)
         both = set(np.argsort(-one_LG.ravel())[:count]) & set(np.argsort(-other_LG.ravel())[:count])

@@ -1,13 +1,10 @@
 """Measure prefill and decoding speed and peak memory by length: the paper's figures 5 and 6.
 
-Figure 5 varies the ratio at one window, figure 6 the window at one ratio. Ratio 0 is full attention
-everywhere. Batch 1, with the prompt in chunks. A point that runs out of memory is recorded as
-missing, with the memory in use. Weights are random, which does not affect the times. `--preset
-paper` is the paper's study (8B, up to 1M tokens, one large GPU); `--preset mini` takes seconds on a
-CPU.
-
-Peak memory is measured for each step (a chunk or a decoded token). p90 is the 90th percentile over
-the steps of a point. On a GPU it is torch's allocated memory, on a CPU that of the whole process.
+Figure 5 varies the ratio at one window (0: full attention), figure 6 the window at one ratio. Batch
+1, with the prompt in chunks and random weights. A point that runs out of memory is recorded as
+missing, with the memory in use. `--preset paper` is the paper's study (8B, up to 1M tokens, one
+large GPU); `--preset mini` takes seconds on a CPU. Peak memory is that of a step (a chunk or a
+decoded token), on a CPU of the whole process; p90 is the 90th percentile over the steps of a point.
 """
 
 import gc
@@ -24,17 +21,8 @@ import torch
 from torch import Tensor
 from transformers import Cache, DynamicCache, PreTrainedModel
 
-from benchmarks._measure import (
-    DeviceOptions,
-    PeakMemory,
-    Row,
-    make_model,
-    now,
-    random_ids,
-    read_shape,
-    set_hybrid,
-    short,
-)
+from benchmarks import _measure
+from benchmarks._measure import DeviceOptions, PeakMemory, Row, now, random_ids, set_hybrid, short
 from bosch.hybrid.cache import CACHE, kv_bytes
 from bosch.run.errors import is_out_of_memory
 from bosch.run.progress import say, track
@@ -42,17 +30,10 @@ from bosch.training.rehearsal import as_hybrid
 
 K = 1024
 FIGURES = ("prefill_tokens_per_second", "decode_tokens_per_second", "p90_peak_bytes", "kv_bytes")
-COLUMNS = {
-    "tokens": "tokens:,",
-    "ratio": "ratio",
-    "window": "window",
-    "sink": "sink",
-    "prefill tokens/s": "prefill_tokens_per_second:,.0f",
-    "decode tokens/s": "decode_tokens_per_second:,.1f",
-    "p90 peak bytes": "p90_peak_bytes:,.0f",
-    "KV bytes": "kv_bytes:,",
-    "missing": "missing",
-}
+COLUMNS = {"tokens": "tokens:,", "ratio": "ratio", "window": "window", "sink": "sink"}
+COLUMNS |= {"prefill tokens/s": "prefill_tokens_per_second:,.0f"}
+COLUMNS |= {"decode tokens/s": "decode_tokens_per_second:,.1f"}
+COLUMNS |= {"p90 peak bytes": "p90_peak_bytes:,.0f", "KV bytes": "kv_bytes:,", "missing": "missing"}
 
 
 @dataclass(frozen=True)
@@ -90,24 +71,27 @@ PAPER = Options(
 PRESETS = {"mini": Options(), "paper": PAPER}
 
 
-def gpu_options() -> tuple[Options, ...]:
-    """Takes a few minutes."""
-    lengths, windows = (64 * K, 256 * K), (256, 1024, 4096)
-    return (replace(PAPER, model="Qwen3-1.7B", lengths=lengths, windows=windows, minutes=4),)
+# Takes a few minutes.
+GPU_OPTIONS = replace(
+    PAPER, model="Qwen3-1.7B", lengths=(64 * K, 256 * K), windows=(256, 1024, 4096), minutes=4
+)
 
 
 def measure(options: Options) -> Iterator[Row]:
     """One row per point, from short prompts to long ones. If a prompt is missing, so are longer
-    ones with the same settings.
-    """
+    ones with the same settings."""
     device = options.start()
-    config = as_hybrid(read_shape(options.model), ratio=0.0, window_tokens=1)
-    model = make_model(config, device, getattr(torch, options.dtype), attention="bosch")
-    warm_up(model, options, device)
+    config = as_hybrid(_measure.read_shape(options.model), ratio=0.0, window_tokens=1)
+    model = _measure.make_model(config, device, getattr(torch, options.dtype), "bosch")
+    # Let libraries choose kernels and allocate their workspaces.
+    ids = random_ids(config, min(2 * options.chunk, min(options.lengths)), device)
+    for ratio in (0.0, 0.5):
+        set_hybrid(model, ratio, options.window)
+        cache = DynamicCache(config=model.config)
+        list(run_steps(model, [*ids.split(options.chunk, dim=1), ids[:, :1], ids[:, :1]], cache))
     settings = [(ratio, options.window) for ratio in options.ratios]
     settings += [(options.window_ratio, window) for window in options.windows]
-    settings = list(dict.fromkeys(settings))  # each once
-    points = list(product(settings, options.sinks))
+    points = list(product(dict.fromkeys(settings), options.sinks))  # each once
     lengths = sorted(set(options.lengths))
     deadline = math.inf if options.minutes is None else time.monotonic() + 60 * options.minutes
     missing: dict[object, str] = {}
@@ -115,17 +99,10 @@ def measure(options: Options) -> Iterator[Row]:
         for tokens, place in product(lengths, points):
             (ratio, window), sink = place
             point = f"{short(tokens)} tokens, ratio {ratio:g}, window {window}, sink {sink}"
-            row: Row = {
-                "name": f"{options.model}, {point}",
-                "model": options.model,
-                "tokens": tokens,
-                "ratio": ratio,
-                "window": window,
-                "sink": sink,
-                "chunk": options.chunk,
-                "missing": missing.get(place),
-                **dict.fromkeys(FIGURES),
-            }
+            row: Row = {"name": f"{options.model}, {point}", "model": options.model}
+            row |= {"tokens": tokens, "ratio": ratio, "window": window, "sink": sink}
+            row |= {"chunk": options.chunk, "missing": missing.get(place)}
+            row |= dict.fromkeys(FIGURES)
             if row["missing"] is None and time.monotonic() > deadline:
                 row["missing"] = "out of time"
             if row["missing"] is None:
@@ -145,19 +122,9 @@ def measure(options: Options) -> Iterator[Row]:
             bar.advance()
 
 
-def warm_up(model: PreTrainedModel, options: Options, device: torch.device) -> None:
-    """Let libraries choose kernels and allocate their workspaces."""
-    ids = random_ids(model.config, min(2 * options.chunk, min(options.lengths)), device)
-    for ratio in (0.0, 0.5):
-        set_hybrid(model, ratio, options.window)
-        cache = DynamicCache(config=model.config)
-        list(run_steps(model, [*ids.split(options.chunk, dim=1), ids[:, :1], ids[:, :1]], cache))
-
-
 def measure_prompt(model: PreTrainedModel, ids_BT: Tensor, options: Options) -> Row:
     """The figures of one prompt, or why they are missing. Which tokens are decoded does not affect
-    the time.
-    """
+    the time."""
     # The cache that `generate` would make. A hybrid replaces it by its own.
     memory, cache = PeakMemory(ids_BT.device), DynamicCache(config=model.config)
     prompt, answer = ids_BT.split(options.chunk, dim=1), ids_BT[:, : options.tokens].split(1, dim=1)
@@ -166,12 +133,10 @@ def measure_prompt(model: PreTrainedModel, ids_BT: Tensor, options: Options) -> 
         cache_bytes = kv_bytes(cache)
         decode = list(run_steps(model, answer, cache))
         peaks = [float(peak) for _, peak in prefill + decode if peak is not None]
-        return {
-            "prefill_tokens_per_second": ids_BT.shape[1] / sum(seconds for seconds, _ in prefill),
-            "decode_tokens_per_second": 1 / median(seconds for seconds, _ in decode),
-            "p90_peak_bytes": float(np.quantile(peaks, 0.9)) if peaks else None,
-            "kv_bytes": cache_bytes,
-        }
+        reading = ids_BT.shape[1] / sum(seconds for seconds, _ in prefill)
+        writing = 1 / median(seconds for seconds, _ in decode)
+        p90 = float(np.quantile(peaks, 0.9)) if peaks else None
+        return dict(zip(FIGURES, (reading, writing, p90, cache_bytes), strict=True))
     except Exception as error:
         if not (isinstance(error, torch.OutOfMemoryError) or is_out_of_memory(error)):
             raise
@@ -183,8 +148,7 @@ def run_steps(
     model: PreTrainedModel, pieces: Iterable[Tensor], cache: Cache
 ) -> Iterator[tuple[float, int | None]]:
     """Seconds and peak bytes for reading each piece of a text into the cache. Logits are computed
-    for its last token only.
-    """
+    for its last token only."""
     for ids_BT in pieces:
         memory, begin = PeakMemory(ids_BT.device), now(ids_BT.device)
         model(ids_BT, use_cache=True, **{CACHE: cache}, logits_to_keep=1)

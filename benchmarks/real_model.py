@@ -54,16 +54,10 @@ METHODS = (
 JUDGING_SEED = 1_000  # added to that of the calibration set
 LONG = 4_096
 QUESTIONS = 4  # on each text
-COLUMNS = {
-    **{name: name for name in ("method", "ratio", "window", "sink", "seed")},
-    "questions": "accuracy:.1f",
-    "against": "against",
-    "at 4,096": "long_accuracy:.1f",
-    "log-prob.": "log_probability:.3f",
-    "loss": "value:.3f",
-    "minutes": "minutes:.1f",
-    "layer-forwards": "layer_forwards:,.0f",
-}
+COLUMNS = {name: name for name in ("method", "ratio", "window", "sink", "seed")}
+COLUMNS |= {"questions": "accuracy:.1f", "against": "against", "at 4,096": "long_accuracy:.1f"}
+COLUMNS |= {"log-prob.": "log_probability:.3f", "loss": "value:.3f", "minutes": "minutes:.1f"}
+COLUMNS |= {"layer-forwards": "layer_forwards:,.0f"}
 # What judging a mask writes.
 ANSWERS = ("accuracy", "log_probability", "right", "log_probabilities")
 JUDGED = (*ANSWERS, *(f"long_{name}" for name in ANSWERS), "value", "unit", "losses")
@@ -105,17 +99,15 @@ def measure(options: Options) -> Iterator[Row]:
             key["seed"] = seed
             if options.options and method != DENSE:
                 key["options"] = options.options
-            plain = json.loads(json.dumps(key))
-            names = {"options", *plain}
-            wanted_row = {name: plain.get(name) for name in names}
-            found = [row for row in done if {name: row.get(name) for name in names} == wanted_row]
+            key = json.loads(json.dumps(key))
+            names = {"options", *key}
+            found = [row for row in done if all(row.get(n) == key.get(n) for n in names)]
             if not found:
                 judged |= {same_answers(row): row for row in done}
-                row = plain | bench.row(method, ratio, window, sink, seed, judged)
+                found = [key | bench.row(method, ratio, window, sink, seed, judged)]
+                done += found
                 with options.rows.open("a") as file:
-                    file.write(json.dumps(row) + "\n")
-                found = [row]
-            done += [row for row in found if row not in done]
+                    file.write(json.dumps(found[0]) + "\n")
             row = found[0] | {"against": against(found[0], options.baseline, done)}
             row["minutes"] = row["seconds"] / 60
             row.setdefault("layer_forwards", None)  # older rows have none
@@ -134,8 +126,8 @@ def same_answers(row: Row) -> tuple[Any, ...]:
 def against(row: Row, baseline: str, others: Sequence[Row]) -> str:
     """The paired difference in points, with a 95 % interval over texts, each with its questions."""
     same = ("ratio", "window", "sink", "seed")
-    for other in (other for other in others if "options" not in other):
-        is_same = all(other.get(name) == row.get(name) for name in same)
+    for other in others:
+        is_same = "options" not in other and all(other.get(n) == row.get(n) for n in same)
         if other["method"] == baseline != row["method"] and is_same:
             ours, theirs = (
                 np.array([int(bit) for bit in one["right"]]).reshape(-1, QUESTIONS)
@@ -156,12 +148,10 @@ class Bench:
         self.path = options.folder / "model"
         text = options.folder / "text"
         usual = presets.small(str(self.path))
-        self.config = replace(
-            usual,
-            calibration=replace(usual.calibration, essays=str(text / "essays.json")),
-            data=replace(usual.data, source=(str(text / "train.jsonl"),)),
-            mask=replace(usual.mask, options=options.options),
-        )
+        calibration = replace(usual.calibration, essays=str(text / "essays.json"))
+        data = replace(usual.data, source=(str(text / "train.jsonl"),))
+        mask = replace(usual.mask, options=options.options)
+        self.config = replace(usual, calibration=calibration, data=data, mask=mask)
 
     @cached_property
     def model(self) -> Any:
@@ -193,13 +183,7 @@ class Bench:
         return build_set(CalibrationSettings(**asked, seed=seed), self.tokenizer)[0]
 
     def row(
-        self,
-        method: str,
-        ratio: float,
-        window: int,
-        sink: str,
-        seed: int,
-        judged: dict[tuple[Any, ...], Row],
+        self, method: str, ratio: float, window: int, sink: str, seed: int, judged: dict[Any, Row]
     ) -> Row:
         say(f"{method} {ratio:g}, window {window}, sink {sink}, seed {seed}")
         began = time.monotonic()
@@ -219,9 +203,8 @@ class Bench:
         self, method: str, ratio: float, window: int, sink: str, seed: int
     ) -> tuple[GroupMask, dict[str, Any]]:
         """The mask. Masks of several ratios share a folder, and so what does not depend on it."""
-        config = replace(
-            self.config, method=method, ratio=ratio, window=window, seed=seed, sink=sink
-        )
+        asked: dict[str, Any] = {"window": window, "ratio": ratio, "seed": seed, "sink": sink}
+        config = replace(self.config, method=method, **asked)
         name = f"{method}-w{window}-{sink}-s{seed}"
         if traits_of(method).learns_from_tokens:
             name += f"-r{ratio}"
@@ -245,8 +228,7 @@ class Bench:
         began = time.monotonic()
         selection = make_mask(method, inputs)
         record = write_selection(method, inputs, selection, began)
-        sinks = inputs.sinks_of(self.judged)
-        attach_sinks(self.judged, sinks)
+        attach_sinks(self.judged, inputs.sinks_of(self.judged))
         return record.mask, json.loads((folder / "time.json").read_text())
 
     def tokens(self, config: Config) -> Artifact:
@@ -260,10 +242,8 @@ class Bench:
         """Uses the sinks that are attached."""
         options, window = self.options, mask.window_tokens
         found: Row = {}
-        for name, contexts, length in (
-            ("", options.contexts, 0),
-            ("long_", options.long_contexts, LONG),
-        ):
+        lengths = (("", options.contexts, 0), ("long_", options.long_contexts, LONG))
+        for name, contexts, length in lengths:
             asked = self.questions(seed, contexts, length)
             scorer = Scorer(self.judged, asked, window, Accelerations.none())
             answers, _ = scorer.score(mask.z, range(len(asked.haystacks)))
@@ -274,27 +254,18 @@ class Bench:
             ]
             right = [int(answer.correct) for answer, _ in pairs]
             each = [a.log_probability / len(q.answer) for a, q in pairs]
-            found |= {
-                f"{name}accuracy": 100 * float(np.mean(right)),
-                f"{name}log_probability": float(np.mean(each)),
-                f"{name}right": "".join(map(str, right)),
-                f"{name}log_probabilities": [round(value, 4) for value in each],
-            }
+            found[f"{name}accuracy"] = 100 * float(np.mean(right))
+            found[f"{name}log_probability"] = float(np.mean(each))
+            found[f"{name}right"] = "".join(map(str, right))
+            found[f"{name}log_probabilities"] = [round(value, 4) for value in each]
         losses = []
         for ids_T in self.held_out[: options.texts]:
-            logits_TV = self.judged(
-                ids_T[None].to(self.device),
-                use_cache=False,
-                bosch_mask=mask.z,
-                bosch_window=window,
-                logits_to_keep=len(ids_T) // 2 + 1,
-            ).logits[0, :-1]
-            losses.append(float(cross_entropy(logits_TV.float(), ids_T[len(ids_T) // 2 :])))
-        return found | {
-            "value": float(np.mean(losses)),
-            "unit": "nats a token",
-            "losses": [round(loss, 4) for loss in losses],
-        }
+            half, ids_BT = len(ids_T) // 2, ids_T[None].to(self.device)
+            how = {"use_cache": False, "bosch_mask": mask.z, "bosch_window": window}
+            logits_TV = self.judged(ids_BT, **how, logits_to_keep=half + 1).logits[0, :-1]
+            losses.append(float(cross_entropy(logits_TV.float(), ids_T[half:])))
+        found |= {"value": float(np.mean(losses)), "unit": "nats a token"}
+        return found | {"losses": [round(loss, 4) for loss in losses]}
 
 
 @contextmanager

@@ -11,8 +11,9 @@ FLOPs (training/metrics.py) divided by the GPUs' peak times --mfu.
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
-from benchmarks._measure import SIZES, BenchmarkOptions, Row, read_shape
+from benchmarks._measure import BenchmarkOptions, Row, read_shape
 from bosch.config import TrainConfig
 from bosch.plugins import suggest
 from bosch.run.errors import UserError
@@ -21,6 +22,7 @@ from bosch.training.metrics import PEAK_FLOPS, count_active_weights, training_fl
 from bosch.training.model_start import build_on_meta
 from bosch.training.rehearsal import KERNELS, MARGIN_GB, Plan, as_hybrid, rehearse
 
+SIZES = ("Qwen3-1.7B", "Qwen3-4B", "Qwen3-8B", "Qwen3-14B", "Qwen3-30B-A3B")
 COLUMNS = {"model": "model", **rehearsal.COLUMNS, "hours": "hours:.1f"}
 
 
@@ -64,12 +66,9 @@ def measure(options: Options) -> Iterator[Row]:
         per_token = training_flops(model, num_weights, [options.seq_len]) / options.seq_len
         hours = options.tokens * per_token / (gpus * PEAK_FLOPS[options.gpu] * options.mfu) / 3600
         for micro in options.micro_batch_sequences:
-            settings = TrainConfig(
-                batch_sequences=options.batch_sequences,
-                micro_batch_sequences=micro,
-                cpu_offload=options.cpu_offload,
-            )
-            plan = Plan(model, settings, options.seq_len, gpus, kernels)
+            sizes: Any = {"batch_sequences": options.batch_sequences}
+            sizes |= {"micro_batch_sequences": micro, "cpu_offload": options.cpu_offload}
+            plan = Plan(model, TrainConfig(**sizes), options.seq_len, gpus, kernels)
             about = f"rehearsed: {name} on {gpus}, {micro} at once, {kernels}"
             row = rehearse(plan).row(plan, options.memory_gb)
             yield {"name": about, "model": name, **row, "hours": hours}

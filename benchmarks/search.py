@@ -29,17 +29,10 @@ WITH_TARGET = ("bosch", "global_swap")  # NOMAD cannot end evaluations early
 # Layer-forwards that `bosch` may take: an eighth of those of `global_swap` without accelerations.
 MOST = {("bosch", 0.75): 4_100, ("bosch", 0.5): 4_300}
 NONE, ALL = "none", "all"
-COLUMNS = {
-    "method": "method",
-    "ratio": "ratio",
-    "sink": "sink",
-    "accelerations": "side",
-    "evaluations": "evaluations",
-    "layer-forwards": "layer_forwards:,.0f",
-    "seconds": "seconds:.1f",
-    "work / all": "times_the_work:.2f",
-    "time / all": "times_as_long:.2f",
-}
+COLUMNS = {"method": "method", "ratio": "ratio", "sink": "sink", "accelerations": "side"}
+COLUMNS |= {"evaluations": "evaluations", "layer-forwards": "layer_forwards:,.0f"}
+COLUMNS |= {"seconds": "seconds:.1f", "work / all": "times_the_work:.2f"}
+COLUMNS |= {"time / all": "times_as_long:.2f"}
 
 
 @dataclass(frozen=True)
@@ -61,12 +54,10 @@ class Options(BenchmarkOptions):
 
 def measure(options: Options) -> Iterator[Row]:
     torch.set_num_threads(options.threads)
-    config = presets.tiny(options.model)
-    config = replace(
-        config,
-        calibration=replace(config.calibration, examples=options.examples),
-        mask=replace(config.mask, kappa=options.kappa),
-    )
+    usual = presets.tiny(options.model)
+    calibrated = replace(usual.calibration, examples=options.examples)
+    mask = replace(usual.mask, kappa=options.kappa)
+    config = replace(usual, calibration=calibrated, mask=mask)
     stage = calibrate.build(config)
     folder = options.runs / f"set-{stage.fingerprint[:12]}"
     with RunFolder(folder, say=lambda line: None) as run:
@@ -80,15 +71,10 @@ def measure(options: Options) -> Iterator[Row]:
         assert with_all["z"] == with_none["z"], f"{title}: the accelerations change the mask"
         for side, result in ((ALL, with_all), (NONE, with_none)):
             times = result["layer_forwards"] / with_all["layer_forwards"]
-            row = {
-                "name": f"{title}, layer-forwards: {side} against all",
-                "value": times,
-                "unit": "x",
-                "side": side,
-                **result,
-                "times_the_work": times,
-                "times_as_long": result["seconds"] / with_all["seconds"],
-            }
+            name = f"{title}, layer-forwards: {side} against all"
+            row = {"name": name, "value": times, "unit": "x", "side": side, **result}
+            row |= {"times_the_work": times}
+            row |= {"times_as_long": result["seconds"] / with_all["seconds"]}
             if side == NONE and method in WITH_TARGET:
                 row["at_least"] = TARGET
             elif side == ALL and (most := MOST.get((method, ratio))):
@@ -112,12 +98,7 @@ def search(
             shutil.copytree(folder / "rankings", rankings, dirs_exist_ok=True)
         record = read_mask(folder / "mask.json")
         cost = json.loads((folder / "time.json").read_text())
-    return {
-        "method": config.method,
-        "ratio": config.ratio,
-        "sink": config.sink,
-        "evaluations": dict(record.score_trace or {})["evaluations"],
-        "layer_forwards": cost["layer_forwards"],
-        "seconds": cost["evaluation_seconds"],
-        "z": record.mask.row_texts(),
-    }
+    row: Row = {"method": config.method, "ratio": config.ratio, "sink": config.sink}
+    row["evaluations"] = dict(record.score_trace or {})["evaluations"]
+    row["layer_forwards"], row["seconds"] = cost["layer_forwards"], cost["evaluation_seconds"]
+    return row | {"z": record.mask.row_texts()}

@@ -17,15 +17,8 @@ from typing import Any
 import torch
 from transformers import PretrainedConfig
 
-from benchmarks._measure import (
-    DeviceOptions,
-    Row,
-    random_ids,
-    read_shape,
-    short,
-    speedup,
-    time_in_turns,
-)
+from benchmarks import _measure
+from benchmarks._measure import DeviceOptions, Row, read_shape, short, speedup
 from bosch.assets import asset_folder
 from bosch.eval.engine_vllm import check_engine, start_engine
 from bosch.hybrid.conversion import head_size, hybrid_config
@@ -50,11 +43,10 @@ class Options(DeviceOptions):
         return f"{self.requests} requests, {self.place}"
 
 
-def gpu_options() -> tuple[Options, ...]:
-    """vLLM has an environment of its own, where `make gpu` runs this."""
-    if find_spec("vllm") is None:
-        return ()
-    return (Options(model="Qwen3-8B", lengths=(16_384,), window=1024),)
+# vLLM has an environment of its own, where `make gpu` runs this.
+GPU_OPTIONS = (
+    Options(model="Qwen3-8B", lengths=(16_384,), window=1024) if find_spec("vllm") else None
+)
 
 
 def measure(options: Options) -> Iterator[Row]:
@@ -88,7 +80,7 @@ def measure_length(length: int, device: torch.device, options: Options) -> Itera
             engines[side] = start_engine(Path(folder, side), **settings)
     from vllm import SamplingParams  # check_engine says so where it is missing
 
-    ids = random_ids(config, length * options.requests, torch.device("cpu"))
+    ids = _measure.random_ids(config, length * options.requests, torch.device("cpu"))
     prompts = [{"prompt_token_ids": x.tolist()} for x in ids.view(options.requests, length)]
     for new in (1, options.tokens):
         how = SamplingParams(temperature=0, max_tokens=new, ignore_eos=True, detokenize=False)
@@ -96,15 +88,13 @@ def measure_length(length: int, device: torch.device, options: Options) -> Itera
             side: partial(engine.generate, prompts, how, use_tqdm=False)
             for side, engine in engines.items()
         }
-        seconds = time_in_turns(sides, options.rounds, device)
+        seconds = _measure.time_in_turns(sides, options.rounds, device)
         for side, times in seconds.items():
-            yield {
-                "name": f"{short(length)} tokens, {new} new, {side}",
-                "cache_bytes": settings["kv_cache_memory_bytes"],
-                "times_dense": speedup(seconds["dense"], times),
-                "value": options.requests * (length + new) / median(times),
-                "unit": "tokens/s, of prompts and new",
-            }
+            row: Row = {"name": f"{short(length)} tokens, {new} new, {side}"}
+            row |= {"cache_bytes": settings["kv_cache_memory_bytes"]}
+            row |= {"times_dense": speedup(seconds["dense"], times)}
+            row |= {"value": options.requests * (length + new) / median(times)}
+            yield row | {"unit": "tokens/s, of prompts and new"}
 
 
 def write_configs(folder: Path, positions: int, options: Options) -> PretrainedConfig:

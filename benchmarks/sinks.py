@@ -11,8 +11,9 @@ import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ from torch.nn.functional import cross_entropy
 from benchmarks._measure import DeviceOptions, Row
 from bosch.data.toy_world.documents import ToyDocuments
 from bosch.hybrid.sink_files import measure_sinks
-from bosch.hybrid.sinks import Sinks, attach_sinks
+from bosch.hybrid.sinks import attach_sinks
 from bosch.masks.mask import read_mask
 from bosch.masks.window import sink_tokens
 from bosch.model import load_model, load_tokenizer
@@ -55,42 +56,42 @@ def measure(options: Options) -> Iterator[Row]:
     model = load_model(
         options.model, getattr(torch, options.dtype), str(device), attn_implementation="bosch"
     )
-    texts = read_texts(options)
-    config = model.config
-    layers = range(config.num_hidden_layers)
+    texts, groups = read_texts(options), model.config.num_key_value_heads
+    layers = range(model.config.num_hidden_layers)
     masks = {
-        "dense": [[1] * config.num_key_value_heads for _ in layers],
-        "all windowed": [[0] * config.num_key_value_heads for _ in layers],
-        "interleave .75": [[int(layer % 4 == 3)] * config.num_key_value_heads for layer in layers],
+        "dense": [[1] * groups for _ in layers],
+        "all windowed": [[0] * groups for _ in layers],
+        "interleave .75": [[int(layer % 4 == 3)] * groups for layer in layers],
     }
     masks |= {str(path): [list(row) for row in read_mask(path).mask.z] for path in options.masks}
     static = measure_sinks(model, texts[:MEASURED])
-    key = Sinks(static.keys_LGD, torch.zeros_like(static.values_LGD))
+    known = {
+        "static": static,
+        "key": static._replace(values_LGD=torch.zeros_like(static.values_LGD)),
+    }
     for name, z in masks.items():
-        for window in options.windows if name != "dense" else options.windows[:1]:
-            for kind in options.sinks if name != "dense" else ("none",):
-                known = {"static": static, "key": key}
-                attach_sinks(model, known[kind] if kind in known else sink_tokens(kind))
-                began = time.monotonic()
-                loss = mean_loss(model, texts[MEASURED:], z, window)
-                label = name if name == "dense" else f"{name}, window {window}, sink {kind}"
-                row = {"mask": name, "window": window, "sink": kind}
-                row |= {"seconds": time.monotonic() - began}
-                yield {"name": label, "value": loss, "unit": "nats a token", **row}
+        is_dense = name == "dense"
+        windows = options.windows[:1] if is_dense else options.windows
+        for window, kind in product(windows, ("none",) if is_dense else options.sinks):
+            attach_sinks(model, known[kind] if kind in known else sink_tokens(kind))
+            began = time.monotonic()
+            loss = mean_loss(model, texts[MEASURED:], z, window)
+            label = name if is_dense else f"{name}, window {window}, sink {kind}"
+            row = {"name": label, "value": loss, "unit": "nats a token", "mask": name}
+            row |= {"window": window, "sink": kind, "seconds": time.monotonic() - began}
+            yield row
 
 
 def read_texts(options: Options) -> list[Tensor]:
     """Three texts whose first tokens are measured, and those that are judged."""
-    tokenizer, found = load_tokenizer(options.model), []
+    tokenizer = load_tokenizer(options.model)
     if str(options.texts) == "toy":
         documents = [text for (text,) in islice(ToyDocuments(0).read(0), TOY_DOCUMENTS)]
         texts = ["\n".join(documents[n : n + 60]) for n in range(0, TOY_DOCUMENTS, 60)]
     else:
         texts = [json.loads(line)["text"] for line in options.texts.read_text("utf-8").splitlines()]
-    for text in texts:
-        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-        if len(ids) >= options.tokens:
-            found.append(torch.tensor(ids[: options.tokens]))
+    each = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+    found = [torch.tensor(ids[: options.tokens]) for ids in each if len(ids) >= options.tokens]
     chosen = found[options.begin :: options.every][: MEASURED + options.count]
     if len(chosen) < MEASURED + options.count:
         raise UserError(
@@ -101,12 +102,10 @@ def read_texts(options: Options) -> list[Tensor]:
 
 
 @torch.inference_mode()
-def mean_loss(
-    model: torch.nn.Module, texts: list[Tensor], z: list[list[int]], window: int
-) -> float:
+def mean_loss(model: Any, texts: list[Tensor], z: list[list[int]], window: int) -> float:
     total = num_tokens = 0.0
     for ids_T in texts:
-        ids_T = ids_T.to(next(model.parameters()).device)
+        ids_T = ids_T.to(model.device)
         mask = {"bosch_mask": z, "bosch_window": window}
         logits = model(ids_T[None], use_cache=False, **mask).logits[0]
         half = len(ids_T) // 2

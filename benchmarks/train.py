@@ -22,17 +22,8 @@ from numpy.typing import NDArray
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from benchmarks._measure import (
-    DeviceOptions,
-    PeakMemory,
-    Row,
-    make_model,
-    now,
-    read_shape,
-    short,
-    speedup,
-    spread_mask,
-)
+from benchmarks import _measure
+from benchmarks._measure import DeviceOptions, PeakMemory, Row, now, short, speedup
 from bosch.config import TrainConfig
 from bosch.data.loader import Sequences, TokenFolder
 from bosch.hybrid.conversion import deploy
@@ -44,13 +35,8 @@ from bosch.training.model_start import build_on_meta
 TRAINER, DENSE = "Trainer, dense", "ours, dense"
 # Speed relative to the Trainer. Holds for the tiny model on a CPU with the default options.
 AT_LEAST = {DENSE: 1.0, "ours, ratio 0.75": 1.15}
-COLUMNS = {
-    "side": "side",
-    "tokens/s": "tokens_per_second:,.0f",
-    "speed-up": "value:.2f",
-    "MFU": "mfu:.1%",
-    "peak bytes": "peak_bytes:,",
-}
+COLUMNS = {"side": "side", "tokens/s": "tokens_per_second:,.0f", "speed-up": "value:.2f"}
+COLUMNS |= {"MFU": "mfu:.1%", "peak bytes": "peak_bytes:,"}
 Side = Callable[[], None]  # trains for options.steps + 1 steps
 
 
@@ -73,18 +59,16 @@ class Options(DeviceOptions):
         return f"{self.model}, {batch}, window {self.window}, {self.precision}, {self.place}"
 
 
-def gpu_options() -> tuple[Options, ...]:
-    """One sequence as long as the paper's, with Liger's kernels and the fastest backend."""
-    return (Options(model="Qwen3-1.7B", length=32_768, window=1024, batch=1, precision="bf16"),)
+# One sequence as long as the paper's, with Liger's kernels and the fastest backend.
+GPU_OPTIONS = Options(model="Qwen3-1.7B", length=32_768, window=1024, batch=1, precision="bf16")
 
 
 def measure(options: Options) -> Iterator[Row]:
     device = options.start()
     with tempfile.TemporaryDirectory() as folder:
         models = save_models(options, Path(folder), device)
-        sides: dict[str, Side] = {
-            TRAINER: partial(train_with_trainer, options, models[DENSE], device)
-        }
+        trainer = partial(train_with_trainer, options, models[DENSE], device)
+        sides: dict[str, Side] = {TRAINER: trainer}
         sides |= {name: partial(train_with_ours, options, model) for name, model in models.items()}
         seconds: dict[str, list[float]] = {name: [] for name in sides}
         for _ in range(options.rounds):
@@ -102,16 +86,12 @@ def measure(options: Options) -> Iterator[Row]:
     peak = peak_flops(device) if options.precision == "bf16" else None
     for name, step_flops, peak_bytes in zip(sides, flops, peaks, strict=True):
         flops_per_second = step_flops / median(seconds[name])
-        row: Row = {
-            "name": f"{options.model}, {short(options.length)} tokens, {name}, beside the Trainer",
-            "value": speedup(seconds[TRAINER], seconds[name]),
-            "unit": "times",
-            "side": name,
-            "tokens_per_second": options.batch * options.length / median(seconds[name]),
-            "tflops_per_second": flops_per_second / 1e12,
-            "mfu": flops_per_second / peak if peak else None,
-            "peak_bytes": peak_bytes,
-        }
+        about = f"{options.model}, {short(options.length)} tokens, {name}, beside the Trainer"
+        row: Row = {"name": about, "value": speedup(seconds[TRAINER], seconds[name])}
+        row |= {"unit": "times", "side": name}
+        row["tokens_per_second"] = options.batch * options.length / median(seconds[name])
+        row |= {"tflops_per_second": flops_per_second / 1e12}
+        row |= {"mfu": flops_per_second / peak if peak else None, "peak_bytes": peak_bytes}
         if device.type == "cpu" and name in AT_LEAST:
             row["at_least"] = AT_LEAST[name]
         yield row
@@ -123,14 +103,14 @@ def save_models(options: Options, folder: Path, device: torch.device) -> dict[st
     dense = find_model(name) if "/" in name or name.startswith("tiny") else None
     if dense is None:
         dense = folder / "dense"
-        made = make_model(read_shape(name), device, torch.bfloat16, attention="sdpa")
-        made.save_pretrained(dense)
+        shape = _measure.read_shape(name)
+        _measure.make_model(shape, device, torch.bfloat16, "sdpa").save_pretrained(dense)
     models = {DENSE: dense}
     for ratio in options.ratios:
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            dense, attn_implementation="bosch", **LOCAL
-        )
-        z = spread_mask(ratio, model.config.num_hidden_layers, model.config.num_key_value_heads)
+        how = {"attn_implementation": "bosch", **LOCAL}
+        model: Any = AutoModelForCausalLM.from_pretrained(dense, **how)
+        shape = model.config
+        z = _measure.spread_mask(ratio, shape.num_hidden_layers, shape.num_key_value_heads)
         hybrid = models[f"ours, ratio {ratio:g}"] = folder / f"hybrid-{ratio:g}"
         deploy(model, z, options.window).save_pretrained(hybrid)
     return models
@@ -146,19 +126,11 @@ def train_with_ours(options: Options, model: Path) -> None:
     from bosch.training.loop import TrainJob, train
 
     sequences, no_ends = random_sequences(options, model), np.empty(0, np.uint64)
-    tokens = TokenFolder(
-        Path("memory"),
-        {"seq_len": options.length},
-        Sequences(sequences, no_ends),
-        Sequences(sequences[:0], no_ends),
-        np.arange(len(sequences), dtype=np.uint32)[None],
-    )
-    settings = TrainConfig(
-        batch_sequences=options.batch,
-        micro_batch_sequences=options.batch,
-        precision=options.precision,
-        checkpoint_steps=10**6,
-    )
+    whole, empty = Sequences(sequences, no_ends), Sequences(sequences[:0], no_ends)
+    order = np.arange(len(sequences), dtype=np.uint32)[None]
+    tokens = TokenFolder(Path("memory"), {"seq_len": options.length}, whole, empty, order)
+    sizes: Any = {"batch_sequences": options.batch, "micro_batch_sequences": options.batch}
+    settings = TrainConfig(**sizes, precision=options.precision, checkpoint_steps=10**6)
     with tempfile.TemporaryDirectory() as folder:
         train(TrainJob(settings, model, tokens, Path(folder) / "train", sequences.size, ()))
 
@@ -171,6 +143,9 @@ def train_with_trainer(options: Options, folder: Path, device: torch.device) -> 
     )
     sequences = torch.from_numpy(random_sequences(options, folder).astype(np.int64))
     on_gpu = device.type != "cpu"
+    quiet: Any = {"save_strategy": "no", "logging_strategy": "no", "report_to": "none"}
+    # As our loop does on GPUs.
+    usual: Any = {"gradient_checkpointing": on_gpu, "use_liger_kernel": on_gpu}
     with tempfile.TemporaryDirectory() as out:
         arguments = TrainingArguments(
             out,
@@ -180,13 +155,9 @@ def train_with_trainer(options: Options, folder: Path, device: torch.device) -> 
             adam_beta2=0.95,
             weight_decay=0.1,
             bf16=options.precision == "bf16",
-            gradient_checkpointing=on_gpu,  # as in our loop on GPUs, like Liger's kernels
-            use_liger_kernel=on_gpu,
             use_cpu=not on_gpu,
-            save_strategy="no",
-            logging_strategy="no",
-            report_to="none",
             disable_tqdm=True,
+            **(usual | quiet),
         )
         examples: Any = [{"input_ids": ids, "labels": ids} for ids in sequences]
         Trainer(model, arguments, train_dataset=examples).train()

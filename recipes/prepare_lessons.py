@@ -83,7 +83,7 @@ def build(
 
     def run(out: Path, tokens: Artifact) -> None:
         from bosch.data.loader import open_tokens
-        from bosch.training.lessons import write_lessons
+        from bosch.training.teacher import write_lessons
 
         folder = fetch_model(teacher, TEACHER)
         packed = open_tokens(tokens.folder, read_tokenizer(folder).hash)
@@ -95,14 +95,14 @@ def build(
 
 def check_room(model: str, settings: TrainConfig, tokens: int, folder: Path) -> None:
     """Refuse a disk that cannot hold what is not there yet."""
-    from bosch.training import lessons
+    from bosch.training import teacher
     from bosch.training.model_start import read_config
 
     count, vocabulary = settings.stored_top_k, read_config(fetch_config(model)).vocab_size
     # check_settings refuses more than the vocabulary.
     if count and count < vocabulary and not (folder / MANIFEST).is_file():
         done = sum(file.stat().st_size for file in folder.glob("*.npy"))
-        lessons.check_room(folder, tokens * lessons.bytes_a_token(count, vocabulary) - done)
+        teacher.check_room(folder, tokens * teacher.bytes_a_token(count, vocabulary) - done)
 
 
 if __name__ == "__main__":

@@ -105,10 +105,8 @@ def losses(
         results = []
         for kernels in ("torch", "liger"):
             torch.manual_seed(0)
-            hidden, weight = (
-                torch.randn(shape, dtype=dtype, requires_grad=True)
-                for shape in ((1, 6, 64), (num_classes, 64))
-            )
+            shapes = (1, 6, 64), (num_classes, 64)
+            hidden, weight = (torch.randn(s, dtype=dtype, requires_grad=True) for s in shapes)
             value = head_loss(hidden * 0.5, weight * 0.05, labels, scale, kernels, lesson)
             results.append([value.detach(), *torch.autograd.grad(value, (hidden, weight))])
         for expected, found in zip(*results, strict=True):
@@ -133,12 +131,9 @@ def sharded() -> None:
         for precision, tolerance in (("fp32", 1e-5), ("bf16", 2e-2)):
             results = []
             for kernels in ("torch", "liger"):
-                settings = TrainConfig(
-                    precision=precision,
-                    kernels=kernels,
-                    activation_checkpointing=True,
-                    cpu_offload=precision == "fp32",
-                )
+                how: Any = {"precision": precision, "kernels": kernels}
+                how["cpu_offload"] = precision == "fp32"
+                settings = TrainConfig(**how, activation_checkpointing=True)
                 model: Any = start_model(Path(folder), settings, device)
                 assert isinstance(model.model.layers[0], FSDPModule)
                 results.append(loss_and_gradients(model, inputs, torch.roll(ids, -1, 1), 1 / 24))

@@ -18,7 +18,7 @@ from bosch.config import TrainConfig
 from bosch.data.loader import Sequences, TokenFolder
 from bosch.run.ranks import rank_and_world
 from bosch.training.loop import TrainJob, train
-from bosch.training.rehearsal import LiveMemory
+from bosch.training.rehearsal import live_memory
 
 SEQ_LEN = 256
 
@@ -28,16 +28,10 @@ def measured_peak(model: Path, settings: TrainConfig) -> int:
     vocab_size = json.loads((model / "config.json").read_text())["vocab_size"]
     shape = (2 * settings.batch_sequences, SEQ_LEN)
     rows = np.random.default_rng(0).integers(5, vocab_size, shape, dtype=np.uint32)
-    no_ends = np.empty(0, np.uint64)
+    whole, empty = (Sequences(each, np.empty(0, np.uint64)) for each in (rows, rows[:0]))
     order = np.arange(len(rows), dtype=np.uint32)[None]
-    tokens = TokenFolder(
-        Path("memory"),
-        {"seq_len": SEQ_LEN, "epochs": 1},
-        Sequences(rows, no_ends),
-        Sequences(rows[:0], no_ends),
-        order,
-    )
-    with tempfile.TemporaryDirectory() as folder, LiveMemory() as live:
+    tokens = TokenFolder(Path("memory"), {"seq_len": SEQ_LEN, "epochs": 1}, whole, empty, order)
+    with tempfile.TemporaryDirectory() as folder, live_memory() as live:
         train(TrainJob(settings, model, tokens, Path(folder) / "train", rows.size, ()))
     return live.peak().total()
 

@@ -1,8 +1,9 @@
 """Reference training for the tests, in forty lines of plain torch without shards or our kernels,
 and the small models and tokens that both train on."""
 
-import json
 import math
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,8 @@ from bosch.config import TrainConfig
 from bosch.data.loader import IGNORED, Loader, Sequences, TokenFolder
 from bosch.hybrid.conversion import deploy, head_size
 from bosch.hybrid.sinks import Sinks
+from bosch.run.tensorboard import read_metrics
+from bosch.training.loop import TrainJob, train
 from tests.hybrid_folders import WINDOW
 from tests.model_factory import MIXED, TINY, tiny_model
 
@@ -43,11 +46,32 @@ class Trace:
 
     @classmethod
     def of_run(cls, folder: Path, last_step: int) -> "Trace":
-        lines = (folder / "metrics.jsonl").read_text().splitlines()
-        rows = [row for row in map(json.loads, lines) if row["step"]]
+        rows = [row for row in read_metrics(folder / "metrics.jsonl") if row["step"]]
         assert [row["step"] for row in rows] == list(range(1, last_step + 1))
         weights = read_weights(folder / f"step-{last_step:06d}")
         return cls([row["loss"] for row in rows], [row["grad_norm"] for row in rows], weights)
+
+
+def run(
+    folder: Path, model: Path, settings: TrainConfig = SETTINGS, **more: Any
+) -> list[dict[str, Any]]:
+    """Train, and return the rows of the metrics."""
+    assert train(job_of(folder, model, settings, **more)) is None
+    return read_metrics(folder / "metrics.jsonl")
+
+
+def job_of(folder: Path, model: Path, settings: TrainConfig, **more: Any) -> TrainJob:
+    return TrainJob(settings, model, tokens_in_memory(), folder, NUM_SEQUENCES * SEQ_LEN, **more)
+
+
+def launch_two(program: str, *arguments: object) -> None:
+    """Run a program of tests/ as two ranks, by accelerate's launcher."""
+    command = [sys.executable, *"-m accelerate.commands.accelerate_cli launch".split()]
+    command += "--use_fsdp --mixed_precision no --num_processes 2 --main_process_port 0".split()
+    command += [f"tests/{program}", *map(str, arguments)]
+    root = Path(__file__).parents[1]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=1_800)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
@@ -64,6 +88,10 @@ def model_folder(folder: Path, hybrid: bool = True, family: str = "qwen3", **cha
         shape = len(MIXED), len(MIXED[0]), head_size(model.config)
         sinks = Sinks(*(0.3 * torch.randn(shape, generator=draw) for _ in range(2)))
         model = deploy(model, MIXED, WINDOW, sinks)
+    return save(model, folder)
+
+
+def save(model: Any, folder: Path) -> Path:
     model.config.dtype = torch.float32
     model.save_pretrained(folder)
     return folder
@@ -81,9 +109,8 @@ def tokens_in_memory(seed: int = 0, held_out: int = 3, epochs: int = 1) -> Token
     orders = [generator.permutation(NUM_SEQUENCES) for _ in range(epochs)]
     order = np.stack(orders).astype(np.uint32)
     summary = {"seq_len": SEQ_LEN, "epochs": epochs, "token_bytes": 2}
-    return TokenFolder(
-        Path("memory"), summary, sequences(NUM_SEQUENCES), sequences(held_out), order
-    )
+    parts = sequences(NUM_SEQUENCES), sequences(held_out)
+    return TokenFolder(Path("memory"), summary, *parts, order)
 
 
 def train_plainly(folder: Path, settings: TrainConfig = SETTINGS, masked: bool = True) -> Trace:
@@ -117,8 +144,7 @@ def train_plainly(folder: Path, settings: TrainConfig = SETTINGS, masked: bool =
         for rows in chunks(settings.batch_sequences, micro):
             logits = forward(model, settings, batch.ids_BT[rows], batch.position_ids_BT[rows])
             with torch.no_grad():
-                inputs = (settings, batch.ids_BT[rows], batch.position_ids_BT[rows])
-                taught = forward(teacher, *inputs)
+                taught = forward(teacher, settings, batch.ids_BT[rows], batch.position_ids_BT[rows])
             labels = batch.labels_BT[rows].flatten()
             loss = summed_loss(logits.flatten(0, 1).float(), taught.flatten(0, 1), labels, settings)
             loss = loss * (1 / batch.num_targets)

@@ -12,16 +12,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from bosch.training.loop import TrainJob, train
-from tests.plain_training import NUM_SEQUENCES, SEQ_LEN, SETTINGS, tokens_in_memory
+from tests.plain_training import SETTINGS, run
 
 
 def main(path: Path) -> None:
     for case in json.loads(path.read_text()):
-        settings = replace(SETTINGS, **case["settings"])
-        model, out = Path(case["model"]), Path(case["out"])
-        job = TrainJob(settings, model, tokens_in_memory(), out, NUM_SEQUENCES * SEQ_LEN)
-        train(job)
+        run(Path(case["out"]), Path(case["model"]), replace(SETTINGS, **case["settings"]))
 
 
 if __name__ == "__main__":

@@ -32,19 +32,10 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from bosch.hybrid.shards import save_weights
+from bosch.run import files
 from bosch.run.checkout import provenance
 from bosch.run.errors import UserError
-from bosch.run.files import (
-    MANIFEST,
-    NO_RESULT,
-    DamagedArtifactError,
-    open_own_file,
-    read_sealed_json,
-    remove_leftovers,
-    sync_directory,
-    verify_folder,
-    write_sealed_json,
-)
+from bosch.run.files import MANIFEST, DamagedArtifactError, read_sealed_json
 from bosch.run.fingerprint import hash_file, plain
 from bosch.run.group import Group
 from bosch.run.progress import say
@@ -66,8 +57,7 @@ class TrainState:
 
 
 class Checkpoints:
-    """The checkpoints in one folder. Every rank calls every method, in the same order, in the
-    process group that training/parallel.py starts.
+    """The checkpoints in one folder. Every rank calls every method, in the same order.
 
     facts: settings that a resumed run must have too. circumstances: what may change between two
     attempts, and changes the last digits of results (micro-batch, kernels); changes are logged.
@@ -81,8 +71,7 @@ class Checkpoints:
         keep: int,
         circumstances: Mapping[str, object] | None = None,
     ) -> None:
-        self.folder, self.keep = folder, keep
-        self._ranks = Group.current()
+        self.folder, self.keep, self._ranks = folder, keep, Group.current()
         self._facts: dict[str, object] = plain(facts)
         self._circumstances = plain({"ranks": self._ranks.world, **(circumstances or {})})
         self._resumed_from: int | None = None
@@ -92,30 +81,29 @@ class Checkpoints:
         ranks = self._ranks
         while (newest := ranks.from_rank_0(self._find_newest)) is not None:
             path, manifest = newest
-            # Hundreds of GB: every rank takes the checksums of its share.
-            damages = ranks.gather(_damage_of(path, ranks.rank, ranks.world))
-            if not (damage := next(filter(None, damages), None)):
-                break
+            damage = None
+            try:  # hundreds of GB: every rank takes the checksums of its share
+                files.verify_folder(path, ranks.rank, ranks.world)
+            except (DamagedArtifactError, FileNotFoundError) as error:
+                damage = str(error)
+            if not (damage := next(filter(None, ranks.gather(damage)), None)):
+                ranks.all_succeed(partial(self._load, path, manifest, state))
+                self._resumed_from = int(manifest["step"])
+                return self._resumed_from
             ranks.from_rank_0(partial(self._set_aside, path, damage))
-        else:
-            return 0
-        self._ranks.all_succeed(lambda: self._load(path, manifest, state))
-        self._resumed_from = int(manifest["step"])
-        return self._resumed_from
+        return 0
 
     def _set_aside(self, path: Path, damage: str) -> None:
-        number, aside = 1, path.with_name(f".{path.name}.bad")
-        while aside.exists():
-            number += 1
-            aside = path.with_name(f".{path.name}-{number}.bad")
+        names = (f".{path.name}{end}.bad" for end in ("", *(f"-{n}" for n in range(2, 10**4))))
+        aside = next(place for name in names if not (place := path.with_name(name)).exists())
         path.rename(aside)
-        sync_directory(self.folder)
+        files.sync_directory(self.folder)
         say(f"the checkpoint of {path.name} is damaged, moved to {aside}: {damage}")
 
     def _find_newest(self) -> tuple[Path, Manifest] | None:
         """The newest of which the manifest is intact."""
         self._make_folder()
-        for _, path in reversed(self._by_step()):
+        for path in reversed(self._by_step()):
             try:
                 manifest = read_sealed_json(path / MANIFEST, "files", "facts", "circumstances")
             except UserError as damage:
@@ -137,11 +125,10 @@ class Checkpoints:
         return None
 
     def _load(self, path: Path, manifest: Manifest, state: TrainState) -> None:
-        content = json.loads((path / TRAINER).read_text())
+        content, optimizer = json.loads((path / TRAINER).read_text()), state.optimizer
         there, rest = content["tensors"], content["extra"]
         # A new optimizer gets the moments that the checkpoint has. A parameter that never had a
         # gradient has none.
-        optimizer = state.optimizer
         if any(name.startswith("optimizer.") for name in there) and not optimizer.state:
             _init_optim_state(optimizer)  # makes a step with learning rate 0
         for name, parameter in _named_parameters(state):
@@ -155,9 +142,8 @@ class Checkpoints:
             in_it, in_run = (kinds.get(name, "missing") for kinds in (saved, here))
             if in_it != in_run:
                 raise UserError(
-                    f"{path} does not fit this run: in it {name} is {in_it}, in this run's model "
-                    f"or optimizer {in_run}. Delete {path.parent} to begin again, or write to "
-                    "another folder."
+                    f"{path} does not fit this run: in it {name} is {in_it}, here {in_run}. Delete "
+                    f"{path.parent} to begin again, or write to another folder."
                 )
 
         with ExitStack() as stack:
@@ -216,23 +202,19 @@ class Checkpoints:
             }
 
         def put_in_place() -> None:
-            manifest = {
-                "step": step,
-                "facts": self._facts,
-                "circumstances": self._circumstances,
-                **provenance(),
-                "files": {name: facts for part in files for name, facts in part.items()},
-            }
-            write_sealed_json(folder / MANIFEST, manifest)
+            about = {"step": step, "facts": self._facts, "circumstances": self._circumstances}
+            listed = {name: facts for part in written for name, facts in part.items()}
+            manifest = {**about, **provenance(), "files": listed}
+            files.write_sealed_json(folder / MANIFEST, manifest)
             folder.rename(complete)
-            sync_directory(self.folder)
+            files.sync_directory(self.folder)
             self._remove_old()
 
         try:
             with explain_refusal(f"the checkpoint of step {step} in {self.folder}"):
                 if not ranks.from_rank_0(open_folder):
                     return
-                files = ranks.gather(ranks.all_succeed(write_own_files))
+                written = ranks.gather(ranks.all_succeed(write_own_files))
                 ranks.from_rank_0(put_in_place)
         except UserError:
             if ranks.rank == 0:  # the unfinished files may be what fills the disk
@@ -242,27 +224,31 @@ class Checkpoints:
     def _remove_old(self) -> None:
         """All but the newest, and the one this run resumed from, which is good."""
         complete = []
-        for step, path in self._by_step():
+        for path in self._by_step():
             # A damaged one is dealt with if a run resumes from it.
             with suppress(DamagedArtifactError, FileNotFoundError):
                 read_sealed_json(path / MANIFEST, "step")
-                complete.append((step, path))
-        for step, path in complete[: -self.keep]:
-            if step != self._resumed_from:
+                complete.append(path)
+        for path in complete[: -self.keep]:
+            if _step_of(path) != self._resumed_from:
                 # Renamed first, or after a kill the rest would look like a damaged checkpoint.
                 hidden = path.rename(path.with_name(f".{path.name}.tmp"))
                 shutil.rmtree(hidden, ignore_errors=True)
 
     def _make_folder(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        open_own_file(self.folder / NO_RESULT, "a").close()
-        remove_leftovers(self.folder)
+        files.open_own_file(self.folder / files.NO_RESULT, "a").close()
+        files.remove_leftovers(self.folder)
 
-    def _by_step(self) -> list[tuple[int, Path]]:
+    def _by_step(self) -> list[Path]:
         """In order, complete or not. A leading dot hides what is incomplete, damaged or being
         removed; copies under other names are the user's and are left alone."""
-        steps = [(path.name.removeprefix("step-"), path) for path in self.folder.glob("step-*")]
-        return sorted((int(number), path) for number, path in steps if number.isdecimal())
+        steps = [path for path in self.folder.glob("step-*") if path.name[5:].isdecimal()]
+        return sorted(steps, key=_step_of)
+
+
+def _step_of(path: Path) -> int:
+    return int(path.name.removeprefix("step-"))
 
 
 @contextmanager
@@ -302,9 +288,6 @@ def _kinds(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     }
 
 
-# ------------------------------------------------------------------------------------- the content
-
-
 def describe_state(state: TrainState) -> tuple[dict[str, Tensor], dict[str, dict[str, object]]]:
     """The tensors by name, sharing memory with the state, and the other values of extra parts."""
     # The model first, since this also reshards all parameters. Tied parameters once.
@@ -315,9 +298,8 @@ def describe_state(state: TrainState) -> tuple[dict[str, Tensor], dict[str, dict
     for name, parameter in _named_parameters(state):
         moments = state.optimizer.state.get(parameter, {})
         tensors |= {f"optimizer.{name}.{key}": tensor for key, tensor in moments.items()}
-    rest: dict[str, dict[str, object]] = {}
+    rest: dict[str, dict[str, object]] = {name: {} for name in state.extra}
     for part_name, part in state.extra.items():
-        rest[part_name] = {}
         for key, value in part.state_dict().items():
             if isinstance(value, Tensor):
                 tensors[f"extra.{part_name}.{key}"] = value
@@ -326,21 +308,14 @@ def describe_state(state: TrainState) -> tuple[dict[str, Tensor], dict[str, dict
     return {name: tensor.detach() for name, tensor in tensors.items()}, rest
 
 
-def _damage_of(path: Path, rank: int, world: int) -> str | None:
-    try:
-        verify_folder(path, rank, world)
-    except (DamagedArtifactError, FileNotFoundError) as damage:
-        return str(damage)
-    return None
-
-
 def _named_parameters(state: TrainState) -> Iterator[tuple[str, nn.Parameter]]:
     """Those in the optimizer: the model's, and those of extra parts that are modules."""
-    modules = {"": state.model}
-    modules |= {f"{n}.": part for n, part in state.extra.items() if isinstance(part, nn.Module)}
+    modules: dict[str, object] = {"": state.model}
+    modules |= {f"{name}.": part for name, part in state.extra.items()}
     names = {
         parameter: prefix + plain_name(name)
         for prefix, module in modules.items()
+        if isinstance(module, nn.Module)
         for name, parameter in module.named_parameters()
     }
     for group in state.optimizer.param_groups:

@@ -7,7 +7,6 @@ and the current weights. Rank 0 writes it file by file and holds the tensors of 
 import shutil
 from collections.abc import Mapping
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -22,22 +21,15 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from bosch.hybrid.materialize import copy_companions
 from bosch.hybrid.shards import save_weights, weight_files
+from bosch.run import files
 from bosch.run.checkout import provenance
 from bosch.run.errors import UserError
-from bosch.run.files import (
-    MANIFEST,
-    DamagedArtifactError,
-    describe_files,
-    sync_directory,
-    verify_folder,
-    write_sealed_json,
-)
 from bosch.run.fingerprint import fingerprint
 from bosch.run.group import Group
 from bosch.run.progress import say
 from bosch.training.checkpoint import plain_name
+from bosch.training.model_start import DOWN, LORA_SCALE, UP
 from bosch.training.parallel import whole
-from bosch.training.trained import LORA_SCALE, is_lora, lora_of
 
 TRAINED = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 # Files that copy_companions skips, since materializing writes its own. Here we copy the source's.
@@ -50,11 +42,11 @@ def export_model(model: PreTrainedModel, source: Path, folder: Path, ranks: Grou
     temporary = folder.with_name(f".{folder.name}.tmp")
 
     def begin() -> bool:
-        if (folder / MANIFEST).is_file():
+        if (folder / files.MANIFEST).is_file():
             try:
-                verify_folder(folder)
+                files.verify_folder(folder)
                 return False
-            except DamagedArtifactError as damage:
+            except files.DamagedArtifactError as damage:
                 say(f"{folder.name} is exported again: {damage}")
         for leftover in (temporary, folder):
             shutil.rmtree(leftover, ignore_errors=True)
@@ -63,13 +55,14 @@ def export_model(model: PreTrainedModel, source: Path, folder: Path, ranks: Grou
 
     def complete() -> None:
         copy_companions(source, temporary)
-        for path in chain.from_iterable(map(source.glob, ALSO_COPIED)):
-            shutil.copyfile(path, temporary / path.name)
-        files = describe_files(temporary)
-        manifest = {"fingerprint": fingerprint(files), "source": str(source)}
-        write_sealed_json(temporary / MANIFEST, manifest | provenance() | {"files": files})
+        for pattern in ALSO_COPIED:
+            for path in source.glob(pattern):
+                shutil.copyfile(path, temporary / path.name)
+        content = files.describe_files(temporary)
+        manifest = {"fingerprint": fingerprint(content), "source": str(source), **provenance()}
+        files.write_sealed_json(temporary / files.MANIFEST, manifest | {"files": content})
         temporary.rename(folder)
-        sync_directory(folder.parent)
+        files.sync_directory(folder.parent)
 
     if not ranks.from_rank_0(begin):
         return
@@ -83,11 +76,9 @@ def export_model(model: PreTrainedModel, source: Path, folder: Path, ranks: Grou
 
 
 class Weights:
-    """A sharded model's tensors under the names that they have in the folder `source`. Making this
-    refuses a folder whose tensors cannot be written back.
-
-    The experts of a layer are one tensor in the model and many in the files.
-    """
+    """A sharded model's tensors under the names that they have in the folder `source`, where the
+    experts of a layer may be many tensors. Making this refuses a folder whose tensors cannot be
+    written back."""
 
     def __init__(self, model: PreTrainedModel, source: Path) -> None:
         self._model = model
@@ -96,7 +87,7 @@ class Weights:
         self._owner = {
             name: key
             for key, tensor in tensors.items()
-            if not is_lora(key)
+            if not key.endswith((DOWN, UP))
             for name in self._as_in_files(key, torch.empty_like(tensor, device="meta"))
         }
         self._recent: dict[str, Mapping[str, Tensor]] = {}
@@ -115,12 +106,12 @@ class Weights:
                 f"{source} has a tensor {unknown[0]}, but by its config.json the model has none of "
                 "that name. Save the model again with save_pretrained."
             )
-        written = {self._owner[name] for name in in_files}
+        known, written = set(self._owner.values()), {self._owner[name] for name in in_files}
         parameters: dict[Tensor, set[str]] = {}  # tied ones have several names
         for name, parameter in model.named_parameters(remove_duplicate=False):
             parameters.setdefault(parameter, set()).add(plain_name(name))
         for names in parameters.values():
-            if not written & names and names <= tensors.keys() and not is_lora(min(names)):
+            if not written & names and names <= known:
                 raise UserError(f"{source} lacks {min(names)}, which its config.json asks for.")
 
     def gather(self, file: Path, keep: bool) -> dict[str, Tensor]:
@@ -146,11 +137,11 @@ class Weights:
                 tensor = tensor.to(tensor.device_mesh.device_type)
             return whole(tensor)
 
-        if (pair := lora_of(key, self._tensors)) is None:
-            return whole_of(self._tensors[key].to(dtype))
-        product = torch.addmm(whole_of(self._tensors[key]), *map(whole_of, pair), alpha=LORA_SCALE)
-        return product.to(dtype)
+        own, prefix = self._tensors[key], key.removesuffix("weight")
+        if (up := self._tensors.get(prefix + UP)) is None:
+            return whole_of(own.to(dtype))
+        product = whole_of(up), whole_of(self._tensors[prefix + DOWN])
+        return torch.addmm(whole_of(own), *product, alpha=LORA_SCALE).to(dtype)
 
     def _as_in_files(self, key: str, tensor: Tensor) -> Mapping[str, Tensor]:
-        pieces: Mapping[str, Tensor] = revert_weight_conversion(self._model, {key: tensor})
-        return pieces
+        return revert_weight_conversion(self._model, {key: tensor})

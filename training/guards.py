@@ -5,11 +5,6 @@ Guards: a step with an infinite loss is not made; spikes are reported.
 Interruption: a signal or a STOP file ends training after the current step, and ranks do not outlive
 their launcher. (bosch/run/ranks.py sees to it that no rank waits for a dead one.)
 
-    with Interruption(folder) as interruption:
-        ...
-        if reason := interruption.requested():    # the same answer on every rank
-            save, and return
-
 When `accelerate launch` with one process is ended, it does not signal that process. So we ask the
 kernel for a SIGTERM when the parent ends. With several processes it passes SIGTERM on, and kills
 those that still run after 30 seconds (TORCH_ELASTIC_SHUTDOWN_TIMEOUT changes that).
@@ -24,7 +19,6 @@ import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from types import FrameType
 from typing import Any, Self
 
 from bosch.run.errors import UserError
@@ -43,7 +37,7 @@ SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 ENDS = "training saves and ends after this step; press Ctrl-C again to end it at once"
 # Set by accelerate and torchrun for the processes they start. Other parents, such as a shell, may
 # end before a run that was started with nohup.
-LAUNCHER_VARIABLES = ("ACCELERATE_MIXED_PRECISION", "TORCHELASTIC_RUN_ID")
+LAUNCHER_VARIABLES = {"ACCELERATE_MIXED_PRECISION", "TORCHELASTIC_RUN_ID"}
 
 
 class TrainingFailedError(UserError):
@@ -63,10 +57,8 @@ class Guards:
         self.norms: list[float] = []
 
     def judge(self, step: int, loss: float, norm: float, sequences: Iterable[int]) -> str | None:
-        """None: make the step. Else why not (`non-finite`, `spike`), for the metrics.
-
-        Both numbers are sums over all ranks, so all ranks decide the same.
-        """
+        """None: make the step. Else why not (`non-finite`, `spike`), for the metrics. Both numbers
+        are sums over all ranks, so all ranks decide the same."""
         if not (math.isfinite(loss) and math.isfinite(norm)):
             self.skipped += 1
             self.in_a_row += 1
@@ -92,10 +84,9 @@ class Guards:
         self.norms = [*self.norms, norm][-HISTORY_STEPS:]
         if jumped:
             say(f"step {step}: spike, {', '.join(jumped)}")
-            if self.spike == "skip":
-                self.skipped += 1
-                return "spike"
-        return None
+        skips = bool(jumped) and self.spike == "skip"
+        self.skipped += skips
+        return "spike" if skips else None
 
     def state_dict(self) -> dict[str, object]:
         return {name: value for name, value in vars(self).items() if name != "spike"}
@@ -105,10 +96,10 @@ class Guards:
 
 
 class Interruption:
-    """Inside `with`, SIGTERM and SIGINT only ask to stop. A second Ctrl-C interrupts at once."""
+    """Inside `with`, SIGTERM and SIGINT only ask to stop. A second Ctrl-C interrupts at once. A
+    STOP file may be in the stage's folder or in its parent, the run folder."""
 
     def __init__(self, folder: Path) -> None:
-        """folder: the stage's. A STOP file may be in it or in its parent, the run folder."""
         self._stop_files = (folder / STOP, folder.parent / STOP)
         self._ranks = Group.current()
         self._signal = 0
@@ -118,7 +109,7 @@ class Interruption:
     def __enter__(self) -> Self:
         for number in (signal.SIGTERM, signal.SIGINT):
             self._handlers[number] = signal.signal(number, self._request)
-        if sys.platform == "linux" and any(name in os.environ for name in LAUNCHER_VARIABLES):
+        if sys.platform == "linux" and LAUNCHER_VARIABLES & os.environ.keys():
             parent = os.getppid()
             ctypes.CDLL(None).prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGTERM, 0, 0, 0)
             if os.getppid() != parent:  # the parent ended before prctl took effect
@@ -131,23 +122,21 @@ class Interruption:
 
     def requested(self) -> str | None:
         """Why training should end now, or None. Every rank calls this, after each step."""
-        number = self._signal
-        if self._ranks.rank == 0 and any(path.exists() for path in self._stop_files):
+        number, is_first = self._signal, self._ranks.rank == 0
+        if is_first and any(path.exists() for path in self._stop_files):
             number = STOP_NUMBER
         number = max(self._ranks.gather(number))
         if number < STOP_NUMBER:
             return signal.Signals(number).name if number else None
-        if self._ranks.rank == 0:
-            for path in self._stop_files:
-                path.unlink(missing_ok=True)  # so that the same command can resume
+        for path in self._stop_files if is_first else ():
+            path.unlink(missing_ok=True)  # so that the same command can resume
         return f"a {STOP} file"
 
-    def _request(self, number: int, frame: FrameType | None) -> None:
+    def _request(self, number: int, frame: object) -> None:
         now = time.monotonic()
         if not self._signal:
-            self._since = now
+            self._signal, self._since = number, now
             if self._ranks.rank == 0:  # not `say`: the signal may interrupt a print
                 os.write(2, f"{signal.Signals(number).name}: {ENDS}\n".encode())
         elif number == signal.SIGINT and now > self._since + SAME_CTRL_C_SECONDS:
             raise KeyboardInterrupt
-        self._signal = self._signal or number

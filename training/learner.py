@@ -40,7 +40,6 @@ class LearnerTraining:
         sinks: Sinks | int | None = None,
     ) -> str | None:
         """None if it finished. Else why it stopped early, with everything saved."""
-        tokens = cut_sequences(self.tokens, sequence_tokens)
         micro = self.settings.micro_batch_sequences
         if micro is not None:  # at most that of the recovery, and a divisor of a rank's share
             start_world()
@@ -58,7 +57,7 @@ class LearnerTraining:
         job = TrainJob(
             settings,
             self.model,
-            tokens,
+            cut_sequences(self.tokens, sequence_tokens),
             folder,
             budget_tokens=num_steps * batch_sequences * sequence_tokens,
             evaluated_shares=() if weights_out is None else (1.0,),
@@ -90,16 +89,11 @@ def cut_sequences(tokens: TokenFolder, sequence_tokens: int) -> TokenFolder:
     assert rest == 0, "the method chooses a length that divides the packed one"
     if parts == 1:
         return tokens
-
     train, held_out = (
         replace(sequences, rows=sequences.rows.reshape(-1, sequence_tokens))
         for sequences in (tokens.train, tokens.held_out)
     )
     numbers = tokens.order[:, None] * np.uint32(parts) + np.arange(parts, dtype=np.uint32)[:, None]
-    return replace(
-        tokens,
-        summary=dict(tokens.summary) | {"seq_len": sequence_tokens},
-        train=train,
-        held_out=held_out,
-        order=numbers.reshape(len(tokens.order), -1),
-    )
+    summary = {**tokens.summary, "seq_len": sequence_tokens}
+    order = numbers.reshape(len(tokens.order), -1)
+    return replace(tokens, summary=summary, train=train, held_out=held_out, order=order)

@@ -18,7 +18,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -34,25 +34,24 @@ from bosch.method import Learner
 from bosch.run.folder import free_memory
 from bosch.run.group import Group
 from bosch.run.progress import say, track
+from bosch.training import model_start
 from bosch.training.checkpoint import Checkpoints, TrainState
 from bosch.training.export import Weights, export_model
 from bosch.training.guards import Guards, Interruption
-from bosch.training.lessons import Lessons
 from bosch.training.loss import Lesson, StoredLesson, model_loss, token_losses
 from bosch.training.metrics import MetricsLog, StepTimer
-from bosch.training.model_start import start_model
+from bosch.training.model_start import gradient_norm
 from bosch.training.parallel import decide, describe, parked, start_world
 from bosch.training.schedule import learning_rate, make_schedule
-from bosch.training.teacher import Teacher, start_teacher
-from bosch.training.trained import gradient_norm, make_optimizer, trained_parameters
+from bosch.training.teacher import Lessons, Teacher, start_teacher
 
 # on_checkpoint(step, tokens trained on, folder of the model). All ranks call it at every evaluated
 # step. After a kill it is called again for these steps, and must recognize work it has done. With
 # train.until `recovered`, True on rank 0 ends the training; every call must give the same answer.
 OnCheckpoint = Callable[[int, int, Path], bool | None]
-ModelInputs = dict[str, object]
-MicroBatch = tuple[ModelInputs, Tensor]  # and the labels
-Teach = Callable[[ModelInputs, Tensor, float], Lesson | StoredLesson]
+ModelInputs = dict[str, Any]
+MicroBatch = tuple[ModelInputs, Tensor, Sequence[int]]  # the labels, the numbers of its sequences
+Teach = Callable[[ModelInputs, Tensor, float, Sequence[int]], Lesson | StoredLesson]
 FIRST_POSITIONS = 64  # of a document: their loss is one number; then for every doubling
 
 
@@ -80,9 +79,9 @@ class TrainJob:
 def train(job: TrainJob) -> str | None:
     """None if it finished. Else why it stopped early, with everything saved: a signal's name or a
     STOP file."""
-    run = Run(job)
-    settings, schedule, ranks, model = job.settings, run.schedule, run.ranks, run.model
-    optimizer, parameters, learner = run.state.optimizer, trained_parameters(model), job.learner
+    run, learner = Run(job), job.learner
+    settings, schedule, ranks, model = run.settings, run.schedule, run.ranks, run.model
+    optimizer, parameters = run.state.optimizer, model_start.trained_parameters(model)
     # TensorBoard shows the curves of a learned mask next to those of the training.
     curves = "train" if learner is None else "mask"
     log = MetricsLog(job.folder, ranks.rank, curves, job.run_folder)
@@ -103,7 +102,7 @@ def train(job: TrainJob) -> str | None:
         batches = prefetch(run.make_batch, range(first, schedule.num_steps))
         total, begin = schedule.tokens_at(schedule.num_steps), schedule.tokens_at(first)
         with track("train", total, "tokens", begin) as bar, closing(batches):
-            timer.restart()
+            timer.record("data")
             for done, batch in batches:
                 step = done + 1  # number of steps once this one is made
                 if done >= run.last_step:
@@ -113,10 +112,9 @@ def train(job: TrainJob) -> str | None:
                 # The gradient. Every target of the whole batch has the same weight. fully_shard
                 # averages over the ranks, so multiply by their number to get the sum.
                 scale = ranks.world / run.loader.num_targets(done)
-                micro_batches = list(run.split(batch))
                 gated = None if learner is None else partial(learner.model_arguments, done)
-                teach = run.teaching(batch)
-                loss_sum = add_gradients(model, micro_batches, scale, settings, gated, teach)
+                micro_batches = list(run.split(batch))
+                loss_sum = add_gradients(model, micro_batches, scale, settings, gated, run.teach)
                 gate_norm = 0.0 if learner is None else finish_gradients(learner, ranks.world)
                 (loss_value,) = ranks.sum(float(loss_sum) / ranks.world)
                 norm = gradient_norm(parameters)
@@ -141,6 +139,7 @@ def train(job: TrainJob) -> str | None:
 
                 # The record of it.
                 is_evaluated = run.is_evaluated(step)
+                is_validated = is_evaluated or step in schedule.validated_steps
                 log.write(
                     {
                         "step": step,
@@ -152,7 +151,7 @@ def train(job: TrainJob) -> str | None:
                         **({"skipped": skipped} if skipped else {}),
                         **timer.figures(batch, with_flops=learner is None),
                         **gates,
-                        **(run.validation_loss(step) if run.is_validated(step) else {}),
+                        **(run.validation_loss(step) if is_validated else {}),
                     }
                 )
                 bar.advance(schedule.batch_tokens, loss=loss_value)
@@ -177,19 +176,16 @@ def add_gradients(
     further: Callable[[], ModelInputs] | None = None,
     teach: Teach | None = None,
 ) -> Tensor:
-    """Forward and backward of a step's micro-batches. Returns the sum of their losses.
-
-    further: arguments of the model, made anew for the backward of each micro-batch.
-    teach: what a teacher says about its inputs, labels and scale.
-    """
+    """Forward and backward of a step's micro-batches. Returns the sum of their losses. further:
+    arguments of the model, made anew for the backward of each micro-batch."""
     loss_sum = torch.zeros((), dtype=torch.float64, device=micro_batches[0][1].device)
-    for number, (inputs, labels_BT) in enumerate(micro_batches, 1):
+    for number, (inputs, labels_BT, sequences) in enumerate(micro_batches, 1):
         is_last = number == len(micro_batches)
         if isinstance(model, FSDPModule):  # whether the backward averages over the ranks
             model.set_requires_gradient_sync(is_last or settings.sync_every_micro_batch)
         if further is not None:
             inputs = inputs | further()
-        lesson = teach(inputs, labels_BT, scale) if teach else None
+        lesson = teach(inputs, labels_BT, scale, sequences) if teach else None
         loss = model_loss(model, inputs, labels_BT, scale, lesson)
         loss.backward()
         loss_sum += loss.detach()
@@ -197,12 +193,9 @@ def add_gradients(
 
 
 def finish_gradients(learner: Learner, num_ranks: int) -> float:
-    """Average the learner's gradients over the ranks, as fully_shard does the model's, and return
-    their norm. The gradient of the extra loss, equal on all ranks, is added after the mean.
-
-    A learner has a few parameters, not sharded, in the model's optimizer and checkpoints. They do
-    not count in the norm by which the model's gradient is clipped.
-    """
+    """Average the gradients of the learner's few parameters, which are not sharded, over the ranks,
+    as fully_shard does the model's, and return their norm, which the clipping of the model's does
+    not count. The gradient of the extra loss, equal on all ranks, is added after the mean."""
     for parameter in learner.module.parameters():
         if parameter.grad is None:  # every gate was at 0 or 1
             parameter.grad = torch.zeros_like(parameter)
@@ -217,54 +210,48 @@ def split(batch: Batch, num_sequences: int, attention: str = "auto") -> Iterator
     backend = {} if attention == "auto" else {"bosch_backend": attention}
     for begin in range(0, len(batch.sequences), num_sequences):
         rows = slice(begin, begin + num_sequences)
-        inputs: ModelInputs = {
-            "input_ids": batch.ids_BT[rows],
-            "position_ids": batch.position_ids_BT[rows],
-            **backend,
-        }
-        yield inputs, batch.labels_BT[rows]
+        texts = {"input_ids": batch.ids_BT[rows], "position_ids": batch.position_ids_BT[rows]}
+        yield texts | backend, batch.labels_BT[rows], batch.sequences[rows]
 
 
 class Run:
     """Sets up what the loop needs, and does what is not done at every step."""
 
     def __init__(self, job: TrainJob) -> None:
-        self.device = device = start_world()
-        self.job, settings = job, decide(job.settings, device)
+        self.job, self.device = job, start_world()
+        self.settings = settings = decide(job.settings, self.device)
         # Made now: when the launcher has died, ranks can still save, but make no new group.
         self.ranks = Group.current()
         if settings.deterministic:  # for the rest of this process
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else torch refuses cuBLAS
             torch.use_deterministic_algorithms(True)
-        self.schedule = schedule = make_schedule(
-            settings,
-            job.budget_tokens,
-            job.tokens.seq_len,
-            job.evaluated_shares,
-            self.ranks.world,
-            device.type,
-            job.tokens_before,
-        )
+        amount = job.budget_tokens, job.tokens.seq_len, job.evaluated_shares
+        where = self.ranks.world, self.device.type
+        self.schedule = schedule = make_schedule(settings, *amount, *where, job.tokens_before)
         self.loader = Loader(job.tokens, schedule.batch_sequences, job.document_mask)
         self.loader.sequences(schedule.num_steps - 1)  # an error if there are too few tokens
-        for line in (*describe(job.settings, device), schedule.describe()):
+        for line in (*describe(job.settings, self.device), schedule.describe()):
             say(line)
         last_export = max(schedule.evaluated_steps, default=schedule.num_steps)
         if behind := schedule.num_steps - last_export:
             say(f"warning: the last {behind:,} steps are not exported; evaluate at 1.0 too")
 
-        self.model = start_model(job.model, settings, device)
+        self.model = model_start.start_model(job.model, settings, self.device)
         self.teacher: Teacher | None = None
-        self.lessons = Lessons(job.lessons, settings) if job.lessons else None
-        if settings.objective == "distill" and self.lessons is None:
-            self.teacher = start_teacher(job.teacher or job.model, settings, device, self.model)
+        self.teach: Teach | None = None
+        if job.lessons:
+            self.teach = Lessons(job.lessons, settings).teach
+        elif settings.objective == "distill":
+            folder = job.teacher or job.model
+            self.teacher = start_teacher(folder, settings, self.device, self.model)
+            self.teach = self.teacher.teach
         self.guards = Guards(settings.spike)
-        optimizer = make_optimizer(self.model, settings)
+        optimizer = model_start.make_optimizer(self.model, settings)
         if any(schedule.evaluated_steps):
             Weights(self.model, job.model)  # a model that cannot be exported is refused now
         self.state = TrainState(self.model, optimizer, {"guards": self.guards})
         if job.learner is not None:
-            job.learner.module.to(device)
+            job.learner.module.to(self.device)
             attach_sinks(self.model, job.sinks)
             for group in job.learner.parameter_groups():
                 optimizer.add_param_group({**group, "peak": group["lr"]})
@@ -285,36 +272,19 @@ class Run:
         ends_here = self.ending is not None and step == self.ending[1]
         return ends_here or step in self.schedule.evaluated_steps
 
-    def is_validated(self, step: int) -> bool:
-        return self.is_evaluated(step) or step in self.schedule.validated_steps
-
-    def teaching(self, batch: Batch) -> Teach | None:
-        """What the teacher says of the micro-batches of a batch, one after another."""
-        if self.lessons is None:
-            return self.teacher.teach if self.teacher else None
-        lessons, micro = self.lessons, self.schedule.micro_batch_sequences
-        begins = iter(range(0, len(batch.sequences), micro))
-
-        def teach(inputs: ModelInputs, labels_BT: Tensor, scale: float) -> StoredLesson:
-            begin = next(begins)
-            return lessons.of(batch.sequences[begin : begin + micro], self.device)
-
-        return teach
-
     def make_batch(self, step: int) -> Batch:
         batch = self.loader.batch(step, self.ranks.rank, self.ranks.world)
         return batch.pin() if self.device.type == "cuda" else batch
 
     def split(self, batch: Batch) -> Iterator[MicroBatch]:
-        micro, attention = self.schedule.micro_batch_sequences, self.job.settings.attention
-        return split(batch.to(self.device), micro, attention)
+        micro = self.schedule.micro_batch_sequences
+        return split(batch.to(self.device), micro, self.settings.attention)
 
     def validation_loss(self, step: int) -> dict[str, Any]:
         """On the held-out slice, if there is one; at step 0 that of the dense model too. Logged."""
         if not len(self.loader.tokens.held_out.rows):
             return {}
-        found = self.held_out_loss("validation_loss")
-        config = self.model.config
+        found, config = self.held_out_loss("validation_loss"), self.model.config
         if step == 0 and (hybrid := getattr(config, "bosch", None)) is not None:
             # With a window over everything, a hybrid is the dense model.
             window, hybrid["window"] = hybrid["window"], config.max_position_embeddings
@@ -334,24 +304,23 @@ class Run:
     def held_out_loss(self, name: str) -> dict[str, Any]:
         """The mean over all targets of all ranks, that of each sequence, and that by the target's
         position in its document, from each of these positions on."""
-        micro, ranks = self.schedule.micro_batch_sequences, self.ranks
+        micro, ranks, tokens = self.schedule.micro_batch_sequences, self.ranks, self.job.tokens
         batches = list(self.loader.held_out(micro, ranks.rank, ranks.world))
         # A forward is a collective: a rank with fewer sequences computes some without targets.
         idle = next(self.loader.held_out(1))
         idle.labels_BT.fill_(IGNORED)
-        most = math.ceil(len(self.loader.tokens.held_out.rows) / ranks.world)
+        most = math.ceil(len(tokens.held_out.rows) / ranks.world)
         batches += [idle] * (math.ceil(most / micro) - len(batches))
         sums: list[tuple[float, int]] = []  # of each sequence, and its targets
-        edges = [0]
-        while (edge := 2 * edges[-1] or FIRST_POSITIONS) < self.loader.tokens.seq_len:
-            edges.append(edge)
+        doubled = (FIRST_POSITIONS << power for power in itertools.count())
+        edges = [0, *itertools.takewhile(lambda edge: edge < tokens.seq_len, doubled)]
         by_place = torch.zeros(2, len(edges), dtype=torch.float64)  # losses, and targets
         self.model.eval()
-        for inputs, labels_BT in itertools.chain.from_iterable(map(self.split, batches)):
+        for inputs, labels_BT, _ in itertools.chain.from_iterable(map(self.split, batches)):
             losses_BT = token_losses(self.model, inputs, labels_BT).double().cpu()
             is_target_BT = (labels_BT != IGNORED).cpu()
             sums += zip(losses_BT.sum(1).tolist(), is_target_BT.sum(1).tolist(), strict=True)
-            positions = cast(Tensor, inputs["position_ids"]).cpu().flatten()
+            positions = inputs["position_ids"].cpu().flatten()
             places = torch.bucketize(positions, torch.tensor(edges[1:]), right=True)
             for row, values in enumerate((losses_BT, is_target_BT.double())):
                 by_place[row].scatter_add_(0, places, values.flatten())
@@ -382,22 +351,22 @@ class Run:
         """Call on_checkpoint, whose answer may end the training."""
         if self.job.on_checkpoint is None:
             return
-        tokens, endings = self.schedule.tokens_at(step), self.schedule.endings
         # The evaluation has a whole model on every rank, beside this training's share.
         with parked(self.device_tensors()):
+            tokens = self.schedule.tokens_at(step)
             answer = self.job.on_checkpoint(step, tokens, self.folder_of(step))
             free_memory()
-        answers = self.ranks.gather(answer)
-        is_enough = answers[0]  # rank 0's on all: they must end at the same step
-        if is_enough and step in endings and self.ending is None:
-            self.ending = step, endings[step]
-            say(f"step {step}: recovered; training ends at step {endings[step]:,}")
+        is_enough = self.ranks.gather(answer)[0]  # rank 0's: all must end at the same step
+        end = self.schedule.endings.get(step)
+        if is_enough and end and self.ending is None:
+            self.ending = step, end
+            say(f"step {step}: recovered; training ends at step {end:,}")
 
     def device_tensors(self) -> Iterator[Tensor]:
         """What the training holds in the memory of a GPU."""
-        values = [value for s in self.state.optimizer.state.values() for value in s.values()]
+        moments = (values.values() for values in self.state.optimizer.state.values())
         teacher = self.teacher.model.parameters() if self.teacher else ()
-        for value in itertools.chain(self.model.parameters(), teacher, values):
+        for value in itertools.chain(self.model.parameters(), teacher, *moments):
             if isinstance(value, Tensor) and value.device.type == "cuda":
                 yield value
 

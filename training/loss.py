@@ -1,8 +1,8 @@
-"""The loss without storing the logits: head and loss together, chunk by chunk.
+"""The loss without storing the logits: head and loss together, chunk by chunk; and Liger's kernels
+for it, for norms and for MLPs.
 
 For one sequence of 32,768 tokens and a vocabulary of 151,936, the logits and their gradient would
-take 50 GB. Here only the logits of one chunk exist at a time, and those of the teacher for it, if
-there is one. And Liger's kernels for it, for norms and for MLPs.
+take 50 GB. Here only the logits of one chunk exist at a time, and those of the teacher for it.
 """
 # B batch, T tokens, N = B * T rows, H hidden size, V vocabulary
 
@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from bosch.data.loader import IGNORED
+from bosch.data.loader import IGNORED  # which torch and Liger ignore by default
 from bosch.hybrid.models import family_of
 from bosch.run.progress import say
 
@@ -43,7 +43,7 @@ class Lesson:
 
 @dataclass(frozen=True)
 class StoredLesson:
-    """The same from a file (training/lessons.py): the likeliest tokens, and what is left for all
+    """The same from a file of lessons: the likeliest tokens, and what is left for all
     others together."""
 
     ids_NK: Tensor
@@ -56,11 +56,17 @@ class StoredLesson:
         return student_NR, self.log_shares_NR[rows].float()
 
 
-class LossHead(nn.Linear):
-    """A model's head that returns the loss when one is set, and logits when not.
+def shares_of_likeliest(logits_NV: Tensor, ids_NK: Tensor) -> Tensor:
+    """Logarithms of these tokens' shares, and of that of all others together: (N, K + 1)."""
+    # Summed over the others themselves: 1 - (shares of the likeliest) would round to nothing.
+    others_N1 = logits_NV.scatter(1, ids_NK, -torch.inf).logsumexp(1, keepdim=True)
+    known_NR = torch.cat([logits_NV.gather(1, ids_NK), others_N1], dim=1)
+    return known_NR - logits_NV.logsumexp(1, keepdim=True)
 
-    The model's own forward calls it: no forward is replaced, and fully_shard's hooks run.
-    """
+
+class LossHead(nn.Linear):
+    """A model's head that returns the loss when one is set, and logits when not. The model's own
+    forward calls it: no forward is replaced, and fully_shard's hooks run."""
 
     kernels: str = "torch"
     loss: Callable[[Tensor, Tensor], Tensor] | None = None  # of hidden states and weight
@@ -73,18 +79,11 @@ class LossHead(nn.Linear):
 
 def install_kernels(model: PreTrainedModel, kernels: str) -> None:
     """Make the head of a model of our families a LossHead; weight names and ties stay the same.
-    With Liger's kernels, use its RMSNorm and SwiGLU in this one model too.
-
-    Liger also replaces transformers' own classes for all later models. We restore them, so that all
-    evaluations of a run use the same kernels. Liger's rotary embeddings are not used, since Liger
-    can only replace them for the whole process.
-    """
-    head = model.get_submodule("lm_head")
-    assert isinstance(head, nn.Linear)
+    With Liger's kernels, use its RMSNorm and SwiGLU in this one model too, but not its rotary
+    embeddings, which Liger can only replace for the whole process."""
+    head: Any = model.get_submodule("lm_head")
     assert head.bias is None, "no family's head has a bias"
-    head.__class__ = LossHead
-    assert isinstance(head, LossHead)
-    head.kernels = kernels
+    head.__class__, head.kernels = LossHead, kernels
     if kernels != "liger":
         return
     from liger_kernel import transformers as liger
@@ -96,15 +95,11 @@ def install_kernels(model: PreTrainedModel, kernels: str) -> None:
     if apply is None:
         say(f"Liger has no kernels for the family {model_type}; torch computes its norms and MLPs")
         return
+    # Liger also replaces transformers' own classes for all later models. Restored, so that all
+    # evaluations of a run use the same kernels.
     before = dict(vars(module))
-    apply(
-        rope=False,
-        rms_norm=True,
-        swiglu=True,
-        cross_entropy=False,
-        fused_linear_cross_entropy=False,
-        model=model,
-    )
+    unused = dict.fromkeys(("rope", "cross_entropy", "fused_linear_cross_entropy"), False)
+    apply(rms_norm=True, swiglu=True, model=model, **unused)
     vars(module).update(before)
 
 
@@ -115,18 +110,37 @@ def model_loss(
     scale: float,
     lesson: Lesson | StoredLesson | None = None,
 ) -> Tensor:
-    """Sum of the losses of all targets, times `scale`. Calls the whole model. Labels are already
-    shifted: those of the next tokens."""
-    head = model.get_submodule("lm_head")
-    assert isinstance(head, LossHead)
-    head.loss = partial(
-        head_loss, labels_BT=labels_BT, scale=scale, kernels=head.kernels, lesson=lesson
-    )
+    """Sum of the losses of all targets, times `scale`. Labels are already shifted: those of the
+    next tokens."""
+    facts: dict[str, Any] = {"labels_BT": labels_BT, "scale": scale, "lesson": lesson}
+    return call_with(partial(head_loss, kernels=model.lm_head.kernels, **facts), model, inputs)
+
+
+@torch.no_grad()
+def token_losses(model: PreTrainedModel, inputs: Mapping[str, object], labels_BT: Tensor) -> Tensor:
+    """The cross entropy of each target, 0 where there is none."""
+
+    def losses(hidden_BTH: Tensor, weight_VH: Tensor) -> Tensor:
+        both = hidden_BTH.flatten(0, 1), labels_BT.flatten()
+        chunks = zip(*(each.split(CHUNK_ROWS) for each in both), strict=True)
+        found = [
+            F.cross_entropy(F.linear(hidden, weight_VH).float(), labels, reduction="none")
+            for hidden, labels in chunks
+        ]
+        return torch.cat(found).view_as(labels_BT)
+
+    return call_with(losses, model, inputs)
+
+
+def call_with(
+    loss: Callable[[Tensor, Tensor], Tensor], model: Any, inputs: Mapping[str, object]
+) -> Tensor:
+    """The whole model, with this loss in place of the logits."""
+    model.lm_head.loss = loss
     try:
-        loss: Tensor = model(**inputs, use_cache=False).logits
-        return loss
+        return model(**inputs, use_cache=False).logits
     finally:
-        head.loss = None
+        model.lm_head.loss = None
 
 
 def head_loss(
@@ -140,102 +154,43 @@ def head_loss(
     hidden_NH, labels_N = hidden_BTH.flatten(0, 1), labels_BT.flatten()
     if not torch.is_grad_enabled():  # kernels only look at requires_grad
         weight_VH = weight_VH.detach()
+    fp32 = {"accum_dtype": torch.float32}  # for the sum of a bf16 weight's gradient over chunks
     if kernels == "liger" and lesson is None:
         from liger_kernel.transformers.functional import liger_fused_linear_cross_entropy
 
-        total: Tensor = liger_fused_linear_cross_entropy(
-            hidden_NH,
-            weight_VH,
-            labels_N,
-            ignore_index=IGNORED,
-            reduction="sum",
-            accum_dtype=torch.float32,  # for the sum of a bf16 weight's gradient over chunks
-        )
-        return total * scale
+        sum_of = partial(liger_fused_linear_cross_entropy, reduction="sum", **fp32)
+        return sum_of(hidden_NH, weight_VH, labels_N) * scale
     if kernels == "liger" and isinstance(lesson, Lesson) and lesson.weight == 1:
         from liger_kernel.transformers.functional import liger_fused_linear_jsd
 
-        mean: Tensor = liger_fused_linear_jsd(
-            hidden_NH,
-            weight_VH,
-            lesson.hidden_NH,
-            lesson.head_VH,
-            labels_N,
-            jsd_beta=0.0,  # the divergence from the teacher
-            ignore_index=IGNORED,
-            temperature=lesson.temperature,
-            accum_dtype=torch.float32,
-        )
+        # Beta 0: the divergence from the teacher.
+        mean_of = partial(liger_fused_linear_jsd, jsd_beta=0.0, temperature=lesson.temperature)
+        teacher = lesson.hidden_NH, lesson.head_VH
+        mean = mean_of(hidden_NH, weight_VH, *teacher, labels_N, **fp32)
         return mean * ((labels_N != IGNORED).sum() * lesson.temperature**2 * scale)
 
     def loss_of(logits_NV: Tensor, rows: slice) -> Tensor:
         labels = labels_N[rows]
         if lesson is None:
-            return cross_entropy(logits_NV, labels) * scale
-        taught = torch.where(labels != IGNORED, divergence(logits_NV, lesson, rows), 0.0).sum()
+            return F.cross_entropy(logits_NV, labels, reduction="sum") * scale
+        # Kullback-Leibler divergence from the teacher's distribution, of each row. Times the square
+        # of the temperature: the gradient keeps its size.
+        student, teacher = lesson.log_shares(logits_NV / lesson.temperature, rows)
+        per_token = F.kl_div(student, teacher, reduction="none", log_target=True)
+        divergence = per_token.sum(1) * lesson.temperature**2
+        taught = torch.where(labels != IGNORED, divergence, 0.0).sum()
         if lesson.weight == 1:
             return taught * scale
-        rest = (1 - lesson.weight) * cross_entropy(logits_NV, labels)
+        rest = (1 - lesson.weight) * F.cross_entropy(logits_NV, labels, reduction="sum")
         return (lesson.weight * taught + rest) * scale
 
-    loss: Tensor = ChunkedLoss.apply(hidden_NH, weight_VH, loss_of)
-    return loss
-
-
-def cross_entropy(logits_NV: Tensor, labels_N: Tensor) -> Tensor:
-    return F.cross_entropy(logits_NV, labels_N, ignore_index=IGNORED, reduction="sum")
-
-
-def divergence(logits_NV: Tensor, lesson: Lesson | StoredLesson, rows: slice) -> Tensor:
-    """Kullback-Leibler divergence of each row's distribution from the teacher's. Times the square
-    of the temperature: the gradient keeps its size."""
-    student, teacher = lesson.log_shares(logits_NV / lesson.temperature, rows)
-    per_token = F.kl_div(student, teacher, reduction="none", log_target=True)
-    return per_token.sum(1) * lesson.temperature**2
-
-
-def shares_of_likeliest(logits_NV: Tensor, ids_NK: Tensor) -> Tensor:
-    """Logarithms of these tokens' shares, and of that of all others together: (N, K + 1)."""
-    # Summed over the others themselves: 1 - (shares of the likeliest) would round to nothing.
-    others_N1 = logits_NV.scatter(1, ids_NK, -torch.inf).logsumexp(1, keepdim=True)
-    known_NR = torch.cat([logits_NV.gather(1, ids_NK), others_N1], dim=1)
-    return known_NR - logits_NV.logsumexp(1, keepdim=True)
-
-
-@torch.no_grad()
-def token_losses(model: PreTrainedModel, inputs: Mapping[str, object], labels_BT: Tensor) -> Tensor:
-    """The cross entropy of each target, 0 where there is none. Calls the whole model."""
-    head = model.get_submodule("lm_head")
-    assert isinstance(head, LossHead)
-
-    def losses(hidden_BTH: Tensor, weight_VH: Tensor) -> Tensor:
-        chunks = zip(
-            hidden_BTH.flatten(0, 1).split(CHUNK_ROWS),
-            labels_BT.flatten().split(CHUNK_ROWS),
-            strict=True,
-        )
-        found = [
-            F.cross_entropy(
-                F.linear(hidden, weight_VH).float(), labels, ignore_index=IGNORED, reduction="none"
-            )
-            for hidden, labels in chunks
-        ]
-        return torch.cat(found).view_as(labels_BT)
-
-    head.loss = losses
-    try:
-        found: Tensor = model(**inputs, use_cache=False).logits
-        return found
-    finally:
-        head.loss = None
+    return ChunkedLoss.apply(hidden_NH, weight_VH, loss_of)
 
 
 class ChunkedLoss(torch.autograd.Function):
-    """Computes the gradients together with the loss, so that no product is computed twice.
-
-    Each chunk uses plain autograd: with one chunk, the numbers are those of linear + `loss_of`,
-    which gets the logits of some rows, and which rows they are.
-    """
+    """Computes the gradients together with the loss, so that no product is computed twice. Each
+    chunk uses plain autograd: with one chunk, the numbers are those of linear + `loss_of`, which
+    gets the logits of some rows, and which rows they are."""
 
     @staticmethod
     def forward(
@@ -245,12 +200,11 @@ class ChunkedLoss(torch.autograd.Function):
         loss = torch.zeros((), device=hidden_NH.device)
         grad_hidden_NH = torch.empty_like(hidden_NH) if needs_grad else None
         grad_weight_VH: Tensor | None = None
+        weight = weight_VH.detach().requires_grad_(weight_learns)
         for start in range(0, len(hidden_NH), CHUNK_ROWS):
             chunk = slice(start, start + CHUNK_ROWS)
-            hidden, weight = hidden_NH[chunk].detach(), weight_VH.detach()
+            hidden = hidden_NH[chunk].detach().requires_grad_(needs_grad)
             with torch.set_grad_enabled(needs_grad):
-                hidden.requires_grad_(needs_grad)
-                weight.requires_grad_(weight_learns)
                 part = loss_of(F.linear(hidden, weight).float(), chunk)
             loss = loss + part.detach()
             if grad_hidden_NH is not None:

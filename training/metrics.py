@@ -1,8 +1,6 @@
-"""metrics.jsonl, the record of a training run with one line per step; and the time and the FLOPs of
-a step, from which its share of the device's peak (MFU) is computed.
-
-Each line is forced to disk before the next step. The TensorBoard files are made from it, and are
-rebuilt whenever a run resumes, so that no point is missing or there twice.
+"""metrics.jsonl, the record of a training run with one line per step, forced to disk before the
+next; and the time and the FLOPs of a step, from which its share of the device's peak (MFU) is
+computed. A run that resumes makes its TensorBoard files again from the record.
 
     FLOPs of a batch = (6 * N - 2 * F) * tokens + 12 * head size * pairs
 
@@ -15,6 +13,7 @@ Recomputation to save memory does not count.
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
@@ -44,16 +43,14 @@ PEAK_FLOPS = {
 
 
 class MetricsLog:
-    """metrics.jsonl in a training stage's folder. Only rank 0 writes."""
+    """metrics.jsonl in a training stage's folder. Only rank 0 writes. curves: their name in
+    TensorBoard. run_folder: holds `tb`; None: the folder's parent."""
 
     def __init__(
         self, folder: Path, rank: int, curves: str = "train", run_folder: Path | None = None
     ) -> None:
-        """curves: their name in TensorBoard. run_folder: holds `tb`; None: the folder's parent."""
         self.path, self._name = folder / METRICS, curves
-        self._run = run_folder or folder.parent
-        self._writes = rank == 0
-        self._curves: TrainingCurves | None = None
+        self._run, self._writes = run_folder or folder.parent, rank == 0
 
     def start(self, step: int) -> None:
         """The next row is that of `step`. Drop later rows of an earlier attempt. UserError if
@@ -79,7 +76,6 @@ class MetricsLog:
         """Append a row: `step`, `tokens` and figures. The time of day is added."""
         if not self._writes:
             return
-        assert self._curves is not None, "call start first"
         timed = {**row, "time": round(time.time(), 3)}
         with explain_refusal(str(self.path)), open_own_file(self.path, "ab") as file:
             append_line(file, timed)
@@ -97,16 +93,12 @@ class StepTimer:
         device: torch.device,
         teacher: PreTrainedModel | None = None,
     ) -> None:
-        self.schedule, self.device = schedule, device
+        self.schedule, self.device, self.peak = schedule, device, peak_flops(device)
         frozen = count_active_weights(model, only_frozen=True)
         self.work = [(model.config, count_active_weights(model), frozen, 1.0)]
         if teacher is not None:  # a forward is a third of a training step
             self.work.append((teacher.config, count_active_weights(teacher), 0, 1 / 3))
-        self.peak = peak_flops(device)
         self.seconds = {"data": 0.0, "compute": 0.0, "checkpoint": 0.0}
-        self._since = time.perf_counter()
-
-    def restart(self) -> None:
         self._since = time.perf_counter()
 
     def record(self, name: str) -> None:
@@ -116,29 +108,22 @@ class StepTimer:
         if name == "data" and self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)  # `memory_gb` is the step's own
         now = time.perf_counter()
-        self.seconds[name] = now - self._since
-        self._since = now
+        self.seconds[name], self._since = now - self._since, now
 
     def figures(self, batch: Batch, with_flops: bool = True) -> dict[str, float]:
         """Times and throughput of this step. A checkpoint's time is in the figures of the next one.
-
-        The share of the peak (MFU) counts what a step needs, not what is recomputed to save memory.
-        with_flops: no for steps with learned gates, whose work the formula does not know.
-        """
-        busy = self.seconds["data"] + self.seconds["compute"]
-        tokens_per_second = self.schedule.batch_tokens / busy
+        with_flops: no for steps with learned gates, whose work the formula does not know."""
+        world, busy = self.schedule.world_size, self.seconds["data"] + self.seconds["compute"]
         figures = {f"{name}_seconds": seconds for name, seconds in self.seconds.items()}
-        figures |= {
-            "tokens_per_second": tokens_per_second,
-            "tokens_per_second_per_device": tokens_per_second / self.schedule.world_size,
-        }
+        figures["tokens_per_second"] = speed = self.schedule.batch_tokens / busy
+        figures["tokens_per_second_per_device"] = speed / world
         if with_flops:
             lengths = batch.cu_seqlens.diff().tolist()
             flops = sum(
                 training_flops(config, num_weights, lengths, num_frozen) * part
                 for config, num_weights, num_frozen, part in self.work
             )
-            figures["flops"] = flops * self.schedule.world_size  # all ranks have about as much work
+            figures["flops"] = flops * world  # all ranks have about as much work
             figures["tflops_per_device"] = flops / busy / 1e12
             if self.peak is not None:
                 figures["mfu"] = flops / busy / self.peak
@@ -149,27 +134,20 @@ class StepTimer:
 
 def peak_flops(device: torch.device) -> float | None:
     """FLOPs per second of one device in bf16. None: not known."""
-    if device.type != "cuda":
-        return None
-    name = torch.cuda.get_device_name(device)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     return next((peak for part, peak in PEAK_FLOPS.items() if part in name), None)
 
 
 def count_active_weights(model: PreTrainedModel, only_frozen: bool = False) -> int:
     """N of a model, or F; it may be on the meta device or sharded."""
-    config = model.config
+    config, count = model.config, 0
     tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
-    num_experts = getattr(config, "num_experts", None) or 1
-    count = 0
     for name, parameter in model.named_parameters():
-        if parameter.ndim < 2 or ("embed_tokens" in name and not tied):
-            continue
-        if only_frozen and parameter.requires_grad:
-            continue
-        if ".experts." in name:
-            count += parameter.numel() * config.num_experts_per_tok // num_experts
-        else:
-            count += parameter.numel()
+        is_used = parameter.ndim >= 2 and (tied or "embed_tokens" not in name)
+        if is_used and not (only_frozen and parameter.requires_grad):
+            is_expert = ".experts." in name
+            share = (config.num_experts_per_tok, config.num_experts) if is_expert else (1, 1)
+            count += parameter.numel() * share[0] // share[1]
     return count
 
 
@@ -183,14 +161,13 @@ def training_flops(
     config: PretrainedConfig, num_weights: int, lengths: list[int], num_frozen: int = 0
 ) -> int:
     """Forward and backward pass over documents of these lengths."""
-    groups = config.num_key_value_heads
-    hybrid = getattr(config, "bosch", None)
-    num_full = hybrid["num_full"] if hybrid else [groups] * config.num_hidden_layers
-    full_heads = sum(num_full) * (config.num_attention_heads // groups)
-    windowed_heads = config.num_hidden_layers * config.num_attention_heads - full_heads
-    window = hybrid["window"] if hybrid else None
-    pairs = sum(
-        full_heads * visible_pairs(length, None) + windowed_heads * visible_pairs(length, window)
-        for length in lengths
+    groups, layers = config.num_key_value_heads, config.num_hidden_layers
+    dense: dict[str, Any] = {"num_full": [groups] * layers, "window": None}
+    hybrid = getattr(config, "bosch", None) or dense
+    full_heads = sum(hybrid["num_full"]) * (config.num_attention_heads // groups)
+    heads = (
+        (full_heads, None),
+        (layers * config.num_attention_heads - full_heads, hybrid["window"]),
     )
+    pairs = sum(n * visible_pairs(length, window) for n, window in heads for length in lengths)
     return (6 * num_weights - 2 * num_frozen) * sum(lengths) + 12 * head_size(config) * pairs

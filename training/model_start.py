@@ -1,17 +1,21 @@
-"""Loads the model to train: built on the meta device, sharded, then each rank reads its own part.
+"""The model to train: built on the meta device, sharded, then each rank reads its own part and one
+slice of a file at a time. Which of its weights are trained (all, some of them, or narrow matrices
+beside frozen ones: LoRA), and the AdamW that changes them.
 
-No rank ever holds more than its own part and one slice of a file. Buffers that are in no file, the
-tables of rotary embeddings, are computed again: left at zero they would give a plausible loss.
+peft would rename the frozen weights, which loading, checkpoints and export look up by name; a hook
+does not. An export adds the products to the weights, so that its folder looks like any other.
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import safe_open
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.utils import get_total_norm
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 import bosch  # noqa: F401  registers hybrids and their attention with transformers
@@ -20,18 +24,21 @@ from bosch.hybrid import materialize
 from bosch.hybrid.attention import NAME
 from bosch.hybrid.models import family_of
 from bosch.hybrid.shards import weight_files
+from bosch.hybrid.sinks import is_sink
 from bosch.model import explain_library_errors
 from bosch.run.errors import UserError
+from bosch.run.fingerprint import fingerprint
 from bosch.training.loss import install_kernels
-from bosch.training.parallel import own_rows, shard_model
-from bosch.training.trained import choose_trained, first_lora_values
+from bosch.training.parallel import own_rows, shard_model, whole
+
+LORA_SCALE = 2.0  # of the product that is added to a weight
+DOWN, UP = "lora_down.weight", "lora_up.weight"
 
 
 def start_model(folder: Path, settings: TrainConfig, device: torch.device) -> PreTrainedModel:
     """The model of a folder, in fp32, sharded, ready to train. Every rank calls this. The settings
     are those that `decide` returns."""
-    model = build_on_meta(read_config(folder))
-    model = make_empty(model, settings, device)
+    model = make_empty(build_on_meta(read_config(folder)), settings, device)
     fill_model(model, folder, device)
     return model
 
@@ -47,10 +54,9 @@ def build_on_meta(config: PretrainedConfig, dtype: torch.dtype = torch.float32) 
     """The model with the shapes of its weights, but no memory for them."""
     config.use_cache = False
     with torch.device("meta"):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(
+        return AutoModelForCausalLM.from_config(
             config, dtype=dtype, attn_implementation=NAME, trust_remote_code=False
         )
-    return model
 
 
 def make_empty(
@@ -71,8 +77,7 @@ def allocate(model: Any, settings: TrainConfig, device: torch.device) -> PreTrai
     model._apply(lambda tensor: torch.empty_like(tensor, device=device))
     if is_tied:  # moving off the meta device makes new parameters, unless they are sharded
         model.lm_head.weight = model.model.embed_tokens.weight
-    allocated: PreTrainedModel = model
-    return allocated
+    return model
 
 
 def fill_model(
@@ -93,24 +98,24 @@ def fill_model(
             if parameter in filled:  # tied to one that was read
                 continue
             filled.add(parameter)
-            if (values := first_lora_values(name, parameter.shape)) is not None:
-                read: Reader = values.__getitem__
-            else:
-                read = find_reader(name, list(parameter.shape), slices, folder)
+            values: Any = first_lora_values(name, parameter.shape)
+            if values is None:
+                values = find_values(name, list(parameter.shape), slices, folder)
             target, begin = own_rows(parameter)
             if target.numel():  # this rank's rows, converted from the file's type
-                target.copy_(read(slice(begin, begin + target.shape[0])))
+                target.copy_(values[begin : begin + target.shape[0]])
 
     for module in model.modules():
-        buffers = dict(module.named_buffers(recurse=False))
-        config = getattr(module, "config", None)
-        if buffers and config is None:
+        if not (buffers := dict(module.named_buffers(recurse=False))):
+            continue
+        if (config := getattr(module, "config", None)) is None:
             raise UserError(
                 f"{type(module).__name__} has buffers that are in no file, and no config to "
-                "compute them from, so this model cannot be trained here. Pass another one."
+                "compute them from. Train another model."
             )
-        # As in a new module. With a table of zeros a model would still train, a little worse.
-        fresh = dict(type(module)(config).named_buffers(recurse=False)) if buffers else {}
+        # The tables of rotary embeddings, as in a new module. With zeros a model would still train,
+        # a little worse.
+        fresh = dict(type(module)(config).named_buffers(recurse=False))
         for name in buffers:
             assert bool(fresh[name].abs().sum() > 0), f"buffer {name} is all zeros"
             setattr(module, name, fresh[name].to(device))
@@ -118,33 +123,113 @@ def fill_model(
         assert not tensor.is_meta, f"{name} was never filled"
 
 
-Reader = Callable[[slice], Tensor]  # of the first dimension
+class Experts:
+    """Of a layer: one tensor in the model, with one row per expert. The files hold them one by one,
+    in these parts."""
+
+    def __init__(self, slices: dict[str, Any], names: list[str]) -> None:
+        self.slices, self.names = slices, names
+
+    def __getitem__(self, rows: slice) -> Tensor:
+        numbers = range(rows.start, rows.stop)
+        parts = [[self.slices[name.format(n)][:] for name in self.names] for n in numbers]
+        return torch.stack(list(map(torch.cat, parts)))
 
 
-def find_reader(name: str, shape: list[int], slices: dict[str, Any], folder: Path) -> Reader:
-    """How to read a parameter's rows. The model has one tensor for the experts of a layer, with one
-    row per expert. The files hold the experts one by one."""
+def find_values(name: str, shape: list[int], slices: dict[str, Any], folder: Path) -> Any:
+    """What gives a parameter's rows when it is sliced."""
     if name in slices:
         if (there := slices[name].get_shape()) != shape:
             raise UserError(
                 f"{folder}: {name} has the shape {there}, but by config.json it would be {shape}. "
                 "Pass a folder whose config.json belongs to its weights."
             )
-        read: Reader = slices[name].__getitem__
-        return read
+        return slices[name]
     prefix, _, kind = name.rpartition(".")
-    parts = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}.get(kind)
-    if parts is None or f"{prefix}.0.{parts[0]}.weight" not in slices:
+    parts = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}.get(kind, ())
+    names = [f"{prefix}.{{}}.{part}.weight" for part in parts]
+    if not names or names[0].format(0) not in slices:
         raise UserError(
             f"{folder} has no weights {name!r}, which its config.json asks for. It is incomplete "
             "or its config.json is that of another model."
         )
+    return Experts(slices, names)
 
-    def read_experts(rows: slice) -> Tensor:
-        experts = [
-            torch.cat([slices[f"{prefix}.{number}.{part}.weight"][:] for part in parts])
-            for number in range(rows.start, rows.stop)
-        ]
-        return torch.stack(experts)
 
-    return read_experts
+# --------------------------------------------------------------------------- what is trained
+
+
+def choose_trained(model: PreTrainedModel, trained: str, lora_rank: int) -> None:
+    """On the meta device. `trained` and `lora_rank` are those of TrainConfig."""
+    has_window = windowed_layers(model.config)
+    for name, parameter in model.named_parameters():
+        is_attention = ".self_attn." in name
+        parameter.requires_grad_(
+            {
+                "all": True,
+                "attention": is_attention,
+                "windowed-attention": is_attention and has_window[int(name.split(".")[2])],
+                "norms": "norm" in name,
+                "lora": False,
+            }[trained]
+        )
+    if trained == "lora":
+        for module in list(model.get_submodule("model.layers").modules()):
+            if type(module) is nn.Linear:
+                to: Any = {"bias": False, "dtype": module.weight.dtype, "device": "meta"}
+                module.lora_down = nn.Linear(module.in_features, lora_rank, **to)
+                module.lora_up = nn.Linear(lora_rank, module.out_features, **to)
+                module.register_forward_hook(add_product)
+
+
+def add_product(linear: Any, given: tuple[Tensor], output: Tensor) -> Tensor:
+    return output + LORA_SCALE * linear.lora_up(linear.lora_down(given[0]))
+
+
+def first_lora_values(name: str, shape: torch.Size) -> Tensor | None:
+    """The same on all ranks; the products begin as zeros. None for a weight of the model itself."""
+    if name.endswith(UP):
+        return torch.zeros(shape)
+    if not name.endswith(DOWN):
+        return None
+    generator = torch.Generator().manual_seed(int(fingerprint(name)[:12], 16))
+    bound = 1 / math.sqrt(shape[1])
+    return torch.empty(shape).uniform_(-bound, bound, generator=generator)
+
+
+def windowed_layers(config: PretrainedConfig) -> list[bool]:
+    """Of each layer, whether it has groups with a window. Where none has, as in the control and a
+    dense model, all count."""
+    hybrid = getattr(config, "bosch", None) or {"num_full": []}
+    found = [count < config.num_key_value_heads for count in hybrid["num_full"]]
+    return found if any(found) else [True] * config.num_hidden_layers
+
+
+def make_optimizer(model: nn.Module, settings: TrainConfig) -> torch.optim.AdamW:
+    """AdamW with weight decay on matrices, but not on norms, biases and sinks. Call it before any
+    forward: after one, the root module holds other parameters than the sharded ones, which the
+    optimizer needs."""
+    parameters = trained_parameters(model)
+    # With bf16 weights and a learning rate of 1e-5 most updates are rounded away: AdamW changes
+    # only 14 % of the weights in 50 steps (measured).
+    assert {parameter.dtype for parameter in parameters} == {torch.float32}
+    constants = {p for name, p in model.named_parameters() if p.ndim < 2 or is_sink(name)}
+    decayed = [p for p in parameters if p not in constants]
+    others = [p for p in parameters if p in constants]
+    groups = [(decayed, settings.weight_decay), (others, 0.0)]
+    return torch.optim.AdamW(
+        [{"params": params, "weight_decay": decay} for params, decay in groups if params],
+        lr=settings.peak_learning_rate,
+        betas=settings.betas,
+        fused=True,
+    )
+
+
+def trained_parameters(model: nn.Module) -> list[nn.Parameter]:
+    """In the model's order: the last bit of the gradient norm depends on it."""
+    return [p for p in model.parameters() if p.requires_grad]
+
+
+def gradient_norm(parameters: Iterable[Tensor]) -> Tensor:
+    """Norm of the whole gradient, the same number on every rank."""
+    return whole(get_total_norm([p.grad for p in parameters if p.grad is not None]))

@@ -50,25 +50,20 @@ IGNORED_SILENTLY = frozenset(
     "FSDP_SYNC_MODULE_STATES FSDP_CPU_RAM_EFFICIENT_LOADING FSDP_AUTO_WRAP_POLICY "
     "FSDP_TRANSFORMER_CLS_TO_WRAP FSDP_BACKWARD_PREFETCH FSDP_STATE_DICT_TYPE".split()
 )
-
-
-# ---------------------------------------------------------------------------------------- processes
+TRUE, FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off", ""}
 
 
 def start_world() -> torch.device:
-    """Join the other processes of this launch; this one's device. A single process opens no port.
-
-    Later calls use the same process group.
-    """
+    """Join the other processes of this launch, once; this one's device. A single process opens no
+    port."""
     refuse_silent_traps(os.environ)
     hide_fsdp()
     device = choose_device(os.environ)
     if not dist.is_initialized():
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-        if "RANK" in os.environ:
-            dist.init_process_group(backend, timeout=COLLECTIVE_TIMEOUT)
-        else:
-            dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+        alone: dict[str, Any] = {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+        launched = {"timeout": COLLECTIVE_TIMEOUT}
+        dist.init_process_group(backend, **(launched if "RANK" in os.environ else alone))
         atexit.register(leave_world)
     return device
 
@@ -79,15 +74,14 @@ def leave_world() -> None:
 
 
 def choose_device(environment: Mapping[str, str]) -> torch.device:
-    if is_true(environment.get("ACCELERATE_USE_CPU")):
+    if environment.get("ACCELERATE_USE_CPU", "").lower() in TRUE:
         return torch.device("cpu")
     if not torch.cuda.is_available():
         hides_gpus = environment.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
         if which("nvidia-smi", path=environment.get("PATH")) and not hides_gpus:
             raise UserError(
                 f"this machine has an NVIDIA driver, but torch {torch.__version__} cannot use its "
-                "GPU: the driver may be older than the build needs, or the build is for CPUs. "
-                "Install another build of torch, or set ACCELERATE_USE_CPU=true to use the CPU."
+                "GPU. Install a build that fits the driver, or set ACCELERATE_USE_CPU=true."
             )
         return torch.device("cpu")
     local_rank = int(environment.get("LOCAL_RANK", 0))
@@ -103,28 +97,24 @@ def choose_device(environment: Mapping[str, str]) -> torch.device:
 def refuse_silent_traps(environment: Mapping[str, str]) -> None:
     """Refuse launches in which accelerate would silently do something other than expected."""
     for name, what in (("DEEPSPEED", "DeepSpeed"), ("MEGATRON_LM", "Megatron-LM")):
-        if is_true(environment.get(f"ACCELERATE_USE_{name}")):
+        if environment.get(f"ACCELERATE_USE_{name}", "").lower() in TRUE:
             raise UserError(
-                f"the accelerate config asks for {what}, but training shards with FSDP. Run "
-                "`accelerate config` again or pass --config_file with one of the files in launch/."
+                f"the accelerate config asks for {what}, but training shards with FSDP. Pass "
+                "--config_file with one of the files in launch/."
             )
     # Asked for several processes without a GPU, accelerate silently starts a single one.
     by_accelerate = "ACCELERATE_MIXED_PRECISION" in environment
     if by_accelerate and "MASTER_ADDR" in environment and "WORLD_SIZE" not in environment:
         raise UserError(
             "accelerate has started only one process, as it does on CPUs even if asked for more. "
-            "For N processes use `accelerate launch --use_fsdp --num_processes N ...`. If you want "
-            "one process, unset MASTER_ADDR in your environment."
+            "For N processes use `accelerate launch --use_fsdp --num_processes N ...`; for one, "
+            "unset MASTER_ADDR in your environment."
         )
-    precision = environment.get("ACCELERATE_MIXED_PRECISION", "no")
-    if precision not in ("no", "bf16"):
+    if (asked := environment.get("ACCELERATE_MIXED_PRECISION", "no")) not in ("no", "bf16"):
         raise UserError(
-            f"the accelerate config asks for mixed precision {precision}, but training computes in "
+            f"the accelerate config asks for mixed precision {asked}, but training computes in "
             "bf16 or fp32. Pass --mixed_precision bf16."
         )
-
-
-# ----------------------------------------------------------------------------------------- settings
 
 
 def decide(
@@ -132,17 +122,17 @@ def decide(
 ) -> TrainConfig:
     """The settings with a value in place of None and auto: that of the accelerate config, or else
     what suits the device."""
-    chosen: dict[str, Any] = {"cpu_offload": False, "reshard_after_forward": True}
-    chosen["activation_checkpointing"] = device.type == "cuda"
-    chosen["kernels"], _ = choose_kernels(settings.kernels, device)
+    usual = {"cpu_offload": False, "reshard_after_forward": True}
+    usual["activation_checkpointing"] = device.type == "cuda"
+    chosen: dict[str, Any] = {"kernels": choose_kernels(settings.kernels, device)[0]}
     for variable, name in USED_VARIABLES.items():
         value = environment.get(variable, "").lower()
-        # accelerate always sets all three. For those that save memory `false` is its default, and
-        # need not be the user's choice.
-        if value in TRUE or (value in FALSE - {""} and name == "reshard_after_forward"):
-            chosen[name] = value in TRUE
-        if (setting := getattr(settings, name)) is not None:
-            chosen[name] = setting
+        chosen[name] = getattr(settings, name)
+        if chosen[name] is None:
+            # accelerate always sets all three. For those that save memory `false` is its default,
+            # and need not be the user's choice.
+            says_no = value in FALSE - {""} and name == "reshard_after_forward"
+            chosen[name] = not says_no and (value in TRUE or usual[name])
     return replace(settings, **chosen)
 
 
@@ -165,49 +155,30 @@ def describe(
     settings: TrainConfig, device: torch.device, environment: Mapping[str, str] = os.environ
 ) -> list[str]:
     """What of the accelerate config training ignores, a line each, and how it computes."""
-    lines, decided = [], decide(settings, device, environment)
+    decided, own, ignored = decide(settings, device, environment), settings.precision, []
     names = ("activation_checkpointing", "cpu_offload", "compile")
     ways = [name.replace("_", " ") for name in names if getattr(decided, name)]
     if not decided.reshard_after_forward:
         ways.append("blocks stay gathered after their forward")
     kernels = "kernels {} ({})".format(*choose_kernels(settings.kernels, device))
-    precision = environment.get("ACCELERATE_MIXED_PRECISION", "no")
-    if precision == "bf16" and settings.precision != "bf16":
-        lines.append(
-            f"accelerate: mixed_precision bf16 is ignored; train.precision is {settings.precision}"
-        )
+    if environment.get("ACCELERATE_MIXED_PRECISION") == "bf16" and own != "bf16":
+        ignored.append(f"mixed_precision bf16 is ignored; train.precision is {own}")
     if environment.get("ACCELERATE_DYNAMO_BACKEND", "NO") != "NO" and not settings.compile:
-        lines.append("accelerate: dynamo_backend is ignored; set train.compile to compile blocks")
-    known = IGNORED_SILENTLY | USED_VARIABLES.keys()
-    ignored = [
-        name
-        for name, value in sorted(environment.items())
-        if name.startswith("FSDP_") and name not in known and value.lower() not in FALSE | {"none"}
-    ]
-    if ignored:
-        lines.append(f"accelerate: ignored {', '.join(ignored)}")
-    return [*lines, ", ".join([f"computes in {settings.precision}", *ways, kernels])]
-
-
-TRUE = frozenset(("1", "true", "yes", "on"))
-FALSE = frozenset(("0", "false", "no", "off", ""))
-
-
-def is_true(value: str | None) -> bool:
-    return value is not None and value.lower() in TRUE
-
-
-# ------------------------------------------------------------------------------------------- shards
+        ignored.append("dynamo_backend is ignored; set train.compile to compile blocks")
+    others = sorted(environment.keys() - IGNORED_SILENTLY - USED_VARIABLES.keys())
+    set_ = [n for n in others if environment[n].lower() not in FALSE | {"none"}]
+    if variables := [name for name in set_ if name.startswith("FSDP_")]:
+        ignored.append(f"ignored {', '.join(variables)}")
+    lines = [f"accelerate: {line}" for line in ignored]
+    return [*lines, ", ".join([f"computes in {own}", *ways, kernels])]
 
 
 def shard_model(model: Any, settings: TrainConfig, device: torch.device) -> None:
     """Shard a causal language model over the ranks in place, with one FSDP group per block. In fp32
-    without offloading, a single process does not shard, since the groups would only copy.
-
-    Norm and head are in the root's group, which stays gathered from forward to backward, because
-    the loss reads the head's weight without calling it as a linear layer. So are tied embeddings,
-    which are that weight. Untied embeddings get their own group.
-    """
+    without offloading, a single process does not shard, since the groups would only copy. Norm and
+    head are in the root's group, which stays gathered from forward to backward, because the loss
+    reads the head's weight without calling it as a linear layer. So are tied embeddings, which are
+    that weight."""
     layers = model.model.layers
     if settings.compile:
         # Each block has its own graph, and more of them without gradients or with learned gates.
@@ -221,15 +192,12 @@ def shard_model(model: Any, settings: TrainConfig, device: torch.device) -> None
     size = dist.get_world_size()
     if size == 1 and settings.precision == "fp32" and not settings.cpu_offload:
         return
-    options: dict[str, Any] = {
-        "mesh": init_device_mesh(device.type, (size,)),
-        "reshard_after_forward": settings.reshard_after_forward,
-    }
+    options: dict[str, Any] = {"mesh": init_device_mesh(device.type, (size,))}
+    options["reshard_after_forward"] = settings.reshard_after_forward
     if settings.precision != "fp32":
         # Parameters stay fp32. bf16 copies compute, and gradients are summed in fp32.
-        options["mp_policy"] = MixedPrecisionPolicy(
-            param_dtype=torch.bfloat16, reduce_dtype=torch.float32
-        )
+        types: Any = {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32}
+        options["mp_policy"] = MixedPrecisionPolicy(**types)
     if settings.cpu_offload:
         options["offload_policy"] = CPUOffloadPolicy(pin_memory=device.type == "cuda")
     for block in layers:
@@ -274,7 +242,5 @@ def own_rows(tensor: Tensor) -> tuple[Tensor, int]:
     target = tensor.detach()
     if not isinstance(target, DTensor):
         return target, 0
-    _, offset = compute_local_shape_and_global_offset(
-        target.shape, target.device_mesh, target.placements
-    )
-    return target.to_local(), offset[0]
+    where = target.shape, target.device_mesh, target.placements
+    return target.to_local(), compute_local_shape_and_global_offset(*where)[1][0]

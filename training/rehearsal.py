@@ -4,16 +4,12 @@
 shards, loop, loss and optimizer as one rank of many, with torch's fake tensors, which have a shape
 and no content, and its fake process group, which sends nothing. Attention is that of torch's
 varlen_attn, whose memory is that of every flash kernel, and each row is one document. Liger's
-Python code runs with its kernels left out. Experts are computed together (by torch's grouped_mm or
-by Liger), which takes the same memory however tokens are routed. Blocks are not compiled.
-
-An evaluation has a whole model on every GPU, while the training's share waits in host memory
-(parallel.py, `parked`). Its memory is computed: weights, the cache of the longest text, and a
-chunk's activations.
+Python code runs with its kernels left out. Experts take the same memory however tokens are routed.
+Blocks are not compiled. An evaluation's memory is computed: it has a whole model on every GPU,
+while the training's share waits in host memory (parallel.py, `parked`).
 
 Not included: CUDA itself, NCCL, fragmentation, and a block that is gathered while another one is
-still in use; MARGIN_GB is for these. With offloading, one block's fp32 weights on their way are
-not counted.
+still in use; MARGIN_GB is for these. Nor, with offloading, one block's fp32 weights on their way.
 
 `estimate`: disk, downloads and time, as far as the model's shape tells.
 """
@@ -55,27 +51,20 @@ from bosch.masks.mask import describe_bytes
 from bosch.model import find_model
 from bosch.run.errors import UserError
 from bosch.run.progress import describe_seconds, say
-from bosch.training import parallel
+from bosch.training import model_start, parallel
 from bosch.training.checkpoint import TrainState, describe_state
-from bosch.training.lessons import bytes_a_token
 from bosch.training.loop import add_gradients, split
 from bosch.training.metrics import count_active_weights, training_flops
-from bosch.training.model_start import build_on_meta, make_empty
+from bosch.training.model_start import build_on_meta, gradient_norm
 from bosch.training.parallel import choose_device, decide, whole
 from bosch.training.schedule import TrainSchedule, choose_micro_batch
-from bosch.training.teacher import Teacher, build_dense
-from bosch.training.trained import gradient_norm, make_optimizer, trained_parameters
+from bosch.training.teacher import Teacher, build_dense, bytes_a_token
 
 KINDS = ("weights", "gradients", "optimizer", "activations", "loss")
-COLUMNS = {  # of a table of rehearsals
-    "GPUs": "gpus",
-    "kernels": "kernels",
-    "at once": "micro_batch_sequences",
-    "peak, GB": "value:.1f",
-    **{kind: f"{kind}:.1f" for kind in KINDS},
-    "evaluation": "evaluation:.1f",
-    "fits": "fits",
-}
+# Of a table of rehearsals.
+COLUMNS = {"GPUs": "gpus", "kernels": "kernels", "at once": "micro_batch_sequences"}
+COLUMNS |= {"peak, GB": "value:.1f", **{kind: f"{kind}:.1f" for kind in KINDS}}
+COLUMNS |= {"evaluation": "evaluation:.1f", "fits": "fits"}
 KERNELS = ("torch", "liger")
 REHEARSED = "rehearsed"  # the attention backend in place of flash kernels
 MARGIN_GB = 6.0
@@ -129,17 +118,12 @@ class Rehearsal:
 
     def row(self, plan: Plan, memory_gb: float) -> dict[str, Any]:
         """For a table with COLUMNS."""
-        return {
-            "gpus": plan.num_gpus,
-            "kernels": plan.kernels,
-            "micro_batch_sequences": plan.micro_batch,
-            "value": self.peak_bytes / 1e9,
-            "unit": "GB",
-            **{kind: self.peak[kind] / 1e9 for kind in KINDS},
-            "evaluation": self.evaluation_bytes / 1e9,
-            "memory_gb": memory_gb,
-            "fits": "yes" if self.fits(memory_gb) else "NO",
-        }
+        row: dict[str, Any] = {"gpus": plan.num_gpus, "kernels": plan.kernels}
+        row |= {"micro_batch_sequences": plan.micro_batch}
+        row |= {"value": self.peak_bytes / 1e9, "unit": "GB"}
+        row |= {kind: self.peak[kind] / 1e9 for kind in KINDS}
+        row |= {"evaluation": self.evaluation_bytes / 1e9, "memory_gb": memory_gb}
+        return row | {"fits": "yes" if self.fits(memory_gb) else "NO"}
 
 
 def rehearse(plan: Plan) -> Rehearsal:
@@ -159,18 +143,20 @@ def rehearse_here(plan: Plan) -> Rehearsal:
     changes: dict[str, Any] = {"kernels": plan.kernels, "compile": False}
     settings = decide(replace(plan.settings, **changes), CUDA)
     model = build_on_meta(plan.model)  # fake parameters on the meta device cannot leave it
-    asks = settings.asks_teacher
-    dense = build_dense(plan.teacher or plan.model, settings) if asks else None
+    dense = build_dense(plan.teacher or plan.model, settings) if settings.asks_teacher else None
 
     with fake_world(plan.num_gpus, plan.kernels) as live:
 
         def name_state(kind: str, tensors: Iterable[Any]) -> None:
             live.name("host" if settings.cpu_offload else kind, tensors)
 
+        def kind_is(kind: str) -> Callable[..., None]:
+            return lambda *_: setattr(live, "kind", kind)
+
         # The model and its optimizer.
         live.kind = "weights"
-        model = make_empty(model, settings, CPU)
-        teacher = dense and Teacher(dense, settings, CPU, model)
+        model = model_start.make_empty(model, settings, CPU)
+        teacher = Teacher(dense, settings, CPU, model) if dense else None
         live.kind = "activations"
         name_state("weights", model.parameters())
         for module in model.modules():  # those that fully_shard has gathered
@@ -178,12 +164,13 @@ def rehearse_here(plan: Plan) -> Rehearsal:
                 lambda module, _: live.name("weights", module.parameters(recurse=False))
             )
         head = model.get_submodule("lm_head")
-        head.register_forward_pre_hook(lambda *_: setattr(live, "kind", "loss"))
-        head.register_forward_hook(lambda *_: setattr(live, "kind", "activations"))
-        parameters, optimizer = trained_parameters(model), make_optimizer(model, settings)
+        head.register_forward_pre_hook(kind_is("loss"))
+        head.register_forward_hook(kind_is("activations"))
+        parameters = model_start.trained_parameters(model)
+        optimizer = model_start.make_optimizer(model, settings)
         _init_optim_state(optimizer)  # before a first step there are no moments yet
-        moments = (tensor for state in optimizer.state.values() for tensor in state.values())
-        name_state("optimizer", moments)
+        for moments in optimizer.state.values():
+            name_state("optimizer", moments.values())
 
         # A step.
         num_micro = min(2, settings.batch_sequences // plan.num_gpus // micro)
@@ -197,8 +184,7 @@ def rehearse_here(plan: Plan) -> Rehearsal:
         ends = torch.zeros(len(ids) + 1, dtype=torch.int32)
         batch = Batch(ids, ids.clone(), ids.clone(), ends, ids.numel(), (0,) * len(ids))
         is_flash = settings.attention in ("auto", "flash", "varlen")
-        attention = REHEARSED if is_flash else settings.attention
-        micro_batches = list(split(batch, micro, attention))
+        micro_batches = list(split(batch, micro, REHEARSED if is_flash else settings.attention))
         teach = teacher.teach if teacher else None
         add_gradients(model, micro_batches, 1.0, settings, teach=teach)
         name_state("gradients", (p.grad for p in parameters))
@@ -218,11 +204,14 @@ def rehearse_here(plan: Plan) -> Rehearsal:
 def evaluation_bytes(plan: Plan) -> int:
     """In bf16, of the dense model and a text as long as in training, read in chunks."""
     model, chunk = plan.model, min(plan.seq_len, JudgingConfig.prefill_chunk)
-    weights = sum(weight.numel() for weight in build_on_meta(model).parameters())
     cache = 2 * model.num_hidden_layers * model.num_key_value_heads * head_size(model)
     wide = max(model.intermediate_size, getattr(model, "moe_intermediate_size", 0))
     activations = chunk * (6 * model.hidden_size + 3 * wide)
-    return 2 * (weights + plan.seq_len * cache + activations)
+    return 2 * (num_weights(model) + plan.seq_len * cache + activations)
+
+
+def num_weights(model: PretrainedConfig) -> int:
+    return sum(weight.numel() for weight in build_on_meta(model).parameters())
 
 
 @contextmanager
@@ -231,12 +220,9 @@ def fake_world(num_gpus: int, kernels: str) -> Iterator["LiveMemory"]:
     kernels seem to run on this CPU, as torch's varlen_attn, and Liger's do nothing."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    backend: Any = SimpleNamespace(
-        attend=varlen.attend,
-        unavailable=lambda: None,
-        supports=lambda call: None,
-        priority=lambda call: None,
-    )
+    nothing: Any = lambda *_, **__: None  # noqa: E731
+    answers = dict.fromkeys(("unavailable", "supports", "priority"), nothing)
+    backend: Any = SimpleNamespace(attend=varlen.attend, **answers)
     with ExitStack() as stack:
         dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=num_gpus)
         stack.callback(dist.destroy_process_group)
@@ -248,10 +234,10 @@ def fake_world(num_gpus: int, kernels: str) -> Iterator["LiveMemory"]:
             from triton.runtime.jit import KernelInterface
 
             # Every launch of a kernel, `kernel[grid](...)`, begins with this method of its class.
-            launch: Any = lambda self, grid: lambda *args, **kwargs: None  # noqa: E731
-            stack.enter_context(patch.object(KernelInterface, "__getitem__", launch))
+            launch = patch.object(KernelInterface, "__getitem__", lambda *_: nothing)
+            stack.enter_context(launch)
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
-        yield stack.enter_context(LiveMemory())
+        yield stack.enter_context(live_memory())
 
 
 def as_hybrid(model: PretrainedConfig, ratio: float, window_tokens: int) -> PretrainedConfig:
@@ -263,7 +249,7 @@ def as_hybrid(model: PretrainedConfig, ratio: float, window_tokens: int) -> Pret
     return hybrid_config(model, [row] * model.num_hidden_layers, window_tokens)
 
 
-# ---------------------------------------------------------------------------------- what fits
+# ------------------------------------------------------------------- what fits, and what it takes
 
 
 def gpu_memory_gb() -> float | None:
@@ -303,24 +289,19 @@ def choose_fitting(
     )
 
 
-# ------------------------------------------------------------------------------- disk and time
-
-
 def estimate(config: Config, plan: Plan, schedule: TrainSchedule | None) -> list[str]:
     """Lines about a run. schedule: None if nothing is trained. Predictions, curves and reports are
     too small to count."""
-    dtype = plan.model.dtype or torch.float32
-    weights = sum(p.numel() for p in build_on_meta(plan.model).parameters())
+    weights, dtype = num_weights(plan.model), plan.model.dtype or torch.float32
     model_bytes = weights * (getattr(torch, dtype) if isinstance(dtype, str) else dtype).itemsize
     lines, disk = [], {"the hybrid": model_bytes}
     if find_model(config.model) is None:
         lines.append(f"to download: {config.model}, {describe_bytes(model_bytes)}")
     if schedule is not None:
-        exported = [step for step in schedule.exported_steps if step]
-        states = config.train.keep_checkpoints
-        disk[f"{len(exported)} evaluated checkpoints"] = len(exported) * model_bytes
+        exported = len([step for step in schedule.exported_steps if step])
+        states, vocabulary = config.train.keep_checkpoints, plan.model.vocab_size
+        disk[f"{exported} evaluated checkpoints"] = exported * model_bytes
         disk[f"{states} training states"] = states * STATE_BYTES * weights
-        vocabulary = plan.model.vocab_size
         if config.data.tokens_from is None:
             disk["tokens"] = config.data.tokens * (2 if vocabulary <= 1 << 16 else 4)
         if config.train.stored_top_k:
@@ -377,31 +358,53 @@ class Piece:
 
     num_bytes: int
     kind: str
-    begin: int
+    begin: float
     end: float = float("inf")
 
 
-class LiveMemory(TorchDispatchMode):
-    """Counts the memory of all tensors made inside `with LiveMemory():`, real or fake, while they
-    are alive; not memory inside an operator, and what an allocator adds. Under FakeTensorMode every
-    question about a value is answered by 0 or no."""
+@contextmanager
+def live_memory() -> Iterator["LiveMemory"]:
+    """Counts the memory of all tensors made inside, real or fake, while they are alive; not memory
+    inside an operator, and what an allocator adds. Under FakeTensorMode every question about a
+    value is answered by 0 or no."""
+    live, resize = LiveMemory(), torch.UntypedStorage.resize_
+    name = "_propagate_tensor_meta_non_cached"
+    propagate = getattr(ShardingPropagator, name)
 
+    def resize_and_count(storage: Any, size: int) -> None:
+        resize(storage, size)
+        live.count(storage, "weights")
+
+    def propagate_uncounted(*args: Any) -> object:
+        before, live.is_paused = live.is_paused, True
+        try:
+            return propagate(*args)
+        finally:
+            live.is_paused = before
+
+    # Torch has no public way to see these two. fully_shard frees gathered weights by resizing their
+    # storage to 0. And to learn the shape of a result, DTensor computes it for the whole model with
+    # fake tensors, which take no memory in a real run.
+    resizing = patch.object(torch.UntypedStorage, "resize_", resize_and_count)
+    with resizing, patch.object(ShardingPropagator, name, propagate_uncounted), live:
+        yield live
+
+
+class LiveMemory(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.kind = "activations"  # of what is made now
+        self.is_paused = False
         self._pieces: list[Piece] = []
         self._alive: dict[int, tuple[weakref.ref[Any], Piece]] = {}  # by storage
         self._moment = 0
-        self._is_paused = False
-        self._patches = ExitStack()
 
     def peak(self) -> Counter[str]:
         """Bytes by kind at the moment when the device held most."""
         pieces = [piece for piece in self._pieces if piece.kind != "host"]
-        changes = [(float(piece.begin), piece.num_bytes) for piece in pieces]
+        changes = [(piece.begin, piece.num_bytes) for piece in pieces]
         changes += [(piece.end, -piece.num_bytes) for piece in pieces]
-        now = most = 0
-        top = 0.0
+        now, most, top = 0, 0, 0.0
         for moment, change in sorted(changes):
             now += change
             if now > most:
@@ -420,59 +423,28 @@ class LiveMemory(TorchDispatchMode):
             if known and known[1].kind != "host":
                 known[1].kind = kind
 
-    def __enter__(self) -> "LiveMemory":
-        resize, name = torch.UntypedStorage.resize_, "_propagate_tensor_meta_non_cached"
-        propagate = getattr(ShardingPropagator, name)
-
-        def resize_and_count(storage: Any, size: int) -> None:
-            resize(storage, size)
-            self._count(storage, "weights")
-
-        def propagate_uncounted(*args: Any) -> object:
-            before, self._is_paused = self._is_paused, True
-            try:
-                return propagate(*args)
-            finally:
-                self._is_paused = before
-
-        # Torch has no public way to see these two. fully_shard frees gathered weights by resizing
-        # their storage to 0. And to learn the shape of a result, DTensor computes it for the whole
-        # model with fake tensors, which take no memory in a real run.
-        self._patches.enter_context(patch.object(torch.UntypedStorage, "resize_", resize_and_count))
-        self._patches.enter_context(patch.object(ShardingPropagator, name, propagate_uncounted))
-        super().__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
-        self._patches.close()
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> object:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # this comes again with its local tensors
         if func in ANSWERS and active_fake_mode() is not None:
             return ANSWERS[func]
         result = func(*args, **(kwargs or {}))
-        if not self._is_paused:
-            for tensor in tree_leaves(result):
-                if isinstance(tensor, Tensor) and tensor.device.type != "meta":
-                    self._count(_storage(tensor), self.kind)
+        for tensor in () if self.is_paused else tree_leaves(result):
+            if isinstance(tensor, Tensor) and tensor.device.type != "meta":
+                self.count(_storage(tensor), self.kind)
         if kind := PURPOSES.get(func.name()):
             self.name(kind, tree_leaves((args, kwargs)))
         return result
 
-    def _count(self, storage: Any, kind: str) -> None:
+    def count(self, storage: Any, kind: str) -> None:
         key, num_bytes = storage._cdata, -(-storage.nbytes() // ALLOCATED_BYTES) * ALLOCATED_BYTES
         if key in self._alive:
             if self._alive[key][1].num_bytes == num_bytes:
                 return
             self._end(key)
         self._moment += 1
-        piece = Piece(num_bytes, kind, self._moment)
-        self._pieces.append(piece)
-        self._alive[key] = weakref.ref(storage, lambda _: self._end(key)), piece
+        self._pieces.append(Piece(num_bytes, kind, self._moment))
+        self._alive[key] = weakref.ref(storage, lambda _: self._end(key)), self._pieces[-1]
 
     def _end(self, key: int) -> None:
         if (known := self._alive.pop(key, None)) is not None:

@@ -42,22 +42,17 @@ class TrainSchedule:
     def batch_tokens(self) -> int:
         return self.batch_sequences * self.seq_len
 
-    @property
-    def accumulation(self) -> int:
-        """Micro-batches per step on each rank."""
-        return self.batch_sequences // (self.micro_batch_sequences * self.world_size)
-
     def tokens_at(self, step: int) -> int:
         return self.tokens_before + step * self.batch_tokens
 
     def describe(self) -> str:
-        shares = f"{self.accumulation} x {self.micro_batch_sequences} sequences"
-        if self.world_size > 1:
-            shares += f" on each of {self.world_size} ranks"
+        on_each = f" on each of {self.world_size} ranks" if self.world_size > 1 else ""
+        accumulation = self.batch_sequences // (self.micro_batch_sequences * self.world_size)
+        evaluated = ", ".join(f"{step:,}" for step in self.evaluated_steps) or "at no step"
         return (
-            f"{self.num_steps:,} steps of {self.batch_tokens:,} tokens ({shares}), "
-            f"{self.num_steps * self.batch_tokens:,} tokens in all; evaluated: "
-            f"{', '.join(f'{step:,}' for step in self.evaluated_steps) or 'at no step'}"
+            f"{self.num_steps:,} steps of {self.batch_tokens:,} tokens "
+            f"({accumulation} x {self.micro_batch_sequences} sequences{on_each}), "
+            f"{self.num_steps * self.batch_tokens:,} tokens in all; evaluated: {evaluated}"
         )
 
 
@@ -71,16 +66,15 @@ def make_schedule(
     tokens_before: int = 0,
 ) -> TrainSchedule:
     """Only whole steps: what is left of the budget is not trained on."""
-    batch = settings.batch_sequences
-    left = budget_tokens - tokens_before
+    batch, left = settings.batch_sequences, budget_tokens - tokens_before
     num_steps = left // (batch * seq_len)
     if settings.max_steps is not None:
         num_steps = min(num_steps, settings.max_steps)
     if num_steps < 1:
+        used = f"; learning the mask uses {tokens_before:,} tokens" if tokens_before else ""
         raise UserError(
             f"{left:,} tokens are less than one step of {batch} sequences of {seq_len:,} tokens. "
-            "Train on more tokens or lower train.batch_sequences"
-            + (f"; learning the mask uses {tokens_before:,} tokens." if tokens_before else ".")
+            f"Train on more tokens or lower train.batch_sequences{used}."
         )
     steps = sorted({round(share * num_steps) for share in evaluated_shares})
     micro = choose_micro_batch(settings, seq_len, world_size, device_type)
@@ -101,7 +95,7 @@ def make_schedule(
 def choose_micro_batch(
     settings: TrainConfig, seq_len: int, world_size: int, device_type: str
 ) -> int:
-    """Sequences computed at once on a rank. Without a setting, the largest number that divides the
+    """Sequences computed at once on a rank: the setting's, or the largest number that divides the
     rank's share of the batch and stays within MICRO_BATCH_TOKENS."""
     batch, micro = settings.batch_sequences, settings.micro_batch_sequences
     if batch % world_size:
@@ -112,7 +106,7 @@ def choose_micro_batch(
     share = batch // world_size
     divisors = [n for n in range(1, share + 1) if share % n == 0]
     if micro is None:
-        most = MICRO_BATCH_TOKENS.get(device_type, MICRO_BATCH_TOKENS["cpu"]) // seq_len
+        most = MICRO_BATCH_TOKENS[device_type] // seq_len
         return max(n for n in divisors if n <= max(1, most))
     if micro not in divisors:
         raise UserError(

@@ -1,27 +1,49 @@
-"""The teacher of self-distillation: the dense model that the hybrid came from, frozen.
+"""The teacher of self-distillation: the dense model that the hybrid came from, frozen. And its
+lessons: what it says of packed tokens, computed once for all runs that train on them.
 
 A hybrid whose groups all see everything is its dense model, so the teacher is read from the same
 folder. It has its own embedding and head, since the student trains its own.
+
+    lessons-00000.npy    of one sequence or of 32,768 tokens: for each token the likeliest next
+                         ones, the logarithms of their shares, and that of all others together
+
+A training that reads lessons needs no teacher in memory. A computation of them that was killed goes
+on with the files that are missing.
 """
+# B sequences of a micro-batch, T tokens, N = B * T, K likeliest tokens, V vocabulary, H hidden size
 
 import copy
+import io
+import shutil
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from bosch.config import TrainConfig
-from bosch.data.loader import IGNORED
+from bosch.data.loader import IGNORED, Batch, TokenFolder
 from bosch.data.tokenizer_files import read_tokenizer
 from bosch.hybrid.models import check_native_window, family_of
+from bosch.masks.mask import describe_bytes
 from bosch.run.errors import UserError
-from bosch.training.loss import Lesson, install_kernels
-from bosch.training.model_start import allocate, build_on_meta, fill_model, read_config
-from bosch.training.trained import windowed_layers
+from bosch.run.files import write_atomically
+from bosch.run.group import Group, agree
+from bosch.run.progress import track
+from bosch.training import loss, model_start
+from bosch.training.loss import Lesson, StoredLesson
+from bosch.training.model_start import read_config, windowed_layers
+from bosch.training.parallel import decide, start_world
+
+FILE_TOKENS = 32_768
+FORWARD_TOKENS = 8_192  # at once
 
 
 class Pull(torch.autograd.Function):
@@ -42,14 +64,11 @@ class Pull(torch.autograd.Function):
 
 
 def start_teacher(
-    folder: Path,
-    settings: TrainConfig,
-    device: torch.device,
-    student: PreTrainedModel | None = None,
+    folder: Path, settings: TrainConfig, device: torch.device, student: Any = None
 ) -> "Teacher":
     config = read_config(folder)
     teacher = Teacher(build_dense(config, settings), settings, device, student)
-    fill_model(teacher.model, folder, device, config.tie_word_embeddings)
+    model_start.fill_model(teacher.model, folder, device, config.tie_word_embeddings)
     return teacher
 
 
@@ -60,22 +79,19 @@ def build_dense(config: PretrainedConfig, settings: TrainConfig) -> PreTrainedMo
     if (hybrid := getattr(config, "bosch", None)) is not None:
         hybrid["num_full"] = [config.num_key_value_heads] * config.num_hidden_layers
     dtype = torch.bfloat16 if settings.precision == "bf16" else torch.float32
-    return build_on_meta(config, dtype)
+    return model_start.build_on_meta(config, dtype)
 
 
 class Teacher:
-    """`model`, from `build_dense`, gets memory here, but no weights."""
+    """`model`, from `build_dense`, gets memory here, but no weights. `student`: its layers are
+    drawn to the teacher's, if the settings say so."""
 
     def __init__(
-        self,
-        model: Any,
-        settings: TrainConfig,
-        device: torch.device,
-        student: PreTrainedModel | None = None,
+        self, model: Any, settings: TrainConfig, device: torch.device, student: Any = None
     ) -> None:
         self.settings = settings
         model.requires_grad_(False)
-        install_kernels(model, settings.kernels)
+        loss.install_kernels(model, settings.kernels)
         # The student's loss multiplies the hidden states with the head's weight, chunk by chunk.
         model.lm_head.loss = lambda hidden_BTH, weight_VH: hidden_BTH
         self.outputs: dict[int, Tensor] = {}  # of the attention of windowed layers
@@ -83,7 +99,7 @@ class Teacher:
         if settings.layer_weight and student is not None:
             self.compare_layers(model, student)
         settings = replace(settings, activation_checkpointing=False)
-        self.model = allocate(model, settings, device).eval()
+        self.model = model_start.allocate(model, settings, device).eval()
 
     def compare_layers(self, teacher: Any, student: Any) -> None:
         """Keep what each windowed layer's attention gives to o_proj, and draw the student to it."""
@@ -100,34 +116,129 @@ class Teacher:
 
         for number in layers:
             for model, hook in ((teacher, keep), (student, draw)):
-                projection = model.get_submodule(f"model.layers.{number}.self_attn.o_proj")
+                projection = model.model.layers[number].self_attn.o_proj
                 projection.register_forward_pre_hook(partial(hook, number))
 
     @torch.no_grad()
-    def teach(self, inputs: dict[str, object], labels_BT: Tensor, scale: float = 1.0) -> Lesson:
+    def teach(
+        self, inputs: Any, labels_BT: Tensor, scale: float = 1.0, numbers: object = None
+    ) -> Lesson:
         """Inputs, labels and scale are those of the student's loss."""
         if self.settings.layer_weight:
             self.strength = scale * int((labels_BT != IGNORED).sum())
-        hidden_BTH = self.model(**inputs, use_cache=False).logits
+        hidden_NH = self.model(**inputs, use_cache=False).logits.flatten(0, 1)
         # shard_model keeps the head gathered after a forward.
-        head_VH, given = self.model.get_submodule("lm_head").weight, self.settings
-        hidden_NH = hidden_BTH.flatten(0, 1)
+        given, head_VH = self.settings, self.model.lm_head.weight
         return Lesson(hidden_NH, head_VH, given.distill_weight, given.temperature)
 
 
 def check_teacher(model: Path, teacher: Path) -> None:
     """Refuse a teacher whose distribution says nothing about this model's tokens."""
-    own, other = read_config(model), read_config(teacher)
-    check_native_window(other)
-
-    def compare(what: str, wanted: str, found: str) -> None:
+    check_native_window(read_config(teacher))
+    for (what, wanted), (_, found) in zip(shared_by(model), shared_by(teacher), strict=True):
         if wanted != found:
             raise UserError(
                 f"train.teacher {teacher} has another {what} ({found}) than the model to train "
                 f"({wanted}). Leave the option out to learn from the dense model itself."
             )
 
-    families = [family_of(config).plain_config_class.model_type for config in (own, other)]
-    compare("family", *families)
-    compare("vocabulary", f"{own.vocab_size:,} tokens", f"{other.vocab_size:,} tokens")
-    compare("tokenizer", read_tokenizer(model).hash[:12], read_tokenizer(teacher).hash[:12])
+
+def shared_by(folder: Path) -> Iterator[tuple[str, str]]:
+    config = read_config(folder)
+    yield "family", family_of(config).plain_config_class.model_type
+    yield "vocabulary", f"{config.vocab_size:,} tokens"
+    yield "tokenizer", read_tokenizer(folder).hash[:12]
+
+
+# ----------------------------------------------------------------------------------------- lessons
+
+
+def write_lessons(
+    folder: Path, teacher: Path, tokens: TokenFolder, settings: TrainConfig, document_mask: bool
+) -> None:
+    """Every rank calls this, and writes its share of the files."""
+    device = start_world()
+    settings = decide(settings, device)
+    assert settings.stored_top_k is not None
+    ranks, model = Group.current(), start_teacher(teacher, settings, device)
+    ids = ("ids", f"<u{tokens.summary['token_bytes']}", (settings.stored_top_k,))
+    kind = np.dtype([ids, ("log_shares", "<f2", (settings.stored_top_k + 1,))])
+    sequences, length, total = tokens.train, tokens.seq_len, len(tokens.train.rows)
+    per_file = min(max(1, FILE_TOKENS // length), total)
+    at_once = max(1, FORWARD_TOKENS // length)
+    starts = range(0, total, per_file)
+    left = agree([begin for begin in starts if not file_of(folder, begin // per_file).is_file()])
+    done = min((len(starts) - len(left)) * per_file, total)
+    with track("lessons", total * length, "tokens", done * length) as bar:
+        for turn in range(0, len(left), ranks.world):
+            place = turn + ranks.rank
+            # A forward of a sharded model takes all ranks; those without a file do the last again.
+            begin = left[min(place, len(left) - 1)]
+            numbers = np.arange(begin, min(begin + per_file, total))
+            # All ranks as many: the last file may be shorter.
+            padded = np.pad(numbers, (0, per_file - len(numbers)), mode="edge")
+            found = np.empty((per_file, length), kind)
+            for first in range(0, per_file, at_once):
+                batch = sequences.batch(padded[first : first + at_once], document_mask).to(device)
+                found[first : first + at_once] = taught(model, batch, kind)
+            if place < len(left):
+                content = io.BytesIO()
+                np.save(content, found[: len(numbers)])
+                write_atomically(file_of(folder, begin // per_file), content.getvalue())
+            bar.advance(per_file * length * min(ranks.world, len(left) - turn))
+
+
+@torch.no_grad()
+def taught(model: Teacher, batch: Batch, kind: np.dtype[Any]) -> NDArray[Any]:
+    """(sequences, tokens)"""
+    inputs = {"input_ids": batch.ids_BT, "position_ids": batch.position_ids_BT}
+    lesson = model.teach(inputs, batch.labels_BT)
+    found = np.empty(batch.ids_BT.numel(), kind)
+    for begin in range(0, len(found), loss.CHUNK_ROWS):
+        rows = slice(begin, begin + loss.CHUNK_ROWS)
+        logits_NV = F.linear(lesson.hidden_NH[rows], lesson.head_VH).float() / lesson.temperature
+        ids_NK = logits_NV.topk(kind["ids"].shape[0]).indices
+        found["ids"][rows] = ids_NK.cpu().numpy()
+        found["log_shares"][rows] = loss.shares_of_likeliest(logits_NV, ids_NK).cpu().numpy()
+    return found.reshape(batch.ids_BT.shape)
+
+
+def file_of(folder: Path, number: int) -> Path:
+    return folder / f"lessons-{number:05d}.npy"
+
+
+def bytes_a_token(likeliest: int, vocabulary: int) -> int:
+    return likeliest * (2 if vocabulary <= 1 << 16 else 4) + 2 * (likeliest + 1)
+
+
+def check_room(folder: Path, num_bytes: int) -> None:
+    """Refuse before the work what the disk has no room for."""
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    free = shutil.disk_usage(there).free
+    if num_bytes > free:
+        raise UserError(
+            f"{folder}: the teacher's likeliest tokens take {describe_bytes(num_bytes)}, and the "
+            f"disk has {describe_bytes(free)} free. Lower train.stored_top_k, or leave it out."
+        )
+
+
+class Lessons:
+    """A finished folder of them."""
+
+    def __init__(self, folder: Path, settings: TrainConfig) -> None:
+        self.folder, self.settings = folder, settings
+        self.per_file = len(self.open(0))
+
+    @lru_cache(maxsize=64)  # noqa: B019  one for each training
+    def open(self, number: int) -> NDArray[Any]:
+        return np.load(file_of(self.folder, number), mmap_mode="r")
+
+    def teach(
+        self, inputs: object, labels_BT: Tensor, scale: float, numbers: Sequence[int]
+    ) -> StoredLesson:
+        """Of sequences by their numbers in the tokens' file, where the labels are."""
+        found = [self.open(number // self.per_file)[number % self.per_file] for number in numbers]
+        ids, shares = (np.concatenate([each[n] for each in found]) for n in ("ids", "log_shares"))
+        ids_NK, log_shares_NR = torch.from_numpy(ids.astype(np.int64)), torch.from_numpy(shares)
+        both = ids_NK.to(labels_BT.device), log_shares_NR.to(labels_BT.device)
+        return StoredLesson(*both, self.settings.distill_weight, self.settings.temperature)

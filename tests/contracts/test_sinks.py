@@ -23,7 +23,7 @@ from bosch.masks.mask import MaskFile, read_mask, write_mask
 from bosch.model import load_model
 from bosch.recipes.materialize_model import write_hybrid
 from bosch.run.errors import UserError
-from bosch.training.trained import make_optimizer
+from bosch.training.model_start import make_optimizer
 from tests.contracts.test_memory_saved import LENGTH, NEW, PROMPT, WAYS
 from tests.hybrid_folders import plain_folder, record_for
 from tests.model_factory import (

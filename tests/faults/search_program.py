@@ -40,25 +40,18 @@ def run(folder: Path, world: int = 1, **options: Any) -> None:
 
 
 def result(folder: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads((folder / RESULT).read_text())
-    return content
+    return json.loads((folder / RESULT).read_text())
 
 
 def evaluations(folder: Path) -> list[list[Any]]:
     """The record of each complete line."""
-    lines = (
-        json.loads(line) for line in (folder / FILE).read_text().splitlines() if line[-1] == "}"
-    )
-    return [[line[name] for name in RECORD] for line in lines]
-
-
-# --------------------------------------------------------------------------------- in the process
+    texts = [text for text in (folder / FILE).read_text().splitlines() if text[-1] == "}"]
+    return [[line[name] for name in RECORD] for line in map(json.loads, texts)]
 
 
 def main(folder: Path, environment: dict[str, str], options: dict[str, Any]) -> None:
     """options: `kill_at`, the evaluation at whose line the process kills itself, before it is
-    written, `torn` in the middle, or `written`, after it; and settings of the search.
-    """
+    written, `torn` in the middle, or `written`, after it; and settings of the search."""
     os.environ.update(environment)
     log = (folder / f"log-{environment['RANK']}").open("w")
     os.dup2(log.fileno(), 1)

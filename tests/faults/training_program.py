@@ -61,8 +61,7 @@ def start_ranks(
     options: dict[str, Any],
 ) -> Attempt:
     """Start one process per rank, each with a log next to the folder and the environment that a
-    launcher would set.
-    """
+    launcher would set."""
     number = len(list(folder.parent.glob(f"{folder.name}-log-*")))
     ranks, logs = [], []
     for rank, environment in enumerate(launch_environment(world)):
@@ -82,16 +81,12 @@ def run(folder: Path, world: int = 1, **options: Any) -> str:
 def results(folder: Path) -> dict[str, Any]:
     """The results of a finished run: the weights of each export, and the curve."""
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    exports = sorted(folder.glob("step-*/model.safetensors"))
+    names = ("step", "tokens", "loss", "grad_norm", "validation_loss")
     return {
-        "weights": {
-            path.parent.name: hash_file(path)
-            for path in sorted(folder.glob("step-*/model.safetensors"))
-        },
+        "weights": {path.parent.name: hash_file(path) for path in exports},
         "lessons": [hash_file(path) for path in sorted(folder.glob("lessons/*.npy"))],
-        "curve": [
-            [row.get(name) for name in ("step", "tokens", "loss", "grad_norm", "validation_loss")]
-            for row in rows
-        ],
+        "curve": [[row.get(name) for name in names] for row in rows],
     }
 
 
@@ -104,17 +99,10 @@ def launch_by_accelerate(folder: Path, arguments: list[str], **options: Any) -> 
     since they hold the other end of the pipe."""
     module = ["--module", "tests.faults.training_program", str(folder), json.dumps(options)]
     program = str(Path(sys.executable).with_name("accelerate"))
-    done = subprocess.run(
-        [program, "launch", "--main_process_port", "0", *arguments, *module],
-        cwd=Path(__file__).parents[2],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    command = [program, "launch", "--main_process_port", "0", *arguments, *module]
+    both: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    done = subprocess.run(command, cwd=Path(__file__).parents[2], **both)
     return done.returncode, done.stdout
-
-
-# ------------------------------------------------------------------------------------- in a process
 
 
 def main(folder: Path, log: Path, environment: dict[str, str], options: dict[str, Any]) -> None:
@@ -138,7 +126,7 @@ def train(folder: Path, rank: int, options: dict[str, Any]) -> None:
     import torch
 
     from bosch.run import progress
-    from bosch.training import lessons, loop
+    from bosch.training import loop, teacher
     from tests.plain_training import NUM_SEQUENCES, SEQ_LEN, SETTINGS, tokens_in_memory
 
     torch.set_num_threads(1)
@@ -155,18 +143,14 @@ def train(folder: Path, rank: int, options: dict[str, Any]) -> None:
 
         loop.learning_rate = fail
     epochs: int = options.get("epochs", 1)
-    settings = {
-        "max_steps": LAST_STEP,
-        "checkpoint_steps": 2,
-        "keep_checkpoints": 1,
-        **options.get("settings", {}),
-    }
+    settings = {"max_steps": LAST_STEP, "checkpoint_steps": 2, "keep_checkpoints": 1}
+    settings |= options.get("settings", {})
     model, tokens, stored = folder.parent / "model", tokens_in_memory(epochs=epochs), None
     if "stored_top_k" in settings:
         stored = folder / "lessons"
         stored.mkdir(exist_ok=True)
-        lessons.FILE_TOKENS = 10 * SEQ_LEN
-        lessons.write_lessons(stored, model, tokens, replace(SETTINGS, **settings), True)
+        teacher.FILE_TOKENS = 10 * SEQ_LEN
+        teacher.write_lessons(stored, model, tokens, replace(SETTINGS, **settings), True)
     job = loop.TrainJob(
         replace(SETTINGS, **settings),
         model,

@@ -15,8 +15,6 @@ from benchmarks import _measure, gpu, latency
 from benchmarks.__main__ import run_benchmark
 from bosch.run.errors import UserError
 
-CPU = torch.device("cpu")
-ON_CPU = ("--device", "cpu")
 TINY_LATENCY = "--chunk 16 --tokens 2 --window 8 --device cpu".split()
 RunBenchmark = Callable[..., list[dict[str, Any]]]
 
@@ -28,24 +26,20 @@ def run(tmp_path: Path) -> RunBenchmark:
     def run_and_read(name: str, *arguments: str) -> list[dict[str, Any]]:
         path = tmp_path / "new folder" / "result.json"
         run_benchmark(name, [*arguments, "--out", str(path)])
-        result: dict[str, Any] = json.loads(path.read_text())
+        result = json.loads(path.read_text())
         assert result["benchmark"] == name
         assert {"date", "machine", "packages"} <= result.keys()
-        rows: list[dict[str, Any]] = result["rows"]
-        return rows
+        return result["rows"]
 
     return run_and_read
-
-
-# ------------------------------------------------------------------------------------- the commands
 
 
 def test_attention_compares_backends_with_full_attention(
     run: RunBenchmark, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = "--lengths 40 80 --window 8 --heads 4 --groups 2 --head-size 16 --rounds 2"
-    arguments += " --backends sdpa varlen --sinks none static tokens=2"
-    rows = run("attention", *arguments.split(), *ON_CPU)
+    arguments += " --backends sdpa varlen --sinks none static tokens=2 --device cpu"
+    rows = run("attention", *arguments.split())
     sides = [
         (tokens, passes, sink)
         for passes in ("forward", "forward and backward")
@@ -100,10 +94,8 @@ def test_head_map_compares_probes_over_texts_sets_and_methods(
     worth = np.arange(24.0).reshape(8, 3)  # of each group, the last is worth most
     for name, sign in (("first", 1), ("second", -1)):
         (tmp_path / name).mkdir()
-        lines = [
-            {"index": text, "result": {"drops": (sign * worth + text % 2).tolist()}, "check": ""}
-            for text in range(4)
-        ]
+        drops = [{"drops": (sign * worth + text % 2).tolist()} for text in range(4)]
+        lines = [{"index": n, "result": each, "check": ""} for n, each in enumerate(drops)]
         text = "".join(f"{json.dumps(line)}\n" for line in lines)
         (tmp_path / name / "examples.jsonl").write_text(text)
     scores = {"method": "cheap", "larger_is": "local", "groups": (-worth).tolist()}
@@ -116,9 +108,6 @@ def test_head_map_compares_probes_over_texts_sets_and_methods(
     assert (other["value"], other["0.75"]) == (pytest.approx(-1), "0 of 6")
     assert (cheap["name"], cheap["value"], cheap["0.875"]) == ("cheap", pytest.approx(1), "3 of 3")
     assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
-
-
-# ---------------------------------------------------------------------------------------------- gpu
 
 
 def test_without_a_gpu_nothing_is_measured_and_that_is_no_error(
@@ -144,9 +133,8 @@ def test_a_part_that_fails_is_named_and_the_others_keep_their_rows(
     }
     assert parts.keys() == small.keys()
     for name, changes in small.items():
-        (options,) = parts[name].gpu_options()
-        made = (replace(options, device="cpu", **changes),)
-        monkeypatch.setattr(parts[name], "gpu_options", lambda made=made: made)
+        made = replace(parts[name].GPU_OPTIONS, device="cpu", **changes)
+        monkeypatch.setattr(parts[name], "GPU_OPTIONS", made)
     order = {name: parts[name] for name in small}
     monkeypatch.setattr(gpu, "measure", lambda options: gpu.measure_parts(order))
     with pytest.raises(SystemExit, match=r"failed: train \(\w+\); the rest is measured"):
@@ -157,9 +145,6 @@ def test_a_part_that_fails_is_named_and_the_others_keep_their_rows(
     assert "none_such" in failed["failed"]
     assert {row["benchmark"] for row in rows if "failed" not in row} == {"attention", "latency"}
     assert "none_such" in capsys.readouterr().err  # the whole traceback
-
-
-# ------------------------------------------------------------------------------------------- pieces
 
 
 def test_a_shape_is_that_of_a_known_model_or_of_a_folder(tmp_path: Path) -> None:

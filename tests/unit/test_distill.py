@@ -1,6 +1,5 @@
 """Learning from the dense model: the divergence against plain autograd, and the teacher."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,16 +18,16 @@ from bosch.data.loader import IGNORED, Sequences
 from bosch.hybrid.conversion import deploy
 from bosch.recipes import presets, train_model
 from bosch.run.errors import UserError
-from bosch.training.lessons import Lessons, bytes_a_token, check_room, write_lessons
-from bosch.training.loop import TrainJob, train
+from bosch.training import teacher as teachers
 from bosch.training.loss import Lesson, StoredLesson, head_loss, model_loss, shares_of_likeliest
 from bosch.training.model_start import start_model
 from bosch.training.parallel import start_world
-from bosch.training.teacher import check_teacher, start_teacher
+from bosch.training.teacher import check_teacher, start_teacher, write_lessons
+from tests import plain_training
 from tests.hybrid_folders import WINDOW
 from tests.model_factory import MIXED, TINY, random_tokens, tiny_model
 from tests.odd_tokenizers import with_another_tokenizer
-from tests.plain_training import SETTINGS, model_folder, tokens_in_memory
+from tests.plain_training import SETTINGS, model_folder, run, save, tokens_in_memory
 
 CASES: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -111,8 +110,7 @@ def test_teacher_of_a_hybrid_is_the_dense_model(tied: bool, tmp_path: Path) -> N
     expected = dense(ids).logits.detach()
     hybrid = deploy(dense, MIXED, WINDOW)
     assert not torch.allclose(hybrid(ids, use_cache=False).logits, expected, atol=1e-2)
-    hybrid.config.dtype = torch.float32
-    hybrid.save_pretrained(tmp_path)
+    save(hybrid, tmp_path)
     device = start_world()
     student = start_model(tmp_path, SETTINGS, device)
     teacher = start_teacher(tmp_path, SETTINGS, device, student)
@@ -122,28 +120,18 @@ def test_teacher_of_a_hybrid_is_the_dense_model(tied: bool, tmp_path: Path) -> N
     assert not lesson.head_VH.requires_grad
 
 
-@pytest.mark.parametrize(
-    ("trained", "part"),
-    [
-        ("attention", ".self_attn."),
-        ("windowed-attention", ".1.self_attn."),
-        ("norms", "norm"),
-        ("lora", "_proj."),
-    ],
-)
+PARTS = {"attention": ".self_attn.", "windowed-attention": ".1.self_attn.", "norms": "norm"}
+
+
+@pytest.mark.parametrize(("trained", "part"), [*PARTS.items(), ("lora", "_proj.")])
 def test_only_the_named_weights_are_trained(trained: str, part: str, tmp_path: Path) -> None:
     # All groups of the middle layer have a window, and no others.
     mask = [[1] * 4, [0] * 4, [1] * 4]
     hybrid = deploy(tiny_model("qwen3", initializer_range=0.1), mask, WINDOW)
-    hybrid.config.dtype = torch.float32
-    hybrid.save_pretrained(tmp_path / "model")
+    model = save(hybrid, tmp_path / "model")
     settings = replace(SETTINGS, objective="distill", trained=trained, max_steps=2)
-    job = TrainJob(settings, tmp_path / "model", tokens_in_memory(), tmp_path / "train", 10**9)
-    assert train(job) is None
-    before, after = (
-        dict(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).named_parameters())
-        for folder in (tmp_path / "model", tmp_path / "train" / "step-000002")
-    )
+    run(tmp_path / "train", model, settings)
+    before, after = map(plain_training.read_weights, (model, tmp_path / "train" / "step-000002"))
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert changed == {name for name in before if part in name}
 
@@ -151,17 +139,10 @@ def test_only_the_named_weights_are_trained(trained: str, part: str, tmp_path: P
 def test_lora_trains_what_it_exports(tmp_path: Path) -> None:
     deploy(tiny_model("qwen3"), MIXED, WINDOW).save_pretrained(tmp_path / "model")
     settings = replace(SETTINGS, trained="lora", lora_rank=3, peak_learning_rate=0.03, max_steps=4)
-    job = TrainJob(settings, tmp_path / "model", tokens_in_memory(), tmp_path / "train", 10**9)
-    assert train(job) is None
+    first, *_, trained = run(tmp_path / "train", tmp_path / "model", settings)
     # Training on from the exported model begins with the loss that training ended with.
     last, settings = tmp_path / "train" / "step-000004", replace(settings, max_steps=1)
-    exported = replace(job, settings=settings, model=last, folder=tmp_path / "more")
-    assert train(exported) is None
-    rows = [
-        [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-        for folder in (job.folder, exported.folder)
-    ]
-    first, trained, again = rows[0][0], rows[0][-1], rows[1][0]
+    again, *_ = run(tmp_path / "more", last, settings)
     assert trained["validation_loss"] < first["validation_loss"] - 1e-3
     assert abs(trained["validation_loss"] - again["validation_loss"]) < 1e-5
 
@@ -170,9 +151,8 @@ def test_lora_trains_what_it_exports(tmp_path: Path) -> None:
 def test_layers_are_drawn_to_those_of_the_teacher(recomputes: bool, tmp_path: Path) -> None:
     """The gradient is that of the divergence plus the distances of the windowed layers."""
     folder = model_folder(tmp_path / "model")  # every layer has windows
-    settings = replace(
-        SETTINGS, objective="distill", layer_weight=0.6, activation_checkpointing=recomputes
-    )
+    changes: Any = {"layer_weight": 0.6, "activation_checkpointing": recomputes}
+    settings = replace(SETTINGS, objective="distill", **changes)
     ids = random_tokens(2, 48)
     inputs = {"input_ids": ids}
     device = start_world()
@@ -204,16 +184,14 @@ def test_a_training_on_stored_lessons_is_that_with_the_teacher(tmp_path: Path) -
     lessons = tmp_path / "lessons"
     lessons.mkdir()
     write_lessons(lessons, folder, tokens, stored, True)
-    size = bytes_a_token(stored.stored_top_k or 0, 1 << 16) * tokens.train.rows.size
+    size = teachers.bytes_a_token(stored.stored_top_k or 0, 1 << 16) * tokens.train.rows.size
     assert 0 < sum(file.stat().st_size for file in lessons.iterdir()) - size < 1_000
     with pytest.raises(UserError, match=r"lessons: .* take 100 TB, and the disk has .* free"):
-        check_room(lessons, 10**14)
-    curves = []
-    for name, given, files in (("asked", settings, None), ("stored", stored, lessons)):
-        job = TrainJob(given, folder, tokens, tmp_path / name, 10**9, lessons=files)
-        assert train(job) is None
-        lines = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
-        curves.append([json.loads(line) for line in lines])
+        teachers.check_room(lessons, 10**14)
+    curves = [
+        run(tmp_path / name, folder, given, lessons=files)
+        for name, given, files in (("asked", settings, None), ("stored", stored, lessons))
+    ]
     for asked, from_file in zip(*curves, strict=True):
         for name in {"loss", "grad_norm", "validation_loss"} & asked.keys():
             assert from_file[name] == pytest.approx(asked[name], rel=2e-3, abs=2e-5)
@@ -224,44 +202,30 @@ def test_a_training_on_stored_lessons_is_that_with_the_teacher(tmp_path: Path) -
 def test_few_stored_tokens_give_about_the_gradient_of_all(tmp_path: Path) -> None:
     """On the embedded model and real sentences of its world."""
     folder = asset_folder(presets.TINY_MODEL)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    ids = torch.tensor(tokenizer("The key of the red house is 4821. " * 40)["input_ids"])[
-        None, :256
-    ]
-    rows = ids.numpy().astype("uint16")
-    tokens = replace(
-        tokens_in_memory(),
-        train=Sequences(rows, np.array([], np.uint64)),
-        held_out=Sequences(rows, np.array([], np.uint64)),
-        summary={"seq_len": rows.shape[1], "token_bytes": 2},
-    )
+    text = "The key of the red house is 4821. " * 40
+    ids = torch.tensor(AutoTokenizer.from_pretrained(folder)(text)["input_ids"])[None, :256]
+    sequences = Sequences(ids.numpy().astype("uint16"), np.array([], np.uint64))
+    summary = {"seq_len": 256, "token_bytes": 2}
+    tokens = replace(tokens_in_memory(), train=sequences, held_out=sequences, summary=summary)
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    hybrid = deploy(
-        model, [[0] * model.config.num_key_value_heads] * model.config.num_hidden_layers, 16
-    )
-    hybrid.config.dtype = torch.float32
-    hybrid.save_pretrained(tmp_path / "hybrid")
+    mask = [[0] * model.config.num_key_value_heads] * model.config.num_hidden_layers
+    hybrid = save(deploy(model, mask, 16), tmp_path / "hybrid")
     settings = replace(SETTINGS, objective="distill", stored_top_k=32)
     device = start_world()
-    teacher, student = (
-        start_teacher(folder, settings, device),
-        start_model(tmp_path / "hybrid", settings, device),
-    )
+    teacher = start_teacher(folder, settings, device)
+    student = start_model(hybrid, settings, device)
     inputs: dict[str, object] = {"input_ids": ids}
     write_lessons(tmp_path, folder, tokens, settings, True)
     gradients = []
-    for lesson in (teacher.teach(inputs, ids), Lessons(tmp_path, settings).of([0])):
+    stored_lesson = teachers.Lessons(tmp_path, settings).teach(inputs, ids, 1.0, [0])
+    for lesson in (teacher.teach(inputs, ids), stored_lesson):
         student.zero_grad()
         model_loss(student, inputs, ids.roll(-1, 1), 0.01, lesson).backward()
-        gradients.append(
-            torch.cat([p.grad.flatten() for p in student.parameters() if p.grad is not None])
-        )
+        grads = [p.grad.flatten() for p in student.parameters() if p.grad is not None]
+        gradients.append(torch.cat(grads))
     asked, stored = gradients
     assert (asked - stored).norm() < 0.05 * asked.norm()
     assert abs(asked.norm() - stored.norm()) < 0.01 * asked.norm()
-
-
-# --------------------------------------------------------------------------------------- bad input
 
 
 def test_teachers_that_cannot_teach_this_model_are_refused(tmp_path: Path) -> None:

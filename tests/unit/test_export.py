@@ -10,11 +10,7 @@ from typing import Any
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
-from transformers.dynamic_module_utils import (
-    get_class_from_dynamic_module,
-    get_imports,
-    get_relative_import_files,
-)
+from transformers import dynamic_module_utils as remote_files
 
 from bosch.hybrid.conversion import deploy
 from bosch.hybrid.export import full_groups, mask_record
@@ -94,7 +90,7 @@ def test_code_of_a_checkpoint_and_the_package_live_in_one_process(
     materialize(dense, record_for(dense), hybrid)
     ours = AutoModelForCausalLM.from_pretrained(hybrid)
     entry = f"{ENTRY.removesuffix('.py')}.BoschQwen3Config"
-    config = get_class_from_dynamic_module(entry, hybrid).from_pretrained(hybrid)
+    config = remote_files.get_class_from_dynamic_module(entry, hybrid).from_pretrained(hybrid)
     theirs = AutoModelForCausalLM.from_pretrained(hybrid, config=config, trust_remote_code=True)
     assert type(theirs) is not type(ours)
     assert generated(theirs) == generated(ours)
@@ -108,14 +104,12 @@ def test_code_demands_nothing_but_torch_and_transformers(family: str, tmp_path: 
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     for name in files:
-        demanded = set(get_imports(tmp_path / name)) - sys.stdlib_module_names
+        demanded = set(remote_files.get_imports(tmp_path / name)) - sys.stdlib_module_names
         assert demanded <= {"torch", "transformers"}, name
     # transformers copies the files it finds by following relative imports: those are all of them.
-    followed = {Path(path).name for path in get_relative_import_files(tmp_path / ENTRY)}
+    paths = remote_files.get_relative_import_files(tmp_path / ENTRY)
+    followed = {Path(path).name for path in paths}
     assert followed | {ENTRY} == files.keys()
-
-
-# ----------------------------------------------------------------------------------- card and mask
 
 
 def test_card_tells_mask_cache_and_how_to_load(tmp_path: Path) -> None:

@@ -74,10 +74,8 @@ def test_search_keeps_states_on_the_gpu(gpu: Gpu) -> None:
 def test_answers_are_the_same_when_few_caches_fit_beside_the_model(gpu: Gpu) -> None:
     model, tokenizer = deploy(tiny_model("qwen3"), MIXED, WINDOW), tiny_tokenizer()
     model.config.bosch_backend = "sdpa"
-    examples = [
-        (("niah", "any", number), Example(number, "word " * (4 + number), ("x",), 6))
-        for number in range(5)
-    ]
+    texts = [Example(number, "word " * (4 + number), ("x",), 6) for number in range(5)]
+    examples = [(("niah", "any", number), text) for number, text in enumerate(texts)]
     found = []
     for gpu.free_bytes in (2**34, 0):
         done = Generator(model, tokenizer, replace(FAST, draft_answers=False)).generate(examples)

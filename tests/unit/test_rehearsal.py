@@ -1,9 +1,6 @@
 """The rehearsal of a training step (training/rehearsal.py) against real steps, and what it sees."""
 
 import json
-import subprocess
-import sys
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
@@ -21,38 +18,24 @@ from bosch.run.errors import UserError
 from bosch.training import rehearsal
 from bosch.training.model_start import read_config
 from bosch.training.parallel import leave_world
-from bosch.training.rehearsal import (
-    Plan,
-    Rehearsal,
-    as_hybrid,
-    choose_fitting,
-    evaluation_bytes,
-    rehearse_here,
-)
+from bosch.training.rehearsal import Plan, Rehearsal, as_hybrid, choose_fitting, rehearse_here
 from tests.live_memory_program import SEQ_LEN, measured_peak
 from tests.model_factory import tiny_model
+from tests.plain_training import launch_two
 
-ROOT = Path(__file__).parents[2]
 # What the CPU computes by default; for the real runs to be compared with.
-ON_CPU = TrainConfig(
-    batch_sequences=4,
-    micro_batch_sequences=1,
-    attention="reference",
-    kernels="torch",
-    activation_checkpointing=True,
-)
+STEP = TrainConfig(batch_sequences=32, micro_batch_sequences=1)
+ON_CPU = replace(STEP, batch_sequences=4, attention="reference", kernels="torch")
+ON_CPU = replace(ON_CPU, activation_checkpointing=True)
+WIDTHS: dict[str, int] = {"hidden_size": 1024, "intermediate_size": 3072, "head_dim": 128}
+WIDTHS |= {"num_attention_heads": 16, "num_key_value_heads": 8}
 MIDDLE = Qwen3Config(
     vocab_size=65_536,
-    hidden_size=1024,
-    intermediate_size=3072,
     num_hidden_layers=5,
-    num_attention_heads=16,
-    num_key_value_heads=8,
-    head_dim=128,
     max_position_embeddings=8192,
+    **WIDTHS,
     tie_word_embeddings=False,
 )
-STEP = TrainConfig(batch_sequences=32, micro_batch_sequences=1)
 
 
 def middle(kernels: str = "torch", gpus: int = 8, **changes: Any) -> Plan:
@@ -68,9 +51,6 @@ def weights_of(plan: Plan) -> int:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(plan.model)
     return sum(parameter.numel() for parameter in model.parameters())
-
-
-# ------------------------------------------------------------------------------- against real runs
 
 
 @pytest.mark.parametrize(
@@ -99,23 +79,15 @@ def test_a_rehearsed_peak_is_that_of_a_real_step(
 def test_so_is_that_of_two_ranks_with_the_width_of_a_real_model(tmp_path: Path) -> None:
     """Qwen3-0.6B with 3 of its 28 layers; in fp32, as bf16 takes a CPU minutes."""
     settings = replace(ON_CPU, precision="fp32")
-    shape = {"vocab_size": 151_936, "num_hidden_layers": 3, "tie_word_embeddings": True}
-    shape |= {"layer_types": None}
-    config = as_hybrid(Qwen3Config(**{**MIDDLE.to_dict(), **shape}), 0.75, 64)
+    shape: dict[str, Any] = {"vocab_size": 151_936, "num_hidden_layers": 3, **WIDTHS}
+    config = as_hybrid(Qwen3Config(**shape, tie_word_embeddings=True), 0.75, 64)
     model = tmp_path / "m"
     AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(model)
-    launcher = [sys.executable, *"-m accelerate.commands.accelerate_cli launch".split()]
-    launcher += "--use_fsdp --mixed_precision no --num_processes 2".split()
-    launcher += "--main_process_port 0 tests/live_memory_program.py".split()
-    command = [*launcher, model, json.dumps(asdict(settings)), tmp_path / "peak"]
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1_800)
-    assert run.returncode == 0, run.stderr
+    described = json.dumps(asdict(settings))
+    launch_two("live_memory_program.py", model, described, tmp_path / "peak")
     real = int((tmp_path / "peak").read_text())
     plan = Plan(config, settings, SEQ_LEN, 2, "torch")
     assert rehearse_here(plan).peak_bytes == pytest.approx(real, rel=0.1)
-
-
-# ---------------------------------------------------------------------------------- what it sees
 
 
 def test_state_is_divided_among_gpus_and_offloading_takes_it_off_them() -> None:
@@ -132,16 +104,14 @@ def test_state_is_divided_among_gpus_and_offloading_takes_it_off_them() -> None:
 
 def test_an_evaluation_has_the_whole_model_on_every_gpu_and_must_fit_too() -> None:
     plan = middle()
-    needed = evaluation_bytes(plan)
+    needed = rehearsal.evaluation_bytes(plan)
     assert 2 * weights_of(plan) < needed < 4 * weights_of(plan)
-    assert needed == evaluation_bytes(middle(gpus=2))
+    assert needed == rehearsal.evaluation_bytes(middle(gpus=2))
     assert Rehearsal({"loss": 10**9}, 70 * 10**9).fits(80)
     assert not Rehearsal({"loss": 10**9}, 75 * 10**9).fits(80)
 
 
-def test_liger_takes_less_and_the_step_leaves_nothing_behind(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_liger_takes_less_and_the_step_leaves_nothing_behind() -> None:
     from triton.runtime.jit import KernelInterface
 
     launch, resize = KernelInterface.__getitem__, torch.UntypedStorage.resize_
@@ -159,22 +129,11 @@ def test_whole_logits_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert rehearse_here(plan).peak["loss"] > logits
 
 
-# ---------------------------------------------------------------------------------- what is refused
-
-
-@pytest.mark.parametrize(
-    ("make", "named"),
-    [
-        (lambda: middle(gpus=5), "32 sequences .* 5 processes"),
-        (lambda: replace(middle(), seq_len=8193), "8,193 tokens .* 8,192 positions"),
-    ],
-)
-def test_a_plan_that_cannot_run_is_refused(make: Callable[[], Plan], named: str) -> None:
-    with pytest.raises(UserError, match=named):
-        make()
-
-
-# --------------------------------------------------------------------------------------- what fits
+def test_a_plan_that_cannot_run_is_refused() -> None:
+    with pytest.raises(UserError, match=r"32 sequences .* 5 processes"):
+        middle(gpus=5)
+    with pytest.raises(UserError, match=r"8,193 tokens .* 8,192 positions"):
+        replace(middle(), seq_len=8193)
 
 
 def test_the_largest_micro_batch_that_fits_is_taken_among_those_that_divide_the_share() -> None:

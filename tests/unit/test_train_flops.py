@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 from benchmarks._measure import read_shape, spread_mask
 from bosch.hybrid.conversion import hybrid_config
 from bosch.training.metrics import count_active_weights, training_flops, visible_pairs
-from bosch.training.trained import choose_trained
+from bosch.training.model_start import choose_trained
 from tests.model_factory import random_tokens, tiny_model
 
 SEQ_LEN, WINDOW = 32_768, 1_024
@@ -54,11 +54,9 @@ def test_frozen_weights_need_no_gradients() -> None:
     choose_trained(model, "attention", 4)
     model.get_input_embeddings().requires_grad_(True)  # so that all layers need their inputs'
     frozen = count_active_weights(model, only_frozen=True)
-    saved = training_flops(model.config, num_weights, [16]) - training_flops(
-        model.config, num_weights, [16], frozen
-    )
+    whole, less = (training_flops(model.config, num_weights, [16], n) for n in (0, frozen))
     assert 0 < frozen < num_weights
-    assert all_learn - counted() == saved
+    assert all_learn - counted() == whole - less
 
 
 def test_visible_pairs_are_those_counted_one_by_one() -> None:

@@ -15,8 +15,7 @@ from bosch.gates import ConstrainedGates, GateLearner, ScalarGates
 from bosch.hybrid.sinks import Sinks, attach_sinks
 from bosch.run.tensorboard import read_metrics
 from bosch.training.learner import LearnerTraining, cut_sequences
-from bosch.training.loop import TrainJob, train
-from tests.plain_training import NUM_SEQUENCES, SEQ_LEN, SETTINGS, model_folder, tokens_in_memory
+from tests.plain_training import SEQ_LEN, SETTINGS, model_folder, run, tokens_in_memory
 from tests.smoke_chain import points
 
 STEPS = 5
@@ -46,7 +45,7 @@ def learn(
     folder: Path,
     gates: Any,
     rates: Any = (0.3, 0.2),
-    sinks: Sinks | None = None,
+    sinks: Any = None,
     **changes: Any,
 ) -> Any:
     """Train in `folder`, weights in its `weights`; the gates."""
@@ -64,15 +63,10 @@ def assert_same_bits(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None
     torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
 
 
-# --- against ordinary training, and against a plain loop ---
-
-
 def test_with_all_gates_at_1_it_is_ordinary_training(dense: Path, tmp_path: Path) -> None:
     """Bit for bit: losses, norms and weights."""
     plain, gated = tmp_path / "plain" / "train", tmp_path / "gated" / "mask"
-    budget = NUM_SEQUENCES * SEQ_LEN
-    job = TrainJob(SETTINGS, dense, tokens_in_memory(), plain, budget, evaluated_shares=(1.0,))
-    assert train(job) is None
+    run(plain, dense, evaluated_shares=(1.0,))
     learn(dense, gated, constrained(alpha=50.0))
     assert_same_bits(weights_in(gated / "weights"), weights_in(plain / f"step-{STEPS:06d}"))
     rows = [read_metrics(folder / "metrics.jsonl") for folder in (plain, gated)]
@@ -88,9 +82,7 @@ def test_gates_move_as_in_a_plain_loop(
     kind: str, has_sinks: bool, dense: Path, tmp_path: Path
 ) -> None:
     """Batches, noise, penalty, rates and ascent, and the weights that move with the gates."""
-    sinks = None
-    if has_sinks:
-        sinks = Sinks(torch.ones(*SHAPE, 16), torch.ones(*SHAPE, 16))
+    sinks = Sinks(torch.ones(*SHAPE, 16), torch.ones(*SHAPE, 16)) if has_sinks else None
     make = {"constrained": constrained, "scalar": lambda: ScalarGates(3, 4, 4, weight=0.05)}[kind]
     rates = (0.3, 0.2) if kind == "constrained" else (0.05,)
     # The whole batch at once, as below: with gradients near 0, AdamW's step depends on rounding.
@@ -98,9 +90,8 @@ def test_gates_move_as_in_a_plain_loop(
 
     expected = make()
     learner = learner_of(expected, *rates)
-    model: Any = AutoModelForCausalLM.from_pretrained(
-        dense, dtype=torch.float32, attn_implementation="bosch"
-    ).train()
+    how: Any = {"dtype": torch.float32, "attn_implementation": "bosch"}
+    model: Any = AutoModelForCausalLM.from_pretrained(dense, **how).train()
     attach_sinks(model, sinks)
     matrices = [p for p in model.parameters() if p.ndim > 1]
     vectors = [p for p in model.parameters() if p.ndim < 2]
@@ -114,13 +105,9 @@ def test_gates_move_as_in_a_plain_loop(
     rows = read_metrics(tmp_path / "mask" / "metrics.jsonl")
     for done in range(STEPS):
         batch = loader.batch(done)
-        logits = model(
-            batch.ids_BT,
-            position_ids=batch.position_ids_BT,
-            use_cache=False,
-            bosch_gates=expected.sample(done),
-            bosch_window=WINDOW,
-        ).logits
+        gated = {"bosch_gates": expected.sample(done), "bosch_window": WINDOW}
+        positions = batch.position_ids_BT
+        logits = model(batch.ids_BT, position_ids=positions, use_cache=False, **gated).logits
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch.labels_BT.flatten())
         (loss + expected.penalty()).backward()
         assert rows[done + 1]["loss"] == pytest.approx(loss.item(), abs=1e-5)
@@ -172,13 +159,6 @@ def test_shorter_sequences_hold_the_same_tokens() -> None:
         assert cut_ends == ends
 
 
-# --- after a kill ---
-
-
-class Killed(Exception):  # noqa: N818
-    pass
-
-
 def test_a_killed_run_goes_on_as_if_it_had_not_been(dense: Path, tmp_path: Path) -> None:
     whole = learn(dense, tmp_path / "whole", constrained())
     folder = tmp_path / "killed"
@@ -187,11 +167,11 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(dense: Path, tmp_path: Path)
 
         def kill(step: int, at: int = at) -> None:
             if step == at:
-                raise Killed
+                raise KeyboardInterrupt
 
         learner.after_step = kill  # type: ignore[method-assign]
         training = LearnerTraining(replace(SETTINGS, checkpoint_steps=2), dense, tokens_in_memory())
-        with pytest.raises(Killed):
+        with pytest.raises(KeyboardInterrupt):
             training(learner, folder, STEPS, BATCH, SEQ_LEN, weights_out=folder / "weights")
     for _ in range(2):  # as if also killed after the export, before the method noted it
         gates = learn(dense, folder, constrained(), checkpoint_steps=2)

@@ -1,6 +1,5 @@
 """The training loop, against plain torch and in special cases."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,36 +11,15 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 import bosch.training.loop
-from bosch.config import TrainConfig
 from bosch.data.loader import Loader
 from bosch.training.guards import TrainingFailedError
-from bosch.training.loop import TrainJob, train
+from bosch.training.loop import train
 from bosch.training.model_start import start_model
 from bosch.training.parallel import leave_world, start_world, whole
 from bosch.training.schedule import learning_rate
+from tests import plain_training
 from tests.model_factory import FAMILIES
-from tests.plain_training import (
-    NUM_SEQUENCES,
-    SEQ_LEN,
-    SETTINGS,
-    Trace,
-    forward,
-    model_folder,
-    tokens_in_memory,
-    train_plainly,
-)
-
-
-def run(
-    folder: Path, model: Path, settings: TrainConfig = SETTINGS, **more: Any
-) -> list[dict[str, Any]]:
-    """Train, and return the rows of the metrics."""
-    assert train(job_of(folder, model, settings, **more)) is None
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
-def job_of(folder: Path, model: Path, settings: TrainConfig, **more: Any) -> TrainJob:
-    return TrainJob(settings, model, tokens_in_memory(), folder, NUM_SEQUENCES * SEQ_LEN, **more)
+from tests.plain_training import SEQ_LEN, SETTINGS, Trace, model_folder, run, tokens_in_memory
 
 
 def assert_same(ours: Trace, plain: Trace) -> None:
@@ -53,24 +31,17 @@ def assert_same(ours: Trace, plain: Trace) -> None:
         assert torch.equal(ours.weights[name], weight), name
 
 
+TIED = {"tie_word_embeddings": True}
+DISTILL = {"objective": "distill"}
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "hybrid": ({}, {}),
     "dense": ({"hybrid": False}, {}),
-    "tied, not clipped": ({"tie_word_embeddings": True}, {"clip_norm": 100.0}),
+    "tied, not clipped": (TIED, {"clip_norm": 100.0}),
     "offload": ({}, {"cpu_offload": True}),
-    "bf16, tied, checkpointing": (
-        {"tie_word_embeddings": True},
-        {"precision": "bf16", "activation_checkpointing": True},
-    ),
+    "bf16, tied, checkpointing": (TIED, {"precision": "bf16", "activation_checkpointing": True}),
     "experts": ({"family": "qwen3_moe"}, {"micro_batch_sequences": 4}),
-    "distilled, tied, mixed": (
-        {"tie_word_embeddings": True},
-        {"objective": "distill", "distill_weight": 0.75, "temperature": 2.0},
-    ),
-    "distilled, bf16, offload": (
-        {"tie_word_embeddings": True},
-        {"objective": "distill", "precision": "bf16", "cpu_offload": True},
-    ),
+    "distilled, tied, mixed": (TIED, DISTILL | {"distill_weight": 0.75, "temperature": 2.0}),
+    "distilled, bf16, offload": (TIED, DISTILL | {"precision": "bf16", "cpu_offload": True}),
 }
 
 
@@ -80,15 +51,16 @@ def test_one_process_trains_as_plain_torch_to_the_bit(case: str, tmp_path: Path)
     model = model_folder(tmp_path / "model", **of_model)
     settings = replace(SETTINGS, **of_training)
     run(tmp_path / "train", model, settings)
-    assert_same(Trace.of_run(tmp_path / "train", 5), train_plainly(model, settings))
+    plain = plain_training.train_plainly(model, settings)
+    assert_same(Trace.of_run(tmp_path / "train", 5), plain)
 
 
 def test_tokens_are_trained_on_without_the_document_mask_too(tmp_path: Path) -> None:
     model = model_folder(tmp_path / "model")
     run(tmp_path / "train", model, document_mask=False)
-    plain = train_plainly(model, masked=False)
+    plain = plain_training.train_plainly(model, masked=False)
     assert_same(Trace.of_run(tmp_path / "train", 5), plain)
-    assert plain.losses != train_plainly(model).losses
+    assert plain.losses != plain_training.train_plainly(model).losses
 
 
 def test_every_evaluated_step_is_validated_exported_and_passed_on(tmp_path: Path) -> None:
@@ -100,12 +72,8 @@ def test_every_evaluated_step_is_validated_exported_and_passed_on(tmp_path: Path
         calls.append((step, tokens, folder.name))
 
     rows = run(tmp_path / "train", model, evaluated_shares=(0.0, 0.4, 1.0), on_checkpoint=note)
-    step_tokens = 4 * SEQ_LEN
-    assert calls == [
-        (0, 0, "model"),
-        (2, 2 * step_tokens, "step-000002"),
-        (5, 5 * step_tokens, "step-000005"),
-    ]
+    exports = [(step, step * 4 * SEQ_LEN, f"step-{step:06d}") for step in (2, 5)]
+    assert calls == [(0, 0, "model"), *exports]
     # And after 1/4 of the steps, and so on.
     validated = {row["step"]: row for row in rows if "validation_loss" in row}
     assert [*validated] == [0, 1, 2, 5]
@@ -142,7 +110,7 @@ def test_recovered_model_ends_the_training_a_tenth_later(tmp_path: Path) -> None
     assert rates[8:] == pytest.approx([at_8, at_8 / 2])
 
     folder = tmp_path / "stopped" / "train"
-    job = job_of(folder, model, settings, **shares, on_checkpoint=stop_too)
+    job = plain_training.job_of(folder, model, settings, **shares, on_checkpoint=stop_too)
     assert "STOP" in str(train(job))
     assert not (tmp_path / "stopped" / "STOP").exists()
     leave_world()  # as another process
@@ -157,7 +125,8 @@ def held_out_loss(folder: Path) -> float:
     total, targets = 0.0, 0
     for batch in Loader(tokens_in_memory(), 1).held_out(1):
         with torch.no_grad():
-            logits = forward(model, SETTINGS, batch.ids_BT, batch.position_ids_BT).flatten(0, 1)
+            ids_and_positions = batch.ids_BT, batch.position_ids_BT
+            logits = plain_training.forward(model, SETTINGS, *ids_and_positions).flatten(0, 1)
         total += float(F.cross_entropy(logits, batch.labels_BT.flatten(), reduction="sum"))
         targets += batch.num_targets
     return total / targets
@@ -177,8 +146,7 @@ def test_bad_batch_is_skipped_named_and_counted(
     monkeypatch.setattr(bosch.training.loop, "model_loss", spoil_the_third_step)
     model = model_folder(tmp_path / "model")
     rows = run(tmp_path / "train", model)
-    bad = rows[3]
-    assert (bad["step"], bad["skipped"], bad["skipped_steps"]) == (3, "non-finite", 1)
+    assert (rows[3]["skipped"], rows[3]["skipped_steps"]) == ("non-finite", 1)
     sequences = Loader(tokens_in_memory(), 4).sequences(2)
     assert f"sequences {' '.join(map(str, sequences))}" in caplog.text
     assert all(torch.isfinite(torch.tensor([row["loss"] for row in rows[4:]])))
@@ -193,12 +161,8 @@ def test_weights_that_are_not_finite_end_training_without_a_step(tmp_path: Path)
         run(tmp_path / "train", model)
 
 
-# ------------------------------------------------------------------------------ the model's start
-
-
 @pytest.mark.parametrize(
-    ("family", "dtype"),
-    [*((family, torch.float32) for family in FAMILIES), ("qwen3", torch.bfloat16)],
+    ("family", "dtype"), [*((name, torch.float32) for name in FAMILIES), ("qwen3", torch.bfloat16)]
 )
 def test_start_without_memory_gives_the_model_transformers_loads(
     family: str, dtype: torch.dtype, tmp_path: Path
@@ -208,10 +172,7 @@ def test_start_without_memory_gives_the_model_transformers_loads(
     AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).save_pretrained(folder)
     expected = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     model = start_model(folder, SETTINGS, start_world())
-    for (name, ours), (_, theirs) in zip(
-        [*model.named_parameters(), *model.named_buffers()],
-        [*expected.named_parameters(), *expected.named_buffers()],
-        strict=True,
-    ):
+    found, wanted = ([*m.named_parameters(), *m.named_buffers()] for m in (model, expected))
+    for (name, ours), (_, theirs) in zip(found, wanted, strict=True):
         assert ours.dtype == theirs.dtype
         assert torch.equal(whole(ours.detach()), theirs), name

@@ -89,9 +89,6 @@ def test_a_frozen_head_gets_no_gradient_and_costs_none() -> None:
     assert 3 * frozen == 2 * learned
 
 
-# ------------------------------------------------------------------------------------------- Liger
-
-
 def test_kernels_are_chosen_by_device_and_the_choice_is_explained(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -111,9 +108,8 @@ def run_with_the_interpreter(*parts: str) -> None:
     pytest.importorskip("liger_kernel")
     program = Path(__file__).parents[1] / "liger_program.py"
     environment = os.environ | {"TRITON_INTERPRET": "1"}
-    done = subprocess.run(
-        [sys.executable, str(program), *parts], env=environment, capture_output=True, text=True
-    )
+    command = [sys.executable, str(program), *parts]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.split() == [*parts]
 

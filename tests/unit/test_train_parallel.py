@@ -15,18 +15,10 @@ from bosch.config import TrainConfig
 from bosch.data.loader import Loader
 from bosch.eval.engine_vllm import alone_on_its_gpu
 from bosch.run.errors import UserError
+from bosch.training import parallel
 from bosch.training.loop import add_gradients, split
 from bosch.training.model_start import start_model
-from bosch.training.parallel import (
-    allow_graphs,
-    choose_device,
-    decide,
-    describe,
-    parked,
-    refuse_silent_traps,
-    start_world,
-    whole,
-)
+from bosch.training.parallel import choose_device, decide, refuse_silent_traps
 from tests.model_factory import tiny_model
 from tests.plain_training import SETTINGS, model_folder, tokens_in_memory
 
@@ -96,9 +88,8 @@ def test_each_rank_has_an_engine_on_its_own_gpu() -> None:
 
 
 def test_good_launches_and_scripts_started_by_hand_pass() -> None:
-    refuse_silent_traps(accelerate_environment(*ONE))
-    refuse_silent_traps(accelerate_environment(*FSDP))
-    refuse_silent_traps({})
+    for options in (ONE, FSDP):
+        refuse_silent_traps(accelerate_environment(*options))
     refuse_silent_traps({"MASTER_ADDR": "node1"})  # a cluster sets it in every shell
 
 
@@ -109,13 +100,11 @@ def test_the_accelerate_config_counts_unless_settings_say_otherwise() -> None:
         *("--fsdp_offload_params", "true", "--fsdp_activation_checkpointing", "true"),
     )
     decided = decide(TrainConfig(), CPU, environment)
-    assert decided.cpu_offload
     assert decided.activation_checkpointing
-    assert not decided.reshard_after_forward
+    assert (decided.cpu_offload, decided.reshard_after_forward) == (True, False)
     settings = TrainConfig(cpu_offload=False, reshard_after_forward=True)
     decided = decide(settings, CPU, environment)
-    assert not decided.cpu_offload
-    assert decided.reshard_after_forward
+    assert (decided.cpu_offload, decided.reshard_after_forward) == (False, True)
 
 
 def test_defaults_of_accelerate_do_not_count() -> None:
@@ -125,30 +114,22 @@ def test_defaults_of_accelerate_do_not_count() -> None:
     decided = decide(TrainConfig(), torch.device("cuda"), environment)
     assert decided.activation_checkpointing
     assert decided.reshard_after_forward
-    assert not [line for line in describe(TrainConfig(), CPU, environment) if "ignored" in line]
+    assert not [
+        line for line in parallel.describe(TrainConfig(), CPU, environment) if "ignored" in line
+    ]
 
 
 def test_parked_tensors_free_their_memory_and_come_back_as_they_were() -> None:
     """As fully_shard needs it: the same tensors, and other views of the same memory."""
     flat = torch.arange(12.0)
     weight, other = flat[:8].view(2, 4), torch.ones(3)
-    with parked([weight, other, flat]):
+    with parallel.parked([weight, other, flat]):
         assert weight.untyped_storage().nbytes() == other.untyped_storage().nbytes() == 0
     assert weight.flatten().tolist() == list(range(8))
     assert flat.tolist() == list(range(12))
     weight += 1
     assert flat[0] == 1
     assert other.tolist() == [1, 1, 1]
-
-
-def compiled_model(num_layers: int) -> Any:
-    sizes = {"num_hidden_layers": num_layers, "num_attention_heads": 4, "num_key_value_heads": 2}
-    model: Any = tiny_model("qwen3", **sizes)
-    torch.compiler.reset()
-    counters.clear()
-    for block in model.model.layers:
-        block.compile(backend="eager")
-    return model
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # Dynamo's
@@ -160,7 +141,7 @@ def test_blocks_are_compiled_under_checkpointing_too(
     compile_block = torch.nn.Module.compile
     eager = partialmethod(compile_block, backend="aot_eager")
     monkeypatch.setattr(torch.nn.Module, "compile", eager)
-    folder, device = model_folder(tmp_path / "model"), start_world()
+    folder, device = model_folder(tmp_path / "model"), parallel.start_world()
     gradients = []
     for compiles in (False, True):
         torch.compiler.reset()
@@ -169,7 +150,7 @@ def test_blocks_are_compiled_under_checkpointing_too(
         model = start_model(folder, replace(SETTINGS, **changes), device)
         batch = Loader(tokens_in_memory(), 2).batch(0)
         add_gradients(model, list(split(batch, 1)), 0.01, SETTINGS)
-        gradients.append([whole(p.grad) for p in model.parameters() if p.grad is not None])
+        gradients.append([parallel.whole(p.grad) for p in model.parameters() if p.grad is not None])
     assert counters["stats"]["unique_graphs"] >= 3  # of each block
     torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-6)
 
@@ -177,8 +158,13 @@ def test_blocks_are_compiled_under_checkpointing_too(
 def test_every_block_of_a_deep_hybrid_is_compiled() -> None:
     """Each has different groups on the window, and so its own graph."""
     num_layers = 10
-    model = compiled_model(num_layers)
-    allow_graphs(8 * num_layers)
+    sizes = {"num_hidden_layers": num_layers, "num_attention_heads": 4, "num_key_value_heads": 2}
+    model: Any = tiny_model("qwen3", **sizes)
+    torch.compiler.reset()
+    counters.clear()
+    for block in model.model.layers:
+        block.compile(backend="eager")
+    parallel.allow_graphs(8 * num_layers)
     z = [[layer % 2, 1 - layer % 2] for layer in range(num_layers)]
     with torch.no_grad():
         model(torch.arange(40)[None], use_cache=False, bosch_mask=z, bosch_window=16)

@@ -3,8 +3,6 @@
 Fully sharded on CPUs over gloo, in place of GPUs over NCCL."""
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,10 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from bosch.training.loop import TrainJob, train
-from tests.plain_training import SETTINGS, Trace, model_folder, tokens_in_memory, train_plainly
+from tests.plain_training import SETTINGS, Trace, launch_two, model_folder, run, train_plainly
 
-ROOT = Path(__file__).parents[2]
 # The losses of several ranks are summed in another order than those of one process.
 LOSS_TOLERANCE = 1e-6
 WEIGHT_TOLERANCE = 1e-5  # in norm
@@ -34,12 +30,10 @@ def test_two_processes_train_as_plain_torch(tmp_path: Path) -> None:
     untied = model_folder(tmp_path / "untied")
     tied = model_folder(tmp_path / "tied", tie_word_embeddings=True)
     experts = model_folder(tmp_path / "experts", family="qwen3_moe")
+    once = {"sync_every_micro_batch": False, "activation_checkpointing": True}
     cases: dict[str, tuple[Path, dict[str, Any]]] = {
         "accumulated": (untied, {}),
-        "tied, one sync a step, checkpointed": (
-            tied,
-            {"sync_every_micro_batch": False, "activation_checkpointing": True},
-        ),
+        "tied, one sync a step, checkpointed": (tied, once),
         "offloaded": (untied, {"cpu_offload": True}),
         "experts": (experts, {"micro_batch_sequences": 2}),
         "distilled": (untied, {"objective": "distill"}),
@@ -51,17 +45,10 @@ def test_two_processes_train_as_plain_torch(tmp_path: Path) -> None:
         for name, (model, settings) in cases.items()
     ]
     (tmp_path / "cases.json").write_text(json.dumps(content))
-    launcher = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch", "--use_fsdp"]
-    launcher += "--mixed_precision no --num_processes 2 --main_process_port 0".split()
-    program = ["tests/training_program.py", str(tmp_path / "cases.json")]
-    done = subprocess.run(
-        [*launcher, *program], cwd=ROOT, capture_output=True, text=True, timeout=1_800
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    launch_two("training_program.py", tmp_path / "cases.json")
     for name, (model, settings) in cases.items():
         if name == "lora":
-            alone = replace(SETTINGS, **settings)
-            train(TrainJob(alone, model, tokens_in_memory(), tmp_path / "alone", 10**9))
+            run(tmp_path / "alone", model, replace(SETTINGS, **settings))
             plain = Trace.of_run(tmp_path / "alone", 5)
         else:
             plain = train_plainly(model, replace(SETTINGS, **settings))
