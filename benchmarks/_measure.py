@@ -157,9 +157,11 @@ def make_model(
 ) -> PreTrainedModel:
     """A model with random weights, created on the device."""
     torch.manual_seed(0)
-    how = {"dtype": dtype, "attn_implementation": attention, "trust_remote_code": False}
     with torch.device(device):
-        return AutoModelForCausalLM.from_config(config, **how).eval()
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(
+            config, dtype=dtype, attn_implementation=attention, trust_remote_code=False
+        )
+    return model.eval()
 
 
 def set_hybrid(model: Any, ratio: float, window_tokens: int, sink: str = "none") -> None:

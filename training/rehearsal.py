@@ -292,7 +292,8 @@ def choose_fitting(
 def estimate(config: Config, plan: Plan, schedule: TrainSchedule | None) -> list[str]:
     """Lines about a run. schedule: None if nothing is trained. Predictions, curves and reports are
     too small to count."""
-    weights, dtype = num_weights(plan.model), plan.model.dtype or torch.float32
+    dtype = plan.model.dtype or torch.float32  # before a model is built, which changes it
+    weights = num_weights(plan.model)
     model_bytes = weights * (getattr(torch, dtype) if isinstance(dtype, str) else dtype).itemsize
     lines, disk = [], {"the hybrid": model_bytes}
     if find_model(config.model) is None:

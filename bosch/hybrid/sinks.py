@@ -133,6 +133,7 @@ def is_sink(name: str) -> bool:
 
 def source_of(module: Any) -> Source | None:
     """What the windows of a hybrid's layer see."""
-    if hasattr(module, KEY):
-        return getattr(module, KEY), getattr(module, VALUE)
+    key_GD = getattr(module, KEY, None)
+    if key_GD is not None:
+        return key_GD, getattr(module, VALUE)
     return sink_tokens(kind_of(module.config)) or None
