@@ -11,14 +11,7 @@ from transformers import PreTrainedModel
 from bosch.hybrid import dispatch
 from bosch.hybrid.conversion import deploy
 from tests.attention_calls import check_against_reference, gpu_cases, visible_counts
-from tests.model_factory import (
-    MIXED,
-    generate_anew,
-    logits,
-    random_tokens,
-    same_mask,
-    tiny_model,
-)
+from tests.model_factory import MIXED, generate_anew, logits, random_tokens, same_mask, tiny_model
 
 pytestmark = [
     pytest.mark.gpu,

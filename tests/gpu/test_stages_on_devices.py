@@ -63,9 +63,7 @@ TWO_STEPS = replace(SETTINGS, max_steps=2)
         pytest.param({"objective": "distill", "kernels": "liger"}, id="liger, distill"),
     ],
 )
-def test_steps_are_those_of_plain_torch(
-    changes: dict[str, Any], device: str, tmp_path: Path
-) -> None:
+def test_steps_are_plain_torchs(changes: dict[str, Any], device: str, tmp_path: Path) -> None:
     if device == "cpu" and changes.keys() & {"kernels", "compile"}:
         pytest.skip("Liger and compiled blocks take minutes on a CPU")
     model = model_folder(tmp_path / "model")
@@ -81,7 +79,7 @@ def test_steps_are_those_of_plain_torch(
 @on_devices
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("deterministic", [False, True])
-def test_a_stopped_training_goes_on_from_its_checkpoint(
+def test_a_stopped_training_goes_on(
     precision: Any, deterministic: bool, device: str, tmp_path: Path
 ) -> None:
     model = model_folder(tmp_path / "model")

@@ -89,11 +89,7 @@ def run(folder: Path, config: Any, recipe: str, *arguments: object) -> Done:
     words = [sys.executable, program, config.vocab_size, config.hidden_size, recipe, *arguments]
     environment = os.environ | {"OMP_NUM_THREADS": str(os.cpu_count())}
     done = subprocess.run(
-        [str(word) for word in words],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
+        [str(word) for word in words], cwd=folder, env=environment, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout + done.stderr
     figures = Done(**json.loads(done.stdout.splitlines()[-1]))

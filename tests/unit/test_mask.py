@@ -161,9 +161,7 @@ def test_the_picture_is_the_same_each_time_and_has_the_last_layer_on_top(tmp_pat
     assert lines == ["layer 1  :: :: :: ##  0.750", "layer 0  ## ## :: ::  0.500"]
 
 
-def test_show_prints_the_map_and_the_numbers(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_show_prints_map_and_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_mask(tmp_path / "mask.json", small_record())
     words = [str(tmp_path / "mask.json"), "--png", str(tmp_path / "mask.png")]
     main(["show", *words, "--context", "1024"])

@@ -23,7 +23,7 @@ def take(path: Path, **request: Any) -> tuple[MaskFile, str]:
 
 
 @given(mask=masks())
-def test_a_mask_comes_back_from_a_table(
+def test_masks_come_back_from_tables(
     tmp_path_factory: pytest.TempPathFactory, mask: GroupMask
 ) -> None:
     record, path = record_of(mask), tmp_path_factory.mktemp("formats") / "heads.tsv"
@@ -40,7 +40,7 @@ def test_a_mask_comes_back_from_a_table(
         ("Llama-2-7B-32K-Instruct", {}),  # every query head its own group
     ],
 )
-def test_the_published_patterns_meet_every_ratio_exactly(
+def test_published_patterns_meet_every_ratio(
     shared_data: Path, tmp_path: Path, name: str, config: dict[str, int]
 ) -> None:
     shape = {"num_hidden_layers": 32, "num_attention_heads": 32, "hidden_size": 4096}
@@ -117,9 +117,7 @@ def test_what_is_wrong_with_a_table_is_named(tmp_path: Path) -> None:
             take(path, window_tokens=8)
 
 
-def test_import_and_export_from_the_shell(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_import_and_export_by_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = make_model(tmp_path / "small")
     (tmp_path / "heads.tsv").write_text("0.9\t0.8\t0.1\t0.2\n0.3\t0.4\t0.5\t1.0\n")
     mask, table = tmp_path / "mask.json", tmp_path / "out.tsv"

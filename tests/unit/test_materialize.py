@@ -81,7 +81,7 @@ def test_what_layer_types_cannot_say_is_refused(tmp_path: Path) -> None:
 
 
 @every_family
-def test_materialized_model_computes_search_mode_and_goes_back_bit_for_bit(
+def test_a_hybrid_computes_search_mode_and_goes_back_to_the_bit(
     family: str, tmp_path: Path
 ) -> None:
     dense = plain_folder(tmp_path / "dense", family)
@@ -125,7 +125,7 @@ def test_materialized_model_computes_search_mode_and_goes_back_bit_for_bit(
         ("qwen2", "LlamaTokenizerFast", odd_tokenizers.byte_level()),
     ],
 )
-def test_hybrid_loads_the_tokenizer_that_its_model_loads_whatever_class_is_declared(
+def test_hybrid_loads_its_models_tokenizer(
     family: str, declared: str, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     dense = plain_folder(tmp_path / "dense", family)
@@ -140,9 +140,7 @@ def test_hybrid_loads_the_tokenizer_that_its_model_loads_whatever_class_is_decla
         assert loaded(" 1234 x").input_ids == ids
 
 
-def test_folder_keeps_type_tokenizer_and_generation_config_and_leaves_other_weights(
-    tmp_path: Path,
-) -> None:
+def test_folder_keeps_type_tokenizer_and_settings_but_no_other_weights(tmp_path: Path) -> None:
     dense = plain_folder(tmp_path / "dense", dtype=torch.bfloat16)
     (dense / "LICENSE").write_text("free")
     (dense / "consolidated.safetensors").write_bytes(b"the same weights in another order")
@@ -283,7 +281,7 @@ def test_one_file_of_weights_is_in_memory_at_a_time(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------------------- the recipe
 
 
-def test_recipe_makes_reuses_refuses_and_goes_back(
+def test_recipe_makes_reuses_and_refuses(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     dense, other = plain_folder(tmp_path / "dense"), plain_folder(tmp_path / "other", seed=1)

@@ -124,7 +124,7 @@ KINDS = ("ndarray", "ndarray:uint32", "ndarray:int32", "ndarray:uint16", "fixed"
 
 
 @given(st.lists(st.integers(0, 2**16 - 1), min_size=1, max_size=700), st.sampled_from(KINDS))
-def test_every_way_to_store_an_array_is_read_and_without_indices_is_one_document(
+def test_every_way_to_store_an_array_is_read(
     tmp_path_factory: pytest.TempPathFactory, ids: list[int], kind: str
 ) -> None:
     folder = tmp_path_factory.mktemp("mds")
@@ -185,9 +185,7 @@ def test_no_more_shards_are_chosen_than_the_budget_needs_and_all_are_read(tmp_pa
         _ = ProLongSource("prolong-64k/arxive", 1, folder=str(tmp_path)).shards
 
 
-def test_a_snapshot_in_the_cache_is_read_without_a_network_at_one_commit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cached_snapshot_is_read_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     repository = tmp_path / "datasets--princeton-nlp--prolong-data-64K"
     for commit in ("a" * 40, "b" * 40):

@@ -45,9 +45,7 @@ TEXTS = {
 
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("branches", [None, "as the mask"])
-def test_gates_of_0_and_1_are_search_mode(
-    model: PreTrainedModel, text: str, branches: str | None
-) -> None:
+def test_gates_at_0_and_1(model: PreTrainedModel, text: str, branches: str | None) -> None:
     arguments = {"bosch_window": WINDOW, **TEXTS[text]}
     searched = loss_and_gradients(model, bosch_mask=MIXED, **arguments)
     arguments["bosch_gates"] = torch.tensor(MIXED, dtype=torch.float64)
@@ -68,9 +66,7 @@ def by_definition(call: AttentionCall, gates_G: Tensor, window_tokens: int) -> T
 @pytest.mark.parametrize("kind", ["plain", "packed", "left"])
 @pytest.mark.parametrize("length", [2, 7, 130])
 @pytest.mark.parametrize("row", [[None] * 4, BRANCHES, [0, None, 1, 1], [None, None, 0, 0]])
-def test_output_and_gradients_are_those_of_the_definition(
-    kind: str, length: int, row: list[int | None]
-) -> None:
+def test_output_and_gradients_by_definition(kind: str, length: int, row: list[int | None]) -> None:
     call = make_call(Case(length, None, kind=kind, dtype=torch.float64))
     gates_G = torch.tensor([0.5 if bit is None else float(bit) for bit in row]).double()
     gates_G = (gates_G + torch.linspace(-0.2, 0.2, 4) * (gates_G == 0.5)).requires_grad_()

@@ -39,9 +39,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_untrained_model_is_exported_to_the_very_bytes_it_came_from(
-    family: str, tmp_path: Path
-) -> None:
+def test_an_untrained_model_is_exported_as_the_same_bytes(family: str, tmp_path: Path) -> None:
     """With the code that came with it."""
     of_source = {"family": family, "dtype": torch.bfloat16, "shard_size": "60kB"}
     source = hybrid_folder(tmp_path, **of_source)

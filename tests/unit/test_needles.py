@@ -261,9 +261,7 @@ def test_lengths_are_what_tokenize_counts_whatever_the_tokenizer_file_asks_for(
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_toy_sizes_fill_a_short_length(
-    name: str, tokenizer: PreTrainedTokenizerFast, build: Build
-) -> None:
+def test_toy_sizes_fill_it(name: str, tokenizer: PreTrainedTokenizerFast, build: Build) -> None:
     state = random.getstate()
     for length in (700, 2048):
         examples = build(name, length, 5, 1, needles.TOY_SIZES)
@@ -289,7 +287,7 @@ def test_other_keys_of_a_context_can_be_asked_too(essays: Essays) -> None:
 
 
 @given(st.integers(0, 2**16), st.sampled_from(sorted(TASKS)))
-def test_needle_distances_count_the_tokens_from_each_asked_needle_on(
+def test_distances_count_from_each_asked_needle(
     tokenizer: PreTrainedTokenizerFast, essays: Essays, seed: int, name: str
 ) -> None:
     task = replace(TASKS[name], keys="uuids")

@@ -28,7 +28,7 @@ def make_scored(task: Task, scores: list[float]) -> list[Scored]:
     ]
 
 
-def test_real_essays_give_upstreams_sizes_and_words(
+def test_real_essays_give_upstreams_words(
     tokenizer: Any, tmp_path: Path, shared_data: Path
 ) -> None:
     pytest.importorskip("wonderwords")

@@ -64,9 +64,7 @@ def test_too_little_memory_is_one_sentence() -> None:
 @pytest.mark.parametrize(
     ("rank", "world"), [("0", "abc"), ("x", "2"), ("0", "0"), ("5", "2"), ("-1", "1"), ("2", "2")]
 )
-def test_ranks_of_no_launch_are_refused(
-    rank: str, world: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wrong_ranks_are_refused(rank: str, world: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", rank)
     monkeypatch.setenv("WORLD_SIZE", world)
     with pytest.raises(UserError, match=f"RANK={rank} and WORLD_SIZE={world}"):
@@ -107,9 +105,7 @@ def test_a_newer_transformers_is_told_and_runs() -> None:
 
 @pytest.mark.parametrize("name", [".lock", "run.json"])
 @pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
-def test_what_stands_where_a_file_should_be_is_named(
-    name: str, make: Callable[[Path], None], tmp_path: Path
-) -> None:
+def test_what_is_no_file_is_named(name: str, make: Callable[[Path], None], tmp_path: Path) -> None:
     make(tmp_path / name)
     if (name, make) == ("run.json", os.mkfifo):  # replaced as any file would be
         return
@@ -158,9 +154,7 @@ def test_a_calibration_set_longer_than_the_model_is_refused(tmp_path: Path) -> N
         search_mask.main([*arguments, "--calibration", str(tmp_path / "set")])
 
 
-def test_code_of_another_version_in_a_hybrids_folder_is_told(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_code_of_another_version_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = embedded_hybrid(tmp_path)
     for is_old in (False, True):
         if is_old:

@@ -113,7 +113,7 @@ def test_the_quota_and_the_evaluations_are_met(name: str, quota: int, evaluation
         ("nomad", {"settings": SearchSettings(nomad_early_end=True)}),
     ],
 )
-def test_the_same_seed_tries_the_same_masks_whatever_ends_early(
+def test_a_seed_tries_the_same_masks_whatever_ends_early(
     name: str, options: dict[str, Any]
 ) -> None:
     tried = []
@@ -293,9 +293,7 @@ def test_nomad_does_not_outlive_a_killed_search() -> None:
         os.close(child)
 
 
-def test_without_nomad_swap_works_and_nomad_names_the_package(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_nomad_swap_works_and_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settings, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"pip install PyNomadBBO.*--optimizer swap"):
         optimize("nomad", problem_of(Judge(entangled(8))))

@@ -116,9 +116,7 @@ def test_a_suite_that_says_nothing_is_reported_by_the_mean_of_its_tasks(tmp_path
     assert [*charts_of(run)["mine"]] == ["reading", "counting"]
 
 
-def test_a_suite_is_reported_as_its_file_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_suite_says_how_it_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     suites = bosch.eval.suites
     functions = [name for name in suites.NEEDS if name != "Settings"]
     rest = [f"def {name}(*_): ..." for name in functions]  # reports call none of them

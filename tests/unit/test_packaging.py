@@ -144,7 +144,7 @@ def test_the_wheel_holds_every_module_and_data_file_in_one_package(wheel: Path) 
 
 
 @pytest.mark.slow
-def test_the_command_of_the_wheel_works_beside_modules_of_these_names(
+def test_the_wheels_command_works_beside_modules_of_its_names(
     programs: Path, hostile: Path
 ) -> None:
     command = programs / "bosch"

@@ -80,9 +80,7 @@ def test_training_search_and_evaluation_run_on_the_example(
     assert "attention" not in settings  # so fingerprints stay as they were
 
 
-def test_a_search_runs_on_the_backend_that_the_config_names(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_search_runs_on_the_backend_of_the_config(monkeypatch: pytest.MonkeyPatch) -> None:
     """All rows of the top layer where the backend takes no mask, which single rows need."""
     model, ids, rows = tiny_model("qwen3"), random_tokens(1, 40)[0], torch.tensor([3, 39])
 

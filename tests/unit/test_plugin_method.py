@@ -46,7 +46,7 @@ def test_the_example_of_the_page_makes_a_mask(copy: PackageCopy, tmp_path: Path)
         ("@dataclass(frozen=True)\n", "", "dataclass"),
     ],
 )
-def test_a_mistake_in_the_file_is_one_sentence_that_names_it(
+def test_mistakes_are_named(
     copy: PackageCopy, tmp_path: Path, right: str, wrong: str, named: str
 ) -> None:
     assert right in EXAMPLE

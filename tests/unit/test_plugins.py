@@ -27,9 +27,7 @@ def fruits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         del sys.modules[name]
 
 
-def test_a_new_file_is_a_new_plugin_and_an_unknown_name_offers_the_nearest(
-    fruits: str, tmp_path: Path
-) -> None:
+def test_a_new_file_is_a_new_plugin_and_near_names_are_offered(fruits: str, tmp_path: Path) -> None:
     (tmp_path / "basket" / "fruits" / "fig.py").write_text('"""Sweet."""\n')
     assert list_plugins(fruits) == ("apple", "fig", "pear")
     assert load_plugin(fruits, "fig").__doc__ == "Sweet."

@@ -43,7 +43,7 @@ def test_layers_are_raised_in_order_until_the_ratio_is_met() -> None:
         (8, 8, (None, (2, 2, 0, 2, 2), None, None)),  # figure 1
     ],
 )
-def test_profiles_of_the_papers_models(
+def test_profiles_of_models(
     layers: int, groups: int, profiles: tuple[tuple[int, ...] | None, ...]
 ) -> None:
     scores = [layer / layers for layer in range(layers)]
@@ -80,7 +80,7 @@ def layer_scores(draw: st.DrawFn) -> list[float]:
 
 
 @given(layer_scores(), RHO, GROUPS)
-def test_the_ratio_is_exact_and_the_shares_fall_with_the_drop(
+def test_the_ratio_is_exact_and_follows_the_drops(
     scores: list[float], rho: float, groups: int
 ) -> None:
     *stage1, dense = scores
@@ -135,9 +135,7 @@ def test_subproblems_of_an_example() -> None:
 
 
 @given(st.lists(st.integers(0, 8), min_size=1, max_size=40), st.integers(1, 9), st.integers(1, 200))
-def test_every_layer_is_in_one_part_and_the_ratio_is_met(
-    counts: list[int], most: int, kappa: int
-) -> None:
+def test_each_layer_is_in_one_part_and_all_fit(counts: list[int], most: int, kappa: int) -> None:
     plan = plan_subproblems([count / 8 for count in counts], 8, kappa, most)
     assert sorted(layer for part in plan for layer in part.layers) == list(range(len(counts)))
     assert sum(part.num_windowed for part in plan) == sum(counts)

@@ -46,9 +46,7 @@ def test_as_a_program_it_ends_the_same_way_and_debug_shows_the_traceback(tmp_pat
         assert (run.returncode, run.stderr[: len(start)]) == (code, start)
 
 
-def test_dry_run_says_what_the_run_will_take_which_leaves_its_settings_and_its_log(
-    tmp_path: Path, recover: Recover
-) -> None:
+def test_dry_run_says_what_the_run_will_take_and_leave(tmp_path: Path, recover: Recover) -> None:
     words = ("--preset", "smoke", "--train.keep-checkpoints", "1", "--ratio", "0.33", "--seed", "3")
     said = recover(*words, "--dry-run").stdout
     assert "--ratio 0.33 means 6 of 16 groups, 0.375\n" in said
@@ -72,7 +70,7 @@ def test_dry_run_says_what_the_run_will_take_which_leaves_its_settings_and_its_l
 
 
 @pytest.mark.parametrize("dry_run", [[], ["--dry-run"]])
-def test_all_that_is_missing_is_said_at_once_and_by_a_dry_run_too(
+def test_all_that_is_missing_is_said_at_once(
     dry_run: list[str], tmp_path: Path, recover: Recover
 ) -> None:
     """Tests are offline."""

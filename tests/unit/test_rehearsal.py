@@ -63,7 +63,7 @@ def weights_of(plan: Plan) -> int:
         ("qwen3_moe", {}),
     ],
 )
-def test_a_rehearsed_peak_is_that_of_a_real_step(
+def test_a_rehearsed_peak_is_a_real_one(
     family: str, changes: dict[str, Any], tmp_path: Path
 ) -> None:
     model: Any = tiny_model(family, max_position_embeddings=SEQ_LEN)
@@ -153,7 +153,7 @@ def test_the_largest_micro_batch_that_fits_is_taken_among_those_that_divide_the_
 
 
 @pytest.mark.slow
-def test_recover_refuses_a_training_that_would_not_fit_before_anything_runs(
+def test_a_training_that_would_not_fit_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a machine that seems to have a GPU with 10 MB left, in the real second process."""
@@ -164,9 +164,7 @@ def test_recover_refuses_a_training_that_would_not_fit_before_anything_runs(
     assert not run.exists()
 
 
-def test_recover_rehearses_its_settings_on_gpus_that_are_not_there(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_recover_rehearses_on_gpus_that_are_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     recover.main(["--preset", "smoke", "--rehearse", "2"])
     table = capsys.readouterr().out
     assert "tiny-qwen3-2layer, 256 tokens" in table

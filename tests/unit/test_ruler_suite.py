@@ -61,9 +61,7 @@ def rows(tokenizer: Any, corpora: dict[str, Path]) -> Any:
 
 @pytest.mark.parametrize("length", [2_048, 4_096])
 @pytest.mark.parametrize("task", NEW)
-def test_texts_fit_and_more_samples_begin_with_the_same(
-    task: str, length: int, tokenizer: Any, rows: Any
-) -> None:
+def test_texts_fit_and_begin_alike(task: str, length: int, tokenizer: Any, rows: Any) -> None:
     found = rows(task, length)
     count, budget = token_counter(tokenizer), {"vt": 30, "cwe": 120, "fwe": 50}.get(task, 32)
     for row in found:
@@ -115,9 +113,7 @@ def test_coded_words_follow_zipf(rows: Any) -> None:
         assert abs(first / second - 4) < 0.2
 
 
-def test_questions_have_their_documents(
-    tokenizer: Any, corpora: dict[str, Path], rows: Any
-) -> None:
+def test_questions_have_documents(tokenizer: Any, corpora: dict[str, Path], rows: Any) -> None:
     for task, count in (("qa_1", 2), ("qa_2", 5)):
         places = set()
         for row in rows(task, 2_048, samples=count):
@@ -175,9 +171,7 @@ def test_numpys_stream_is_the_frozen_one() -> None:
         ("qa_2", 4_096, {"samples": 6}, "qa_2 has 5 questions"),
     ],
 )
-def test_what_cannot_be_built_is_said(
-    task: str, length: int, more: Any, words: str, rows: Any
-) -> None:
+def test_what_does_not_fit(task: str, length: int, more: Any, words: str, rows: Any) -> None:
     with pytest.raises(UserError, match=words):
         rows(task, length, **more)
 

@@ -53,9 +53,7 @@ def search(inputs: Inputs, settings: SearchSettings = ACCURACY) -> tuple[Any, Ma
 # ------------------------------------------------------------------------------------ its own file
 
 
-def test_a_finished_search_runs_again_without_the_model(
-    inputs: Inputs, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_finished_search_needs_no_model(inputs: Inputs, monkeypatch: pytest.MonkeyPatch) -> None:
     expected, first = search(inputs)
     before = (inputs.folder / FILE).read_bytes()
     monkeypatch.setattr(Scorer, "score", None)

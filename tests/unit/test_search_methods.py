@@ -171,7 +171,7 @@ def test_a_search_cut_short_returns_its_best_exact_mask(run: Any, tmp_path: Path
     assert record.mask.row_texts() == best["z"]
 
 
-def test_the_papers_search_ends_with_stage_3_and_keep_best_with_a_better_earlier_mask(
+def test_the_papers_search_ends_with_stage_3_or_keeps_the_best(
     run: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Stage 1 alone meets a ratio that is the sum of its groups, and stage 3 starts over."""
@@ -218,9 +218,7 @@ def test_wrong_settings_are_refused(make: Any, message: str) -> None:
         make()
 
 
-def test_no_time_and_no_nomad_are_refused_and_bosch_needs_none(
-    run: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_time_and_no_nomad_are_refused(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match="--max-hours 0 "):
         run("bosch_paper", "hours", max_hours=0)
     monkeypatch.setattr(search_settings, "find_spec", lambda name: None)
@@ -255,7 +253,7 @@ def test_a_start_that_does_not_fit_is_refused(run: Any, tmp_path: Path) -> None:
 # --- the files ---
 
 
-def test_the_picture_and_the_cost_are_there(
+def test_picture_and_cost_are_there(
     run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.undo()

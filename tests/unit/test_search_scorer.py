@@ -34,9 +34,7 @@ ONE_OFF = [replace(ALL, **{name: False}) for name, value in vars(ALL).items() if
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("accelerations", [Accelerations.none(), ALL], ids=["none", "all"])
-def test_scores_are_those_of_a_plain_loop_over_the_model(
-    family: str, accelerations: Accelerations
-) -> None:
+def test_scores_are_those_of_a_plain_loop(family: str, accelerations: Accelerations) -> None:
     model = tiny_model(family)
     calibration = answered_calibration(model)
     objective = objective_of(model, calibration, "accuracy", accelerations)

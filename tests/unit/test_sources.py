@@ -46,9 +46,7 @@ def write_rows(path: Path, texts: Iterable[str], field: str = "text") -> Path:
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".json", ".jsonl.gz", ".jsonl.zst", ".parquet"])
-def test_every_kind_of_file_gives_its_documents_from_any_number_on(
-    suffix: str, tmp_path: Path
-) -> None:
+def test_every_kind_of_file_is_read_from_any_number_on(suffix: str, tmp_path: Path) -> None:
     source = FileSource(write_rows(tmp_path / f"rows{suffix}", TEXTS))
     assert texts_of(source) == TEXTS
     for start in (1, 29, 30, 31, 64, 199, 200):
@@ -162,9 +160,7 @@ def test_without_network_it_says_what_to_fetch_and_where_to_put_it() -> None:
         (["toy@0"], 100, "toy@0"),
     ],
 )
-def test_sources_that_cannot_be_meant_are_refused(
-    texts: list[str], tokens: int | None, value: str
-) -> None:
+def test_wrong_sources_are_refused(texts: list[str], tokens: int | None, value: str) -> None:
     with pytest.raises(UserError, match=value):
         open_sources(texts, 0, tokens)
 

@@ -261,7 +261,7 @@ def test_every_family_shows_its_attention(family: str, tmp_path: Path) -> None:
         check(scores, by_hand(model, calibration), "local")
 
 
-def test_one_retrieval_head_can_make_a_group_global(
+def test_a_group_by_its_best_head(
     model: PreTrainedModel, calibration: Calibration, tmp_path: Path
 ) -> None:
     largest = run(retrieval_head, model, calibration, tmp_path, pool="max")
@@ -269,9 +269,7 @@ def test_one_retrieval_head_can_make_a_group_global(
         assert row == pytest.approx(heads.unflatten(0, (len(row), -1)).amax(1).tolist())
 
 
-def test_single_group_is_the_drop_of_the_answers_log_probability(
-    calibration: Calibration, tmp_path: Path
-) -> None:
+def test_single_group_is_the_drop_of_the_answers(calibration: Calibration, tmp_path: Path) -> None:
     model = make_model("gqa")
     scores = run(single_group, model, calibration, tmp_path)
 

@@ -39,7 +39,7 @@ def write_steps(run: Path, first: int, last: int) -> None:
         log.write({"step": step, "tokens": 100 * step, "loss": float(step), "skipped": "spike"})
 
 
-def test_a_cut_off_last_line_is_dropped_and_a_damaged_one_is_named(
+def test_damaged_lines_are_dropped_or_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     write_steps(tmp_path, 1, 3)
@@ -94,9 +94,7 @@ def test_a_late_evaluation_takes_its_place(tmp_path: Path) -> None:
     assert [file.name for file in folder.iterdir()] == ["events.out.tfevents.0000000003.bosch"]
 
 
-def test_the_dense_model_is_a_horizontal_line_even_if_its_scores_are_shared(
-    tmp_path: Path,
-) -> None:
+def test_the_dense_model_is_a_horizontal_line_even_if_its_scores_are_shared(tmp_path: Path) -> None:
     run, shared = tmp_path / "run", tmp_path / "shared" / "eval-dense-0123"
     for step in (0, 9):
         write_scores(run, step, float(step))

@@ -78,9 +78,7 @@ def test_with_all_gates_at_1_it_is_ordinary_training(dense: Path, tmp_path: Path
 @pytest.mark.parametrize(
     ("kind", "has_sinks"), [("constrained", False), ("constrained", True), ("scalar", False)]
 )
-def test_gates_move_as_in_a_plain_loop(
-    kind: str, has_sinks: bool, dense: Path, tmp_path: Path
-) -> None:
+def test_gates_move_as_by_hand(kind: str, has_sinks: bool, dense: Path, tmp_path: Path) -> None:
     """Batches, noise, penalty, rates and ascent, and the weights that move with the gates."""
     sinks = Sinks(torch.ones(*SHAPE, 16), torch.ones(*SHAPE, 16)) if has_sinks else None
     make = {"constrained": constrained, "scalar": lambda: ScalarGates(3, 4, 4, weight=0.05)}[kind]
