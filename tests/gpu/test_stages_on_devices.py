@@ -79,7 +79,7 @@ def test_steps_are_plain_torchs(changes: dict[str, Any], device: str, tmp_path: 
 @on_devices
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("deterministic", [False, True])
-def test_a_stopped_training_goes_on(
+def test_a_stopped_training_goes_on_from_its_checkpoint(
     precision: Any, deterministic: bool, device: str, tmp_path: Path
 ) -> None:
     model = model_folder(tmp_path / "model")

@@ -23,9 +23,7 @@ def take(path: Path, **request: Any) -> tuple[MaskFile, str]:
 
 
 @given(mask=masks())
-def test_masks_come_back_from_tables(
-    tmp_path_factory: pytest.TempPathFactory, mask: GroupMask
-) -> None:
+def test_masks_outlive_tables(tmp_path_factory: pytest.TempPathFactory, mask: GroupMask) -> None:
     record, path = record_of(mask), tmp_path_factory.mktemp("formats") / "heads.tsv"
     assert "config.json" in export_mask(record, path)
     back, notes = import_mask(path, record.model, mask.ratio, mask.window_tokens)
@@ -40,7 +38,7 @@ def test_masks_come_back_from_tables(
         ("Llama-2-7B-32K-Instruct", {}),  # every query head its own group
     ],
 )
-def test_published_patterns_meet_every_ratio(
+def test_the_published_patterns_meet_every_ratio_exactly(
     shared_data: Path, tmp_path: Path, name: str, config: dict[str, int]
 ) -> None:
     shape = {"num_hidden_layers": 32, "num_attention_heads": 32, "hidden_size": 4096}

@@ -81,9 +81,7 @@ def test_what_layer_types_cannot_say_is_refused(tmp_path: Path) -> None:
 
 
 @every_family
-def test_a_hybrid_computes_search_mode_and_goes_back_to_the_bit(
-    family: str, tmp_path: Path
-) -> None:
+def test_a_hybrid_computes_search_mode_and_goes_back_exactly(family: str, tmp_path: Path) -> None:
     dense = plain_folder(tmp_path / "dense", family)
     materialize(dense, record_for(dense), tmp_path / "hybrid")
 
@@ -125,7 +123,7 @@ def test_a_hybrid_computes_search_mode_and_goes_back_to_the_bit(
         ("qwen2", "LlamaTokenizerFast", odd_tokenizers.byte_level()),
     ],
 )
-def test_hybrid_loads_its_models_tokenizer(
+def test_hybrid_loads_the_tokenizer_that_its_model_loads_whatever_is_declared(
     family: str, declared: str, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     dense = plain_folder(tmp_path / "dense", family)
@@ -281,9 +279,7 @@ def test_one_file_of_weights_is_in_memory_at_a_time(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------------------- the recipe
 
 
-def test_recipe_makes_reuses_and_refuses(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_recipe_makes_and_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     dense, other = plain_folder(tmp_path / "dense"), plain_folder(tmp_path / "other", seed=1)
     mask = mask_file(tmp_path / "mask.json", dense)
     arguments = ["--model", str(dense), "--mask", str(mask), "--out", str(tmp_path / "hybrid")]

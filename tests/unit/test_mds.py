@@ -124,7 +124,7 @@ KINDS = ("ndarray", "ndarray:uint32", "ndarray:int32", "ndarray:uint16", "fixed"
 
 
 @given(st.lists(st.integers(0, 2**16 - 1), min_size=1, max_size=700), st.sampled_from(KINDS))
-def test_every_way_to_store_an_array_is_read(
+def test_every_way_to_store_an_array_is_read_and_without_indices_is_one_document(
     tmp_path_factory: pytest.TempPathFactory, ids: list[int], kind: str
 ) -> None:
     folder = tmp_path_factory.mktemp("mds")

@@ -35,7 +35,7 @@ from bosch.run.errors import UserError
         ("\x01 12\t34\x00\n ", ["12\n34", "12\t34"], 0.5, 1.0),
     ],
 )
-def test_string_match(
+def test_string_match_counts_plain_substrings_of_any_case(
     prediction: str, answers: list[str], all_of_them: float, any_of_them: float
 ) -> None:
     assert string_match_all(prediction, answers) == all_of_them

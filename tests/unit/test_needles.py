@@ -287,7 +287,7 @@ def test_other_keys_of_a_context_can_be_asked_too(essays: Essays) -> None:
 
 
 @given(st.integers(0, 2**16), st.sampled_from(sorted(TASKS)))
-def test_distances_count_from_each_asked_needle(
+def test_needle_distances_count_the_tokens_from_each_asked_needle_on(
     tokenizer: PreTrainedTokenizerFast, essays: Essays, seed: int, name: str
 ) -> None:
     task = replace(TASKS[name], keys="uuids")

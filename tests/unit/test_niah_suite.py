@@ -28,9 +28,7 @@ def make_scored(task: Task, scores: list[float]) -> list[Scored]:
     ]
 
 
-def test_real_essays_give_upstreams_words(
-    tokenizer: Any, tmp_path: Path, shared_data: Path
-) -> None:
+def test_real_essays_give_known_words(tokenizer: Any, tmp_path: Path, shared_data: Path) -> None:
     pytest.importorskip("wonderwords")
     essays = shared_data / "pg_essays.json"
     out = tmp_path / "rows.jsonl"

@@ -113,9 +113,7 @@ def test_the_quota_and_the_evaluations_are_met(name: str, quota: int, evaluation
         ("nomad", {"settings": SearchSettings(nomad_early_end=True)}),
     ],
 )
-def test_a_seed_tries_the_same_masks_whatever_ends_early(
-    name: str, options: dict[str, Any]
-) -> None:
+def test_a_seed_tries_the_same_masks_if_some_end_early(name: str, options: dict[str, Any]) -> None:
     tried = []
     for end_early in (True, False, True):
         judge = Judge(entangled(8), end_early)

@@ -144,9 +144,7 @@ def test_the_wheel_holds_every_module_and_data_file_in_one_package(wheel: Path) 
 
 
 @pytest.mark.slow
-def test_the_wheels_command_works_beside_modules_of_its_names(
-    programs: Path, hostile: Path
-) -> None:
+def test_the_command_works_beside_modules_of_its_names(programs: Path, hostile: Path) -> None:
     command = programs / "bosch"
     version = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["version"]
     assert output_of(command, "--version") == f"bosch {version}\n"

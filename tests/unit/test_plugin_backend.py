@@ -49,9 +49,7 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.slow
-def test_training_search_and_evaluation_run_on_the_example(
-    copy: PackageCopy, tmp_path: Path, calls: Path
-) -> None:
+def test_every_stage_runs_on_the_example(copy: PackageCopy, tmp_path: Path, calls: Path) -> None:
     run, model = tmp_path / "run", ("--model", MODEL)
     commands = {
         "gradients": [

@@ -46,9 +46,7 @@ def test_the_example_of_the_page_makes_a_mask(copy: PackageCopy, tmp_path: Path)
         ("@dataclass(frozen=True)\n", "", "dataclass"),
     ],
 )
-def test_mistakes_are_named(
-    copy: PackageCopy, tmp_path: Path, right: str, wrong: str, named: str
-) -> None:
+def test_mistakes(copy: PackageCopy, tmp_path: Path, right: str, wrong: str, named: str) -> None:
     assert right in EXAMPLE
     file = copy.write("bosch/methods/broken.py", EXAMPLE.replace(right, wrong))
     code, _, errors = copy.run(*SEARCH, "--method", "broken", "--run-dir", str(tmp_path / "run"))

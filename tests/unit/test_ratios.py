@@ -43,7 +43,7 @@ def test_layers_are_raised_in_order_until_the_ratio_is_met() -> None:
         (8, 8, (None, (2, 2, 0, 2, 2), None, None)),  # figure 1
     ],
 )
-def test_profiles_of_models(
+def test_the_profiles_of_the_papers_models(
     layers: int, groups: int, profiles: tuple[tuple[int, ...] | None, ...]
 ) -> None:
     scores = [layer / layers for layer in range(layers)]
@@ -80,7 +80,7 @@ def layer_scores(draw: st.DrawFn) -> list[float]:
 
 
 @given(layer_scores(), RHO, GROUPS)
-def test_the_ratio_is_exact_and_follows_the_drops(
+def test_ratios_are_exact_and_follow_the_drops(
     scores: list[float], rho: float, groups: int
 ) -> None:
     *stage1, dense = scores

@@ -70,7 +70,7 @@ def test_dry_run_says_what_the_run_will_take_and_leave(tmp_path: Path, recover: 
 
 
 @pytest.mark.parametrize("dry_run", [[], ["--dry-run"]])
-def test_all_that_is_missing_is_said_at_once(
+def test_what_is_missing_is_said_at_once(
     dry_run: list[str], tmp_path: Path, recover: Recover
 ) -> None:
     """Tests are offline."""

@@ -63,9 +63,7 @@ def weights_of(plan: Plan) -> int:
         ("qwen3_moe", {}),
     ],
 )
-def test_a_rehearsed_peak_is_a_real_one(
-    family: str, changes: dict[str, Any], tmp_path: Path
-) -> None:
+def test_rehearsed_peaks_are_real(family: str, changes: dict[str, Any], tmp_path: Path) -> None:
     model: Any = tiny_model(family, max_position_embeddings=SEQ_LEN)
     model.save_pretrained(tmp_path)
     settings = replace(ON_CPU, **changes)
@@ -153,9 +151,7 @@ def test_the_largest_micro_batch_that_fits_is_taken_among_those_that_divide_the_
 
 
 @pytest.mark.slow
-def test_a_training_that_would_not_fit_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_large_a_training_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a machine that seems to have a GPU with 10 MB left, in the real second process."""
     monkeypatch.setattr(rehearsal, "gpu_memory_gb", lambda: rehearsal.MARGIN_GB + 0.01)
     run = tmp_path / "run"

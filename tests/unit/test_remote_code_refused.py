@@ -63,9 +63,7 @@ def test_nothing_is_asked_on_a_terminal_and_no_code_runs(tmp_path: Path) -> None
     assert str(folder / "config.json") in output
 
 
-def test_a_known_family_is_loaded_by_transformers(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_known_family_is_loaded_plainly(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = folder_with_code(tmp_path / "model", None, tokenizer=True)
     with caplog.at_level("INFO"):
         model = load_model(folder, "auto", "cpu")

@@ -88,7 +88,7 @@ def in_rank(environment: dict[str, str], arguments: list[str]) -> None:
 
 
 @pytest.mark.parametrize("method", sampled(["fisher", "razor", "proxy", "global_swap"], slice(1)))
-def test_ranks_find_what_one_finds(
+def test_ranks_share_the_examples_and_find_what_one_finds(
     method: str, command: list[str], model_folder: Path, tmp_path: Path
 ) -> None:
     """Three texts for two ranks; razor has probes of its own, global_swap starts from rankings."""
@@ -120,7 +120,7 @@ def test_ranks_find_what_one_finds(
 # --- the stage in a chain ---
 
 
-def test_what_the_stage_depends_on(
+def test_what_stages_depend_on(
     model_folder: Path, calibration_folder: Path, tmp_path: Path
 ) -> None:
     config = Config(model=str(model_folder), method="razor", window=16)

@@ -171,7 +171,7 @@ def test_a_search_cut_short_returns_its_best_exact_mask(run: Any, tmp_path: Path
     assert record.mask.row_texts() == best["z"]
 
 
-def test_the_papers_search_ends_with_stage_3_or_keeps_the_best(
+def test_the_papers_search_ends_with_stage_3_and_keep_best_with_the_best_mask(
     run: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Stage 1 alone meets a ratio that is the sum of its groups, and stage 3 starts over."""
@@ -253,9 +253,7 @@ def test_a_start_that_does_not_fit_is_refused(run: Any, tmp_path: Path) -> None:
 # --- the files ---
 
 
-def test_picture_and_cost_are_there(
-    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_picture_and_cost_exist(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     run("bosch")
     assert (tmp_path / "mask" / "search.png").read_bytes().startswith(b"\x89PNG")

@@ -114,7 +114,7 @@ def test_a_second_setup_reuses_the_first_until_extras_or_requirements_change(mad
         (lambda c: (c / ".venv/setup.json").unlink(), "update", "this set-up did not create it"),
     ],
 )
-def test_damage_is_named(
+def test_what_is_wrong_is_named(
     copied: Path, damage: Callable[[Path], object], action: str, reason: str
 ) -> None:
     damage(copied)

@@ -261,7 +261,7 @@ def test_every_family_shows_its_attention(family: str, tmp_path: Path) -> None:
         check(scores, by_hand(model, calibration), "local")
 
 
-def test_a_group_by_its_best_head(
+def test_one_retrieval_head_can_make_a_group_global(
     model: PreTrainedModel, calibration: Calibration, tmp_path: Path
 ) -> None:
     largest = run(retrieval_head, model, calibration, tmp_path, pool="max")

@@ -132,7 +132,7 @@ def held_out_loss(folder: Path) -> float:
     return total / targets
 
 
-def test_bad_batch_is_skipped(
+def test_bad_batch_is_skipped_named_and_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "bosch")
@@ -164,9 +164,7 @@ def test_weights_that_are_not_finite_end_training_without_a_step(tmp_path: Path)
 @pytest.mark.parametrize(
     ("family", "dtype"), [*((name, torch.float32) for name in FAMILIES), ("qwen3", torch.bfloat16)]
 )
-def test_start_loads_what_transformers_does(
-    family: str, dtype: torch.dtype, tmp_path: Path
-) -> None:
+def test_start_loads_as_transformers_does(family: str, dtype: torch.dtype, tmp_path: Path) -> None:
     """In fp32, whatever type the files have."""
     folder = model_folder(tmp_path / "model", family=family)
     AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).save_pretrained(folder)

@@ -55,9 +55,7 @@ FSDP = ("--use_fsdp", "--num_processes", "2", "--main_process_port", "0")
         (ONE, {"ACCELERATE_MIXED_PRECISION": "fp16"}, "fp16.*--mixed_precision"),
     ],
 )
-def test_silent_traps_are_refused(
-    options: tuple[str, ...], more: dict[str, str], named: str
-) -> None:
+def test_silent_traps_refused(options: tuple[str, ...], more: dict[str, str], named: str) -> None:
     with pytest.raises(UserError, match=named):
         refuse_silent_traps(accelerate_environment(*options) | more)
 
@@ -134,9 +132,7 @@ def test_parked_tensors_free_their_memory_and_come_back_as_they_were() -> None:
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # Dynamo's
 @pytest.mark.parametrize("recomputes", [False, True])
-def test_blocks_are_compiled(
-    recomputes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_blocks_compile(recomputes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Counted, since the numbers are right without any graph too."""
     compile_block = torch.nn.Module.compile
     eager = partialmethod(compile_block, backend="aot_eager")

@@ -56,7 +56,7 @@ def test_a_wrong_command_ends_in_one_sentence_and_leaves_the_files(
     assert contents(inputs) == before
 
 
-def test_a_wrong_benchmark(
+def test_wrong_benchmark(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["python -m benchmarks", "latency", "--windw", "3"])
