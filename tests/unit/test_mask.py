@@ -186,7 +186,7 @@ def take(path: Path, **request: Any) -> tuple[MaskFile, str]:
 
 
 @given(mask=masks())
-def test_masks_outlive_tables(tmp_path_factory: pytest.TempPathFactory, mask: GroupMask) -> None:
+def test_a_table_keeps_a_mask(tmp_path_factory: pytest.TempPathFactory, mask: GroupMask) -> None:
     record, path = record_of(mask), tmp_path_factory.mktemp("formats") / "heads.tsv"
     assert "config.json" in export_mask(record, path)
     back, notes = import_mask(path, record.model, mask.ratio, mask.window_tokens)

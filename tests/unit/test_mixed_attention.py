@@ -23,9 +23,7 @@ def model() -> PreTrainedModel:
     return tiny_model("qwen3").double()
 
 
-def loss_and_gradients(
-    model: PreTrainedModel, **arguments: Any
-) -> tuple[Tensor, dict[str, Tensor]]:
+def loss_and_gradients(model: Any, **arguments: Any) -> tuple[Tensor, dict[str, Tensor]]:
     ids = random_tokens(2, 60)
     model.zero_grad()
     loss = model(ids, labels=ids, use_cache=False, **arguments).loss
@@ -40,9 +38,6 @@ TEXTS = {
 }
 
 
-# --- the ends of the range ---
-
-
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("branches", [None, "as the mask"])
 def test_gates_at_0_and_1(model: PreTrainedModel, text: str, branches: str | None) -> None:
@@ -51,9 +46,6 @@ def test_gates_at_0_and_1(model: PreTrainedModel, text: str, branches: str | Non
     arguments["bosch_gates"] = torch.tensor(MIXED, dtype=torch.float64)
     mixed = loss_and_gradients(model, bosch_mask=branches and MIXED, **arguments)
     torch.testing.assert_close(mixed, searched, rtol=1e-6, atol=1e-9)
-
-
-# --- in between ---
 
 
 def by_definition(call: AttentionCall, gates_G: Tensor, window_tokens: int) -> Tensor:

@@ -73,9 +73,8 @@ def test_paper_preset_has_the_values_of_the_paper(model: str) -> None:
 
 
 def model_folder(folder: Path, positions: int) -> str:
-    config = read_model_config(asset_folder("tiny-qwen3"))
+    config = read_model_config(asset_folder("tiny-qwen3")) | {"max_position_embeddings": positions}
     folder.mkdir()
-    config |= {"max_position_embeddings": positions}
     (folder / "config.json").write_text(json.dumps(config))
     return str(folder)
 

@@ -18,16 +18,10 @@ from bosch.search.stages import allocate_ratios, hardest_first, plan_subproblems
 FIVE = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
-# --- stage 2: worked examples ---
-
-
-def test_the_layer_that_destroys_the_model_stays_full() -> None:
+def test_layers_that_destroy_the_model_stay_full_and_others_are_raised_in_order() -> None:
     # By hand, L = 3, H = 4: the drops are .02, .35, .05. The paper's line 6 as printed: 0, 1, .5.
     scores = (0.58, 0.60, 0.95)
     assert allocate_ratios(scores, 1.0, 0.5, 4, (0, 0.5, 1)) == (1, 0, 0.5)
-
-
-def test_layers_are_raised_in_order_until_the_ratio_is_met() -> None:
     # By hand, L = 4, H = 4: the drops are .29, .06, .20, .05; 6 of 8 after the split, then layers 3
     # and 1 are raised.
     assert allocate_ratios((0.40, 0.69, 0.75, 0.95), 1.0, 0.5, 4) == (0, 0.75, 0.25, 1)
@@ -43,16 +37,13 @@ def test_layers_are_raised_in_order_until_the_ratio_is_met() -> None:
         (8, 8, (None, (2, 2, 0, 2, 2), None, None)),  # figure 1
     ],
 )
-def test_the_profiles_of_the_papers_models(
+def test_profiles_of_the_papers_models(
     layers: int, groups: int, profiles: tuple[tuple[int, ...] | None, ...]
 ) -> None:
     scores = [layer / layers for layer in range(layers)]
     for rho, profile in zip((0.25, 0.5, 0.75, 0.875), profiles, strict=True):
         counts = Counter(allocate_ratios(scores, 1.0, rho, groups))
         assert profile in (None, tuple(counts[bucket] for bucket in FIVE))
-
-
-# --- stage 2: order ---
 
 
 def test_equal_drops_are_ordered_by_the_second_score_and_then_by_depth() -> None:
@@ -64,8 +55,6 @@ def test_equal_drops_are_ordered_by_the_second_score_and_then_by_depth() -> None
     # Layer 1 drops most on the first score, so the second does not matter.
     assert hardest_first((0.25, 0.5, 1.0), 1.25, (-5.0, -4.0, -1.0, -1.0)) == [1, 0, 2]
 
-
-# --- stage 2: what holds for every input ---
 
 GROUPS = st.integers(1, 16)
 RHO = st.one_of(st.sampled_from((0.0, 0.25, 0.3, 0.5, 0.75, 0.875, 1.0)), st.floats(0, 1))
@@ -80,7 +69,7 @@ def layer_scores(draw: st.DrawFn) -> list[float]:
 
 
 @given(layer_scores(), RHO, GROUPS)
-def test_ratios_are_exact_and_follow_the_drops(
+def test_the_ratio_is_exact_and_the_shares_fall_with_the_drop(
     scores: list[float], rho: float, groups: int
 ) -> None:
     *stage1, dense = scores
@@ -114,9 +103,6 @@ def test_uneven_buckets_terminate_too(eighths: list[int], scores: list[int], rho
     else:
         with pytest.raises(UserError, match="buckets"):
             allocate_ratios(scores, 65, rho, 8, buckets)
-
-
-# --- the plan of stage 3 ---
 
 
 def test_subproblems_of_an_example() -> None:

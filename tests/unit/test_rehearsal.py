@@ -30,10 +30,7 @@ ON_CPU = replace(ON_CPU, activation_checkpointing=True)
 WIDTHS: dict[str, int] = {"hidden_size": 1024, "intermediate_size": 3072, "head_dim": 128}
 WIDTHS |= {"num_attention_heads": 16, "num_key_value_heads": 8}
 MIDDLE = Qwen3Config(
-    vocab_size=65_536,
-    num_hidden_layers=5,
-    max_position_embeddings=8192,
-    **WIDTHS,
+    **(WIDTHS | {"vocab_size": 65_536, "num_hidden_layers": 5, "max_position_embeddings": 8192}),
     tie_word_embeddings=False,
 )
 
@@ -92,8 +89,7 @@ def test_state_is_divided_among_gpus_and_offloading_takes_it_off_them() -> None:
     shard = weights_of(middle()) / 8
     peak, offloaded = as_it_is().peak, rehearse_here(middle(cpu_offload=True)).peak
     assert peak["optimizer"] == pytest.approx(8 * shard, rel=0.01)
-    assert peak["gradients"] >= 4 * shard
-    assert peak["weights"] >= 4 * shard
+    assert min(peak["gradients"], peak["weights"]) >= 4 * shard
     assert offloaded["optimizer"] == 0
     # At least the parameters and gradients too, but not what is gathered or computed.
     assert sum(offloaded.values()) <= sum(peak.values()) - 16 * shard * 0.99

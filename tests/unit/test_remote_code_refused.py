@@ -41,7 +41,7 @@ def folder_with_code(folder: Path, model_type: str | None, tokenizer: bool = Fal
     plain_folder(folder)
     (folder / "code.py").write_text(CODE.format(marker=str(folder / "ran")))
     change(folder / "config.json", auto_map=CLASSES)
-    if model_type is not None:
+    if model_type:
         change(folder / "config.json", model_type=model_type)
     if tokenizer:
         path, names = folder / "tokenizer_config.json", [None, "code.TheirTokenizer"]

@@ -120,9 +120,8 @@ def test_runs_share_their_outcomes(inputs: Inputs) -> None:
     assert repeated == expected
     assert second.values == first.values  # evaluations of this search, wherever they were computed
     assert second.cost.computed == 0
-    assert [line["run"] for line in lines_of(second_inputs.folder)] == [0] * len(
-        lines_of(inputs.folder)
-    )
+    runs = [line["run"] for line in lines_of(second_inputs.folder)]
+    assert runs == [0] * len(lines_of(inputs.folder))
     assert len(list((inputs.folder.parents[1] / "shared").iterdir())) == 1
     assert search(another_stage(inputs, "three", window_tokens=9))[1].cost.computed > 0
     # The same weights score differently with other rotary frequencies, but not at another path.
@@ -135,20 +134,20 @@ def test_runs_share_their_outcomes(inputs: Inputs) -> None:
 
 def test_searches_append_to_one_file_at_once(tmp_path: Path) -> None:
     masks = random_masks(40)
+
+    def add(some: list[Any]) -> None:
+        outcomes = Outcomes(tmp_path, "facts")
+        for z in some:
+            outcomes.add(z, OUTCOME, run=2, seconds=1.0, layer_forwards=6.0)
+
     with ThreadPoolExecutor(4) as searches:  # each opens its own files, as processes do
-        list(searches.map(lambda start: add_all(tmp_path, masks[start::4]), range(4)))
+        list(searches.map(add, (masks[start::4] for start in range(4))))
     path = tmp_path / FILE
     path.write_bytes(path.read_bytes() + b'{"z": ["11')  # incomplete: only this line is lost
-    add_all(tmp_path, [FULL])
+    add([FULL])
     known = Outcomes(tmp_path, "facts").known
     assert all(known[z] == OUTCOME for z in (*masks, FULL))
     assert Outcomes(tmp_path, "other facts").known == {}
-
-
-def add_all(folder: Path, masks: list[Any]) -> None:
-    outcomes = Outcomes(folder, "facts")
-    for z in masks:
-        outcomes.add(z, OUTCOME, run=2, seconds=1.0, layer_forwards=6.0)
 
 
 # -------------------------------------------------------------------------- limits, progress, loss

@@ -65,9 +65,6 @@ def run(method: Any, model: Any, texts: Calibration, folder: Path, **settings: A
     )
 
 
-# --- the equations ---
-
-
 def dcam_by_hand(model: PreTrainedModel, calibration: Calibration) -> Tensor:
     length = calibration.longest
     mass = torch.zeros(())
@@ -170,9 +167,6 @@ def fisher_by_hand(model: PreTrainedModel, calibration: Calibration, loss_tokens
         inside = inside + (saliency * (lags(length) < WINDOW)).sum((-1, -2))
         total = total + saliency.sum((-1, -2))
     return inside / total
-
-
-# --- the tests ---
 
 
 PROXY = partial(proxy_by_hand, heads=(0,), block=WINDOW // 8, share=0.95)

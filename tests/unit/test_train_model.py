@@ -29,7 +29,7 @@ def train(tokens: Path, out: Path, *more: str, model: str = presets.SMOKE_MODEL)
     train_model.main([*arguments, *SMALL, *more])
 
 
-def test_training_is_reused(
+def test_command_trains_says_what_it_does_and_is_reused(
     tokens: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "train"

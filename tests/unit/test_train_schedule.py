@@ -59,20 +59,19 @@ def test_batch_is_shared_out_over_ranks_and_micro_batches_that_fit_the_device() 
         assert schedule.micro_batch_sequences == micro
 
 
-@pytest.mark.parametrize(
-    ("settings", "more", "named"),
-    [
+def test_a_schedule_that_is_impossible_is_refused() -> None:
+    cases: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         # the paper's 1.7B on two nodes: 128 sequences
         ({"micro_batch_sequences": 8}, {"world_size": 16}, "micro_batch_sequences 8 .* 1, 2, 4"),
         ({}, {"world_size": 5}, "train.batch_sequences .* multiple of 5"),
         ({}, {"tokens": 64 * 128 - 1}, "8,191 tokens .* 64 sequences of 128"),
         # No checkpoint could ever end it.
         ({"until": "recovered"}, {"evaluated_shares": (0.0, 0.05, 1.0)}, "no checkpoint .* 12 "),
-    ],
-)
-def test_impossible_schedules(settings: dict[str, Any], more: dict[str, Any], named: str) -> None:
-    with pytest.raises(UserError, match=named):
-        schedule_of(replace(SIXTY_FOUR, **settings), **({"tokens": 10**6, "seq_len": 128} | more))
+    ]
+    for settings, more, named in cases:
+        given = {"tokens": 10**6, "seq_len": 128} | more
+        with pytest.raises(UserError, match=named):
+            schedule_of(replace(SIXTY_FOUR, **settings), **given)
 
 
 # --- guards ---
