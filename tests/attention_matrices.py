@@ -6,7 +6,6 @@ import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -40,26 +39,16 @@ def toy_calibration(length: int = 512, count: int = 3, vocab: int = 96) -> Calib
 
 def info_of(model: PreTrainedModel) -> ModelInfo:
     config = model.config
-    return ModelInfo(
-        id="random/model",
-        revision=None,
-        weight_hash="f" * 32,
-        num_layers=config.num_hidden_layers,
-        num_groups=config.num_key_value_heads,
-        num_query_heads=config.num_attention_heads,
-        head_dim=getattr(config, "head_dim", config.hidden_size // config.num_attention_heads),
-    )
+    heads = config.num_key_value_heads, config.num_attention_heads
+    head_dim = getattr(config, "head_dim", config.hidden_size // config.num_attention_heads)
+    known_by = "random/model", None, "f" * 32
+    return ModelInfo(*known_by, config.num_hidden_layers, *heads, head_dim)
 
 
 def inputs_of(
-    method: ModuleType,
-    model: PreTrainedModel,
-    calibration: Calibration,
-    folder: Path,
-    settings: dict[str, Any] | None = None,
-    learning: Learning | None = None,
-    **changes: Any,
-) -> Inputs:
+    method: Any, model: PreTrainedModel, calibration: Calibration, folder: Path,
+    settings: dict[str, Any] | None = None, learning: Learning | None = None, **changes: Any,
+) -> Inputs:  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
     inputs = Inputs(
         model_info=info_of(model),
@@ -68,9 +57,9 @@ def inputs_of(
         window_tokens=32,
         ratio=0.5,
         seed=0,
-        settings=method.Settings(**(settings or {})),
         folder=folder,
         learning=learning,
+        settings=method.Settings(**(settings or {})),
     )
     return replace(inputs, **changes)
 
@@ -112,15 +101,9 @@ def matrices(
 
 
 def _attention(
-    module: Any,
-    q_BHTD: Tensor,
-    k_BGTD: Tensor,
-    v_BGTD: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float,
-    keep: list[Any],
-    **others: Any,
-) -> tuple[Tensor, None]:
+    module: Any, q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor, attention_mask: Any,
+    scaling: float, keep: list[Any], **others: Any,
+) -> tuple[Tensor, None]:  # fmt: skip
     k_BHTD, v_BHTD = (repeat_groups(x, q_BHTD.shape[1]) for x in (k_BGTD, v_BGTD))
     scores = q_BHTD @ k_BHTD.transpose(2, 3) * scaling
     future = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)

@@ -8,15 +8,8 @@ from hypothesis import strategies as st
 from bosch.masks.mask import GroupMask, MaskFile
 from bosch.model import ModelInfo
 
-MODEL = ModelInfo(
-    id="org/small",
-    revision="0123456789abcdef",
-    weight_hash=None,
-    num_layers=2,
-    num_groups=4,
-    num_query_heads=8,
-    head_dim=16,
-)
+SHAPE = {"num_layers": 2, "num_groups": 4, "num_query_heads": 8, "head_dim": 16}
+MODEL = ModelInfo("org/small", revision="0123456789abcdef", weight_hash=None, **SHAPE)
 
 
 @st.composite

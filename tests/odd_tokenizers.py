@@ -27,11 +27,10 @@ SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 def blank_first() -> Tokenizer:
     """As in Llama 2 and Mistral 7B: a blank is put before whatever is encoded."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
-    words = pre_tokenizers.Split("▁", "merged_with_next")
     tokenizer.normalizer = normalizers.Sequence(
         [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
     )
-    tokenizer.pre_tokenizer = words
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("▁", "merged_with_next")
     blanks, ends = decoders.Replace("▁", " "), decoders.Strip(" ", 1, 0)
     tokenizer.decoder = decoders.Sequence([blanks, decoders.ByteFallback(), decoders.Fuse(), ends])
     special = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]

@@ -27,24 +27,23 @@ PARTS = MAY_IMPORT.keys() - {"bosch", "benchmarks"}  # imported as bosch.data an
 LOADERS = {"import_module", "__import__", "find_spec", "load_plugin", "list_plugins"}
 
 
-def wrong_imports(root: Path) -> list[str]:
-    """`file:line: a package imports another that it may not`, for all packages below root."""
+def test_imports_point_one_way() -> None:
     # "": a relative import, which does not say of what. `bare`: hides a module of the user's, and
     # is not there when the package is installed.
     ours = MAY_IMPORT.keys() | SCRIPTS | {"", "bare"}
-    return [
-        f"{path.relative_to(root)}:{line}: {package} imports {module}"
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line}: {package} imports {module}"
         for package, allowed in MAY_IMPORT.items()
-        for path in sorted((root / package).rglob("*.py"))
+        for path in sorted((ROOT / package).rglob("*.py"))
         for line, module, _ in imported_modules(path)
         if re.split(r"[. ]", module)[0] in ours - allowed - {package}
     ]
+    assert wrong == []
 
 
-def import_circles(root: Path) -> list[str]:
-    """`a <-> b <-> c`: modules of our packages each of which imports the others, by some way."""
-    paths = [path for package in MAY_IMPORT for path in sorted((root / package).rglob("*.py"))]
-    modules = {".".join(path.relative_to(root).with_suffix("").parts): path for path in paths}
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    paths = [path for package in MAY_IMPORT for path in sorted((ROOT / package).rglob("*.py"))]
+    modules = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in paths}
     imports = {
         name.removesuffix(".__init__"): {
             f"{module}.{part}" if f"{module}.{part}" in modules else module
@@ -53,27 +52,26 @@ def import_circles(root: Path) -> list[str]:
         }
         for name, path in modules.items()
     }
-    reached = {name: _reachable(name, imports) for name in imports}
+
+    def reachable(name: str) -> set[str]:
+        found, left = set[str](), [name]
+        while left:
+            new = imports.get(left.pop(), set()) - found
+            found |= new
+            left += new
+        return found
+
+    reached = {name: reachable(name) for name in imports}
     circles = {
         frozenset(other for other in reached[name] if name in reached.get(other, ()))
         for name in imports
     }
-    return sorted(" <-> ".join(sorted(circle)) for circle in circles if len(circle) > 1)
-
-
-def _reachable(name: str, imports: dict[str, set[str]]) -> set[str]:
-    found: set[str] = set()
-    left = [name]
-    while left:
-        new = imports.get(left.pop(), set()) - found
-        found |= new
-        left += new
-    return found
+    assert [sorted(circle) for circle in circles if len(circle) > 1] == []
 
 
 def imported_modules(path: Path) -> Iterator[tuple[int, str, list[str]]]:
     """Line and name of each module a file imports, anywhere in it, and what it takes of it."""
-    for line, module, names in _import_statements(path):
+    for line, module, names in import_statements(path):
         if module == "bosch":
             yield from ((line, n if n in PARTS else module, [n]) for n in names or [""])
         elif module.removeprefix("bosch.").split(".")[0] in PARTS:
@@ -83,30 +81,14 @@ def imported_modules(path: Path) -> Iterator[tuple[int, str, list[str]]]:
             yield line, module, names
 
 
-def _import_statements(path: Path) -> Iterator[tuple[int, str, list[str]]]:
+def import_statements(path: Path) -> Iterator[tuple[int, str, list[str]]]:
     for node in ast.walk(ast.parse(path.read_text("utf-8"), str(path))):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name, []) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             module = "." * node.level + (node.module or "")
             yield node.lineno, module, [alias.name for alias in node.names]
-        elif isinstance(node, ast.Call) and (name := _loaded_name(node)):
-            yield node.lineno, name, []
-
-
-def _loaded_name(call: ast.Call) -> str | None:
-    name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
-    if name in LOADERS and call.args and isinstance(call.args[0], ast.Constant):
-        return str(call.args[0].value)
-    return None
-
-
-# --- this repository ---
-
-
-def test_imports_point_one_way() -> None:
-    assert wrong_imports(ROOT) == []
-
-
-def test_no_modules_import_each_other_in_a_circle() -> None:
-    assert import_circles(ROOT) == []
+        elif isinstance(node, ast.Call):
+            name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            if name in LOADERS and node.args and isinstance(node.args[0], ast.Constant):
+                yield node.lineno, str(node.args[0].value), []

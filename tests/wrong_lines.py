@@ -1,5 +1,5 @@
 """Command lines that are wrong in one way each, and words that the sentence on them must have. The
-files they name are made by tests/wrong_inputs.py."""
+files they name are made by tests/unit/test_wrong_commands.py."""
 
 SMALL = "tiny-qwen3-2layer"
 

@@ -87,10 +87,7 @@ def run_undisturbed(folder: Path, copies: Mapping[int, str]) -> str:
 def code_fingerprint() -> str:
     """Of this program and of the code that it tests, whose commit and versions masks record."""
     folders = [REPOSITORY / name for name in ("bosch", "data", "eval", "training", "recipes")]
-    paths = [
-        Path(__file__).resolve(),
-        *(path for folder in folders for path in folder.rglob("*.py")),
-    ]
+    paths = [Path(__file__).resolve(), *(path for each in folders for path in each.rglob("*.py"))]
     files = {str(path.relative_to(REPOSITORY)): hash_file(path) for path in paths}
     return fingerprint([files, provenance()])
 

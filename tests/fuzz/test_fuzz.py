@@ -5,10 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fuzz.fuzz_chain import (
-    FAILURES,
-    fuzz,
-)
+from tests.fuzz.fuzz_chain import FAILURES, fuzz
 from tests.sampled import sampled
 
 BLOCK = 10

@@ -11,14 +11,7 @@ from transformers import PreTrainedModel
 from bosch.hybrid import dispatch
 from bosch.hybrid.conversion import deploy
 from tests.attention_calls import check_against_reference, gpu_cases, visible_counts
-from tests.model_factory import (
-    MIXED,
-    generate_anew,
-    logits,
-    random_tokens,
-    same_mask,
-    tiny_model,
-)
+from tests.model_factory import MIXED, generate_anew, logits, random_tokens, same_mask, tiny_model
 
 pytestmark = [
     pytest.mark.gpu,
@@ -82,17 +75,9 @@ def test_search_and_deploy_agree_on_every_backend(name: str) -> None:
     torch.testing.assert_close(hybrid, searched, rtol=0.05, atol=atol)
 
 
-@pytest.mark.parametrize(
-    "kwargs",
-    [
-        {},
-        {"prefill_chunk_size": 64},
-        {"cache_implementation": "offloaded"},
-        {"cache_implementation": "static"},
-    ],
-)
-def test_generating_gives_the_tokens_of_recomputation(kwargs: dict[str, Any]) -> None:
-    model = deploy(tiny_model("qwen3").cuda(), MIXED, 16)
-    ids = random_tokens(1, 90).cuda()
-    out = model.generate(ids, max_new_tokens=8, do_sample=False, **kwargs)
-    assert torch.equal(out, generate_anew(model, ids, 8))
+def test_generating_gives_the_tokens_of_recomputation() -> None:
+    model, ids = deploy(tiny_model("qwen3").cuda(), MIXED, 16), random_tokens(1, 90).cuda()
+    kinds: Any = [{"cache_implementation": kind} for kind in ("offloaded", "static")]
+    for how in ({}, {"prefill_chunk_size": 64}, *kinds):
+        out = model.generate(ids, max_new_tokens=8, do_sample=False, **how)
+        assert torch.equal(out, generate_anew(model, ids, 8)), how

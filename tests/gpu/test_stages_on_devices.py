@@ -2,7 +2,6 @@
 evaluation. The CPU runs the same tests, so that a GPU is all that is new in them.
 """
 
-import json
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +11,6 @@ import pytest
 import torch
 
 from bosch.assets import asset_folder
-from bosch.config import TrainConfig
 from bosch.eval.generate import Generator
 from bosch.eval.judging import Judging, load_judged
 from bosch.eval.settings import FAST, PLAIN, GenerationSettings
@@ -21,17 +19,9 @@ from bosch.eval.suites._interface import Example
 from bosch.model import load_tokenizer
 from bosch.search.scorer import Scorer
 from bosch.search.settings import Accelerations
-from bosch.training.loop import TrainJob, train
+from bosch.training.loop import train
 from bosch.training.parallel import leave_world
-from tests.plain_training import (
-    NUM_SEQUENCES,
-    SEQ_LEN,
-    SETTINGS,
-    Trace,
-    model_folder,
-    tokens_in_memory,
-    train_plainly,
-)
+from tests.plain_training import SETTINGS, Trace, job_of, model_folder, run, train_plainly
 from tests.search_cases import WINDOW, answered_calibration, random_masks, small_model
 
 # Other versions of torch on other machines warn of other things, and findings there are rare.
@@ -47,9 +37,6 @@ ROUNDING = {"fp32": 1e-4, "bf16": 0.03}
 TWO_STEPS = replace(SETTINGS, max_steps=2)
 
 
-# ---------------------------------------------------------------------------------------- training
-
-
 @on_devices
 @pytest.mark.parametrize(
     "changes",
@@ -63,9 +50,7 @@ TWO_STEPS = replace(SETTINGS, max_steps=2)
         pytest.param({"objective": "distill", "kernels": "liger"}, id="liger, distill"),
     ],
 )
-def test_steps_are_those_of_plain_torch(
-    changes: dict[str, Any], device: str, tmp_path: Path
-) -> None:
+def test_steps_are_plain_torchs(changes: dict[str, Any], device: str, tmp_path: Path) -> None:
     if device == "cpu" and changes.keys() & {"kernels", "compile"}:
         pytest.skip("Liger and compiled blocks take minutes on a CPU")
     model = model_folder(tmp_path / "model")
@@ -87,6 +72,7 @@ def test_a_stopped_training_goes_on_from_its_checkpoint(
     model = model_folder(tmp_path / "model")
     settings = replace(SETTINGS, precision=precision, deterministic=deterministic, max_steps=3)
     whole = run(tmp_path / "whole", model, settings)
+    leave_world()  # as each process would
     folder = tmp_path / "stopped" / "train"
     folder.mkdir(parents=True)
     (folder / "STOP").touch()
@@ -100,20 +86,6 @@ def test_a_stopped_training_goes_on_from_its_checkpoint(
     for row, other in zip(resumed, whole, strict=True):
         for name in {"loss", "grad_norm", "validation_loss"} & other.keys():
             assert row[name] == pytest.approx(other[name], rel=close, abs=0.0), (name, row["step"])
-
-
-def job_of(folder: Path, model: Path, settings: TrainConfig) -> TrainJob:
-    return TrainJob(settings, model, tokens_in_memory(), folder, NUM_SEQUENCES * SEQ_LEN)
-
-
-def run(folder: Path, model: Path, settings: TrainConfig) -> list[dict[str, Any]]:
-    """Train, and return the rows of the metrics."""
-    assert train(job_of(folder, model, settings)) is None
-    leave_world()
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
-# ------------------------------------------------------------------------------ search, evaluation
 
 
 @on_devices

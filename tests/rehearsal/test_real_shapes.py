@@ -32,42 +32,33 @@ from bosch.masks.mask import num_windowed, read_mask
 
 pytestmark = pytest.mark.rehearsal
 
+SHARED: Any = {"vocab_size": 151_936, "head_dim": 128, "max_position_embeddings": 40_960}
 QWEN3_06B = Qwen3Config(
-    vocab_size=151_936,
-    hidden_size=1_024,
-    intermediate_size=3_072,
-    num_hidden_layers=28,
+    **(SHARED | {"hidden_size": 1_024, "intermediate_size": 3_072, "num_hidden_layers": 28}),
     num_attention_heads=16,
     num_key_value_heads=8,
-    head_dim=128,
-    max_position_embeddings=40_960,
-    rope_parameters={"rope_type": "default", "rope_theta": 1_000_000.0},
     tie_word_embeddings=True,
+    rope_parameters={"rope_type": "default", "rope_theta": 1_000_000.0},
 )
 # The experts of a layer are 8 of 128, the layers 2 of 48.
 QWEN3_30B_A3B = Qwen3MoeConfig(
-    vocab_size=151_936,
-    hidden_size=2_048,
-    intermediate_size=6_144,
+    **(SHARED | {"hidden_size": 2_048, "intermediate_size": 6_144, "num_hidden_layers": 2}),
+    num_attention_heads=32,
+    num_key_value_heads=4,
+    tie_word_embeddings=False,
     moe_intermediate_size=768,
     num_experts=8,
     num_experts_per_tok=4,
-    num_hidden_layers=2,
-    num_attention_heads=32,
-    num_key_value_heads=4,
-    head_dim=128,
-    max_position_embeddings=40_960,
-    tie_word_embeddings=False,
 )
 LLAMA = LlamaConfig(
     vocab_size=128_256,
+    max_position_embeddings=131_072,
+    tie_word_embeddings=False,
     hidden_size=2_048,
     intermediate_size=8_192,
     num_hidden_layers=2,
     num_attention_heads=32,
     num_key_value_heads=8,
-    max_position_embeddings=131_072,
-    tie_word_embeddings=False,
 )
 RATIO, WINDOW, CONTEXT = 0.75, 48, 256
 SEQUENCE = 80  # longer than a chunk of the loss; a backward in bf16 takes minutes on many CPUs
@@ -89,11 +80,7 @@ def run(folder: Path, config: Any, recipe: str, *arguments: object) -> Done:
     words = [sys.executable, program, config.vocab_size, config.hidden_size, recipe, *arguments]
     environment = os.environ | {"OMP_NUM_THREADS": str(os.cpu_count())}
     done = subprocess.run(
-        [str(word) for word in words],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
+        [str(word) for word in words], cwd=folder, env=environment, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout + done.stderr
     figures = Done(**json.loads(done.stdout.splitlines()[-1]))

@@ -33,11 +33,7 @@ def pack_array(values: list[Any], code: str, encoding: str) -> bytes:
 
 
 def write_shard(
-    folder: Path,
-    samples: list[dict[str, bytes]],
-    columns: dict[str, tuple[str, int | None]],
-    name: str = "shard.00000.mds",
-    **changed: Any,
+    folder: Path, samples: Any, columns: Any, name: str = "shard.00000.mds", **changed: Any
 ) -> dict[str, Any]:
     """Write one shard; return what the index says of it. A column is (encoding, size if it is
     fixed)."""
@@ -92,13 +88,10 @@ def sample_of(documents: list[list[int]]) -> dict[str, bytes]:
 def write_domain(folder: Path, documents: list[list[int]]) -> None:
     """Three documents a sample, two samples a shard."""
     samples = [sample_of(documents[i : i + 3]) for i in range(0, len(documents), 3)]
-    write_index(
-        folder,
-        [
-            write_shard(folder, samples[i : i + 2], COLUMNS, f"shard.{i:05}.mds")
-            for i in range(0, len(samples), 2)
-        ],
-    )
+    starts = range(0, len(samples), 2)
+    names = {i: f"shard.{i:05}.mds" for i in starts}
+    shards = [write_shard(folder, samples[i : i + 2], COLUMNS, names[i]) for i in starts]
+    write_index(folder, shards)
 
 
 def documents_in(folder: Path, start: int = 0) -> list[list[int]]:
@@ -121,12 +114,12 @@ def test_documents_come_back_from_any_number_on(tmp_path: Path) -> None:
 
 
 KINDS = ("ndarray", "ndarray:uint32", "ndarray:int32", "ndarray:uint16", "fixed")
+IDS = st.lists(st.integers(0, 2**16 - 1), min_size=1, max_size=700)
 
 
-@given(st.lists(st.integers(0, 2**16 - 1), min_size=1, max_size=700), st.sampled_from(KINDS))
-def test_every_way_to_store_an_array_is_read_and_without_indices_is_one_document(
-    tmp_path_factory: pytest.TempPathFactory, ids: list[int], kind: str
-) -> None:
+@given(ids=IDS, kind=st.sampled_from(KINDS))
+def test_every_way_to_store_an_array_is_read(tmp_path_factory: Any, ids: Any, kind: str) -> None:
+    """Without indices it is one document."""
     folder = tmp_path_factory.mktemp("mds")
     encoding = f"ndarray:int32:{len(ids)}" if kind == "fixed" else kind
     codes = {"ndarray:int32": "i", "ndarray:uint16": "H", "fixed": "i", "ndarray": "q"}
@@ -156,11 +149,8 @@ def test_damage_in_a_shard_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_shards_of_another_kind_are_refused(tmp_path: Path) -> None:
-    kinds: dict[str, dict[str, Any]] = {
-        "zstd": {"compression": "zstd"},
-        "pickle": {"column_encodings": ["pkl"] * 4},
-    }
-    for value, changed in kinds.items():
+    pickled: Any = {"column_encodings": ["pkl"] * 4}
+    for value, changed in (("zstd", {"compression": "zstd"}), ("pickle", pickled)):
         write_index(tmp_path, [write_shard(tmp_path, [sample_of([[1]])], COLUMNS, **changed)])
         with pytest.raises(UserError, match=rf"shard\.00000\.mds.*{value}"):
             documents_in(tmp_path)
@@ -185,9 +175,7 @@ def test_no_more_shards_are_chosen_than_the_budget_needs_and_all_are_read(tmp_pa
         _ = ProLongSource("prolong-64k/arxive", 1, folder=str(tmp_path)).shards
 
 
-def test_a_snapshot_in_the_cache_is_read_without_a_network_at_one_commit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cached_snapshot_is_read_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     repository = tmp_path / "datasets--princeton-nlp--prolong-data-64K"
     for commit in ("a" * 40, "b" * 40):

@@ -24,30 +24,28 @@ from bosch.eval.metrics import (
 from bosch.run.errors import UserError
 
 
-@pytest.mark.parametrize(
-    ("prediction", "answers", "all_of_them", "any_of_them"),
-    [
+def test_string_match_counts_plain_substrings_of_any_case() -> None:
+    for prediction, answers, all_of_them, any_of_them in (
         ("it is 91234567.", ["1234567"], 1.0, 1.0),
         ("it is 1,234,567.", ["1234567"], 0.0, 0.0),
         ("ABC-d", ["abc-D"], 1.0, 1.0),
         ("7 and 8", ["7", "9", "8", "6"], 0.5, 1.0),
         # Control characters of a prediction become line ends; those of an answer stay.
         ("\x01 12\t34\x00\n ", ["12\n34", "12\t34"], 0.5, 1.0),
-    ],
-)
-def test_string_match_counts_plain_substrings_of_any_case(
-    prediction: str, answers: list[str], all_of_them: float, any_of_them: float
-) -> None:
-    assert string_match_all(prediction, answers) == all_of_them
-    assert string_match_part(prediction, answers) == any_of_them
+    ):
+        assert string_match_all(prediction, answers) == all_of_them
+        assert string_match_part(prediction, answers) == any_of_them
 
 
-def test_qa_f1_zh_compares_words_without_punctuation() -> None:
+def test_chinese_is_cut_into_words_first() -> None:
+    """And compared without punctuation."""
     pytest.importorskip("jieba")
     # jieba cuts 我 / 来到 / 北京 / 清华大学 (the example of its own documentation)
     assert qa_f1_zh("我来到北京清华大学。", "我来到北京清华大学") == 1.0
     assert qa_f1_zh("我来到北京", "我来到北京清华大学") == 2 * 1.0 * 0.75 / 1.75
     assert qa_f1_zh("，。", "我") == 0.0
+    # 我 / 来到 / 北京 against 我 / 在 / 北京: two of three words each
+    assert rouge_zh("我来到北京", "我在北京") == 2.0 * ((2 / 3 * (2 / 3)) / (2 / 3 + 2 / 3 + 1e-8))
 
 
 def test_rouge_of_equal_texts_is_just_below_one_and_needs_a_piece_on_both_sides() -> None:
@@ -102,29 +100,19 @@ def test_rouge_equals_its_slow_form(prediction: str, answer: str) -> None:
     assert rouge(prediction, answer) == slow_rouge(prediction, answer)
 
 
-def test_rouge_zh_cuts_words_first() -> None:
-    pytest.importorskip("jieba")
-    # 我 / 来到 / 北京 against 我 / 在 / 北京: two of three words each
-    assert rouge_zh("我来到北京", "我在北京") == 2.0 * ((2 / 3 * (2 / 3)) / (2 / 3 + 2 / 3 + 1e-8))
-
-
-@pytest.mark.parametrize(
-    ("prediction", "answer", "classes", "expected"),
-    [
-        ("Animal or Food", "Animal", ["Food", "Animal", "Color"], 0.5),
-        ("Food", "Animal", ["Food", "Animal", "Color"], 0.0),
-        ("animal", "Animal", ["Food", "Animal", "Color"], 0.0),
+def test_classification_divides_by_the_classes_named_and_deletes_as_longbench_does() -> None:
+    kinds = ["Food", "Animal", "Color"]
+    for prediction, answer, classes, expected in (
+        ("Animal or Food", "Animal", kinds, 0.5),
+        ("Food", "Animal", kinds, 0.0),
+        ("animal", "Animal", kinds, 0.0),
         # "Date" is deleted, "of" slides to its place and is not looked at: two classes are left.
         ("Date of birth", "Date of birth", ["Date", "of", "Date of birth"], 0.5),
         # With another class in between, both parts go.
         ("x Date of birth", "Date of birth", ["Date", "x", "of", "Date of birth"], 0.5),
         ("Date of birth", "Date of birth", ["Date", "Date of birth"], 1.0),
-    ],
-)
-def test_classification_divides_by_the_classes_named_and_deletes_as_longbench_does(
-    prediction: str, answer: str, classes: list[str], expected: float
-) -> None:
-    assert classification(prediction, answer, classes) == expected
+    ):
+        assert classification(prediction, answer, classes) == expected
 
 
 @pytest.mark.parametrize(

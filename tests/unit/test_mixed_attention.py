@@ -23,9 +23,7 @@ def model() -> PreTrainedModel:
     return tiny_model("qwen3").double()
 
 
-def loss_and_gradients(
-    model: PreTrainedModel, **arguments: Any
-) -> tuple[Tensor, dict[str, Tensor]]:
+def loss_and_gradients(model: Any, **arguments: Any) -> tuple[Tensor, dict[str, Tensor]]:
     ids = random_tokens(2, 60)
     model.zero_grad()
     loss = model(ids, labels=ids, use_cache=False, **arguments).loss
@@ -40,22 +38,14 @@ TEXTS = {
 }
 
 
-# --- the ends of the range ---
-
-
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("branches", [None, "as the mask"])
-def test_gates_of_0_and_1_are_search_mode(
-    model: PreTrainedModel, text: str, branches: str | None
-) -> None:
+def test_gates_at_0_and_1(model: PreTrainedModel, text: str, branches: str | None) -> None:
     arguments = {"bosch_window": WINDOW, **TEXTS[text]}
     searched = loss_and_gradients(model, bosch_mask=MIXED, **arguments)
     arguments["bosch_gates"] = torch.tensor(MIXED, dtype=torch.float64)
     mixed = loss_and_gradients(model, bosch_mask=branches and MIXED, **arguments)
     torch.testing.assert_close(mixed, searched, rtol=1e-6, atol=1e-9)
-
-
-# --- in between ---
 
 
 def by_definition(call: AttentionCall, gates_G: Tensor, window_tokens: int) -> Tensor:
@@ -68,9 +58,7 @@ def by_definition(call: AttentionCall, gates_G: Tensor, window_tokens: int) -> T
 @pytest.mark.parametrize("kind", ["plain", "packed", "left"])
 @pytest.mark.parametrize("length", [2, 7, 130])
 @pytest.mark.parametrize("row", [[None] * 4, BRANCHES, [0, None, 1, 1], [None, None, 0, 0]])
-def test_output_and_gradients_are_those_of_the_definition(
-    kind: str, length: int, row: list[int | None]
-) -> None:
+def test_output_and_gradients_by_definition(kind: str, length: int, row: list[int | None]) -> None:
     call = make_call(Case(length, None, kind=kind, dtype=torch.float64))
     gates_G = torch.tensor([0.5 if bit is None else float(bit) for bit in row]).double()
     gates_G = (gates_G + torch.linspace(-0.2, 0.2, 4) * (gates_G == 0.5)).requires_grad_()

@@ -6,7 +6,6 @@ import re
 import string
 import uuid
 from collections import namedtuple
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -64,11 +63,8 @@ def task_text(task: needles.NeedleTask) -> str:
     return example.prompt
 
 
-Build = Callable[..., list[NeedleExample]]
-
-
 @pytest.fixture(scope="module")
-def build(tokenizer: PreTrainedTokenizerFast, essays: Essays) -> Build:
+def build(tokenizer: PreTrainedTokenizerFast, essays: Essays) -> Any:
     def build(name: str, length: int, count: int, seed: int = 42, *sizes: Any) -> Any:
         material = Material(essays, WORDS, *sizes)
         return build_examples(TASKS[name], length, count, seed, tokenizer, material)
@@ -95,12 +91,7 @@ SPECIFIED = {
 
 
 def slow_rows(
-    task: Specified,
-    max_seq_length: int,
-    num_samples: int,
-    seed: int,
-    tokenize: Callable[[str], list[str]],
-    essay_words: list[str],
+    task: Specified, max_seq_length: int, num_samples: int, seed: int, tokenize: Any, essay: Any
 ) -> list[dict[str, Any]]:
     rng = random.Random(seed)
     k = max(task.k, task.q)
@@ -116,9 +107,7 @@ def slow_rows(
         return str(uuid.UUID(int=rng.getrandbits(128), version=4))
 
     def generate(num_haystack: int) -> tuple[str, list[str]]:
-        keys: list[str] = []
-        values: list[list[str]] = []
-        needles: list[str] = []
+        keys, values, needles = list[str](), list[list[str]](), list[str]()
         for _ in range(k):
             keys.append(random_thing(task.key))
             values.append([random_thing(task.value) for _ in range(task.v)])
@@ -127,9 +116,9 @@ def slow_rows(
         random.Random(seed).shuffle(needles)
 
         if task.haystack == "essay":
-            words = essay_words
+            words = essay
             while len(words) < num_haystack:
-                words = words + essay_words
+                words = words + essay
             sentences = cut_at_full_stops(" ".join(words[:num_haystack]).strip())
             depths = rng.sample([round(i * 100 / 39) for i in range(40)], len(needles))
             positions = sorted(int(len(sentences) * (depth / 100)) for depth in depths)
@@ -206,10 +195,9 @@ def rows_of(examples: list[NeedleExample]) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("name", TASKS)
 @pytest.mark.parametrize(("length", "seed"), [(1900, 42), (4095, 7), (4096, 42), (6000, 0)])
 def test_examples_are_those_of_the_slow_reimplementation(
-    name: str, length: int, seed: int, tokenizer: Any, build: Build, essay_words: list[str]
+    name: str, length: int, seed: int, tokenizer: Any, build: Any, essay_words: list[str]
 ) -> None:
-    arguments = (SPECIFIED[name], length, 4, seed, tokenizer.tokenize, essay_words)
-    expected = slow_rows(*arguments)
+    expected = slow_rows(SPECIFIED[name], length, 4, seed, tokenizer.tokenize, essay_words)
     rows = rows_of(build(name, length, 4, seed))
     assert tuple(TASKS) == tuple(SPECIFIED)
     assert tuple(SPECIFIED)[:6] == needles.PAPER_TASKS
@@ -218,11 +206,10 @@ def test_examples_are_those_of_the_slow_reimplementation(
 
 
 def test_examples_where_the_smallest_haystack_fits_only_sometimes_are_drawn_until_it_does(
-    tokenizer: PreTrainedTokenizerFast, essays: Essays, build: Build, essay_words: list[str]
+    tokenizer: Any, essays: Essays, build: Any, essay_words: list[str]
 ) -> None:
-    name = "niah_single_3"
+    name, rng = "niah_single_3", random.Random(1)
     task = TASKS[name]
-    rng = random.Random(1)
     prompts = [write_example(task, 500, rng, 1, WORDS, essays).prompt for _ in range(30)]
     lengths = sorted(len(tokenizer.tokenize(prompt)) + 128 for prompt in prompts)
     tight = lengths[6]
@@ -231,7 +218,7 @@ def test_examples_where_the_smallest_haystack_fits_only_sometimes_are_drawn_unti
     assert rows_of(build(name, tight, 8)) == slow_rows(*arguments)
 
 
-def test_a_length_that_no_haystack_fits_is_refused_with_one_that_would(build: Build) -> None:
+def test_a_length_that_no_haystack_fits_is_refused_with_one_that_would(build: Any) -> None:
     for name, unit in (("niah_single_2", "words: 500"), ("niah_multikey_3", "lines: 5")):
         with pytest.raises(needles.DoesNotFitError, match=rf"{name} .* 300 ") as error:
             build(name, 300, 2)
@@ -248,7 +235,7 @@ def test_a_tokenizer_that_cannot_spell_a_needle_is_refused(essays: Essays) -> No
 
 
 def test_lengths_are_what_tokenize_counts_whatever_the_tokenizer_file_asks_for(
-    tokenizer: PreTrainedTokenizerFast, essays: Essays, build: Build, tmp_path: Path
+    tokenizer: Any, essays: Essays, build: Any, tmp_path: Path
 ) -> None:
     tokenizer.save_pretrained(tmp_path)
     cutting = PreTrainedTokenizerFast.from_pretrained(tmp_path)
@@ -261,9 +248,7 @@ def test_lengths_are_what_tokenize_counts_whatever_the_tokenizer_file_asks_for(
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_toy_sizes_fill_a_short_length(
-    name: str, tokenizer: PreTrainedTokenizerFast, build: Build
-) -> None:
+def test_toy_sizes_fill_a_short_length(name: str, tokenizer: Any, build: Any) -> None:
     state = random.getstate()
     for length in (700, 2048):
         examples = build(name, length, 5, 1, needles.TOY_SIZES)
@@ -288,10 +273,9 @@ def test_other_keys_of_a_context_can_be_asked_too(essays: Essays) -> None:
         assert question.outputs == (values[key],)
 
 
-@given(st.integers(0, 2**16), st.sampled_from(sorted(TASKS)))
-def test_needle_distances_count_the_tokens_from_each_asked_needle_on(
-    tokenizer: PreTrainedTokenizerFast, essays: Essays, seed: int, name: str
-) -> None:
+@given(seed=st.integers(0, 2**16), name=st.sampled_from(sorted(TASKS)))
+def test_distances_of_needles(tokenizer: Any, essays: Essays, seed: int, name: str) -> None:
+    """They count the tokens from each asked needle on."""
     task = replace(TASKS[name], keys="uuids")
     example = write_example(task, 60, random.Random(seed), 1, WORDS, essays)
     tokens = tokenizer(example.prompt, add_special_tokens=False)["input_ids"]

@@ -28,16 +28,12 @@ def make_scored(task: Task, scores: list[float]) -> list[Scored]:
     ]
 
 
-def test_real_essays_give_upstreams_sizes_and_words(
-    tokenizer: Any, tmp_path: Path, shared_data: Path
-) -> None:
+def test_real_essays_give_known_words(tokenizer: Any, tmp_path: Path, shared_data: Path) -> None:
     pytest.importorskip("wonderwords")
-    essays = shared_data / "pg_essays.json"
-    out = tmp_path / "rows.jsonl"
+    essays, out = shared_data / "pg_essays.json", tmp_path / "rows.jsonl"
     tokenizer.save_pretrained(tmp_path / "tokenizer")
-    options = {"task": "niah_single_2", "length": 4200, "samples": 2, "seed": 42}
-    options |= {"essays": essays, "tokenizer": tmp_path / "tokenizer", "out": out}
-    niah.main(["build", *(f"--{name}={value}" for name, value in options.items())])
+    words = f"build --task niah_single_2 --length 4200 --samples 2 --seed 42 --essays {essays}"
+    niah.main([*words.split(), "--tokenizer", str(tmp_path / "tokenizer"), "--out", str(out)])
     material = Material(read_essays(essays), wonderwords_keys())
     expected = build_needles(TASKS["niah_single_2"], 4200, 2, 42, tokenizer, material)
     rows = [json.loads(line) for line in out.read_text("utf-8").splitlines()]
@@ -47,8 +43,7 @@ def test_real_essays_give_upstreams_sizes_and_words(
 
 
 def test_examples_say_what_generation_and_scoring_need(tokenizer: Any) -> None:
-    settings = niah.Settings(samples=3)
-    task = Task("niah_single_1", 700)
+    settings, task = niah.Settings(samples=3), Task("niah_single_1", 700)
     examples = niah.build_examples(settings, task, tokenizer)
     assert [example.index for example in examples] == [0, 1, 2]
     for example in examples:
@@ -95,10 +90,7 @@ def test_a_length_of_which_nothing_could_be_built_leaves_no_average() -> None:
 
 
 def test_the_floor_counts_needles_wholly_inside_the_window() -> None:
-    examples = [
-        Example(0, "", ("1",), 1, facts={"needle_distances": [100]}),
-        Example(1, "", ("1", "2"), 1, facts={"needle_distances": [101, 40]}),
-        Example(2, "", ("1",), 1, facts={"needle_distances": [900]}),
-    ]
-    assert [niah.floor(example, 100) for example in examples] == [1, 0.5, 0]
-    assert [niah.floor(example, 39) for example in examples] == [0, 0, 0]
+    for distances, at_100 in (([100], 1), ([101, 40], 0.5), ([900], 0)):
+        answers = ("1", "2")[: len(distances)]
+        example = Example(0, "", answers, 1, facts={"needle_distances": distances})
+        assert (niah.floor(example, 100), niah.floor(example, 39)) == (at_100, 0)

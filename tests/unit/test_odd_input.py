@@ -6,7 +6,6 @@ import resource
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +31,9 @@ SIGNS += "errors.exit_on_user_error(lambda: progress.say('31 \\u2013 33'), debug
 
 
 def run_python(program: str, **settings: Any) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"PYTHONPATH": str(ROOT)} | settings.pop("env", {})
-    command = [sys.executable, "-c", program]
-    return subprocess.run(
-        command, env=environment, capture_output=True, text=True, errors="replace", **settings
-    )
+    settings["env"] = os.environ | {"PYTHONPATH": str(ROOT)} | settings.get("env", {})
+    how: Any = {"capture_output": True, "text": True, "errors": "replace"} | settings
+    return subprocess.run([sys.executable, "-c", program], **how)
 
 
 def test_output_that_cannot_show_our_signs_shows_others() -> None:
@@ -61,16 +58,13 @@ def test_too_little_memory_is_one_sentence() -> None:
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("rank", "world"), [("0", "abc"), ("x", "2"), ("0", "0"), ("5", "2"), ("-1", "1"), ("2", "2")]
-)
-def test_ranks_of_no_launch_are_refused(
-    rank: str, world: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("RANK", rank)
-    monkeypatch.setenv("WORLD_SIZE", world)
-    with pytest.raises(UserError, match=f"RANK={rank} and WORLD_SIZE={world}"):
-        rank_and_world()
+def test_ranks_of_no_launch_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for pair in ("0 abc", "x 2", "0 0", "5 2", "-1 1", "2 2"):
+        rank, world = pair.split()
+        monkeypatch.setenv("RANK", rank)
+        monkeypatch.setenv("WORLD_SIZE", world)
+        with pytest.raises(UserError, match=f"RANK={rank} and WORLD_SIZE={world}"):
+            rank_and_world()
 
 
 def test_a_hub_out_of_reach_is_tried_once_and_in_silence() -> None:
@@ -105,16 +99,14 @@ def test_a_newer_transformers_is_told_and_runs() -> None:
     assert f"\ntransformers=={TESTED}\n" in (ROOT / "launch" / "constraints.txt").read_text()
 
 
-@pytest.mark.parametrize("name", [".lock", "run.json"])
-@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
-def test_what_stands_where_a_file_should_be_is_named(
-    name: str, make: Callable[[Path], None], tmp_path: Path
-) -> None:
-    make(tmp_path / name)
-    if (name, make) == ("run.json", os.mkfifo):  # replaced as any file would be
-        return
-    with pytest.raises(UserError, match=f"{tmp_path / name} is a"), RunFolder(tmp_path) as run:
-        run.save_config(presets.smoke(), [])
+def test_what_stands_where_a_file_should_be_is_named(tmp_path: Path) -> None:
+    makers = {"a": Path.mkdir, "b": os.mkfifo}  # a pipe for run.json is replaced as any file
+    for folder, name in (("a", ".lock"), ("a", "run.json"), ("b", ".lock")):
+        path = tmp_path / folder / name.strip(".") / name
+        path.parent.mkdir(parents=True)
+        makers[folder](path)
+        with pytest.raises(UserError, match=f"{path} is a"), RunFolder(path.parent) as run:
+            run.save_config(presets.smoke(), [])
 
 
 def test_folders_that_cannot_be_or_be_read_are_named() -> None:
@@ -158,13 +150,11 @@ def test_a_calibration_set_longer_than_the_model_is_refused(tmp_path: Path) -> N
         search_mask.main([*arguments, "--calibration", str(tmp_path / "set")])
 
 
-def test_code_of_another_version_in_a_hybrids_folder_is_told(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_code_of_another_version_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = embedded_hybrid(tmp_path)
-    for is_old in (False, True):
-        if is_old:
-            (folder / "bosch_hybrid_cache.py").write_text("# of an earlier version\n")
-        with caplog.at_level("INFO"):
-            load_model(folder, "auto", "cpu")
-        assert ("bosch materialize" in caplog.text) == is_old
+    caplog.set_level("INFO")
+    load_model(folder, "auto", "cpu")
+    assert "bosch materialize" not in caplog.text
+    (folder / "bosch_hybrid_cache.py").write_text("# of an earlier version\n")
+    load_model(folder, "auto", "cpu")
+    assert "bosch materialize" in caplog.text

@@ -4,8 +4,8 @@ Numbers by hand. `reading` has two lengths, `counting` has none; four examples e
 """
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -60,7 +60,7 @@ def add_results(run: Path, suite: str) -> None:
             for i in range(4)
         ]
         results = [
-            result_of(task, metric, items, percent)
+            result_of(task, metric, items, lambda scores: 100 * fmean(scores))
             for task, items in by_task(scored).items()
             for metric in ("exact", "strict")
         ]
@@ -70,16 +70,10 @@ def add_results(run: Path, suite: str) -> None:
         write_suite(folder, label, scored, results, with_samples=True)
 
 
-def percent(scores: Sequence[float]) -> float:
-    return 100 * sum(scores) / len(scores)
-
-
 def values(comparison: Comparison, suite: str, name: str) -> list[float]:
     """At step 0 and step 100, and of the dense model."""
-    (curve,) = (
-        c for c in comparison.curves.values() if (c.score.suite, c.score.name) == (suite, name)
-    )
-    return [*curve.values, curve.dense]
+    curves = {(c.score.suite, c.score.name): c for c in comparison.curves.values()}
+    return [*curves[suite, name].values, curves[suite, name].dense]
 
 
 def charts_of(run: Path) -> dict[str, dict[str, list[str]]]:
@@ -116,12 +110,10 @@ def test_a_suite_that_says_nothing_is_reported_by_the_mean_of_its_tasks(tmp_path
     assert [*charts_of(run)["mine"]] == ["reading", "counting"]
 
 
-def test_a_suite_is_reported_as_its_file_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_suite_says_how_it_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     suites = bosch.eval.suites
-    functions = [name for name in suites.NEEDS if name != "Settings"]
-    rest = [f"def {name}(*_): ..." for name in functions]  # reports call none of them
+    # Reports call none of the functions.
+    rest = [f"def {name}(*_): ..." for name in suites.NEEDS if name != "Settings"]
     folder = tmp_path / "suites"  # a copy of the folder of suites
     folder.mkdir()
     for path in Path(suites.__path__[0]).glob("*.py"):

@@ -4,6 +4,7 @@ not depend on workers or interruptions, and damage is named."""
 import os
 import re
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,14 +20,15 @@ from bosch.data.encode import Chunk, Encoder, Position
 from bosch.data.pack import PackConfig, pack_documents
 from bosch.data.sources.files import FileSource
 from bosch.data.sources.hub import HubSource
-from bosch.data.sources.source import WeightedSource
+from bosch.data.sources.source import Source, WeightedSource
 from bosch.data.token_files import DOC_ENDS, HELD_OUT, HELD_OUT_DOC_ENDS, ORDER, SUMMARY, TOKENS
 from bosch.data.tokenizer_files import TokenizerText
 from bosch.data.toy_world.documents import ToyDocuments, write_document
 from bosch.run.errors import MissingFileError, UserError
 from bosch.run.files import DamagedArtifactError, read_sealed_json
+from tests import packing
 from tests.damage import flip_bit
-from tests.packing import interrupted_after, pack, toy_tokenizer, write_rows, write_texts
+from tests.packing import interrupted_after, toy_tokenizer, write_rows, write_texts
 from tests.toy_tokenizer import train_tokenizer
 
 DROPPED = ("dropped_behind_held_out", "dropped_at_budget", "dropped_in_tail", "dropped_too_short")
@@ -38,6 +40,15 @@ def tokenizer() -> TokenizerText:
     return toy_tokenizer()
 
 
+Pack = Callable[[Path, PackConfig, Source], dict[str, bytes]]
+
+
+@pytest.fixture(scope="module")
+def pack(tokenizer: TokenizerText) -> Pack:
+    """Pack a source; the files written."""
+    return lambda out, config, source: packing.pack(out, tokenizer, config, source)
+
+
 def encode_texts(tokenizer: TokenizerText, texts: list[str]) -> list[list[int]]:
     """The tokens of each document, those of a document without text being none."""
     flags = [True] * len(texts)
@@ -45,17 +56,15 @@ def encode_texts(tokenizer: TokenizerText, texts: list[str]) -> list[list[int]]:
     return [part.tolist() for part in np.split(encoded.ids, np.cumsum(encoded.lengths))[:-1]]
 
 
-def check_exact(
-    folder: Path, tokenizer: TokenizerText, documents: list[list[int]], config: PackConfig
-) -> None:
+def check_exact(folder: Path, dtype: Any, documents: list[list[int]], config: PackConfig) -> None:
     """Follow the documents' tokens through what was stored: the held-out slice, a gap, the training
     tokens, the rest."""
     (counts,) = read_sealed_json(folder / "tokens.json")["sources"]
     kept = [document for document in documents if len(document) >= config.min_document_tokens]
     stream = [token for document in kept for token in document]
     ends = set(np.cumsum([len(document) for document in kept]).tolist())
-    held_out = np.fromfile(folder / HELD_OUT, tokenizer.dtype).tolist()
-    tokens = np.fromfile(folder / TOKENS, tokenizer.dtype).tolist()
+    held_out = np.fromfile(folder / HELD_OUT, dtype).tolist()
+    tokens = np.fromfile(folder / TOKENS, dtype).tolist()
 
     size = config.held_out_sequences * config.sequence_length
     assert held_out == stream[:size]
@@ -79,13 +88,9 @@ def check_exact(
 
 CONFIGS = st.builds(
     lambda seq_len, budget, *rest: PackConfig(seq_len, budget and budget * seq_len, *rest),
-    st.integers(2, 40),
-    st.one_of(st.none(), st.integers(1, 20)),
-    st.integers(0, 3),  # held-out sequences
-    st.integers(0, 30),  # tokens of the shortest document
+    *(st.integers(2, 40), st.one_of(st.none(), st.integers(1, 20))),
+    *(st.integers(0, 3), st.integers(0, 30)),  # held-out sequences; tokens of the shortest document
 )
-
-
 TEXT_OF_ANY_SIZE = st.integers(0, 60).flatmap(
     lambda size: st.text("ab1 é\n", min_size=size, max_size=size)
 )
@@ -98,7 +103,7 @@ TEXT_OF_ANY_SIZE = st.integers(0, 60).flatmap(
     chunk_chars=st.sampled_from([1, 37, 500, 10**6]),
 )
 def test_every_token_comes_once_in_order_or_is_counted_as_dropped(
-    tmp_path_factory: Any, tokenizer: Any, texts: list[str], drawn: PackConfig, chunk_chars: int
+    tmp_path_factory: Any, tokenizer: Any, pack: Pack, texts: Any, drawn: Any, chunk_chars: int
 ) -> None:
     folder = tmp_path_factory.mktemp("pack")
     documents = encode_texts(tokenizer, texts)
@@ -110,29 +115,27 @@ def test_every_token_comes_once_in_order_or_is_counted_as_dropped(
     needed = config.held_out_sequences * seq_len + (config.tokens or seq_len)
     if there < needed:
         with pytest.raises(UserError, match="tokens"):
-            pack(out, tokenizer, config, source)
+            pack(out, config, source)
         assert not (out / "tokens.json").exists()
     if there < needed + seq_len:  # a gap of a sequence is the most that is lost
         return
-    pack(out, tokenizer, config, source)
-    check_exact(out, tokenizer, [document for document in documents if document], config)
+    pack(out, config, source)
+    check_exact(out, tokenizer.dtype, [document for document in documents if document], config)
     assert not [path for path in out.iterdir() if path.name.startswith(".")]
 
 
 def test_long_documents_keep_their_tokens_and_their_one_end(
-    tmp_path: Path, tokenizer: TokenizerText, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tokenizer: TokenizerText, pack: Pack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     texts = ["\n".join(write_document(0, n) for n in range(6)), "short", write_document(0, 7)]
     documents = encode_texts(tokenizer, texts)
     monkeypatch.setattr(encode, "PIECE_CHARS", 300)
     config = PackConfig(sequence_length=64, held_out_sequences=2, chunk_chars=700, shard_chunks=2)
-    pack(tmp_path / "out", tokenizer, config, write_texts(tmp_path / "in", texts))
-    check_exact(tmp_path / "out", tokenizer, documents, config)
+    pack(tmp_path / "out", config, write_texts(tmp_path / "in", texts))
+    check_exact(tmp_path / "out", tokenizer.dtype, documents, config)
 
 
-def test_bytes_are_the_same_for_every_number_of_workers(
-    tmp_path: Path, tokenizer: TokenizerText
-) -> None:
+def test_bytes_are_the_same_for_every_number_of_workers(tmp_path: Path, pack: Pack) -> None:
     text = "\n".join(write_document(1, n) for n in range(700))
     assert len(text) > encode.PIECE_CHARS // 2  # twice it is longer than one piece
     folder = tmp_path / "in"
@@ -141,7 +144,7 @@ def test_bytes_are_the_same_for_every_number_of_workers(
     found = []
     for count in (1, 2, 4):
         config = PackConfig(256, held_out_sequences=2, workers=count, chunk_chars=50_000)
-        found.append(pack(tmp_path / str(count), tokenizer, config, FileSource(folder)))
+        found.append(pack(tmp_path / str(count), config, FileSource(folder)))
     assert found[0] == found[1] == found[2]
     assert len(found[0]["tokens.bin"]) > 1_000_000
 
@@ -161,54 +164,44 @@ def test_mix_is_exact_in_tokens(tmp_path: Path, tokenizer: TokenizerText) -> Non
         assert counts["tokens_read"] == sum(counts[name] for name in PARTS)
 
 
-def test_finished_folder_is_left_as_it_is_and_other_settings_are_refused(
-    tmp_path: Path, tokenizer: TokenizerText
-) -> None:
+def test_finished_folders_are_kept_and_others_are_refused(tmp_path: Path, pack: Pack) -> None:
     config, out = PackConfig(64, 6400, held_out_sequences=1, chunk_chars=5000), tmp_path / "a"
-    before = pack(out, tokenizer, config, ToyDocuments(0))
-    assert pack(out, tokenizer, config, ToyDocuments(0)) == before
-    other = pack(tmp_path / "b", tokenizer, replace(config, seed=1), ToyDocuments(0))
+    before = pack(out, config, ToyDocuments(0))
+    assert pack(out, config, ToyDocuments(0)) == before
+    other = pack(tmp_path / "b", replace(config, seed=1), ToyDocuments(0))
     assert [name for name in before if before[name] != other[name]] == [ORDER, SUMMARY]
     with pytest.raises(UserError, match=re.escape(str(out))):
-        pack(out, tokenizer, config, ToyDocuments(1))
+        pack(out, config, ToyDocuments(1))
     (out / TOKENS).write_bytes(before[TOKENS][:-2])
     with pytest.raises(DamagedArtifactError, match=rf"{TOKENS} has 12,798 .* 12,800"):
-        pack(out, tokenizer, config, ToyDocuments(0))
+        pack(out, config, ToyDocuments(0))
 
 
-def test_too_small_a_source_and_bad_text_leave_nothing_that_counts_as_done(
-    tmp_path: Path, tokenizer: TokenizerText
-) -> None:
+def test_too_small_a_source_and_bad_text_leave_nothing_done(tmp_path: Path, pack: Pack) -> None:
     source = write_texts(tmp_path / "in", ["one", "two"])
     with pytest.raises(UserError, match=r"texts\.jsonl .* 2 documents, .*720 .*20 "):
-        pack(tmp_path, tokenizer, PackConfig(10, tokens=700, held_out_sequences=2), source)
+        pack(tmp_path, PackConfig(10, tokens=700, held_out_sequences=2), source)
     write_texts(tmp_path / "bad", [write_document(0, n) for n in range(9)])
     (tmp_path / "bad" / "z.txt").write_bytes(b"fine at first \xe9t\xe9")
     bad = FileSource(tmp_path / "bad")
     with pytest.raises(UserError, match=r"z\.txt: byte 14 "):
-        pack(tmp_path / "out", tokenizer, PackConfig(64, chunk_chars=500), bad)
+        pack(tmp_path / "out", PackConfig(64, chunk_chars=500), bad)
     assert not [*tmp_path.rglob("tokens.json")]
 
 
-def test_documents_without_text_are_counted(
-    tmp_path: Path, tokenizer: TokenizerText, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_empty_documents_count(tmp_path: Path, pack: Pack, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
     rows = [{"text": None if n % 4 == 1 else write_document(0, n)} for n in range(40)]
     path = write_rows(tmp_path / "in" / "train.jsonl", rows)
     texts = [row["text"] for row in rows if row["text"]]
-    sources = {"hub": HubSource(str(path.parent)), "plain": write_texts(tmp_path / "texts", texts)}
-    hub, plain = (
-        pack(tmp_path / name, tokenizer, PackConfig(64), sources[name]) for name in sources
-    )
+    hub = pack(tmp_path / "hub", PackConfig(64), HubSource(str(path.parent)))
+    plain = pack(tmp_path / "plain", PackConfig(64), write_texts(tmp_path / "texts", texts))
     assert hub["tokens.bin"] == plain["tokens.bin"]
     (counts,) = read_sealed_json(tmp_path / "hub" / "tokens.json")["sources"]
     assert (counts["documents"], counts["documents_empty"]) == (40, 10)
 
 
-def test_stored_ids_are_refused_unless_their_tokenizer_is_named_and_the_right_one(
-    tmp_path: Path, tokenizer: TokenizerText
-) -> None:
+def test_stored_ids_need_the_right_tokenizers_name(tmp_path: Path, pack: Pack) -> None:
     stored = train_tokenizer(vocabulary_size=560, num_texts=30, seed=4)
     other = train_tokenizer(vocabulary_size=600, num_texts=20, seed=0)
     stored.save_pretrained(tmp_path / "stored")
@@ -218,18 +211,18 @@ def test_stored_ids_are_refused_unless_their_tokenizer_is_named_and_the_right_on
     path = write_rows(tmp_path / "ids.jsonl", rows)
     config = PackConfig(sequence_length=64, held_out_sequences=1)
     with pytest.raises(UserError, match=r"ids\.jsonl, line 1: .*\?tokenizer="):
-        pack(tmp_path / "unnamed", tokenizer, config, FileSource(path))
+        pack(tmp_path / "unnamed", config, FileSource(path))
     wrong = FileSource(path, tokenizer=str(tmp_path / "other"))
     with pytest.raises(UserError, match=re.escape(f"those of {tmp_path / 'other'}")):
-        pack(tmp_path / "wrong", tokenizer, config, wrong)
+        pack(tmp_path / "wrong", config, wrong)
     source = FileSource(path, tokenizer=str(tmp_path / "stored"))
-    decoded = pack(tmp_path / "decoded", tokenizer, config, source)
-    plain = pack(tmp_path / "plain", tokenizer, config, write_texts(tmp_path / "in", texts))
+    decoded = pack(tmp_path / "decoded", config, source)
+    plain = pack(tmp_path / "plain", config, write_texts(tmp_path / "in", texts))
     assert decoded["tokens.bin"] == plain["tokens.bin"]
 
 
 def test_every_file_is_on_the_disk_before_the_summary_vouches_for_it(
-    tmp_path: Path, tokenizer: TokenizerText, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, pack: Pack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[str] = []
     fsync = os.fsync
@@ -241,7 +234,7 @@ def test_every_file_is_on_the_disk_before_the_summary_vouches_for_it(
 
     monkeypatch.setattr("os.fsync", note)
     config = PackConfig(sequence_length=32, tokens=640, held_out_sequences=2)
-    files = pack(tmp_path, tokenizer, config, ToyDocuments(0)).keys() - {SUMMARY}
+    files = pack(tmp_path, config, ToyDocuments(0)).keys() - {SUMMARY}
     assert files <= set(synced[: synced.index(SUMMARY)])
 
 
@@ -249,14 +242,12 @@ LONG = PackConfig(64, 64 * 900, held_out_sequences=20, chunk_chars=2000, shard_c
 
 
 @pytest.mark.parametrize("count", [0, 1, 17])
-def test_interrupted_packing_goes_on_to_the_same_bytes(
-    count: int, tmp_path: Path, tokenizer: TokenizerText
-) -> None:
-    expected, out = pack(tmp_path / "expected", tokenizer, LONG, ToyDocuments(0)), tmp_path / "out"
+def test_interrupted_packing_ends_in_the_same_bytes(count: int, tmp_path: Path, pack: Pack) -> None:
+    expected, out = pack(tmp_path / "expected", LONG, ToyDocuments(0)), tmp_path / "out"
     with interrupted_after(count):
-        pack(out, tokenizer, LONG, ToyDocuments(0))
+        pack(out, LONG, ToyDocuments(0))
     assert not (out / "tokens.json").exists()
-    assert pack(out, tokenizer, LONG, ToyDocuments(0)) == expected
+    assert pack(out, LONG, ToyDocuments(0)) == expected
 
 
 class Hub:
@@ -276,9 +267,7 @@ class Hub:
         texts = [write_document(ord(letter), n) for n in range(200)]
         write_texts(path.parent, texts).path.rename(path)
 
-    def load(
-        self, dataset: str, name: str | None = None, revision: str | None = None, **_: Any
-    ) -> Any:
+    def load(self, dataset: str, name: str = "", revision: str | None = None, **_: Any) -> Any:
         commit = revision or self.main
         builder = self.offline(str(self.folder / commit / "corpus"))
         builder.hash = commit
@@ -296,14 +285,14 @@ class Hub:
 
 @pytest.mark.parametrize("streaming", [True, False])
 def test_a_hub_dataset_is_read_at_one_commit_to_the_end(
-    streaming: bool, tmp_path: Path, tokenizer: TokenizerText, monkeypatch: pytest.MonkeyPatch
+    streaming: bool, tmp_path: Path, pack: Pack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = PackConfig(sequence_length=64, held_out_sequences=2, chunk_chars=2000, shard_chunks=2)
     hub = Hub(tmp_path / "hub", monkeypatch)
 
     def pack_in(name: str) -> dict[str, bytes]:
         source = HubSource("some/corpus", streaming=streaming)
-        return pack(tmp_path / name, tokenizer, config, source)
+        return pack(tmp_path / name, config, source)
 
     hub.commit("a")
     expected = pack_in("whole")
@@ -322,25 +311,21 @@ def test_a_hub_dataset_is_read_at_one_commit_to_the_end(
         assert pack_in(name) == expected
 
 
-def test_damage_done_while_packing_was_interrupted_is_named(
-    tmp_path: Path, tokenizer: TokenizerText
-) -> None:
+def test_damage_done_while_packing_was_interrupted_is_named(tmp_path: Path, pack: Pack) -> None:
     with interrupted_after(17):
-        pack(tmp_path, tokenizer, LONG, ToyDocuments(0))
+        pack(tmp_path, LONG, ToyDocuments(0))
     flip_bit(tmp_path / TOKENS, 100)
     for _ in ("changed", "missing"):
         with pytest.raises(DamagedArtifactError, match=r"tokens\.bin is damaged"):
-            pack(tmp_path, tokenizer, LONG, ToyDocuments(0))
+            pack(tmp_path, LONG, ToyDocuments(0))
         (tmp_path / TOKENS).unlink(missing_ok=True)
 
 
 @pytest.mark.parametrize("name", [TOKENS, HELD_OUT, DOC_ENDS, HELD_OUT_DOC_ENDS, ORDER])
-def test_damage_done_after_packing_and_before_its_manifest_is_named(
-    name: str, tmp_path: Path, tokenizer: TokenizerText
-) -> None:
+def test_damage_before_the_manifest_is_named(name: str, tmp_path: Path, pack: Pack) -> None:
     config = PackConfig(64, 6400, held_out_sequences=2, chunk_chars=5000)
-    files = pack(tmp_path, tokenizer, config, ToyDocuments(0))
-    assert pack(tmp_path, tokenizer, config, ToyDocuments(0)) == files
+    files = pack(tmp_path, config, ToyDocuments(0))
+    assert pack(tmp_path, config, ToyDocuments(0)) == files
     flip_bit(tmp_path / name, len(files[name]) // 2)
     with pytest.raises(DamagedArtifactError, match=re.escape(f"{tmp_path / name} is damaged")):
-        pack(tmp_path, tokenizer, config, ToyDocuments(0))
+        pack(tmp_path, config, ToyDocuments(0))

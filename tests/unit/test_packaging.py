@@ -1,6 +1,7 @@
 """What an installation holds: every module without the extras, the data files, one top-level
-package and one command. And a true README."""
+package and one command. And true pages: README, docs/paper.md, the notebook's code cells."""
 
+import dataclasses
 import json
 import os
 import re
@@ -14,6 +15,9 @@ import zipfile
 from pathlib import Path
 
 import pytest
+
+from bosch.config import Config
+from bosch.masks.mask import read_mask
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -144,9 +148,7 @@ def test_the_wheel_holds_every_module_and_data_file_in_one_package(wheel: Path) 
 
 
 @pytest.mark.slow
-def test_the_command_of_the_wheel_works_beside_modules_of_these_names(
-    programs: Path, hostile: Path
-) -> None:
+def test_the_command_works_beside_modules_of_its_names(programs: Path, hostile: Path) -> None:
     command = programs / "bosch"
     version = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["version"]
     assert output_of(command, "--version") == f"bosch {version}\n"
@@ -171,3 +173,71 @@ def test_the_six_calls_run_in_the_wheel(programs: Path, hostile: Path) -> None:
     assert "niah_single_1 256 string_match_all" in output
     made = {path.name for path in hostile.iterdir()}
     assert {"mask.json", "mask.png", "hybrid", "search"} <= made
+
+
+# --- the notebook, which is JSON, so that this needs no package for notebooks ---
+
+
+NOTEBOOK = REPOSITORY / "docs" / "library.ipynb"
+CELLS = json.loads(NOTEBOOK.read_text("utf-8"))["cells"]
+CODE = ["".join(cell["source"]) for cell in CELLS if cell["cell_type"] == "code"]
+RUN = """
+import json, sys
+names = {"__name__": "__main__"}
+for number, cell in enumerate(json.load(sys.stdin)):
+    exec(compile(cell, f"code cell {number}", "exec"), names)
+from matplotlib.pyplot import get_fignums
+print(json.dumps({
+    "pictures": len(get_fignums()),
+    "change": [float(x) for x in names["change"]],
+    "scores": {key: [row["value"] for row in rows] for key, rows in names["scores"].items()},
+}))
+"""
+
+
+@pytest.mark.slow
+def test_the_cells_of_the_notebook_run(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", RUN],
+        input=json.dumps(CODE),
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["pictures"] == 3  # and the mask's own
+    # As the text says: nothing changes while all tokens are in the window of 16.
+    assert max(found["change"][:16]) < 1e-3 < max(found["change"][16:])
+    scores = {name: values[0] for name, values in found["scores"].items()}
+    assert scores["dense"] >= scores["hybrid"] == scores["searched mask"]
+    assert scores["hybrid"] > scores["whole layers"] + 50
+    assert (tmp_path / "hybrid" / "config.json").is_file()
+    assert read_mask(tmp_path / "mask.json").mask.ratio == 0.75
+
+
+# --- docs/paper.md ---
+
+
+PAGE = (REPOSITORY / "docs" / "paper.md").read_text("utf-8")
+FOLDERS = "bosch|data|training|eval|recipes|launch|tests|docs|benchmarks"
+
+
+def test_every_file_of_the_paper_page_exists() -> None:
+    code = " ".join(re.findall(r"`([^`]+)`", PAGE))
+    named = set(re.findall(rf"\b(?:{FOLDERS})/[\w./-]+", code))
+    assert len(named) > 40
+    assert [path for path in sorted(named) if not (REPOSITORY / path).exists()] == []
+
+
+def test_options_of_the_paper_page_exist() -> None:
+    fields = {
+        f"--{section.name}.{inner.name.replace('_', '-')}"
+        for section in dataclasses.fields(Config)
+        if dataclasses.is_dataclass(section.default_factory)
+        for inner in dataclasses.fields(section.default_factory)
+    }
+    named = set(re.findall(r"--(?:calibration|mask|data|train|eval)\.[\w-]+", PAGE))
+    assert named
+    assert named <= fields

@@ -1,18 +1,89 @@
-"""A folder as a registry, on a package made for the test."""
+"""A folder as a registry, on a package made for the test; and each kind of plug-in as one new file:
+the examples of docs/extending.md, and broken ones, through the command lines. Also what naming a
+backend means for the search and the evaluation."""
 
+import json
+import os
+import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
+import bosch
+from bosch.backends import reference
+from bosch.backends._interface import AttentionCall
+from bosch.eval.judging import Judging, load_judged
+from bosch.masks.mask import read_mask
+from bosch.model import load_tokenizer
 from bosch.plugins import BrokenPluginError, describe_plugin, list_plugins, load_plugin
 from bosch.run.errors import UserError
-from tests.package_copy import PackageCopy
+from bosch.search.layers import Layers
+from bosch.search.outcomes import scoring_facts
+from tests.attention_matrices import info_of, toy_calibration
+from tests.model_factory import MIXED, random_tokens, tiny_model
+
+ROOT = Path(__file__).parents[2]
+MODEL = ("--model", "tiny-qwen3-2layer")
+RECOVER = ("bosch.recipes.recover", "--preset", "smoke")
+EVALUATE = ("bosch.recipes.evaluate_model", *MODEL)
+SEARCH = ("bosch.recipes.search_mask", *MODEL, "--ratio", "0.5", "--sink", "none")
+METHOD, FAMILY = "bosch/methods/mine.py", "bosch/families/olmo2.py"
+
+
+def example_of_page(file: str) -> str:
+    """The program in docs/extending.md whose first line names this file."""
+    text = (ROOT / "docs" / "extending.md").read_text("utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```$", text, re.M | re.S)
+    (example,) = [block for block in blocks if block.startswith(f"# {file}\n")]
+    return str(example)
+
+
+class PackageCopy:
+    """A copy of the package in which tests add and damage files. Every file is a link to the real
+    one until it is changed, so tests that run at the same time see nothing of it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        _link_files(Path(bosch.__file__).parent, root / "bosch")
+
+    def write(self, path: str, text: str) -> Path:
+        """A file of this text; a link in its place is removed first."""
+        file = self.root / path
+        file.unlink(missing_ok=True)
+        file.write_text(text)
+        return file
+
+    def run(self, *command: str, code: int = 0) -> tuple[str, str]:
+        """Standard output and standard error of python -m COMMAND on the copy, in its folder."""
+        how: Any = {"cwd": self.root, "env": os.environ | {"PYTHONPATH": str(self.root)}}
+        words = [sys.executable, "-m", *command]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=600, **how)
+        assert done.returncode == code, done.stderr
+        return done.stdout, done.stderr
+
+
+def _link_files(source: Path, target: Path) -> None:
+    """Folders are made, files are linked, compiled ones too: nothing is compiled twice."""
+    target.mkdir(parents=True)
+    for path in source.iterdir():
+        if path.is_dir():
+            _link_files(path, target / path.name)
+        else:
+            (target / path.name).symlink_to(path)
+
+
+# --- a folder as a registry ---
 
 
 @pytest.fixture
-def fruits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def fruits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of the plug-ins of basket.fruits."""
     folder = tmp_path / "basket" / "fruits"
     folder.mkdir(parents=True)
     for path in (folder.parent / "__init__.py", folder / "__init__.py"):
@@ -22,21 +93,19 @@ def fruits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     (folder / "_peel.py").touch()
     (folder / "notes.txt").touch()
     monkeypatch.syspath_prepend(tmp_path)
-    yield "basket.fruits"
+    yield folder
     for name in [name for name in sys.modules if name.split(".")[0] == "basket"]:
         del sys.modules[name]
 
 
-def test_a_new_file_is_a_new_plugin_and_an_unknown_name_offers_the_nearest(
-    fruits: str, tmp_path: Path
-) -> None:
-    (tmp_path / "basket" / "fruits" / "fig.py").write_text('"""Sweet."""\n')
-    assert list_plugins(fruits) == ("apple", "fig", "pear")
-    assert load_plugin(fruits, "fig").__doc__ == "Sweet."
+def test_a_new_file_is_a_new_plugin_and_an_unknown_name_offers_the_nearest(fruits: Path) -> None:
+    (fruits / "fig.py").write_text('"""Sweet."""\n')
+    assert list_plugins("basket.fruits") == ("apple", "fig", "pear")
+    assert load_plugin("basket.fruits", "fig").__doc__ == "Sweet."
     with pytest.raises(UserError, match=r"'aple'.* did you mean 'apple'.* pear"):
-        load_plugin(fruits, "aple")
+        load_plugin("basket.fruits", "aple")
     with pytest.raises(UserError, match=r"'xyz'.* apple, fig, pear"):
-        load_plugin(fruits, "xyz")
+        load_plugin("basket.fruits", "xyz")
 
 
 @pytest.mark.parametrize(
@@ -48,20 +117,21 @@ def test_a_new_file_is_a_new_plugin_and_an_unknown_name_offers_the_nearest(
         ('"""Sour."""\n', ["plum.py", "COLOR"], "Sour."),
     ],
 )
-def test_a_broken_file_is_one_sentence_that_names_it_and_breaks_no_other(
-    fruits: str, tmp_path: Path, text: str, parts: list[str], described: str
-) -> None:
-    folder = tmp_path / "basket" / "fruits"
-    (folder / "__init__.py").write_text('NEEDS = ("COLOR",)\n')
-    (folder / "plum.py").write_text(text)
+def test_a_broken_file_is_named(fruits: Path, text: str, parts: list[str], described: str) -> None:
+    """In one sentence, and it breaks no other."""
+    (fruits / "__init__.py").write_text('NEEDS = ("COLOR",)\n')
+    (fruits / "plum.py").write_text(text)
     with pytest.raises(BrokenPluginError) as error:
-        load_plugin(fruits, "plum")
+        load_plugin("basket.fruits", "plum")
     assert len(str(error.value).splitlines()) == 1
-    for part in [str(folder), *parts]:
+    for part in [str(fruits), *parts]:
         assert part in str(error.value)
-    assert described in describe_plugin(fruits, "plum")
-    assert list_plugins(fruits) == ("apple", "pear", "plum")
-    assert load_plugin(fruits, "apple").COLOR == "red"
+    assert described in describe_plugin("basket.fruits", "plum")
+    assert list_plugins("basket.fruits") == ("apple", "pear", "plum")
+    assert load_plugin("basket.fruits", "apple").COLOR == "red"
+
+
+# --- families: OLMo-2. What it computes is checked by tests/contracts/test_families.py. ---
 
 
 def test_a_broken_family_is_named_and_the_others_are_registered(tmp_path: Path) -> None:
@@ -70,7 +140,208 @@ def test_a_broken_family_is_named_and_the_others_are_registered(tmp_path: Path) 
     program = "import bosch\nfrom transformers import CONFIG_MAPPING\n"
     program += "assert {'bosch_qwen3', 'bosch_mistral'} <= set(CONFIG_MAPPING.keys())\n"
     copy.write("program.py", program)
-    code, _, errors = copy.run("program")
-    assert code == 0, errors
+    _, errors = copy.run("program")
     assert "a_broken_one.py, line 1" in errors
     assert "RuntimeError: at import" in errors
+
+
+def test_the_example_of_the_page_makes_a_new_model_type_run(tmp_path: Path) -> None:
+    model_folder = tmp_path / "olmo"  # random weights, and the embedded tokenizer
+    tokenizer = load_tokenizer("tiny-qwen3-2layer")
+    model = tiny_model("olmo2", vocab_size=len(tokenizer), num_hidden_layers=2)
+    model.save_pretrained(model_folder)
+    tokenizer.save_pretrained(model_folder)
+    text = example_of_page(FAMILY).partition("\n")[2]
+    assert text == (ROOT / FAMILY).read_text("utf-8")
+
+    copy, run = PackageCopy(tmp_path / "copy"), tmp_path / "runs" / "run"
+    command = (*RECOVER, "--method", "fisher", "--model", str(model_folder), "--run-dir", str(run))
+    (copy.root / FAMILY).unlink()
+    _, errors = copy.run(*command, code=2)
+    assert "olmo2" in errors
+    assert not run.exists()
+
+    copy.write(FAMILY, text)
+    copy.run(*command)
+    assert '"bosch_olmo2"' in (run / "model" / "config.json").read_text()
+    assert (run / "report" / "report.html").is_file()
+
+
+# --- methods ---
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> PackageCopy:
+    """The package with the other examples in their places."""
+    copy = PackageCopy(tmp_path_factory.mktemp("package") / "copy")
+    copy.write(METHOD, example_of_page(METHOD))
+    copy.write("bosch/eval/suites/mine.py", example_of_page("eval/suites/mine.py"))
+    copy.write("bosch/backends/mine.py", example_of_page("bosch/backends/mine.py") + COUNTING)
+    return copy
+
+
+def test_the_example_of_the_page_makes_a_mask(copy: PackageCopy, tmp_path: Path) -> None:
+    out, _ = copy.run(SEARCH[0], "--list")
+    assert re.search(r"^mine +Upper layers stay full: an example of a method\.$", out, re.M)
+    run = tmp_path / "run"
+    copy.run(*SEARCH, "--method", "mine", "--step", "2", "--run-dir", str(run))
+    record = read_mask(run / "mask" / "mask.json")
+    assert (record.method, record.settings["step"]) == ("mine", 2.0)
+    lower, upper = record.mask.z
+    assert (set(lower), set(upper)) == ({0}, {1})
+    scores = json.loads((run / "mask" / "scores.json").read_text())
+    assert [set(layer) for layer in scores["groups"]] == [{0.0}, {2.0}]
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "named"),
+    [
+        ("reads_calibration=False", "read_calibration=False", "'read_calibration'"),
+        ("def score_groups", "def score_group", "score_groups(inputs)"),
+        ("@dataclass(frozen=True)\n", "", "dataclass"),
+    ],
+)
+def test_a_mistake_in_a_method_is_one_sentence_that_names_it(
+    copy: PackageCopy, tmp_path: Path, right: str, wrong: str, named: str
+) -> None:
+    example, run = example_of_page(METHOD), tmp_path / "run"
+    assert right in example
+    file = copy.write("bosch/methods/broken.py", example.replace(right, wrong))
+    _, errors = copy.run(*SEARCH, "--method", "broken", "--run-dir", str(run), code=2)
+    [line] = errors.splitlines()
+    assert line.startswith(f"error: {file}")
+    assert named in line
+    assert not run.exists()
+
+
+def test_a_bug_in_the_method_keeps_its_traceback(copy: PackageCopy, tmp_path: Path) -> None:
+    """Even if it raises a ValueError, as mistakes of the user do."""
+    wrong = "list(zip([1], [1, 2], strict=True))[0]"
+    bug = example_of_page(METHOD).replace("inputs.settings.step", wrong)
+    file = copy.write("bosch/methods/buggy.py", bug)
+    words = ("--method", "buggy", "--run-dir", str(tmp_path / "run"))
+    _, errors = copy.run(*SEARCH, *words, code=1)
+    assert "Traceback (most recent call last)" in errors
+    assert str(file) in errors
+    assert "ValueError: zip()" in errors
+    assert "error: zip" not in errors.splitlines()
+
+
+# --- suites ---
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_suite_runs_with_its_options(copy: PackageCopy, tmp_path: Path) -> None:
+    out, words = tmp_path / "judged", ("--suite", "mine", "--options", "mine.rows=5")
+    text, _ = copy.run(*EVALUATE, *words, "mine.largest=4", "--out", str(out))
+    assert "sums" in text
+    predictions = read_lines(out / "mine" / "predictions.jsonl")
+    assert [row["index"] for row in predictions] == [0, 1, 2, 3, 4]
+    (built,) = (tmp_path / "shared").rglob("*.jsonl")
+    answers = [example["answers"] for example in read_lines(built)]
+    pairs = zip(predictions, answers, strict=True)
+    hits = [float(row["prediction"].split()[:1] == answer) for row, answer in pairs]
+    assert [row["scores"] for row in predictions] == [{"exact": hit} for hit in hits]
+    assert max(int(answer[0]) for answer in answers) <= 8
+    scores = json.loads((out / "mine" / "scores.json").read_text())
+    assert scores["settings"] == {"rows": 5, "largest": 4}
+    values = {row["task"]: (row["metric"], row["value"], row["n"]) for row in scores["rows"]}
+    assert values == dict.fromkeys(("sums", "average"), ("exact", 20 * sum(hits), 5))
+
+
+def test_a_whole_run_is_judged_by_a_suite(copy: PackageCopy, tmp_path: Path) -> None:
+    run, suites = tmp_path / "runs" / "one", ("--eval.suites", "niah", "mine")
+    options = ("--eval.options", "mine.rows=2", "--run-dir", str(run))
+    copy.run(*RECOVER, "--zero-shot", "--method", "random_layers", *suites, *options)
+    rows = read_lines(run / "eval" / "results.jsonl")
+    judged = {(row["step"], row["suite"]) for row in rows}
+    assert judged == {(step, suite) for step in (None, 0) for suite in ("niah", "mine")}
+    assert {row["n"] for row in rows if row["suite"] == "mine"} == {2}
+
+
+# --- backends ---
+
+# Behind the example: counts its calls in the file that ATTENTION_CALLS names.
+COUNTING = """
+
+import os
+
+computed = attend
+
+
+def attend(call: AttentionCall) -> Tensor:
+    with open(os.environ.get("ATTENTION_CALLS", os.devnull), "a") as file:
+        file.write("gradients " if call.needs_grad else "none ")
+    return computed(call)
+"""
+
+
+@pytest.mark.slow
+def test_every_stage_runs_on_the_example_of_a_backend(
+    copy: PackageCopy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, calls = tmp_path / "run", tmp_path / "calls"
+    monkeypatch.setenv("ATTENTION_CALLS", str(calls))
+    train = f"--method interleave --train.attention mine --run-dir {run}"
+    search = f"--preset smoke --method bosch_layer --ratio 0.5 --run-dir {tmp_path / 'search'}"
+    search += f" --attention mine --calibration {run / 'calibration'}"
+    judge = "--lengths 256 --essays toy --limit 1 --attention mine --out"
+    for kind, command in (
+        ("gradients", (*RECOVER, *train.split())),
+        ("none", (SEARCH[0], *search.split())),
+        ("none", (*EVALUATE, *judge.split(), str(tmp_path / "evaluation"))),
+    ):
+        copy.run(*command)
+        assert kind in calls.read_text()
+        calls.unlink()
+    settings = json.loads((tmp_path / "search" / "mask" / "manifest.json").read_text())["settings"]
+    assert settings["attention"] == "mine"
+    settings = json.loads((run / "mask" / "manifest.json").read_text())["settings"]
+    assert "attention" not in settings  # so fingerprints stay as they were
+
+
+def test_a_search_runs_on_the_backend_of_the_config(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All rows of the top layer where the backend takes no mask, which single rows need."""
+    model, ids, rows = tiny_model("qwen3"), random_tokens(1, 40)[0], torch.tensor([3, 39])
+
+    def top_rows() -> torch.Tensor:
+        layers = Layers(model, 8)
+        return layers.run(0, *layers.embed(ids), MIXED[0], rows)
+
+    with torch.inference_mode():
+        expected = top_rows()
+        masks: list[bool] = []
+        computed = reference.attend
+
+        def attend(call: AttentionCall) -> torch.Tensor:
+            masks.append(call.mask_BNTS is not None)
+            return computed(call)
+
+        monkeypatch.setattr(reference, "attend", attend)
+        model.config.bosch_backend = "reference"
+        torch.testing.assert_close(top_rows(), expected)
+        assert masks == [True, True]  # the full groups and the others
+        takes_no_mask = lambda call: None if call.mask_BNTS is None else "it takes no mask"  # noqa: E731
+        monkeypatch.setattr(reference, "supports", takes_no_mask)
+        torch.testing.assert_close(top_rows(), expected)
+        assert masks[2:] == [False, False]
+
+
+def test_scores_of_a_named_backend_are_remembered_apart() -> None:
+    model = tiny_model("qwen3")
+    info, calibration = info_of(model), toy_calibration(64, 1)
+    facts = [scoring_facts(model, info, calibration, 8)]
+    model.config.bosch_backend = "reference"
+    facts.append(scoring_facts(model, info, calibration, 8))
+    assert facts[0] != facts[1]
+    assert "bosch_backend" not in facts[0]["configuration"]
+
+
+def test_a_backend_cannot_be_named_for_a_model_of_another_family(tmp_path: Path) -> None:
+    config = AutoConfig.for_model("gpt2", n_layer=1, n_head=2, n_embd=8, vocab_size=16)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=r"--attention reference.*gpt2"):
+        load_judged(tmp_path, Judging((), attention="reference"))

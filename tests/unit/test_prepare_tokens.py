@@ -111,9 +111,7 @@ def test_tokens_of_another_run_are_used_where_they_lie(packed: Path) -> None:
     build(reusing(packed / "tokens", tokens=LENGTH * 3))  # fewer than there are
 
 
-def test_a_corpus_that_is_too_small_is_trained_on_more_than_once_as_the_refusal_says(
-    tmp_path: Path,
-) -> None:
+def test_a_small_corpus_is_trained_on_more_than_once_as_the_refusal_says(tmp_path: Path) -> None:
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text((json.dumps({"text": "a line of mine. " * 20}) + "\n") * 30)
     config = from_sources(str(corpus))

@@ -73,9 +73,8 @@ def test_paper_preset_has_the_values_of_the_paper(model: str) -> None:
 
 
 def model_folder(folder: Path, positions: int) -> str:
-    config = read_model_config(asset_folder("tiny-qwen3"))
+    config = read_model_config(asset_folder("tiny-qwen3")) | {"max_position_embeddings": positions}
     folder.mkdir()
-    config |= {"max_position_embeddings": positions}
     (folder / "config.json").write_text(json.dumps(config))
     return str(folder)
 
@@ -93,9 +92,7 @@ def test_paper_settings_shrink_with_the_positions_of_the_model(tmp_path: Path) -
     assert (config.calibration.length, config.window) == (32_768, 1_024)
 
 
-def test_a_model_for_a_big_gpu_gets_the_paper_scaled_and_a_line_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_big_gpu_gets_the_scaled_paper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_folder(tmp_path / "short", positions=4_096)
     monkeypatch.setattr(presets, "SMALL_WEIGHTS", 1_000)
     monkeypatch.setattr(rehearsal, "gpu_memory_gb", lambda: 80.0)
@@ -110,9 +107,7 @@ def test_a_model_for_a_big_gpu_gets_the_paper_scaled_and_a_line_says_so(
     assert other == replace(tiny(), model="Qwen/Qwen3-8B-Base")
 
 
-def test_a_model_that_a_laptop_can_train_gets_the_preset_small(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_laptop_gets_the_preset_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_folder(tmp_path / "real", positions=8_192)
     monkeypatch.setattr(rehearsal, "gpu_memory_gb", lambda: None)
     for most in (1_000, 10_000_000):  # without a GPU, and with few parameters

@@ -99,9 +99,7 @@ def test_training_is_measured_on_the_gpu(gpu: Gpu) -> None:
     assert peak_flops(CUDA) is None
 
 
-def test_the_generator_of_the_gpu_is_kept_with_a_checkpoint(
-    gpu: Gpu, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_keeps_the_gpus_generator(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     state, restored = torch.arange(16, dtype=torch.uint8), list[torch.Tensor]()
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_rng_state", lambda: state)

@@ -49,9 +49,7 @@ def test_terminal_gets_a_bar_and_the_log_stays_plain(tmp_path: Path) -> None:
     assert "search: 3 of 3 masks" in log.read_text()
 
 
-def test_other_ranks_are_silent_and_write_no_log(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_other_ranks_are_silent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     progress.set_up(rank=1)
     progress.log_to(tmp_path / "recover.log")
     progress.say("nobody hears this")

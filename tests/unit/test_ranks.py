@@ -95,9 +95,7 @@ def test_ranks_share_the_texts_of_single_group(tmp_path: Path) -> None:
     assert shared == [scores_of_groups(tmp_path / "alone")] * 2
 
 
-def test_rank_waits_for_rank_0_of_its_own_launch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rank_waits_for_its_own_rank_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a fixed port, an earlier launch from several machines has the same name."""
     monkeypatch.setenv("MASTER_PORT", "29500")
     earlier = member(tmp_path, 0, 16)

@@ -18,16 +18,10 @@ from bosch.search.stages import allocate_ratios, hardest_first, plan_subproblems
 FIVE = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
-# --- stage 2: worked examples ---
-
-
-def test_the_layer_that_destroys_the_model_stays_full() -> None:
+def test_layers_that_destroy_the_model_stay_full_and_others_are_raised_in_order() -> None:
     # By hand, L = 3, H = 4: the drops are .02, .35, .05. The paper's line 6 as printed: 0, 1, .5.
     scores = (0.58, 0.60, 0.95)
     assert allocate_ratios(scores, 1.0, 0.5, 4, (0, 0.5, 1)) == (1, 0, 0.5)
-
-
-def test_layers_are_raised_in_order_until_the_ratio_is_met() -> None:
     # By hand, L = 4, H = 4: the drops are .29, .06, .20, .05; 6 of 8 after the split, then layers 3
     # and 1 are raised.
     assert allocate_ratios((0.40, 0.69, 0.75, 0.95), 1.0, 0.5, 4) == (0, 0.75, 0.25, 1)
@@ -52,9 +46,6 @@ def test_profiles_of_the_papers_models(
         assert profile in (None, tuple(counts[bucket] for bucket in FIVE))
 
 
-# --- stage 2: order ---
-
-
 def test_equal_drops_are_ordered_by_the_second_score_and_then_by_depth() -> None:
     assert 0.9 - 0.8 != 0.8 - 0.7  # equal drops are equal although floats are not
     scores = (0.25, 0.5, 0.75)
@@ -64,8 +55,6 @@ def test_equal_drops_are_ordered_by_the_second_score_and_then_by_depth() -> None
     # Layer 1 drops most on the first score, so the second does not matter.
     assert hardest_first((0.25, 0.5, 1.0), 1.25, (-5.0, -4.0, -1.0, -1.0)) == [1, 0, 2]
 
-
-# --- stage 2: what holds for every input ---
 
 GROUPS = st.integers(1, 16)
 RHO = st.one_of(st.sampled_from((0.0, 0.25, 0.3, 0.5, 0.75, 0.875, 1.0)), st.floats(0, 1))
@@ -116,9 +105,6 @@ def test_uneven_buckets_terminate_too(eighths: list[int], scores: list[int], rho
             allocate_ratios(scores, 65, rho, 8, buckets)
 
 
-# --- the plan of stage 3 ---
-
-
 def test_subproblems_of_an_example() -> None:
     # By hand, 6 layers of 8, kappa 100: C(8, 6) = 28, C(16, 12) = 1820 > 200 and C(8, 2) = 28.
     plan = plan_subproblems((0.75, 0.25, 1.0, 0.75, 0.0, 1.0), 8, 100, 4)
@@ -135,9 +121,7 @@ def test_subproblems_of_an_example() -> None:
 
 
 @given(st.lists(st.integers(0, 8), min_size=1, max_size=40), st.integers(1, 9), st.integers(1, 200))
-def test_every_layer_is_in_one_part_and_the_ratio_is_met(
-    counts: list[int], most: int, kappa: int
-) -> None:
+def test_each_layer_is_in_one_part_and_all_fit(counts: list[int], most: int, kappa: int) -> None:
     plan = plan_subproblems([count / 8 for count in counts], 8, kappa, most)
     assert sorted(layer for part in plan for layer in part.layers) == list(range(len(counts)))
     assert sum(part.num_windowed for part in plan) == sum(counts)

@@ -46,9 +46,7 @@ def test_as_a_program_it_ends_the_same_way_and_debug_shows_the_traceback(tmp_pat
         assert (run.returncode, run.stderr[: len(start)]) == (code, start)
 
 
-def test_dry_run_says_what_the_run_will_take_which_leaves_its_settings_and_its_log(
-    tmp_path: Path, recover: Recover
-) -> None:
+def test_dry_run_says_what_the_run_will_take_and_leave(tmp_path: Path, recover: Recover) -> None:
     words = ("--preset", "smoke", "--train.keep-checkpoints", "1", "--ratio", "0.33", "--seed", "3")
     said = recover(*words, "--dry-run").stdout
     assert "--ratio 0.33 means 6 of 16 groups, 0.375\n" in said
@@ -71,35 +69,33 @@ def test_dry_run_says_what_the_run_will_take_which_leaves_its_settings_and_its_l
     assert "disk:" not in recover(*words, "--dry-run").stdout  # nothing is left to do
 
 
-@pytest.mark.parametrize("dry_run", [[], ["--dry-run"]])
-def test_all_that_is_missing_is_said_at_once_and_by_a_dry_run_too(
-    dry_run: list[str], tmp_path: Path, recover: Recover
-) -> None:
+def test_all_that_is_missing_is_said_at_once(tmp_path: Path, recover: Recover) -> None:
     """Tests are offline."""
-    wrong = ("--window", "4096", "--data.source", "nowhere.txt", "--train.attention", "flsh")
-    missing = ("--calibration.essays", "essays.json", "--eval.longbench-data", "zai-org/LongBench")
-    _, *lines = recover("--preset", "smoke", *wrong, *missing, *dry_run).stderr.splitlines()
+    wrong = "--preset smoke --window 4096 --data.source nowhere.txt --train.attention flsh"
+    wrong += " --calibration.essays essays.json --eval.longbench-data zai-org/LongBench"
     words = ("--window 4096", "nowhere.txt", "flsh", "essays.json", "zai-org/LongBench", "gsm8k")
-    for line, named in zip(lines, words, strict=True):
-        assert named in line
-    assert list(tmp_path.iterdir()) == []
+    for dry_run in ([], ["--dry-run"]):
+        _, *lines = recover(*wrong.split(), *dry_run).stderr.splitlines()
+        for line, named in zip(lines, words, strict=True):
+            assert named in line
+        assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
-    ("option", "value", "words"),
+    ("option", "words"),
     [
-        ("--train.attention", "flash", "train.attention flash CUDA"),
-        ("--data.source", f"prolong-64k?tokenizer={SMALLEST}", "prolong-data-64K cache ?folder="),
-        ("--data.source", "hf:nobody/texts", "hf:nobody/texts download"),
-        ("--data.source", "text.txt", "3,400 bytes too few for 4,096 tokens --data.tokens 680,"),
+        ("train.attention=flash", "train.attention flash CUDA"),
+        (f"data.source=prolong-64k?tokenizer={SMALLEST}", "prolong-data-64K cache ?folder="),
+        ("data.source=hf:nobody/texts", "hf:nobody/texts download"),
+        ("data.source=text.txt", "3,400 bytes too few for 4,096 tokens --data.tokens 680,"),
     ],
 )
-def test_what_cannot_run_or_be_fetched_here_is_refused_before_the_search(
-    option: str, value: str, words: str, tmp_path: Path, recover: Recover
+def test_what_cannot_run_here_is_refused(
+    option: str, words: str, tmp_path: Path, recover: Recover
 ) -> None:
-    """Tests are offline."""
+    """Or be fetched: tests are offline. And before the search."""
     (tmp_path / "text.txt").write_text("A word and more. " * 200)
-    run = recover("--preset", "smoke", option, value, CUDA_VISIBLE_DEVICES="")
+    run = recover("--preset", "smoke", f"--{option}", CUDA_VISIBLE_DEVICES="")
     assert (run.returncode, run.stderr[:7]) == (2, "error: ")
     assert [word for word in words.split() if word not in run.stderr] == []
     assert list(tmp_path.iterdir()) == [tmp_path / "text.txt"]

@@ -30,10 +30,7 @@ ON_CPU = replace(ON_CPU, activation_checkpointing=True)
 WIDTHS: dict[str, int] = {"hidden_size": 1024, "intermediate_size": 3072, "head_dim": 128}
 WIDTHS |= {"num_attention_heads": 16, "num_key_value_heads": 8}
 MIDDLE = Qwen3Config(
-    vocab_size=65_536,
-    num_hidden_layers=5,
-    max_position_embeddings=8192,
-    **WIDTHS,
+    **(WIDTHS | {"vocab_size": 65_536, "num_hidden_layers": 5, "max_position_embeddings": 8192}),
     tie_word_embeddings=False,
 )
 
@@ -63,9 +60,7 @@ def weights_of(plan: Plan) -> int:
         ("qwen3_moe", {}),
     ],
 )
-def test_a_rehearsed_peak_is_that_of_a_real_step(
-    family: str, changes: dict[str, Any], tmp_path: Path
-) -> None:
+def test_rehearsed_peaks_are_real(family: str, changes: dict[str, Any], tmp_path: Path) -> None:
     model: Any = tiny_model(family, max_position_embeddings=SEQ_LEN)
     model.save_pretrained(tmp_path)
     settings = replace(ON_CPU, **changes)
@@ -94,8 +89,7 @@ def test_state_is_divided_among_gpus_and_offloading_takes_it_off_them() -> None:
     shard = weights_of(middle()) / 8
     peak, offloaded = as_it_is().peak, rehearse_here(middle(cpu_offload=True)).peak
     assert peak["optimizer"] == pytest.approx(8 * shard, rel=0.01)
-    assert peak["gradients"] >= 4 * shard
-    assert peak["weights"] >= 4 * shard
+    assert min(peak["gradients"], peak["weights"]) >= 4 * shard
     assert offloaded["optimizer"] == 0
     # At least the parameters and gradients too, but not what is gathered or computed.
     assert sum(offloaded.values()) <= sum(peak.values()) - 16 * shard * 0.99
@@ -153,9 +147,7 @@ def test_the_largest_micro_batch_that_fits_is_taken_among_those_that_divide_the_
 
 
 @pytest.mark.slow
-def test_recover_refuses_a_training_that_would_not_fit_before_anything_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_large_a_training_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a machine that seems to have a GPU with 10 MB left, in the real second process."""
     monkeypatch.setattr(rehearsal, "gpu_memory_gb", lambda: rehearsal.MARGIN_GB + 0.01)
     run = tmp_path / "run"
@@ -164,9 +156,7 @@ def test_recover_refuses_a_training_that_would_not_fit_before_anything_runs(
     assert not run.exists()
 
 
-def test_recover_rehearses_its_settings_on_gpus_that_are_not_there(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_recover_rehearses_on_gpus_that_are_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     recover.main(["--preset", "smoke", "--rehearse", "2"])
     table = capsys.readouterr().out
     assert "tiny-qwen3-2layer, 256 tokens" in table

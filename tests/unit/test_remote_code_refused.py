@@ -41,7 +41,7 @@ def folder_with_code(folder: Path, model_type: str | None, tokenizer: bool = Fal
     plain_folder(folder)
     (folder / "code.py").write_text(CODE.format(marker=str(folder / "ran")))
     change(folder / "config.json", auto_map=CLASSES)
-    if model_type is not None:
+    if model_type:
         change(folder / "config.json", model_type=model_type)
     if tokenizer:
         path, names = folder / "tokenizer_config.json", [None, "code.TheirTokenizer"]
@@ -63,9 +63,7 @@ def test_nothing_is_asked_on_a_terminal_and_no_code_runs(tmp_path: Path) -> None
     assert str(folder / "config.json") in output
 
 
-def test_a_known_family_is_loaded_with_the_classes_of_transformers_and_others_are_refused(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_known_family_is_loaded_plainly(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = folder_with_code(tmp_path / "model", None, tokenizer=True)
     with caplog.at_level("INFO"):
         model = load_model(folder, "auto", "cpu")
@@ -99,9 +97,7 @@ def test_a_hybrid_names_no_code_but_ours(tmp_path: Path, caplog: pytest.LogCaptu
     assert not (dense / "ran").exists()
 
 
-def test_lm_eval_is_not_given_a_folder_whose_code_it_would_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lm_eval_gets_no_folder_with_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("lm_eval", "lm_eval.models", "lm_eval.models.huggingface", "lm_eval.tasks"):
         module = ModuleType(name)
         vars(module).update(simple_evaluate=None, HFLM=None, TaskManager=None)

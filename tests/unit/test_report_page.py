@@ -76,9 +76,7 @@ def write_page(comparison: Comparison, folder: Path) -> Path:
     return path
 
 
-def test_a_click_hides_a_run_in_every_chart_and_sorts_a_table(
-    comparison: Comparison, tmp_path: Path
-) -> None:
+def test_a_click_hides_a_run_or_sorts_a_table(comparison: Comparison, tmp_path: Path) -> None:
     script = """
         const seen = {sorted: {}, drawn: drawn()};
         click(seen.drawn[1]);

@@ -1,34 +1,50 @@
-"""Files of outcomes, what a search looks up in them, its limits, and the paper's loss."""
+"""Files of outcomes, what a search looks up in them, its limits, and the paper's loss. And scores:
+those of the model itself, and the same with each acceleration on or off."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
+from bosch.hybrid.conversion import deploy
 from bosch.method import Inputs
 from bosch.run.errors import UserError
 from bosch.run.files import STARTED
 from bosch.search import evaluations
 from bosch.search.evaluations import MaskObjective, open_objective
-from bosch.search.objective import Means, SearchEnded, Value, find_anchors
+from bosch.search.objective import (
+    WEIGHTS,
+    Means,
+    SearchEnded,
+    Value,
+    find_anchors,
+    rounded,
+    weighted,
+)
 from bosch.search.optimizers._interface import Problem
 from bosch.search.outcomes import FILE, Outcomes
 from bosch.search.scorer import Scorer
-from bosch.search.settings import SearchSettings
+from bosch.search.settings import Accelerations, SearchSettings
 from tests.attention_matrices import inputs_of
-from tests.model_factory import MIXED
+from tests.model_factory import FAMILIES, MIXED, tiny_model
 from tests.search_cases import (
     FULL,
     LOCAL,
     WINDOW,
     answered_calibration,
     lines_of,
+    model_objective,
+    objective_of,
     random_masks,
+    score_by_the_model,
     small_model,
+    stage_one,
     swap_search,
 )
 
@@ -53,9 +69,7 @@ def search(inputs: Inputs, settings: SearchSettings = ACCURACY) -> tuple[Any, Ma
 # ------------------------------------------------------------------------------------ its own file
 
 
-def test_a_finished_search_runs_again_without_the_model(
-    inputs: Inputs, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_finished_search_needs_no_model(inputs: Inputs, monkeypatch: pytest.MonkeyPatch) -> None:
     expected, first = search(inputs)
     before = (inputs.folder / FILE).read_bytes()
     monkeypatch.setattr(Scorer, "score", None)
@@ -106,9 +120,8 @@ def test_runs_share_their_outcomes(inputs: Inputs) -> None:
     assert repeated == expected
     assert second.values == first.values  # evaluations of this search, wherever they were computed
     assert second.cost.computed == 0
-    assert [line["run"] for line in lines_of(second_inputs.folder)] == [0] * len(
-        lines_of(inputs.folder)
-    )
+    runs = [line["run"] for line in lines_of(second_inputs.folder)]
+    assert runs == [0] * len(lines_of(inputs.folder))
     assert len(list((inputs.folder.parents[1] / "shared").iterdir())) == 1
     assert search(another_stage(inputs, "three", window_tokens=9))[1].cost.computed > 0
     # The same weights score differently with other rotary frequencies, but not at another path.
@@ -121,20 +134,20 @@ def test_runs_share_their_outcomes(inputs: Inputs) -> None:
 
 def test_searches_append_to_one_file_at_once(tmp_path: Path) -> None:
     masks = random_masks(40)
+
+    def add(some: list[Any]) -> None:
+        outcomes = Outcomes(tmp_path, "facts")
+        for z in some:
+            outcomes.add(z, OUTCOME, run=2, seconds=1.0, layer_forwards=6.0)
+
     with ThreadPoolExecutor(4) as searches:  # each opens its own files, as processes do
-        list(searches.map(lambda start: add_all(tmp_path, masks[start::4]), range(4)))
+        list(searches.map(add, (masks[start::4] for start in range(4))))
     path = tmp_path / FILE
     path.write_bytes(path.read_bytes() + b'{"z": ["11')  # incomplete: only this line is lost
-    add_all(tmp_path, [FULL])
+    add([FULL])
     known = Outcomes(tmp_path, "facts").known
     assert all(known[z] == OUTCOME for z in (*masks, FULL))
     assert Outcomes(tmp_path, "other facts").known == {}
-
-
-def add_all(folder: Path, masks: list[Any]) -> None:
-    outcomes = Outcomes(folder, "facts")
-    for z in masks:
-        outcomes.add(z, OUTCOME, run=2, seconds=1.0, layer_forwards=6.0)
 
 
 # -------------------------------------------------------------------------- limits, progress, loss
@@ -185,3 +198,75 @@ def test_a_calibration_set_that_cannot_rank_masks_is_refused() -> None:
     windows_lose_nothing = Value(-2.0, True, 0.5, 0.1, -2.0)
     with pytest.raises(UserError, match=r"-2, .*\(-2\)"):
         find_anchors(lambda z, stage: windows_lose_nothing, 2, 4)
+
+
+# --- scores ---
+
+
+KERNELS = 1e-6  # scores of different kernels may differ by this before rounding
+ALL = Accelerations()
+ONE_OFF = [replace(ALL, **{name: False}) for name, value in vars(ALL).items() if value is True]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("accelerations", [Accelerations.none(), ALL], ids=["none", "all"])
+def test_scores_are_those_of_a_plain_loop(family: str, accelerations: Accelerations) -> None:
+    model = tiny_model(family)
+    calibration = answered_calibration(model)
+    objective = objective_of(model, calibration, "accuracy", accelerations)
+    seen = set()
+    for z in [FULL, LOCAL, MIXED, *random_masks(8)]:
+        value = objective(z)
+        accuracy, probability, log_probability = score_by_the_model(model, calibration, z)
+        assert value.accuracy == accuracy
+        assert value.probability == pytest.approx(probability, abs=1e-5)
+        assert value.log_probability == pytest.approx(log_probability, rel=1e-5)
+        assert value.value == round(accuracy, 4)
+        seen.add(accuracy)
+    assert 1.0 in seen
+    assert len(seen) > 2  # masks differ, so equality means something
+
+
+@pytest.mark.parametrize("search", [swap_search, stage_one])
+@pytest.mark.parametrize("name", ["accuracy", "logprob"])
+def test_a_search_finds_the_same_mask_with_every_switch(name: str, search: object) -> None:
+    assert callable(search)
+    model = small_model(seed=1)
+    calibration = answered_calibration(model)
+    expected = search(model_objective(model, calibration, name))
+    little = [replace(ALL, memory_gb=memory) for memory in (0.0, 1e-4)]
+    for accelerations in (ALL, *ONE_OFF, Accelerations.none(), *little):
+        objective = objective_of(model, calibration, name, accelerations)
+        assert search(objective) == expected, accelerations
+        assert objective.score_unaccelerated(expected[0]).value == expected[1]
+
+
+def test_a_mask_that_stops_early_has_a_valid_bound() -> None:
+    model = small_model()
+    calibration = answered_calibration(model)
+    scorer = Scorer(model, calibration, WINDOW)
+    scores = {z: score_by_the_model(model, calibration, z) for z in random_masks(6)}
+    for name, threshold in product(WEIGHTS, (-20.0, -3.0, 0.3, 0.7)):
+        objective = MaskObjective(scorer, calibration, SearchSettings(objective=name))
+        for z in scores:
+            value, truth = objective(z, threshold), weighted(name, *scores[z])
+            truths = {rounded(truth + noise) for noise in (-KERNELS, KERNELS)}  # one, or neighbors
+            if value.exact:
+                assert value.value in truths
+            else:
+                assert min(truths) <= value.value <= threshold
+                assert value.accuracy is value.probability is value.log_probability is None
+
+
+def test_a_model_that_cannot_be_scored_is_refused() -> None:
+    model = small_model()
+    calibration = answered_calibration(model)
+    with pytest.raises(UserError, match="attn_implementation='sdpa'"):
+        Scorer(small_model(attention="sdpa"), calibration, WINDOW)
+    with pytest.raises(UserError, match="hybrid"):
+        Scorer(deploy(small_model(), MIXED, WINDOW), calibration, WINDOW)
+    objective = objective_of(model, calibration)
+    with torch.no_grad():
+        model.base_model.layers[2].mlp.down_proj.weight.fill_(float("inf"))
+    with pytest.raises(UserError, match="overflow"):
+        objective(MIXED)

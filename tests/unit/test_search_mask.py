@@ -35,8 +35,6 @@ from tests.model_factory import tiny_model
 from tests.sampled import sampled
 from tests.search_cases import answered_calibration
 
-ROOT = Path(__file__).parents[2]
-
 
 @pytest.fixture(scope="module")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -45,9 +43,10 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def calibration_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("calibration")
+@pytest.fixture
+def calibration_folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "calibration"
+    folder.mkdir()
     write_calibration(folder, toy_calibration(128, count=4))
     return folder
 
@@ -55,18 +54,12 @@ def calibration_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def command(model_folder: Path, calibration_folder: Path, tmp_path: Path) -> list[str]:
     """Everything that a command needs except the method."""
-    return [
-        *("--preset", "tiny", "--model", str(model_folder), "--window", "16", "--ratio", "0.75"),
-        *("--calibration", str(calibration_folder), "--run-dir", str(tmp_path / "run")),
-    ]
+    words = f"--preset tiny --model {model_folder} --window 16 --ratio 0.75"
+    words += f" --calibration {calibration_folder} --run-dir {tmp_path / 'run'}"
+    return words.split()
 
 
-# --- the command ---
-
-
-def test_a_ranking_leaves_mask_scores_settings_and_time(
-    command: list[str], model_folder: Path, tmp_path: Path
-) -> None:
+def test_a_ranking_leaves_its_files(command: list[str], model_folder: Path, tmp_path: Path) -> None:
     main([*command, "--method", "proxy", "--mass-share", "0.9"])
     folder = tmp_path / "run" / "mask"
     record = read_mask(folder / "mask.json", read_model_info(model_folder))
@@ -103,10 +96,8 @@ def test_ranks_share_the_examples_and_find_what_one_finds(
     found = {}
     for world in (1, 2):
         folder = tmp_path / f"ranks-{world}"
-        ranks = [
-            start(in_rank, environment, [*words, "--run-dir", str(folder)])
-            for environment in launch_environment(world)
-        ]
+        own = [*words, "--run-dir", str(folder)]
+        ranks = [start(in_rank, each, own) for each in launch_environment(world)]
         assert wait(ranks) == [0] * world
         results = {
             str(part.parent.relative_to(folder)): [
@@ -119,26 +110,16 @@ def test_ranks_share_the_examples_and_find_what_one_finds(
     assert found[2] == found[1]
 
 
-# --- the stage in a chain ---
-
-
-def test_the_stage_depends_on_what_decides_the_mask(
-    model_folder: Path, calibration_folder: Path, tmp_path: Path
-) -> None:
+def test_what_makes_a_stage(model_folder: Path, calibration_folder: Path, tmp_path: Path) -> None:
     config = Config(model=str(model_folder), method="razor", window=16)
     calibration = Artifact.load(calibration_folder)
     stage = build(config, calibration)
     assert stage.name == "mask"
     assert stage.fingerprint == build(config, calibration).fingerprint
-    changed = [
-        replace(config, ratio=0.5),
-        replace(config, window=17),
-        replace(config, seed=1),
-        replace(config, method="dcam"),
-        replace(config, mask=MaskConfig(razor_recent_share=0.125)),
-    ]
-    others = {build(other, calibration).fingerprint for other in changed}
-    assert len(others - {stage.fingerprint}) == len(changed)
+    changes: list[Any] = [{"ratio": 0.5}, {"window": 17}, {"seed": 1}, {"method": "dcam"}]
+    changes.append({"mask": MaskConfig(razor_recent_share=0.125)})
+    others = {build(replace(config, **each), calibration).fingerprint for each in changes}
+    assert len(others - {stage.fingerprint}) == len(changes)
     same = replace(config, mask=MaskConfig(kappa=7))  # not a setting of this method
     assert build(same, calibration).fingerprint == stage.fingerprint
     with RunFolder(tmp_path / "run") as run:
@@ -156,9 +137,6 @@ def test_the_set_of_a_run_is_found_where_runs_share_it(tmp_path: Path) -> None:
     assert search_mask.find_calibration(None, tmp_path / "run") == made
     assert search_mask.find_calibration(made.folder, tmp_path / "other") == made
     assert search_mask.find_calibration(None, tmp_path / "other") is None
-
-
-# --- from scores to a mask ---
 
 
 def ranked(ratio: float, seed: int = 0) -> Inputs:
@@ -193,9 +171,6 @@ def test_ties_are_drawn_by_the_seed_and_recorded() -> None:
 def test_a_score_that_is_not_finite_is_refused() -> None:
     with pytest.raises(UserError, match="layer 1, group 1 is nan"):
         Scores(((0.9, 0.5, 0.5, 0.5), (0.5, math.nan, 0.1, 0.1)), "local")
-
-
-# --- masks from files ---
 
 
 def take(path: Path, **changes: Any) -> Selection:

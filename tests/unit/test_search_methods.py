@@ -32,13 +32,9 @@ FEW = {"kappa": 4}
 
 
 @pytest.fixture(scope="module")
-def model() -> PreTrainedModel:
-    return small_model()
-
-
-@pytest.fixture(scope="module")
-def calibration(model: PreTrainedModel) -> Calibration:
-    return answered_calibration(model)
+def model_and_texts() -> tuple[PreTrainedModel, Calibration]:
+    model = small_model()
+    return model, answered_calibration(model)
 
 
 @pytest.fixture(autouse=True)
@@ -48,15 +44,13 @@ def no_picture(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def run(model: PreTrainedModel, calibration: Calibration, tmp_path: Path) -> Any:
+def run(model_and_texts: tuple[PreTrainedModel, Calibration], tmp_path: Path) -> Any:
     """run(name, folder, **inputs and settings) -> record: a method, with its files."""
 
-    def run_method(
-        name: str, folder: str = "mask", ratio: float = 0.5, **settings: Any
-    ) -> MaskFile:
+    def run_method(name: str, folder: str = "mask", ratio: float = 0.5, **settings: Any) -> Any:
         method, all_settings = load_plugin("bosch.methods", name), FEW | settings
-        place = (model, calibration, tmp_path / folder)
-        inputs = inputs_of(method, *place, all_settings, window_tokens=WINDOW, ratio=ratio)
+        place, more = (*model_and_texts, tmp_path / folder), {"window_tokens": WINDOW}
+        inputs = inputs_of(method, *place, all_settings, ratio=ratio, **more)
         return _choose.write_selection(name, inputs, _choose.make_mask(name, inputs), 0.0)
 
     return run_method
@@ -71,24 +65,20 @@ def steps_of(record: MaskFile, stage: str) -> list[dict[str, Any]]:
     return [step for step in trace_of(record)["steps"] if step["name"].startswith(stage)]
 
 
-# --- the stages ---
-
-
 def test_stage_1_localizes_from_the_top_down_and_stage_3_follows_the_ratios(run: Any) -> None:
     record = run("bosch_paper", kappa=100)
     trace = trace_of(record)
     first = steps_of(record, "stage 1")
     assert [step["layers"] for step in first] == [[2], [1], [0]]
-    assert all(step["num_windowed"] == 2 for step in first)
-    assert all((step["method"], step["evaluations"]) == ("exhaustive", 6) for step in first)
+    how = {(step["num_windowed"], step["method"], step["evaluations"]) for step in first}
+    assert how == {(2, "exhaustive", 6)}
     assert trace["stage1_scores"] == [step["value"] for step in first[::-1]]
     plan = [p for p in plan_subproblems(trace["ratios"], 4, 100, 8) if p.evaluations]
     third = steps_of(record, "stage 3")
     assert [tuple(step["layers"]) for step in third] == [part.layers for part in plan]
-    for part in plan:
-        windowed = sum(record.mask.z[layer].count(0) for layer in part.layers)
-        assert windowed == part.num_windowed
     windowed = [row.count(0) for row in record.mask.z]
+    for part in plan:
+        assert sum(windowed[layer] for layer in part.layers) == part.num_windowed
     assert sum(windowed) == 6
     assert trace["hybrid"]["accuracy"] == third[-1]["value"]
     assert trace["dense"]["accuracy"] == 1
@@ -148,9 +138,6 @@ def test_multi_takes_several_layers_at_once_and_layer_whole_ones(run: Any) -> No
     assert (step["method"], step["evaluations"], step["num_variables"]) == ("exhaustive", 3, 3)
 
 
-# --- limits ---
-
-
 @pytest.mark.parametrize("name", SEARCHES)
 @pytest.mark.parametrize("most", [3, 7, 11])
 def test_a_search_cut_short_has_an_exact_mask(run: Any, name: str, most: int) -> None:
@@ -190,9 +177,6 @@ def test_the_papers_search_ends_with_stage_3_and_keep_best_with_a_better_earlier
     assert changed
 
 
-# --- settings ---
-
-
 def test_settings_come_from_the_mask_section() -> None:
     changed = {"kappa": 7, "alpha": 3, "gamma": 0.1, "max_layers": 2, "ratio_buckets": (0.0, 1.0)}
     settings = default_settings("bosch_paper", MaskConfig(**changed))  # type: ignore[arg-type]
@@ -218,9 +202,7 @@ def test_wrong_settings_are_refused(make: Any, message: str) -> None:
         make()
 
 
-def test_no_time_and_no_nomad_are_refused_and_bosch_needs_none(
-    run: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_time_and_no_nomad_are_refused(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match="--max-hours 0 "):
         run("bosch_paper", "hours", max_hours=0)
     monkeypatch.setattr(search_settings, "find_spec", lambda name: None)
@@ -252,12 +234,7 @@ def test_a_start_that_does_not_fit_is_refused(run: Any, tmp_path: Path) -> None:
         run("bosch", "second", start=path)
 
 
-# --- the files ---
-
-
-def test_the_picture_and_the_cost_are_there(
-    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_picture_and_cost_exist(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     run("bosch")
     assert (tmp_path / "mask" / "search.png").read_bytes().startswith(b"\x89PNG")

@@ -16,9 +16,7 @@ HYBRID: dict[str, Any] = {"window": 64, "num_full": [1, 0, 4]}
     ("num_full", "num_groups", "unit"),
     [([1, 0, 4], 4, 1), ([2, 4, 0], 4, 2), ([8, 0, 8], 8, 8), ([0, 0], 4, 4), ([3, 6], 8, 1)],
 )
-def test_every_head_is_in_one_module_of_equal_size(
-    num_full: list[int], num_groups: int, unit: int
-) -> None:
+def test_all_heads_are_in_equal_modules(num_full: list[int], num_groups: int, unit: int) -> None:
     packing = pack_units(num_full, num_groups)
     assert heads(packing, "full") == num_full
     assert heads(packing, "window") == [num_groups - n for n in num_full]

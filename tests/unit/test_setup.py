@@ -10,8 +10,8 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,15 +51,9 @@ def new_checkout(folder: Path) -> Path:
 def start(checkout: Path, *arguments: str) -> subprocess.Popen[str]:
     environment = {"PATH": os.environ["PATH"], "HOME": str(checkout), "PIP_NO_INDEX": "1"}
     environment |= {"PIP_FIND_LINKS": "wheels", "PIP_CONFIG_FILE": os.devnull}
-    return subprocess.Popen(
-        [sys.executable, "launch/setup_environment.py", *arguments],
-        cwd=checkout,
-        env=environment,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
+    how: Any = {"cwd": checkout, "env": environment, "text": True, "start_new_session": True}
+    command = [sys.executable, "launch/setup_environment.py", *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **how)
 
 
 def run(checkout: Path, *arguments: str, status: int = 0) -> str:
@@ -114,9 +108,7 @@ def test_a_second_setup_reuses_the_first_until_extras_or_requirements_change(mad
         (lambda c: (c / ".venv/setup.json").unlink(), "update", "this set-up did not create it"),
     ],
 )
-def test_what_is_wrong_is_named(
-    copied: Path, damage: Callable[[Path], object], action: str, reason: str
-) -> None:
+def test_what_is_wrong_is_named(copied: Path, damage: Any, action: str, reason: str) -> None:
     damage(copied)
     decided, why = setup_environment.decide(copied / ".venv", [])
     assert decided == action

@@ -43,11 +43,6 @@ def chain(settings: Settings = Settings(), shared: bool = True) -> list[Stage]:
     return [calibration, mask, model, tokens]
 
 
-def made(folder: Path) -> Path:
-    folder.mkdir(parents=True)
-    return folder
-
-
 def complete(path: Path, stages: Sequence[Stage], fresh: str | None = None) -> list[str]:
     lines: list[str] = []
     with RunFolder(path, say=lines.append) as run:
@@ -150,7 +145,8 @@ def test_flipped_byte_in_any_file_is_named(tmp_path: Path) -> None:
 
 
 def test_foreign_files_are_named_and_left_alone(tmp_path: Path) -> None:
-    folder = made(tmp_path / "run" / "mask")
+    folder = tmp_path / "run" / "mask"
+    folder.mkdir(parents=True)
     (folder / "thesis.txt").write_text("years of work")
     with pytest.raises(StageBlockedError, match=str(folder)):
         complete(tmp_path / "run", chain())
@@ -213,7 +209,8 @@ def test_loaded_artifacts_are_verified_or_known_by_their_content(tmp_path: Path)
         Artifact.load(tokens)
     fingerprints = []
     for name, text in (("one", "same"), ("two", "same"), ("three", "sane")):
-        write_atomically(made(tmp_path / name) / "text.txt", text)
+        (tmp_path / name).mkdir()
+        write_atomically(tmp_path / name / "text.txt", text)
         fingerprints.append(Artifact.load(tmp_path / name).fingerprint)
     assert fingerprints[0] == fingerprints[1] != fingerprints[2]
     with pytest.raises(MissingFileError, match=str(tmp_path / "four")):
@@ -221,7 +218,8 @@ def test_loaded_artifacts_are_verified_or_known_by_their_content(tmp_path: Path)
 
 
 def test_inner_folder_is_checked_by_its_own_manifest(tmp_path: Path) -> None:
-    inner = made(tmp_path / "train" / "checkpoints" / "step-10")
+    inner = tmp_path / "train" / "checkpoints" / "step-10"
+    inner.mkdir(parents=True)
     (inner / "weights.bin").write_bytes(b"0123")
     seal_folder(inner, {"step": 10})
     seal_folder(tmp_path / "train", {"stage": "train"})

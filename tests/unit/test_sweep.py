@@ -80,9 +80,7 @@ def test_failed_runs_do_not_stop_others_and_are_retried(place: Path) -> None:
 
 
 @pytest.mark.slow
-def test_finished_runs_are_evaluated_under_further_windows_and_at_further_lengths(
-    tmp_path: Path,
-) -> None:
+def test_finished_runs_are_evaluated_at_further_windows_and_lengths(tmp_path: Path) -> None:
     words = "--methods interleave,random_groups --ratios .5 --preset smoke --zero-shot"
     words += " --windows 8,32 --lengths 1024 --baseline interleave --rows rows.jsonl"
     words += " --eval.samples 2"

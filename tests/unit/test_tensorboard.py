@@ -23,6 +23,8 @@ from tests.run_folders import FakeRun
 from tests.small_disk import small_disk
 from tests.smoke_chain import points
 
+STEPS, TOKENS = "niah/average/512/score", "tokens/niah/average/512/score"  # its curves
+
 
 def open_log(run: Path, first: int) -> MetricsLog:
     log = MetricsLog(run / "train", 0)
@@ -39,9 +41,7 @@ def write_steps(run: Path, first: int, last: int) -> None:
         log.write({"step": step, "tokens": 100 * step, "loss": float(step), "skipped": "spike"})
 
 
-def test_a_cut_off_last_line_is_dropped_and_a_damaged_one_is_named(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_damaged_lines_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write_steps(tmp_path, 1, 3)
     path = tmp_path / "train" / "metrics.jsonl"
     path.write_bytes(path.read_bytes() + b'{"step": 4, "tok')
@@ -66,9 +66,6 @@ def test_a_training_does_not_resume_with_rows_missing(tmp_path: Path) -> None:
         assert path.read_text() == content
 
 
-# --- evaluations ---
-
-
 def write_scores(run: Path, step: int | None, value: float) -> Path:
     folder = run / "eval" / ("dense" if step is None else f"step-{step:06d}") / "niah"
     folder.mkdir(parents=True, exist_ok=True)
@@ -87,16 +84,12 @@ def test_a_late_evaluation_takes_its_place(tmp_path: Path) -> None:
     folder = tmp_path / "tb"  # with a file of a clock that went back since
     (folder / "events.out.tfevents.9999999999.host.1.0").write_bytes(b"")
     rebuild_tensorboard(tmp_path)
-    assert points(tmp_path / "tb") == {
-        "niah/average/512/score": [(0, 0), (5, 5), (9, 9)],
-        "tokens/niah/average/512/score": [(0, 0), (500, 5), (900, 9)],
-    }
+    curves = {STEPS: [(0, 0), (5, 5), (9, 9)], TOKENS: [(0, 0), (500, 5), (900, 9)]}
+    assert points(tmp_path / "tb") == curves
     assert [file.name for file in folder.iterdir()] == ["events.out.tfevents.0000000003.bosch"]
 
 
-def test_the_dense_model_is_a_horizontal_line_even_if_its_scores_are_shared(
-    tmp_path: Path,
-) -> None:
+def test_the_dense_model_is_a_horizontal_line_even_if_its_scores_are_shared(tmp_path: Path) -> None:
     run, shared = tmp_path / "run", tmp_path / "shared" / "eval-dense-0123"
     for step in (0, 9):
         write_scores(run, step, float(step))
@@ -105,15 +98,8 @@ def test_the_dense_model_is_a_horizontal_line_even_if_its_scores_are_shared(
     reference = {"folder": "../../../shared/eval-dense-0123", "facts": {}}
     write_sealed_json(run / "eval" / "dense" / "reference.json", reference)
     rebuild_tensorboard(run)
-    lines = {
-        "niah/average/512/score": [(0, 7), (9, 7)],
-        "tokens/niah/average/512/score": [(0, 7), (900, 7)],
-    }
     (dense,) = (tmp_path / "shared").glob("dense-*")
-    assert points(dense) == lines
-
-
-# --- mask and settings ---
+    assert points(dense) == {STEPS: [(0, 7), (9, 7)], TOKENS: [(0, 7), (900, 7)]}
 
 
 def test_mask_settings_and_a_chart_for_each_curve_are_in_tensorboard(tmp_path: Path) -> None:
@@ -162,21 +148,14 @@ def test_what_is_missing_or_damaged_is_rebuilt(tmp_path: Path) -> None:
         rebuild_tensorboard(tmp_path / "none")
 
 
-# --- a full disk ---
-
-
 def test_a_full_disk_ends_the_log_with_a_clear_error_and_loses_no_row(tmp_path: Path) -> None:
     with small_disk(tmp_path / "small", kilobytes=32) as full_soon:
         log = open_log(full_soon, 0)
         written: list[int] = []
-
-        def fill() -> None:
+        with pytest.raises(UserError, match=r"metrics\.jsonl"):  # noqa: PT012
             for step in range(500):
                 log.write({"step": step, "tokens": step, "loss": 1.0, "note": "x" * 200})
                 written.append(step)
-
-        with pytest.raises(UserError, match=r"metrics\.jsonl"):
-            fill()
         rows = read_metrics(full_soon / "train" / "metrics.jsonl")
         assert [row["step"] for row in rows] == written
         shutil.rmtree(full_soon / "tb")  # makes room
@@ -197,8 +176,8 @@ def test_training_and_evaluations_share_a_file_and_resume_in_it(tmp_path: Path) 
     expected = {
         "train/loss": [(1, 1.0), (2, 2.0), (3, 3.5)],
         "tokens/train/loss": [(100, 1.0), (200, 2.0), (300, 3.5)],
-        "niah/average/512/score": [(2, 7.0)],
-        "tokens/niah/average/512/score": [(200, 7.0)],
+        STEPS: [(2, 7.0)],
+        TOKENS: [(200, 7.0)],
     }
     assert points(tmp_path / "tb") == expected
     assert len(list((tmp_path / "tb").iterdir())) == 1

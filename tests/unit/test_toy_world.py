@@ -33,8 +33,7 @@ def test_rows_have_longbench_fields_and_the_right_answer(dataset: str) -> None:
     rows = list(longbench_rows(dataset, num_rows=20, seed=0))
     assert rows == list(longbench_rows(dataset, num_rows=20, seed=0))
     for row in rows:
-        fields = "input context answers length dataset language all_classes _id"
-        assert set(row) == set(fields.split())
+        assert {*row} == {*"input context answers length dataset language all_classes _id".split()}
         (answer,) = row["answers"]
         if dataset == "toy_count":
             blocks = {line.split(": ", 1)[1] for line in row["context"].split("\n")}

@@ -59,13 +59,10 @@ def test_frozen_weights_need_no_gradients() -> None:
     assert all_learn - counted() == whole - less
 
 
-def test_visible_pairs_are_those_counted_one_by_one() -> None:
+def test_pairs_are_counted_one_by_one_and_documents_do_not_see_each_other() -> None:
     for window in (None, 1, 3, 7, 8, 100):
         counted = sum(1 for i in range(8) for j in range(i + 1) if window is None or i - j < window)
         assert visible_pairs(8, window) == counted
-
-
-def test_documents_do_not_see_each_other() -> None:
     config = read_shape("mini")
     whole, halves = (training_flops(config, 0, lengths) for lengths in ([64], [32, 32]))
     heads = config.num_hidden_layers * config.num_attention_heads

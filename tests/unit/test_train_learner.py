@@ -46,10 +46,10 @@ def learn(
     gates: Any,
     rates: Any = (0.3, 0.2),
     sinks: Any = None,
-    **changes: Any,
+    **more: Any,
 ) -> Any:
     """Train in `folder`, weights in its `weights`; the gates."""
-    training = LearnerTraining(replace(SETTINGS, **changes), dense, tokens_in_memory())
+    training = LearnerTraining(replace(SETTINGS, **more), dense, tokens_in_memory())
     learner, out = learner_of(gates, *rates), folder / "weights"
     assert training(learner, folder, STEPS, BATCH, SEQ_LEN, None, out, sinks) is None
     return gates
@@ -78,9 +78,7 @@ def test_with_all_gates_at_1_it_is_ordinary_training(dense: Path, tmp_path: Path
 @pytest.mark.parametrize(
     ("kind", "has_sinks"), [("constrained", False), ("constrained", True), ("scalar", False)]
 )
-def test_gates_move_as_in_a_plain_loop(
-    kind: str, has_sinks: bool, dense: Path, tmp_path: Path
-) -> None:
+def test_gates_move_as_by_hand(kind: str, has_sinks: bool, dense: Path, tmp_path: Path) -> None:
     """Batches, noise, penalty, rates and ascent, and the weights that move with the gates."""
     sinks = Sinks(torch.ones(*SHAPE, 16), torch.ones(*SHAPE, 16)) if has_sinks else None
     make = {"constrained": constrained, "scalar": lambda: ScalarGates(3, 4, 4, weight=0.05)}[kind]
@@ -129,13 +127,9 @@ def test_gates_move_as_in_a_plain_loop(
 
 def test_how_a_step_is_computed_changes_no_gate(dense: Path, tmp_path: Path) -> None:
     """Micro-batches and recomputed blocks use the same noise in a step."""
-    one, *others = (
-        learn(dense, tmp_path / str(number), constrained(), **settings)
-        for number, settings in enumerate(
-            ({}, {"micro_batch_sequences": 4}, {"activation_checkpointing": True})
-        )
-    )
-    for other in others:
+    one = learn(dense, tmp_path / "plain", constrained())
+    for name, value in (("micro_batch_sequences", 4), ("activation_checkpointing", True)):
+        other = learn(dense, tmp_path / name, constrained(), **{name: value})
         torch.testing.assert_close([*other.parameters()], [*one.parameters()], rtol=0, atol=1e-5)
 
 
@@ -151,12 +145,8 @@ def test_shorter_sequences_hold_the_same_tokens() -> None:
         pieces = [parts.batch(step + part * whole.num_steps) for part in range(4)]
         assert torch.equal(torch.cat([piece.ids_BT for piece in pieces], 1), expected.ids_BT)
         ends = {int(end) for end in expected.cu_seqlens} | set(range(0, SEQ_LEN + 1, SEQ_LEN // 4))
-        cut_ends = {
-            int(end) + part * SEQ_LEN // 4
-            for part, piece in enumerate(pieces)
-            for end in piece.cu_seqlens
-        }
-        assert cut_ends == ends
+        starts = zip(range(0, SEQ_LEN, SEQ_LEN // 4), pieces, strict=True)
+        assert {int(end) + start for start, each in starts for end in each.cu_seqlens} == ends
 
 
 def test_a_killed_run_goes_on_as_if_it_had_not_been(dense: Path, tmp_path: Path) -> None:

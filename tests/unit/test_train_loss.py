@@ -89,9 +89,7 @@ def test_a_frozen_head_gets_no_gradient_and_costs_none() -> None:
     assert 3 * frozen == 2 * learned
 
 
-def test_kernels_are_chosen_by_device_and_the_choice_is_explained(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_kernels_are_chosen_by_device_and_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     assert choose_kernels("auto", CPU)[0] == "torch"
     assert choose_kernels("auto", CPU)[1]  # says why

@@ -46,20 +46,19 @@ ONE = ("--cpu", "--num_processes", "1")
 FSDP = ("--use_fsdp", "--num_processes", "2", "--main_process_port", "0")
 
 
-@pytest.mark.parametrize(
-    ("options", "more", "named"),
-    [
+def test_launches_that_training_would_not_follow_are_refused() -> None:
+    cases: list[tuple[tuple[str, ...], dict[str, str], str]] = [
         (("--num_processes", "2"), {}, "--use_fsdp --num_processes"),
         (ONE, {"MASTER_ADDR": "node1"}, "unset MASTER_ADDR"),
         (ONE, {"ACCELERATE_USE_DEEPSPEED": "true"}, "DeepSpeed.*--config_file"),
         (ONE, {"ACCELERATE_MIXED_PRECISION": "fp16"}, "fp16.*--mixed_precision"),
-    ],
-)
-def test_launches_that_training_would_not_follow_are_refused(
-    options: tuple[str, ...], more: dict[str, str], named: str
-) -> None:
-    with pytest.raises(UserError, match=named):
-        refuse_silent_traps(accelerate_environment(*options) | more)
+    ]
+    for options, more, named in cases:
+        with pytest.raises(UserError, match=named):
+            refuse_silent_traps(accelerate_environment(*options) | more)
+    for options in (ONE, FSDP):
+        refuse_silent_traps(accelerate_environment(*options))
+    refuse_silent_traps({"MASTER_ADDR": "node1"})  # a script started by hand: a cluster sets it
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="its GPU can be used")
@@ -87,18 +86,10 @@ def test_each_rank_has_an_engine_on_its_own_gpu() -> None:
         assert alone == {"PATH": "/bin"}
 
 
-def test_good_launches_and_scripts_started_by_hand_pass() -> None:
-    for options in (ONE, FSDP):
-        refuse_silent_traps(accelerate_environment(*options))
-    refuse_silent_traps({"MASTER_ADDR": "node1"})  # a cluster sets it in every shell
-
-
 def test_the_accelerate_config_counts_unless_settings_say_otherwise() -> None:
-    environment = accelerate_environment(
-        *FSDP,
-        *("--fsdp_version", "2", "--fsdp_reshard_after_forward", "false"),
-        *("--fsdp_offload_params", "true", "--fsdp_activation_checkpointing", "true"),
-    )
+    words = "--fsdp_version 2 --fsdp_reshard_after_forward false --fsdp_offload_params true"
+    words += " --fsdp_activation_checkpointing true"
+    environment = accelerate_environment(*FSDP, *words.split())
     decided = decide(TrainConfig(), CPU, environment)
     assert decided.activation_checkpointing
     assert (decided.cpu_offload, decided.reshard_after_forward) == (True, False)
@@ -114,9 +105,7 @@ def test_defaults_of_accelerate_do_not_count() -> None:
     decided = decide(TrainConfig(), torch.device("cuda"), environment)
     assert decided.activation_checkpointing
     assert decided.reshard_after_forward
-    assert not [
-        line for line in parallel.describe(TrainConfig(), CPU, environment) if "ignored" in line
-    ]
+    assert "ignored" not in " ".join(parallel.describe(TrainConfig(), CPU, environment))
 
 
 def test_parked_tensors_free_their_memory_and_come_back_as_they_were() -> None:
@@ -134,9 +123,7 @@ def test_parked_tensors_free_their_memory_and_come_back_as_they_were() -> None:
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # Dynamo's
 @pytest.mark.parametrize("recomputes", [False, True])
-def test_blocks_are_compiled_under_checkpointing_too(
-    recomputes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_blocks_compile(recomputes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Counted, since the numbers are right without any graph too."""
     compile_block = torch.nn.Module.compile
     eager = partialmethod(compile_block, backend="aot_eager")

@@ -59,22 +59,19 @@ def test_batch_is_shared_out_over_ranks_and_micro_batches_that_fit_the_device() 
         assert schedule.micro_batch_sequences == micro
 
 
-@pytest.mark.parametrize(
-    ("settings", "more", "named"),
-    [
+def test_a_schedule_that_is_impossible_is_refused() -> None:
+    cases: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         # the paper's 1.7B on two nodes: 128 sequences
         ({"micro_batch_sequences": 8}, {"world_size": 16}, "micro_batch_sequences 8 .* 1, 2, 4"),
         ({}, {"world_size": 5}, "train.batch_sequences .* multiple of 5"),
         ({}, {"tokens": 64 * 128 - 1}, "8,191 tokens .* 64 sequences of 128"),
         # No checkpoint could ever end it.
         ({"until": "recovered"}, {"evaluated_shares": (0.0, 0.05, 1.0)}, "no checkpoint .* 12 "),
-    ],
-)
-def test_a_schedule_that_is_impossible_is_refused(
-    settings: dict[str, Any], more: dict[str, Any], named: str
-) -> None:
-    with pytest.raises(UserError, match=named):
-        schedule_of(replace(SIXTY_FOUR, **settings), **({"tokens": 10**6, "seq_len": 128} | more))
+    ]
+    for settings, more, named in cases:
+        given = {"tokens": 10**6, "seq_len": 128} | more
+        with pytest.raises(UserError, match=named):
+            schedule_of(replace(SIXTY_FOUR, **settings), **given)
 
 
 # --- guards ---
@@ -99,9 +96,7 @@ def test_three_in_a_row_end_training_and_a_good_step_in_between_does_not() -> No
         guards.judge(6, math.nan, 1.0, BATCH)
 
 
-def test_a_spike_is_logged_and_skipped_only_if_the_setting_says_so(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_spike_is_logged_and_skipped_if_so_set(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "bosch")
     assert full_history("log").judge(200, 2.8, 1.0, BATCH) is None
     assert re.search(r"step 200: .*loss 2\.8 .*2\.1", caplog.text)
