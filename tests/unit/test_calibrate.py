@@ -44,9 +44,7 @@ def test_command_writes_a_sealed_set_that_reads_back(written: Path) -> None:
 
 
 @pytest.mark.parametrize("field", ["input", "prompt"])
-def test_set_that_shares_a_needle_with_test_examples_or_cannot_tell_is_refused(
-    field: str, written: Path, tmp_path: Path
-) -> None:
+def test_a_set_with_a_tests_needle_is_refused(field: str, written: Path, tmp_path: Path) -> None:
     text = json.loads((written / "examples.jsonl").read_text().splitlines()[0])["text"]
     test = tmp_path / "test.jsonl"
     # A line separator inside a text must not count as the end of a row.
@@ -139,9 +137,7 @@ def test_a_text_alone_is_judged_by_its_last_quarter(tmp_path: Path) -> None:
         ([OWN, OWN | {"text": TEXT * 20}], r"line 2 takes \d,\d+ tokens, .* 2,048 positions"),
     ],
 )
-def test_questions_that_cannot_be_used_are_refused_with_their_line(
-    rows: list[object], named: str, tmp_path: Path
-) -> None:
+def test_unusable_questions_name_their_line(rows: list[object], named: str, tmp_path: Path) -> None:
     path = write_questions(tmp_path / "own.jsonl", *rows)
     with pytest.raises(UserError, match=named):
         read_own(path)

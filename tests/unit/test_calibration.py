@@ -11,30 +11,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedTokenizerFast
 
-from bosch.calibration import (
-    Calibration,
-    Haystack,
-    Question,
-    read_calibration,
-    write_calibration,
-)
+from bosch.calibration import Calibration, Haystack, Question, read_calibration, write_calibration
+from bosch.data import calibration as sets
 from bosch.data import needles
-from bosch.data.calibration import (
-    FACTS,
-    CalibrationSettings,
-    ContextText,
-    build_contexts,
-    check_disjoint,
-    encode,
-    gather_material,
-    write_set,
-)
 from bosch.data.toy_world.world import ToyEssays, World
 from bosch.run.errors import UserError
 from tests import odd_tokenizers
 from tests.toy_tokenizer import train_tokenizer
 
-SETTINGS = CalibrationSettings(examples=28, length=700, questions_per_context=2, essays="toy")
+SETTINGS = sets.CalibrationSettings(examples=28, length=700, questions_per_context=2, essays="toy")
 
 
 @pytest.fixture(scope="module")
@@ -43,18 +28,18 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 @pytest.fixture(scope="module")
-def contexts(tokenizer: PreTrainedTokenizerFast) -> list[ContextText]:
-    return build_contexts(SETTINGS, gather_material(SETTINGS), tokenizer)
+def contexts(tokenizer: PreTrainedTokenizerFast) -> list[sets.ContextText]:
+    return sets.build_contexts(SETTINGS, sets.gather_material(SETTINGS), tokenizer)
 
 
 def test_answers_and_needles_are_where_the_set_says_and_fill_the_length(
-    contexts: list[ContextText], tokenizer: PreTrainedTokenizerFast
+    contexts: list[sets.ContextText], tokenizer: PreTrainedTokenizerFast
 ) -> None:
     # Equal shares; the remainder goes to the first tasks.
     shares = dict(zip(needles.PAPER_TASKS, [3, 3, 2, 2, 2, 2], strict=True))
     assert Counter(context.task for context in contexts) == shares
     for context in contexts:
-        haystack = encode(context, tokenizer)
+        haystack = sets.encode(context, tokenizer)
         assert SETTINGS.length * 0.75 < len(haystack.ids_T) <= SETTINGS.length
         assert tokenizer.decode(haystack.ids_T) == context.text
         assert len(haystack.questions) == len(set(context.answers)) == len(set(context.pieces)) == 2
@@ -72,9 +57,9 @@ def test_answers_and_needles_are_where_the_set_says_and_fill_the_length(
 
 def test_answers_follow_as_the_model_reads_them_where_a_tokenizer_begins_with_a_blank() -> None:
     tokenizer = odd_tokenizers.wrap(odd_tokenizers.blank_first())
-    settings = CalibrationSettings(2, 1200, 2, ("niah_single_2",), "toy")
-    for context in build_contexts(settings, gather_material(settings), tokenizer):
-        haystack = encode(context, tokenizer)
+    settings = sets.CalibrationSettings(2, 1200, 2, ("niah_single_2",), "toy")
+    for context in sets.build_contexts(settings, sets.gather_material(settings), tokenizer):
+        haystack = sets.encode(context, tokenizer)
         assert haystack.ids_T.tolist() == tokenizer(context.text)["input_ids"]
         for question, (value,) in zip(haystack.questions, context.answers, strict=True):
             answer = haystack.ids_T[question.answer.start : question.answer.stop]
@@ -82,36 +67,35 @@ def test_answers_follow_as_the_model_reads_them_where_a_tokenizer_begins_with_a_
 
 
 def test_set_shares_nothing_with_the_toy_test_set(
-    contexts: list[ContextText], tokenizer: PreTrainedTokenizerFast
+    contexts: list[sets.ContextText], tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    material = needles.Material(
-        ToyEssays("test", 42), World("test", 42).key_words, needles.TOY_SIZES
-    )
+    essays, words = ToyEssays("test", 42), World("test", 42).key_words
+    material = needles.Material(essays, words, needles.TOY_SIZES)
     texts = [
         example.prompt
         for name in needles.PAPER_TASKS
         for example in needles.build_examples(needles.TASKS[name], 512, 4, 42, tokenizer, material)
     ]
     own = [context.text for context in contexts]
-    assert check_disjoint(own, texts) == 24
+    assert sets.check_disjoint(own, texts) == 24
     leaked = needles.NEEDLE_PATTERN.search(own[5])
     assert leaked is not None
     with pytest.raises(UserError, match="test example 2"):
-        check_disjoint(own, [texts[0], f"The grass is green. {leaked[0]} The sky is blue."])
+        sets.check_disjoint(own, [texts[0], f"The grass is green. {leaked[0]} The sky is blue."])
 
 
-def test_set_is_written_with_hashes_and_the_same_bytes_for_the_same_seed_alone(
-    tmp_path: Path, tokenizer: PreTrainedTokenizerFast
-) -> None:
+def test_the_seed_decides_the_bytes(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
     found = []
     for name, seed in (("one", 0), ("two", 0), ("three", 1)):
-        settings = CalibrationSettings(examples=6, length=512, essays="toy", seed=seed)
+        settings = sets.CalibrationSettings(examples=6, length=512, essays="toy", seed=seed)
         (tmp_path / name).mkdir()
-        written = write_set(tmp_path / name, settings, tokenizer, "hash", test_texts=["a text"])
+        written = sets.write_set(
+            tmp_path / name, settings, tokenizer, "hash", test_texts=["a text"]
+        )
         found.append({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()})
     assert found[0] == found[1]
-    assert set(found[0]) == {"calibration.safetensors", "examples.jsonl", FACTS}
-    facts = json.loads(found[0][FACTS])
+    assert set(found[0]) == {"calibration.safetensors", "examples.jsonl", sets.FACTS}
+    facts = json.loads(found[0][sets.FACTS])
     assert (facts["questions"], facts["test_examples_compared"]) == (6, 1)
     read = read_calibration(tmp_path / "three")
     assert [h.questions for h in read.haystacks] == [h.questions for h in written.haystacks]
@@ -144,13 +128,11 @@ def test_damaged_set_is_one_sentence_that_names_the_file(tmp_path: Path) -> None
         read_calibration(tmp_path)
 
 
-def test_real_essays_give_another_region_than_the_test_set(
-    tokenizer: PreTrainedTokenizerFast, shared_data: Path
-) -> None:
+def test_essays_give_another_region(tokenizer: PreTrainedTokenizerFast, shared_data: Path) -> None:
     pytest.importorskip("wonderwords")
     essays = shared_data / "pg_essays.json"
-    settings = CalibrationSettings(1, 5000, 1, ("niah_single_2",), str(essays))
-    (context,) = build_contexts(settings, gather_material(settings), tokenizer)
+    settings = sets.CalibrationSettings(1, 5000, 1, ("niah_single_2",), str(essays))
+    (context,) = sets.build_contexts(settings, sets.gather_material(settings), tokenizer)
     text = json.loads(essays.read_text())["text"]
     first_words = " ".join(text.split()[:8])
     assert first_words not in " ".join(context.text.split())

@@ -26,9 +26,6 @@ def forgetting(step: int | None, task: str) -> float:
     return recovering(0.2, 0.8)(step, task)
 
 
-# ------------------------------------------------------------------------------------- numbers
-
-
 def test_averages_and_shares_are_those_of_the_suites(tmp_path: Path) -> None:
     folder = FakeRun(skill=recovering(0.1, 0.7)).write(tmp_path)
     comparison = compare([folder])
@@ -57,9 +54,7 @@ def test_there_are_intervals_where_single_examples_are_known(tmp_path: Path) -> 
     assert rows[without.name].low is None
 
 
-def test_the_loss_recovers_too_and_how_fast_is_told_in_tokens_hours_and_flops(
-    tmp_path: Path,
-) -> None:
+def test_the_loss_recovers_and_its_speed_is_told_in_tokens_and_flops(tmp_path: Path) -> None:
     folder = FakeRun(steps=(None, 0, 200)).write(tmp_path)
     # Three held-out sequences; the gap of 0.8 is closed along a line by step 100, and then stays.
     rows = read_rows(folder / "train" / "metrics.jsonl")
@@ -228,9 +223,6 @@ def test_only_runs_that_differ_in_the_seed_alone_are_averaged(tmp_path: Path) ->
     assert f"again/{again.name}" in comparison.runs[3].setup
 
 
-# ------------------------------------------------------------------------------------ the report
-
-
 def test_report_is_one_file_with_nothing_outside_it(tmp_path: Path) -> None:
     runs = [FakeRun(method, skill=forgetting).write(tmp_path) for method in ("bosch", "fisher")]
     mine = tmp_path / "report" / "niah_mine.png"
@@ -250,9 +242,7 @@ def test_report_is_one_file_with_nothing_outside_it(tmp_path: Path) -> None:
     assert set(rows[0]) == set("run step tokens suite task length metric value stderr n".split())
 
 
-def test_curves_of_a_run_that_is_going_on_are_left_to_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_curves_of_a_live_run_are_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     going_on, ended = (FakeRun(name).write(tmp_path) for name in ("bosch", "fisher"))
     with RunFolder(going_on):
         compare_runs.main([str(going_on), str(ended), "--rebuild-tb"])
@@ -330,9 +320,6 @@ def test_there_is_no_share_of_a_gap_that_may_not_exist(tmp_path: Path, dense: fl
     assert not any("% [" in line for line in lines if "gap" in line)
     assert any("no significant gap to the dense model" in line for line in lines)
     assert "no significant gap" in str(short_table(compare([run])).rows)
-
-
-# ------------------------------------------------------------------------------------ the command
 
 
 def test_command_skips_what_is_not_a_run(

@@ -82,9 +82,7 @@ def make_lesson(
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_divergence_in_chunks_is_that_of_plain_autograd(
-    case: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_divergence_is_that_of_plain_autograd(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bosch.training.loss, "CHUNK_ROWS", 33)
 
     def results(dtype: torch.dtype, in_chunks: bool) -> list[Tensor]:

@@ -64,9 +64,7 @@ WORDS = """one Two e.g. end. what? good.[2] ) " - 3. No!) ... so?! a.)4.""".spli
 
 @given(st.lists(st.sampled_from(WORDS), min_size=1, max_size=30), st.booleans())
 @settings(deadline=None, max_examples=60)
-def test_sentences_of_any_prefix_are_those_of_a_fresh_cut(
-    untrained_punkt: Path, words: list[str], blank_ends: bool
-) -> None:
+def test_prefixes_are_fresh_cuts(untrained_punkt: Path, words: list[str], blank_ends: bool) -> None:
     # Punkt adds a closing mark that stands alone to the sentence before it. At the start there is
     # none; where the text starts over there is.
     assume(words[0] not in (")", '"'))
@@ -76,9 +74,7 @@ def test_sentences_of_any_prefix_are_those_of_a_fresh_cut(
         assert essays.sentences(num_words) == cut_prefix(essays.words, num_words, untrained_cut)
 
 
-def test_a_folder_is_read_in_the_order_of_its_file_names(
-    tmp_path: Path, untrained_punkt: Path
-) -> None:
+def test_a_folder_is_read_in_order_of_names(tmp_path: Path, untrained_punkt: Path) -> None:
     for name, text in (("b.txt", "Second."), ("a.txt", "First.\n"), ("c.md", "Not read.")):
         (tmp_path / name).write_text(text)
     (tmp_path / "one.json").write_text(json.dumps({"text": "First.\nSecond."}))
@@ -132,9 +128,7 @@ def test_punkt_data_is_found_through_nltk_data_and_stored_ends_are_read_back(
     assert stored_sentence_ends("another", tmp_path) is None
 
 
-def test_the_shared_essays_are_the_specifications_and_need_no_nltk(
-    graham: Essays, shared_data: Path
-) -> None:
+def test_the_shared_essays_need_no_nltk(graham: Essays, shared_data: Path) -> None:
     # The figures of spec/eval.md 1.3.
     assert graham.sha256 == "b3a70ebc054f2eab5057baf3c4b7e857711472be8086240a516fd29b648ad857"
     assert len(graham.words) == 111_877

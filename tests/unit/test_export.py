@@ -82,9 +82,7 @@ def test_folder_works_where_the_package_is_not(family: str, tmp_path: Path) -> N
     assert "tokenizer: [68, 69]\n" in said
 
 
-def test_code_of_a_checkpoint_and_the_package_live_in_one_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_checkpoint_code_lives_beside_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "m"))
     dense, hybrid = plain_folder(tmp_path / "dense"), tmp_path / "hybrid"
     materialize(dense, record_for(dense), hybrid)

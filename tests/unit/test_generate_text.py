@@ -60,18 +60,14 @@ def test_text_and_cache_are_the_model_s(
     assert ("with full attention everywhere" in said) == (kind == "hybrid")
 
 
-def test_seed_decides_what_is_drawn(
-    folders: dict[str, Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_seed_decides(folders: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
     sampling = ("--temperature", "0.8", "--top-k", "20", "--top-p", "0.9", "--seed")
     said = [run(capsys, folders["hybrid"], *sampling, seed) for seed in ("3", "3", "4")]
     first, again, other = (text.partition("\nprompt: ")[0] for text in said)
     assert other != first == again == expected_text(folders["hybrid"], seed=3)
 
 
-def test_prompt_may_come_from_a_file_and_a_warning_tells_of_too_long_a_text(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_prompts_file_may_be_too_long(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     dense = plain_folder(tmp_path / "dense", max_position_embeddings=64)
     (tmp_path / "prompt.txt").write_text(PROMPT)
     options = ["--model", str(dense), "--prompt-file", str(tmp_path / "prompt.txt")]

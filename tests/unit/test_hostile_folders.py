@@ -16,16 +16,8 @@ from bosch.hybrid.materialize import materialize
 from bosch.hybrid.shards import INDEX, SINGLE
 from bosch.masks.picture import draw_mask
 from bosch.model import load_tokenizer, read_model_config
+from bosch.run import files
 from bosch.run.errors import UserError
-from bosch.run.files import (
-    MANIFEST,
-    drop_torn_line,
-    remove_leftovers,
-    seal_folder,
-    verify_folder,
-    write_atomically,
-    write_sealed_json,
-)
 from bosch.run.stage import follow_reference
 from bosch.search.outcomes import Outcomes
 from bosch.training.metrics import MetricsLog
@@ -49,9 +41,7 @@ def files_below(folder: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize("name", ["{outside}/x", "a/../../x", "x\0y", None, "inner/x.safetensors"])
-def test_an_index_cannot_make_weights_be_written_or_read_elsewhere(
-    name: str | None, tmp_path: Path
-) -> None:
+def test_an_index_reaches_no_weights_elsewhere(name: str | None, tmp_path: Path) -> None:
     dense = plain_folder(tmp_path / "models" / "dense")
     record = record_for(dense)
     with safe_open(dense / SINGLE, "pt") as file:
@@ -85,13 +75,13 @@ def test_a_manifest_lists_only_files_of_its_folder(tmp_path: Path) -> None:
     (folder / "inner").mkdir(parents=True)
     for path in (tmp_path / "x", folder / "inner" / "x"):
         path.write_bytes(b"x")
-    seal_folder(folder, {})
-    manifest = verify_folder(folder)
+    files.seal_folder(folder, {})
+    manifest = files.verify_folder(folder)
     assert list(manifest["files"]) == ["inner/x"]
     manifest["files"] = {"inner/../../x": manifest["files"]["inner/x"]}
-    write_sealed_json(folder / MANIFEST, manifest)
-    with pytest.raises(UserError, match=MANIFEST):
-        verify_folder(folder)
+    files.write_sealed_json(folder / files.MANIFEST, manifest)
+    with pytest.raises(UserError, match=files.MANIFEST):
+        files.verify_folder(folder)
 
 
 def test_a_reference_leads_to_what_its_runs_share_and_nowhere_else(tmp_path: Path) -> None:
@@ -99,17 +89,17 @@ def test_a_reference_leads_to_what_its_runs_share_and_nowhere_else(tmp_path: Pat
     (runs / "shared").mkdir(parents=True)
     folder = runs / "one" / "eval" / "dense"
     folder.mkdir(parents=True)
-    write_sealed_json(folder / "reference.json", {"folder": "../../../shared/e-1", "facts": {}})
+    files.write_sealed_json(
+        folder / "reference.json", {"folder": "../../../shared/e-1", "facts": {}}
+    )
     assert follow_reference(folder) == runs / "shared" / "e-1"
     for bad in ("../../../../home", f"{tmp_path}/shared/x", "../../../../../shared/x/y", "."):
-        write_sealed_json(folder / "reference.json", {"folder": bad, "facts": {}})
+        files.write_sealed_json(folder / "reference.json", {"folder": bad, "facts": {}})
         with pytest.raises(UserError, match=r"reference\.json"):
             follow_reference(folder)
 
 
-def test_members_of_a_zip_file_are_inside_it_and_fit_in_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_members_of_a_zip_file_are_safe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "data.zip"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("../../hotpotqa.jsonl", to_jsonl(ROWS))
@@ -127,9 +117,7 @@ def test_members_of_a_zip_file_are_inside_it_and_fit_in_memory(
 
 
 @pytest.mark.parametrize("link", ["additional_chat_templates/x.jinja", SINGLE])
-def test_a_link_in_a_model_folder_publishes_no_private_file(
-    link: str, tmp_path: Path, secret: Path
-) -> None:
+def test_a_link_publishes_no_private_file(link: str, tmp_path: Path, secret: Path) -> None:
     dense = plain_folder(tmp_path / "dense")
     record = record_for(dense)
     (dense / link).parent.mkdir(exist_ok=True)
@@ -166,7 +154,7 @@ def test_links_inside_a_folder_and_into_the_hubs_cache_stay(tmp_path: Path, secr
 
 def test_temporary_files_follow_no_link(tmp_path: Path, secret: Path) -> None:
     (tmp_path / ".run.json.tmp").symlink_to(secret)
-    write_atomically(tmp_path / "run.json", "{}")
+    files.write_atomically(tmp_path / "run.json", "{}")
     assert (tmp_path / "run.json").read_text() == "{}"
     assert not (tmp_path / "run.json").is_symlink()
 
@@ -187,8 +175,8 @@ def test_leftovers_are_removed_and_what_they_link_to_is_not(tmp_path: Path, secr
     (stage / ".a.tmp").symlink_to(secret)
     (stage / ".step-000003.tmp").symlink_to(secret.parent)
     (stage / ".b.tmp").write_text("half")
-    write_atomically(stage / "b", "whole")  # over what a kill left
-    remove_leftovers(stage)
+    files.write_atomically(stage / "b", "whole")  # over what a kill left
+    files.remove_leftovers(stage)
     assert files_below(tmp_path) == [secret, stage / "b"]
 
 
@@ -203,7 +191,7 @@ def write_metrics(folder: Path) -> None:
 def test_logs_and_outcomes_follow_no_link(tmp_path: Path, secret: Path) -> None:
     writers: dict[str, Callable[[Path], object]] = {
         "outcomes.jsonl": lambda folder: Outcomes(folder, {}),
-        "examples.jsonl": lambda folder: drop_torn_line(folder / "examples.jsonl"),
+        "examples.jsonl": lambda folder: files.drop_torn_line(folder / "examples.jsonl"),
         "metrics.jsonl": write_metrics,
         "tokens.bin": lambda folder: GrowingFiles(folder, 2, []),
     }

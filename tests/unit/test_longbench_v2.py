@@ -71,9 +71,7 @@ def test_the_letter_is_extracted_as_there(response: str, letter: str | None) -> 
         assert score(Settings(), TASK, example, response) == {"accuracy": choice == letter}
 
 
-def test_long_prompts_lose_their_middle_and_keep_the_question(
-    tmp_path: Path, tokenizer: Any
-) -> None:
+def test_long_prompts_lose_their_middle(tmp_path: Path, tokenizer: Any) -> None:
     settings, limit = longbench_v2.configure(Request(JudgingConfig(samples=9), 329))
     assert (settings.max_prompt_tokens, limit) == (201, 9)
     settings = Settings(write(tmp_path, {"context": "Anna sleeps. " * 500}).data, "sentence", 201)
@@ -116,9 +114,7 @@ def test_scores_by_difficulty_and_length(tmp_path: Path, tokenizer: Any) -> None
         ({"context": 3}, r"question 1: the field `context` must be a string"),
     ],
 )
-def test_rows_of_another_form_are_refused(
-    change: dict[str, Any], named: str, tmp_path: Path
-) -> None:
+def test_rows_of_another_form_fail(change: dict[str, Any], named: str, tmp_path: Path) -> None:
     settings = write(tmp_path, change)
     with pytest.raises(UserError, match=named):
         longbench_v2.sources(settings, TASK)
