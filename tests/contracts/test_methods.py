@@ -43,13 +43,12 @@ RATIOS = [0.5, 0.75, *(pytest.param(ratio, marks=pytest.mark.slow) for ratio in 
 
 
 @pytest.fixture(scope="module")
-def model() -> PreTrainedModel:
+def model() -> Any:
     """The model of the preset `smoke`, with random weights."""
     config = AutoConfig.from_pretrained(asset_folder(smoke().model))
     config._attn_implementation = "bosch"
     torch.manual_seed(0)
-    made: PreTrainedModel = AutoModelForCausalLM.from_config(config).eval()
-    return made
+    return AutoModelForCausalLM.from_config(config).eval()
 
 
 @pytest.fixture(scope="module")
@@ -69,18 +68,12 @@ def calibration(model: PreTrainedModel) -> Calibration:
 
 
 @pytest.fixture(scope="module", params=TRAINING_FREE)
-def name(request: pytest.FixtureRequest) -> str:
-    method: str = request.param
-    return method
+def name(request: pytest.FixtureRequest) -> Any:
+    return request.param
 
 
 @pytest.fixture(scope="module")
-def inputs(
-    name: str,
-    model: PreTrainedModel,
-    calibration: Calibration,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Inputs:
+def inputs(name: str, model: Any, calibration: Any, tmp_path_factory: Any) -> Inputs:
     """Inputs of one method. Its results stay in the folder: only the first test computes them."""
     folder = tmp_path_factory.mktemp(name)
     settings = necessary_settings(name, model, folder)

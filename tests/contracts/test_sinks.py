@@ -56,9 +56,7 @@ def hybrid_with(kind: str, family: str = "qwen3") -> PreTrainedModel:
     return deploy(model, MIXED, WINDOW, sinks if kind == "static" else FIRST)
 
 
-def searched(
-    model: PreTrainedModel, sinks: Sinks | int, ids: Tensor, z: Any = MIXED, **more: Any
-) -> Any:
+def searched(model: Any, sinks: Sinks | int, ids: Tensor, z: Any = MIXED, **more: Any) -> Tensor:
     """The logits of search mode with sinks. The model is left without."""
     attach_sinks(model, sinks)
     found = logits(model, ids, bosch_mask=z, bosch_window=WINDOW, use_cache=False, **more)

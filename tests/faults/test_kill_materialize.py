@@ -25,7 +25,6 @@ def materialize(folder: Path, name: str, kill_at: int | None) -> None:
 
 
 def run(folder: Path, name: str, kill_at: int | None = None) -> int | None:
-    """The exit code of an attempt."""
     process = start(materialize, folder, name, kill_at)
     process.join(PATIENCE)
     return process.exitcode

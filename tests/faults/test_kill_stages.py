@@ -17,7 +17,6 @@ PROGRAM = Path(__file__).with_name("synthetic_chain.py")
 
 
 def start(run: Path, rank: int = 0, world: int = 1, **options: object) -> subprocess.Popen[str]:
-    """One rank of a launch."""
     variables = {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
     return subprocess.Popen(
         [sys.executable, str(PROGRAM), str(run), json.dumps(options)],

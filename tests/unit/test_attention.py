@@ -36,7 +36,6 @@ def model() -> PreTrainedModel:
 
 
 def model_in(mode: str) -> PreTrainedModel:
-    """A tiny model for calls with ARGUMENTS[mode]."""
     model = tiny_model("qwen3")
     return deploy(model, MIXED, WINDOW) if mode == "deploy" else model
 
@@ -84,7 +83,6 @@ def test_a_mask_without_padding_builds_no_matrix(model: PreTrainedModel) -> None
 
 
 def test_packed_documents_are_the_documents_alone(model: PreTrainedModel) -> None:
-    """Rows may be packed differently."""
     ids, lengths = random_tokens(2, 60), (13, 1, 30, 16)
     positions, ends = packed_positions(*lengths), torch.tensor([0, 13, 14, 44, 60])
     alone = torch.cat([logits(model, part, MIXED) for part in ids.split(lengths, dim=1)], dim=1)

@@ -63,14 +63,16 @@ def test_any_pieces_give_the_logits_of_the_whole(window_tokens: int, kind: str, 
             assert isinstance(cache.layers[0], HybridLayer)
 
 
-def test_a_plain_dynamic_cache_with_content_is_right_too() -> None:
-    plain = tiny_model("qwen3")
-    model = deploy(plain, MASKS["all full"], 8).double()
-    filled, ids = DynamicCache(config=plain.config), random_tokens(1, 40)
-    with torch.no_grad():
-        plain.double()(ids[:, :25], **{CACHE: filled})  # the same model: every group is full
-        rest = model(ids[:, 25:], **{CACHE: filled}).logits
-        assert_close(rest, model(ids).logits[:, 25:], 1e-10)
+@torch.no_grad()
+def test_a_plain_cache_with_content_and_one_of_inference_mode_are_right_too() -> None:
+    plain, ids = tiny_model("qwen3").double(), random_tokens(1, 40)
+    full, mixed, filled = deploy(plain, MASKS["all full"], 8), hybrid(8), DynamicCache()
+    plain(ids[:, :25], **{CACHE: filled})  # the same model: every group is full
+    with torch.inference_mode():
+        made = mixed(ids[:, :25])[CACHE]
+    for model, cache in ((full, filled), (mixed, made)):
+        rest = model(ids[:, 25:], **{CACHE: cache}).logits
+        assert_close(rest, model(ids).logits[:, 25:])
 
 
 @row("model.model: a static cache for the base model alone", "refused", "Call the whole model.")
@@ -125,15 +127,6 @@ def test_a_cache_of_another_window_is_refused() -> None:
         read(model, random_tokens(1, 1), cache)
     cache = read(model, random_tokens(1, 20))[CACHE]
     assert kv_entries(cache) == [n * 20 + (4 - n) * 7 for n in NUM_FULL]
-
-
-def test_what_was_made_in_inference_mode_serves_outside() -> None:
-    model, ids = hybrid(8), random_tokens(1, 30)
-    with torch.inference_mode():
-        cache = model(ids[:, :20])[CACHE]
-    with torch.no_grad():
-        rest = model(ids[:, 20:], **{CACHE: cache}).logits
-        assert_close(rest, model(ids).logits[:, 20:])
 
 
 @row("generate: a quantized KV cache (optimum-quanto)", "works", "The full groups are quantized.")

@@ -26,8 +26,6 @@ def world() -> None:
 
 
 class History:
-    """An extra part of the state: a list of numbers and a tensor."""
-
     def __init__(self) -> None:
         self.losses: list[float] = []
         self.total = torch.zeros(2)

@@ -166,12 +166,6 @@ def test_a_last_line_needs_no_end_and_a_damaged_one_is_refused(tmp_path: Path) -
             read_archive(archive)
 
 
-def test_checkpoints_below_step_0_are_found(tmp_path: Path) -> None:
-    comparison = compare([FakeRun(skill=forgetting).write(tmp_path)])
-    (line,) = [line for line in warnings(comparison) if "below step 0" in line]
-    assert "niah_single_1 is below step 0 at steps 100, 200: at worst -100.0" in line
-
-
 def test_means_over_seeds_have_the_standard_error_of_their_values(tmp_path: Path) -> None:
     runs = [
         FakeRun(seed=seed, skill=recovering(0.1 + seed / 5, 0.9)).write(tmp_path)
@@ -200,12 +194,10 @@ def test_shorter_runs_are_named_and_not_averaged_at_the_end(tmp_path: Path) -> N
 
 
 def num_seeds(comparison: Comparison, at_end: bool) -> list[int]:
-    """Of each setup."""
     return [len(of) for of in seeds_of_setups(comparison, comparison.averages[0], at_end).values()]
 
 
 def change(path: Path, *names: str, value: object) -> None:
-    """A value inside a JSON file."""
     content = inner = json.loads(path.read_text())
     for name in names[:-1]:
         inner = inner[name]
@@ -231,6 +223,8 @@ def test_report_is_one_file_with_nothing_outside_it(tmp_path: Path) -> None:
     written, again = (
         write_report(compare(runs, runs[1].name), tmp_path / name) for name in ("report", "again")
     )
+    lines = "\n".join(warnings(compare(runs)))
+    assert "niah_single_1 is below step 0 at steps 100, 200: at worst -100.0" in lines
     assert mine.exists()
     assert [path.read_bytes() for path in written] == [path.read_bytes() for path in again]
     html = (tmp_path / "report" / "report.html").read_text()

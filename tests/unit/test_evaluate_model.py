@@ -1,9 +1,10 @@
-"""Evaluations: settings, folders, rows, floors, what is refused, and killed ones."""
+"""Evaluations: settings, folders, rows, floors, what is refused, killed ones, and lm-eval's."""
 
 import json
 import re
 import shutil
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +15,21 @@ from bosch.assets import asset_folder
 from bosch.config import Config, JudgingConfig
 from bosch.eval import runner
 from bosch.eval.judging import Judging, judge, load_judged
+from bosch.eval.lm_eval_bridge import results_of
 from bosch.eval.results import collect_results
 from bosch.eval.rows import read_rows
 from bosch.eval.settings import FAST, Label, SuiteRun
 from bosch.eval.suites import longbench, niah
-from bosch.eval.suites._interface import Request
+from bosch.eval.suites._interface import Request, Result
 from bosch.recipes import evaluate_model, presets
-from bosch.run.errors import UserError
+from bosch.run.checkout import how_to_install
+from bosch.run.errors import MissingFileError, UserError
 from bosch.run.files import DamagedArtifactError
 from bosch.run.fingerprint import hash_file
 from bosch.run.folder import RunFolder
 from bosch.run.stage import Artifact
 from tests.hybrid_folders import embedded_hybrid
+from tests.lm_eval_task import NAME, write_task
 
 MODEL = asset_folder("tiny-qwen3-2layer")
 ROW = {"run", "step", "tokens", "suite", "task", "length", "metric", "value", "stderr", "n"}
@@ -235,3 +239,34 @@ def test_a_file_with_other_content_is_another_setting(tmp_path: Path) -> None:
     assert judging.facts() == before
     (tmp_path / "a.txt").write_text("Two.")
     assert judging.facts() != before
+
+
+def test_lm_eval_s_numbers_become_rows() -> None:
+    """Output of lm-eval 0.4.13 for these two tasks, shortened."""
+    needles = {"alias": "x", "4096,none": -1, "1024,none": 0.5, "1024_stderr,none": 0.1}
+    sums = {"exact_match,strict-match": 0.25, "exact_match_stderr,strict-match": "N/A"}
+    counts = {"niah_single_1": {"effective": 4}, "gsm8k": {"effective": 8}}
+    found = {"results": {"niah_single_1": needles, "gsm8k": sums}, "n-samples": counts}
+    assert list(results_of(found)) == [
+        Result("niah_single_1", 1024, "string_match_all", 0.5, 0.1, 4),
+        Result("gsm8k", 0, "exact_match strict-match", 0.25, None, 8),
+    ]
+
+
+def test_lm_eval_runs_a_task_or_is_named_as_missing(tmp_path: Path) -> None:
+    arguments = ["--model", "tiny-qwen3-2layer", "--suite", "lm-eval:niah_single_1", "--limit", "1"]
+    arguments += ["--out", str(tmp_path / "judged")]
+    if find_spec("lm_eval") is None:
+        with pytest.raises(UserError, match=how_to_install("lm-eval", "lm-eval")):
+            evaluate_model.main(arguments)
+        return
+    tasks = write_task(tmp_path / "tasks", "one two three", " four")
+    own = ["--suite", f"lm-eval:{NAME}", "--include-path", str(tasks), "--limit", "1"]
+    evaluate_model.main([*arguments[:2], *own, "--out", str(tmp_path / "owned")])
+    (row,) = json.loads((tmp_path / "owned" / "lm-eval" / "scores.json").read_text())["rows"]
+    assert (row["task"], row["n"]) == (NAME, 1)
+    with pytest.raises(MissingFileError, match=r"the data of hellaswag: .*HF_HOME"):
+        evaluate_model.main([*arguments[:2], "--suite", "lm-eval:hellaswag", *arguments[-2:]])
+    evaluate_model.main([*arguments, "--lengths", "256"])
+    (row,) = json.loads((tmp_path / "judged" / "lm-eval" / "scores.json").read_text())["rows"]
+    assert (row["task"], row["length"], row["n"]) == ("niah_single_1", 256, 1)

@@ -136,13 +136,13 @@ def test_what_the_kernels_cannot_do_is_refused(module: ModuleType) -> None:
         assert ("head size" in str(reason)) == refused
 
 
+@pytest.mark.usefixtures("gpu")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
-def test_sdpa_on_gpus_is_the_reference(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sdpa_computes_the_references_output_on_a_gpu(dtype: torch.dtype) -> None:
     """Its choices for CUDA: a bias in place of a mask after cached keys, repeated heads."""
-    with pretended_gpu(monkeypatch):
-        for case in (Case(40, None, num_past=100), Case(40, 16), Case(40, 16, kind="left")):
-            half = Case(**{**vars(case), "dtype": dtype, "head_size": 64})
-            assert check_against_reference(sdpa, half, "cuda") is None
+    for case in (Case(40, None, num_past=100), Case(40, 16), Case(40, 16, kind="left")):
+        half = replace(case, dtype=dtype, head_size=64)
+        assert check_against_reference(sdpa, half, "cuda") is None
 
 
 def test_dropout_reaches_flash_2_and_is_refused_by_the_others(gpu: Gpu) -> None:

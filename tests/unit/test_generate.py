@@ -1,7 +1,8 @@
-"""Generating in batches, with beams and stop strings, compiled, and on from a cache. Other ways:
-tests/contracts/test_memory_saved.py."""
+"""Generating in batches, with beams and stop strings, compiled, on from a cache, and by
+recipes/generate_text.py. Other ways: tests/contracts/test_memory_saved.py."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,9 @@ from transformers import (
 from bosch.assets import asset_folder
 from bosch.hybrid.cache import CACHE
 from bosch.hybrid.conversion import deploy
+from bosch.hybrid.materialize import materialize
+from bosch.recipes import generate_text
+from tests.hybrid_folders import plain_folder, record_for
 from tests.model_factory import FAMILIES, MIXED, generate_anew, random_tokens, tiny_model
 
 row = pytest.mark.ecosystem
@@ -31,29 +35,26 @@ def hybrid(family: str = "qwen3") -> PreTrainedModel:
     return model
 
 
-def generate(model: PreTrainedModel, ids: Tensor, **kwargs: Any) -> Tensor:
+def generate(model: PreTrainedModel, ids: Tensor, **kwargs: Any) -> Any:
     defaults = {"attention_mask": torch.ones_like(ids), "max_new_tokens": NEW_TOKENS}
-    out: Tensor = model.generate(ids, **(defaults | {"do_sample": False} | kwargs))
-    return out
+    return model.generate(ids, **(defaults | {"do_sample": False} | kwargs))
 
 
 def test_generating_goes_on_from_a_cache() -> None:
     model, ids = hybrid(), random_tokens(1, 50)
-    first: Any = generate(model, ids, max_new_tokens=5, return_dict_in_generate=True)
+    first = generate(model, ids, max_new_tokens=5, return_dict_in_generate=True)
     rest = {CACHE: first[CACHE], "max_new_tokens": NEW_TOKENS - 5}
     found = generate(model, first.sequences, **rest)
     assert torch.equal(found, generate_anew(model, ids, NEW_TOKENS))
 
 
 @row("generate: left-padded batches", "works", "Also in chunks and with a static cache.")
-@pytest.mark.parametrize(
-    "kwargs", [{}, {"prefill_chunk_size": 7}, {"cache_implementation": "static"}]
-)
-def test_left_padded_batches_give_the_tokens_of_each_row_alone(kwargs: dict[str, Any]) -> None:
+@pytest.mark.parametrize("how", [{}, {"prefill_chunk_size": 7}, {"cache_implementation": "static"}])
+def test_left_padded_batches_give_the_tokens_of_each_row_alone(how: dict[str, Any]) -> None:
     model, ids = hybrid(), random_tokens(3, 40)
     attention_mask = torch.ones_like(ids)
     attention_mask[0, :11] = attention_mask[1, :39] = 0
-    out = generate(model, ids, attention_mask=attention_mask, disable_compile=True, **kwargs)
+    out = generate(model, ids, attention_mask=attention_mask, disable_compile=True, **how)
     for row, num_padding in enumerate((11, 39, 0)):
         alone = generate_anew(model, ids[row : row + 1, num_padding:], NEW_TOKENS)
         assert torch.equal(out[row, num_padding:], alone[0])
@@ -118,3 +119,69 @@ def test_a_compiled_static_cache_gives_the_recomputed_tokens_in_two_graphs(famil
     out = generate(model, ids, cache_implementation="static", compile_config=settings)
     assert torch.equal(out, generate_anew(model, ids, NEW_TOKENS))
     assert 1 <= len(graphs) <= 2
+
+
+PROMPT = "The sky is blue, the grass is green, and the window has sixteen tokens."
+NEW_TOKENS = 12
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("models")
+    dense = plain_folder(root / "dense")
+    materialize(dense, record_for(dense), root / "hybrid")
+    return {"dense": dense, "hybrid": root / "hybrid"}
+
+
+def expected_text(folder: Path, seed: int | None = None) -> str:
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    ids = tokenizer(PROMPT, return_tensors="pt")["input_ids"]
+    model: Any = AutoModelForCausalLM.from_pretrained(folder)
+    drawn = {"do_sample": True, "temperature": 0.8, "top_k": 20, "top_p": 0.9}
+    if seed is not None:
+        torch.manual_seed(seed)
+    sampling = {"do_sample": False} if seed is None else drawn
+    out = model.generate(ids, max_new_tokens=NEW_TOKENS, use_cache=True, **sampling)
+    return str(tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True))
+
+
+def run(capsys: pytest.CaptureFixture[str], folder: Path, *arguments: str) -> str:
+    options = ["--model", str(folder), "--prompt", PROMPT, "--max-tokens", str(NEW_TOKENS)]
+    generate_text.main([*options, *arguments])
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", ["dense", "hybrid"])
+@pytest.mark.parametrize("arguments", [(), ("--prefill-chunk", "7")])
+def test_text_and_cache_are_the_model_s(
+    kind: str,
+    arguments: tuple[str, ...],
+    folders: dict[str, Path],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    said = run(capsys, folders[kind], *arguments)
+    assert said.startswith(expected_text(folders[kind]))
+    assert f"prompt: {len(PROMPT)} tokens in" in said
+    assert f"answer: {NEW_TOKENS} tokens, " in said
+    held = len(PROMPT) + NEW_TOKENS - 1  # the last token was never read
+    entries = {"dense": 12 * held, "hybrid": 5 * held + 7 * 15}[kind]
+    size = entries * 2 * 16 * 4  # keys and values of 16 numbers of 4 bytes
+    assert f"KV cache: {size:,} bytes at {held} tokens" in said
+    assert ("with full attention everywhere" in said) == (kind == "hybrid")
+
+
+def test_the_seed_decides(folders: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    sampling = ("--temperature", "0.8", "--top-k", "20", "--top-p", "0.9", "--seed")
+    said = [run(capsys, folders["hybrid"], *sampling, seed) for seed in ("3", "3", "4")]
+    first, again, other = (text.partition("\nprompt: ")[0] for text in said)
+    assert other != first == again == expected_text(folders["hybrid"], seed=3)
+
+
+def test_a_prompts_file_may_be_too_long(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    dense = plain_folder(tmp_path / "dense", max_position_embeddings=64)
+    (tmp_path / "prompt.txt").write_text(PROMPT)
+    options = ["--model", str(dense), "--prompt-file", str(tmp_path / "prompt.txt")]
+    generate_text.main([*options, "--max-tokens", "2"])
+    captured = capsys.readouterr()
+    assert f"prompt: {len(PROMPT)} tokens in" in captured.out
+    assert "73 tokens, the model was made for 64:" in captured.err

@@ -45,7 +45,6 @@ def test_statistics_are_as_worked_out_by_hand(
 
 
 def at(value: float, replicates: list[float] | None = None) -> Curve:
-    """A curve of one point."""
     drawn = None
     if replicates is not None:
         many = np.repeat(replicates, 1000)
