@@ -1,10 +1,9 @@
 """Checks of settings, the way from a command line to them, and --kv-budget."""
 
-import dataclasses
 import json
 import re
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,6 @@ from bosch.config import Config, TrainConfig, fill_in, parse_count
 from bosch.masks.kv_budget import with_kv_budget
 from bosch.masks.mask import read_mask
 from bosch.recipes import presets, recover, search_mask
-from bosch.recipes.presets import paper
 from bosch.recipes.recover import Command, parse_command
 from bosch.run.errors import UserError
 
@@ -54,8 +52,8 @@ def test_impossible_settings_are_named(make: Callable[[], object], name: str, va
 
 def test_dials_and_sections_override_the_preset() -> None:
     command = parse("--preset", "smoke", "--ratio", "0.5", "--calibration.length=1k", "--seed", "3")
-    calibration = dataclasses.replace(presets.smoke().calibration, length=1000)
-    expected = dataclasses.replace(presets.smoke(), ratio=0.5, seed=3, calibration=calibration)
+    calibration = replace(presets.smoke().calibration, length=1000)
+    expected = replace(presets.smoke(), ratio=0.5, seed=3, calibration=calibration)
     assert command.config == expected
 
 
@@ -95,16 +93,16 @@ def test_run_folder_is_named_after_what_tells_runs_apart() -> None:
 
 
 def test_a_run_from_before_a_setting_has_its_default() -> None:
-    stored = json.loads(json.dumps(dataclasses.asdict(Config(seed=3))))
+    stored = json.loads(json.dumps(asdict(Config(seed=3))))
     del stored["mask"]["options"], stored["train"]
-    assert fill_in(stored) == json.loads(json.dumps(dataclasses.asdict(Config(seed=3))))
+    assert fill_in(stored) == json.loads(json.dumps(asdict(Config(seed=3))))
 
 
 def test_the_smallest_ratio_that_fits_is_taken_and_said(tmp_path: Path) -> None:
     shape = {"num_hidden_layers": 36, "num_key_value_heads": 8, "head_dim": 128}
     shape |= {"num_attention_heads": 32, "max_position_embeddings": 32_768}
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3"} | shape))
-    config = replace(paper(str(tmp_path)), method="fisher")
+    config = replace(presets.paper(str(tmp_path)), method="fisher")
     for budget, method, ratio, line in (
         # Qwen3-8B: 36 layers x 8 groups of 4 * 128 bytes a token. At 131,072 tokens the dense model
         # needs 18 GiB, a group 64 MiB, and with a window of 1,024 half of one less 1/2 KiB:

@@ -8,13 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    CompileConfig,
-    PreTrainedModel,
-    pipeline,
-)
+from transformers import AutoModelForCausalLM, AutoTokenizer, CompileConfig, pipeline
 
 from bosch.assets import asset_folder
 from bosch.hybrid.cache import CACHE
@@ -27,15 +21,16 @@ from tests.model_factory import FAMILIES, MIXED, generate_anew, random_tokens, t
 row = pytest.mark.ecosystem
 WINDOW = 16
 NEW_TOKENS = 12
+PROMPT = "The sky is blue, the grass is green, and the window has sixteen tokens."
 
 
-def hybrid(family: str = "qwen3") -> PreTrainedModel:
+def hybrid(family: str = "qwen3") -> Any:
     model = deploy(tiny_model(family), MIXED, WINDOW)
     model.generation_config.pad_token_id = 0
     return model
 
 
-def generate(model: PreTrainedModel, ids: Tensor, **kwargs: Any) -> Any:
+def generate(model: Any, ids: Tensor, **kwargs: Any) -> Any:
     defaults = {"attention_mask": torch.ones_like(ids), "max_new_tokens": NEW_TOKENS}
     return model.generate(ids, **(defaults | {"do_sample": False} | kwargs))
 
@@ -55,9 +50,9 @@ def test_left_padded_batches_give_the_tokens_of_each_row_alone(how: dict[str, An
     attention_mask = torch.ones_like(ids)
     attention_mask[0, :11] = attention_mask[1, :39] = 0
     out = generate(model, ids, attention_mask=attention_mask, disable_compile=True, **how)
-    for row, num_padding in enumerate((11, 39, 0)):
-        alone = generate_anew(model, ids[row : row + 1, num_padding:], NEW_TOKENS)
-        assert torch.equal(out[row, num_padding:], alone[0])
+    for number, num_padding in enumerate((11, 39, 0)):
+        alone = generate_anew(model, ids[number : number + 1, num_padding:], NEW_TOKENS)
+        assert torch.equal(out[number, num_padding:], alone[0])
 
 
 @row("generate: beams, samples", "works", "")
@@ -121,10 +116,6 @@ def test_a_compiled_static_cache_gives_the_recomputed_tokens_in_two_graphs(famil
     assert 1 <= len(graphs) <= 2
 
 
-PROMPT = "The sky is blue, the grass is green, and the window has sixteen tokens."
-NEW_TOKENS = 12
-
-
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("models")
@@ -153,12 +144,7 @@ def run(capsys: pytest.CaptureFixture[str], folder: Path, *arguments: str) -> st
 
 @pytest.mark.parametrize("kind", ["dense", "hybrid"])
 @pytest.mark.parametrize("arguments", [(), ("--prefill-chunk", "7")])
-def test_text_and_cache_are_the_model_s(
-    kind: str,
-    arguments: tuple[str, ...],
-    folders: dict[str, Path],
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_text_and_cache_are_its_own(kind: str, arguments: Any, folders: Any, capsys: Any) -> None:
     said = run(capsys, folders[kind], *arguments)
     assert said.startswith(expected_text(folders[kind]))
     assert f"prompt: {len(PROMPT)} tokens in" in said

@@ -96,9 +96,8 @@ def test_a_damaged_file_of_final_gates_is_named(content: str, tmp_path: Path) ->
 @pytest.mark.parametrize("alpha", [-6.0, -1.5986, 0.0, 1.0, 5.0])
 def test_the_share_of_open_gates_agrees_with_many_samples(alpha: float) -> None:
     """P(z > 0) = sigmoid(alpha + 1.5986), and P(z < 1) is its mirror image. The mean agrees too."""
-    z = concrete.sample_gates(
-        torch.tensor(alpha).double(), (torch.arange(100_000).double() + 0.5) / 100_000
-    )
+    noise = (torch.arange(100_000).double() + 0.5) / 100_000
+    z = concrete.sample_gates(torch.tensor(alpha).double(), noise)
     expected = 1 / (1 + math.exp(-alpha - 1.5986))
     assert float((z > 0).double().mean()) == pytest.approx(expected, abs=1e-4)
     assert float(concrete.share_open(torch.tensor(alpha))) == pytest.approx(expected, abs=1e-4)
