@@ -24,9 +24,7 @@ FEWEST = 200  # a run that finds everything complete makes 218 operations
     "attempt",
     [*sampled(IN_CI, slice(2, 3)), *(pytest.param(n, marks=pytest.mark.faults) for n in KEPT)],
 )
-def test_chain_killed_anywhere_ends_in_the_same_results(
-    attempt: int, tmp_path: Path, undisturbed: Undisturbed
-) -> None:
+def test_no_kill_changes_a_result(attempt: int, tmp_path: Path, undisturbed: Undisturbed) -> None:
     """By SIGKILL and SIGTERM in turn, at random points of each stage in turn. Every third run is
     ended again while it resumes."""
     if attempt in passed_before():

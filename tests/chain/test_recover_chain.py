@@ -25,9 +25,7 @@ def losses(run: Path) -> list[float]:
     return [row["loss"] for row in map(json.loads, lines) if "loss" in row]
 
 
-def test_chain_leaves_mask_model_scores_curves_and_report(
-    undisturbed: Undisturbed,
-) -> None:
+def test_chain_leaves_mask_model_scores_curves_and_report(undisturbed: Undisturbed) -> None:
     folder, _ = undisturbed
     found = results(folder / RUN)
     name = RUN.name
@@ -50,9 +48,7 @@ def test_no_stage_begins_with_the_model_of_an_earlier_one(undisturbed: Undisturb
     assert {name: count for name, count in models.items() if count} == {"eval/step-000008": 2}
 
 
-def test_chain_started_again_reuses_everything(
-    undisturbed: Undisturbed,
-) -> None:
+def test_chain_started_again_reuses_everything(undisturbed: Undisturbed) -> None:
     folder, _ = undisturbed
     again = launch(folder, *LAUNCH, str(RECOVER), *CHAIN)
     assert again.returncode == 0, again.stderr

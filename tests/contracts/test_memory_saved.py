@@ -1,4 +1,5 @@
-"""The memory of window groups is really freed, in every family, however a text is generated."""
+"""However a text is generated, in every family: the tokens are those of recomputation without a
+cache, and the memory of window groups is really freed."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +17,6 @@ from bosch.masks.mask import GroupMask
 from tests.model_factory import FAMILIES, MIXED, generate_anew, random_tokens, tiny_model
 
 WINDOW, PROMPT, NEW = 16, 50, 12
-LENGTH = PROMPT + NEW - 1  # the last token is never read
 MASK = GroupMask.from_rows(MIXED, WINDOW)
 
 
@@ -43,36 +43,62 @@ def hybrid(family: str, window_tokens: int = WINDOW) -> PreTrainedModel:
     return model
 
 
+def often_wrong(model: PreTrainedModel) -> PreTrainedModel:
+    """An assistant whose tokens are removed from both caches again."""
+    assistant = hybrid(model.config.model_type.removeprefix("bosch_"), 5)
+    for weights in assistant.parameters():
+        weights.data += 0.02 * torch.randn_like(weights)
+    return assistant
+
+
 def own(make: Callable[[PreTrainedModel], Any]) -> Callable[[PreTrainedModel], dict[str, Any]]:
     return lambda model: {CACHE: make(model)}
 
 
 WAYS: dict[str, Callable[[PreTrainedModel], dict[str, Any]]] = {
     "dynamic": lambda model: {},
-    "chunked prefill": lambda model: {"prefill_chunk_size": 7},
+    "chunks of 7": lambda model: {"prefill_chunk_size": 7},
+    "chunks of 16": lambda model: {"prefill_chunk_size": 16},
     "beams": lambda model: {"num_beams": 3},
-    "assisted": lambda model: {"assistant_model": hybrid(model.config.model_type[6:], 5)},
+    "assisted": lambda model: {"assistant_model": often_wrong(model)},
+    "assisted by itself": lambda model: {"assistant_model": model},
     "prompt lookup": lambda model: {"prompt_lookup_num_tokens": 3},
     "offloaded": own(lambda model: DynamicCache(config=model.config)),
     "own dynamic": own(lambda model: DynamicCache()),
-    "static": lambda model: {"cache_implementation": "static", "disable_compile": True},
-    "own static": own(lambda model: StaticCache(model.config, max_cache_len=LENGTH + 1)),
+    "static": lambda model: {"cache_implementation": "static"},
+    "static in chunks": lambda model: {"cache_implementation": "static", "prefill_chunk_size": 7},
+    "own static": own(lambda model: StaticCache(model.config, max_cache_len=PROMPT + NEW)),
     "quantized": own(lambda model: BytesCache(model.config.num_hidden_layers)),
 }
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+def generated(model: PreTrainedModel, way: str, prompt: int = PROMPT) -> Any:
+    """What `generate` returns; its tokens are checked."""
+    options = WAYS[way](model) | {"max_new_tokens": NEW, "do_sample": False}
+    options |= {"disable_compile": True, "return_dict_in_generate": True}
+    ids = random_tokens(1, prompt)
+    made = model.generate(ids, **options)
+    if way == "beams":
+        anew = model.generate(ids, **options, use_cache=False).sequences
+    else:
+        anew = generate_anew(model, ids, NEW)
+    assert way == "quantized" or torch.equal(made.sequences, anew)
+    return made
+
+
+@pytest.mark.ecosystem(
+    "generate: static and dynamic caches, prefill in chunks, prompt lookup",
+    "works",
+    "The same tokens as without a cache.",
+)
+@pytest.mark.parametrize(
+    ("family", "prompt"),
+    [*((f, PROMPT) for f in FAMILIES), *(("qwen3", WINDOW + more) for more in (-1, 0, 1))],
+)
 @pytest.mark.parametrize("way", WAYS)
-def test_tokens_are_those_of_recomputation_and_only_what_the_mask_needs_is_held(
-    way: str, family: str
-) -> None:
-    model, ids = hybrid(family), random_tokens(1, PROMPT)
-    options: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": False} | WAYS[way](model)
-    options |= {} if way == "own static" else {"disable_compile": True}
-    made = model.generate(ids, return_dict_in_generate=True, **options)
-    cache = made[CACHE]
-    if way not in ("beams", "quantized"):
-        assert torch.equal(made.sequences, generate_anew(model, ids, NEW))
+def test_tokens_are_right_and_only_the_needed_is_held(way: str, family: str, prompt: int) -> None:
+    model = hybrid(family)
+    cache, length = generated(model, way, prompt)[CACHE], prompt + NEW - 1  # the last is not read
     assert all(isinstance(layer, HybridLayer) for layer in cache.layers)
     size, number = head_size(model.config), 4  # float32
     if way == "quantized":
@@ -84,11 +110,11 @@ def test_tokens_are_those_of_recomputation_and_only_what_the_mask_needs_is_held(
                 ] * 2
         return
     if "static" in way:
-        room = LENGTH + 1 if way == "own static" else LENGTH
+        room = PROMPT + NEW if way == "own static" else length
         slots = MASK.num_windowed * WINDOW + (MASK.num_total - MASK.num_windowed) * room
         assert kv_bytes(cache) == 2 * slots * size * number
     else:
-        expected = MASK.kv_bytes(LENGTH, size, number) * (3 if way == "beams" else 1)
+        expected = MASK.kv_bytes(length, size, number) * (3 if way == "beams" else 1)
         assert kv_bytes(cache) == expected
         # Views may keep more alive than they show.
         alive = {x.untyped_storage() for layer in cache.layers for x in held_tensors(layer)}
@@ -96,11 +122,12 @@ def test_tokens_are_those_of_recomputation_and_only_what_the_mask_needs_is_held(
         assert sum(storage.nbytes() for storage in alive) <= room
 
 
-@pytest.mark.parametrize("name", ["cache", "past_key_values"])
+@pytest.mark.parametrize("name", ["cache", "past_key_values", None])
 @torch.no_grad()
-def test_both_names_of_the_cache_are_understood(name: str) -> None:
-    model, cache = hybrid("qwen3"), DynamicCache()
-    model(random_tokens(1, PROMPT), **{name: cache})
+def test_the_cache_goes_by_both_names_and_by_position(name: str | None) -> None:
+    model, cache, ids = hybrid("qwen3"), DynamicCache(), random_tokens(1, PROMPT)
+    out = model(ids, **{name: cache}) if name else model(ids, None, None, cache)
+    assert out[CACHE] is cache
     assert kv_bytes(cache) == MASK.kv_bytes(PROMPT, head_size(model.config), 4)
 
 

@@ -43,13 +43,12 @@ RATIOS = [0.5, 0.75, *(pytest.param(ratio, marks=pytest.mark.slow) for ratio in 
 
 
 @pytest.fixture(scope="module")
-def model() -> PreTrainedModel:
+def model() -> Any:
     """The model of the preset `smoke`, with random weights."""
     config = AutoConfig.from_pretrained(asset_folder(smoke().model))
     config._attn_implementation = "bosch"
     torch.manual_seed(0)
-    made: PreTrainedModel = AutoModelForCausalLM.from_config(config).eval()
-    return made
+    return AutoModelForCausalLM.from_config(config).eval()
 
 
 @pytest.fixture(scope="module")
@@ -69,18 +68,12 @@ def calibration(model: PreTrainedModel) -> Calibration:
 
 
 @pytest.fixture(scope="module", params=TRAINING_FREE)
-def name(request: pytest.FixtureRequest) -> str:
-    method: str = request.param
-    return method
+def name(request: pytest.FixtureRequest) -> Any:
+    return request.param
 
 
 @pytest.fixture(scope="module")
-def inputs(
-    name: str,
-    model: PreTrainedModel,
-    calibration: Calibration,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Inputs:
+def inputs(name: str, model: Any, calibration: Any, tmp_path_factory: Any) -> Inputs:
     """Inputs of one method. Its results stay in the folder: only the first test computes them."""
     folder = tmp_path_factory.mktemp(name)
     settings = necessary_settings(name, model, folder)
@@ -122,9 +115,6 @@ def files_of(inputs: Inputs) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in paths if path.is_file()}
 
 
-# --- what a method is made of ---
-
-
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_either_ranks_or_selects_and_has_frozen_settings(name: str) -> None:
     method = load_method(name)  # checks its traits, and that it has one of the two functions
@@ -144,13 +134,8 @@ def test_only_a_method_that_reads_the_calibration_set_loads_it(name: str, inputs
         _choose.make_mask(name, without)
 
 
-# --- what it does ---
-
-
 @pytest.mark.parametrize("ratio", RATIOS)
-def test_the_ratio_is_met_exactly_in_the_methods_own_unit(
-    name: str, inputs: Inputs, ratio: float
-) -> None:
+def test_the_ratio_is_met_in_the_methods_unit(name: str, inputs: Inputs, ratio: float) -> None:
     layers, groups = inputs.num_layers, inputs.num_groups
     unit = unit_of(name)
     inputs = dataclasses.replace(inputs, ratio=ratio)
@@ -179,9 +164,7 @@ def test_the_model_is_left_as_it_was(name: str, inputs: Inputs) -> None:
     assert state_of(inputs.model) == before
 
 
-def test_the_model_is_freed_without_a_garbage_collection(
-    name: str, inputs: Inputs, model: PreTrainedModel
-) -> None:
+def test_the_model_leaves_no_cycle(name: str, inputs: Inputs, model: PreTrainedModel) -> None:
     """A cycle would keep it, and all states that a search caches, into the next stage."""
     loaded: list[weakref.ref[PreTrainedModel]] = []
 

@@ -1,6 +1,7 @@
 """A static sink is one rule: in search and hybrid, in pieces and as a whole, in any family."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +25,12 @@ from bosch.model import load_model
 from bosch.recipes.materialize_model import write_hybrid
 from bosch.run.errors import UserError
 from bosch.training.model_start import make_optimizer
-from tests.contracts.test_memory_saved import LENGTH, NEW, PROMPT, WAYS
+from tests.contracts.test_memory_saved import NEW, PROMPT, WAYS, generated
 from tests.hybrid_folders import plain_folder, record_for
 from tests.model_factory import (
     FAMILIES,
     MIXED,
     assert_close,
-    generate_anew,
     logits,
     packed_positions,
     random_tokens,
@@ -56,9 +56,7 @@ def hybrid_with(kind: str, family: str = "qwen3") -> PreTrainedModel:
     return deploy(model, MIXED, WINDOW, sinks if kind == "static" else FIRST)
 
 
-def searched(
-    model: PreTrainedModel, sinks: Sinks | int, ids: Tensor, z: Any = MIXED, **more: Any
-) -> Tensor:
+def searched(model: Any, sinks: Sinks | int, ids: Tensor, z: Any = MIXED, **more: Any) -> Tensor:
     """The logits of search mode with sinks. The model is left without."""
     attach_sinks(model, sinks)
     found = logits(model, ids, bosch_mask=z, bosch_window=WINDOW, use_cache=False, **more)
@@ -139,9 +137,7 @@ def test_the_hybrid_is_the_searched_model(family: str, kind: str) -> None:
 
 
 @every_family
-@pytest.mark.parametrize(
-    "make_cache", [DynamicCache, lambda config: StaticCache(config, max_cache_len=64)]
-)
+@pytest.mark.parametrize("make_cache", [DynamicCache, partial(StaticCache, max_cache_len=64)])
 @pytest.mark.parametrize("kind", ["static", "tokens"])
 def test_any_pieces_give_the_logits_of_the_whole(kind: str, family: str, make_cache: Any) -> None:
     hybrid, ids = hybrid_with(kind, family), random_tokens(2, 60)
@@ -167,18 +163,9 @@ def test_a_padded_batch_decodes_like_its_texts_alone(kind: str) -> None:
 @pytest.mark.parametrize("way", WAYS)
 def test_generating_gives_the_tokens_of_recomputation(way: str, kind: str) -> None:
     hybrid = hybrid_with(kind).float()
-    ids, options = random_tokens(1, PROMPT), WAYS[way](hybrid)
-    options |= {"max_new_tokens": NEW, "do_sample": False, "return_dict_in_generate": True}
-    options |= {} if way == "own static" else {"disable_compile": True}
-    made = hybrid.generate(ids, **options)
-    if way == "beams":
-        anew = hybrid.generate(ids, **options, use_cache=False).sequences
-    else:
-        anew = generate_anew(hybrid, ids, NEW)
-    assert torch.equal(made.sequences, anew)
+    cache, mask = generated(hybrid, way)[CACHE], mask_record(hybrid.config).mask
     if way == "dynamic":
-        mask = mask_record(hybrid.config).mask
-        assert kv_bytes(made[CACHE]) == mask.kv_bytes(LENGTH, head_size(hybrid.config), 4)
+        assert kv_bytes(cache) == mask.kv_bytes(PROMPT + NEW - 1, head_size(hybrid.config), 4)
 
 
 @every_family
@@ -199,9 +186,6 @@ def test_gradients_of_the_sinks_are_those_of_the_search(family: str) -> None:
             assert_close(found, of_search.grad[layer, row[num_full:]], 1e-4)
 
 
-# ------------------------------------------------------------------------------------------- files
-
-
 def mask_with_sinks(folder: Path, dense: Path) -> MaskFile:
     """The mask of a search with --sink static, as its stage leaves it."""
     record = record_for(dense)
@@ -214,9 +198,7 @@ def mask_with_sinks(folder: Path, dense: Path) -> MaskFile:
 
 
 @pytest.mark.parametrize("shard_size", ["1GB", "40kB"])
-def test_a_materialized_hybrid_has_the_masks_sinks_and_goes_back(
-    shard_size: str, tmp_path: Path
-) -> None:
+def test_a_hybrid_has_the_masks_sinks_and_goes_back(shard_size: str, tmp_path: Path) -> None:
     dense = plain_folder(tmp_path / "dense", shard_size=shard_size)
     record = mask_with_sinks(tmp_path / "mask", dense)
     assert read_mask(tmp_path / "mask" / "mask.json") == record

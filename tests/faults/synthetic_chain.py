@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -82,9 +83,7 @@ def main() -> None:
         atexit.register(lambda: print(f"operations {seen[0]}"))
     rank, world = rank_and_world()
 
-    def say(line: str) -> None:
-        print(line, flush=True)
-
+    say = partial(print, flush=True)
     with RunFolder(run_path, rank, world, say) as run:
         if "hold" in options:  # keeps the folder until standard input closes
             say("held")

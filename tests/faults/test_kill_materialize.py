@@ -25,7 +25,6 @@ def materialize(folder: Path, name: str, kill_at: int | None) -> None:
 
 
 def run(folder: Path, name: str, kill_at: int | None = None) -> int | None:
-    """The exit code of an attempt."""
     process = start(materialize, folder, name, kill_at)
     process.join(PATIENCE)
     return process.exitcode
@@ -44,9 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     "number", [*range(2), *(pytest.param(n, marks=pytest.mark.faults) for n in range(2, 22))]
 )
-def test_killed_at_a_random_operation_it_resumes_to_the_same_bytes(
-    number: int, folder: Path
-) -> None:
+def test_killed_anywhere_it_resumes_to_the_same_bytes(number: int, folder: Path) -> None:
     name, num_operations = f"random-{number}", (folder / "undisturbed" / "operations").read_text()
     kill_at = random.Random(number).randint(1, int(num_operations))
     assert run(folder, name, kill_at) == -signal.SIGKILL

@@ -10,10 +10,12 @@ import pytest
 from tests.faults.search_program import evaluations, launch, result, run, wait
 
 MOMENTS = ("before", "torn", "written")
+# Results, and what a kill can choose from.
+Undisturbed = tuple[dict[str, Any], list[Any]]
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], list[Any]]:
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
     """The result and the evaluations of a search that is not killed."""
     folder = tmp_path_factory.mktemp("undisturbed")
     run(folder)
@@ -23,9 +25,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any
 @pytest.mark.parametrize(
     "attempt", [*range(2), *(pytest.param(n, marks=pytest.mark.faults) for n in range(2, 22))]
 )
-def test_a_search_killed_at_an_evaluation_ends_in_the_same_outcomes_and_mask(
-    attempt: int, tmp_path: Path, undisturbed: tuple[dict[str, Any], list[Any]]
-) -> None:
+def test_a_killed_search_ends_alike(attempt: int, tmp_path: Path, undisturbed: Undisturbed) -> None:
     expected, lines = undisturbed
     draw = random.Random(attempt)
     number, moment = draw.randint(1, len(lines)), MOMENTS[attempt % 3]
@@ -36,19 +36,15 @@ def test_a_search_killed_at_an_evaluation_ends_in_the_same_outcomes_and_mask(
     assert evaluations(tmp_path) == lines
 
 
-@pytest.mark.parametrize("masks_at_once", [1, 2])
-def test_two_ranks_find_what_one_does(
-    tmp_path: Path, undisturbed: tuple[dict[str, Any], list[Any]], masks_at_once: int
-) -> None:
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_two_ranks_find_the_same(tmp_path: Path, undisturbed: Undisturbed, at_once: int) -> None:
     """They share the haystacks of a mask, or masks."""
-    run(tmp_path, world=2, masks_at_once=masks_at_once)
+    run(tmp_path, world=2, masks_at_once=at_once)
     assert (result(tmp_path), evaluations(tmp_path)) == undisturbed
 
 
 @pytest.mark.faults
-def test_a_search_killed_on_two_ranks_resumes_with_one(
-    tmp_path: Path, undisturbed: tuple[dict[str, Any], list[Any]]
-) -> None:
+def test_killed_on_two_ranks_it_resumes_with_one(tmp_path: Path, undisturbed: Undisturbed) -> None:
     killed = wait(launch(tmp_path, world=2, kill_at=20))
     assert killed[0] == -signal.SIGKILL
     run(tmp_path, world=1)

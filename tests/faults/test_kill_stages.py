@@ -17,7 +17,6 @@ PROGRAM = Path(__file__).with_name("synthetic_chain.py")
 
 
 def start(run: Path, rank: int = 0, world: int = 1, **options: object) -> subprocess.Popen[str]:
-    """One rank of a launch."""
     variables = {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
     return subprocess.Popen(
         [sys.executable, str(PROGRAM), str(run), json.dumps(options)],
@@ -34,8 +33,12 @@ def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
     return process.returncode, output
 
 
+# Results, and what a kill can choose from.
+Undisturbed = tuple[dict[str, bytes], int]
+
+
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, bytes], int]:
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
     """Results of a chain that is not killed, and the number of its file operations."""
     root = tmp_path_factory.mktemp("undisturbed")
     code, output = finish(start(root / "run", count=True))
@@ -44,9 +47,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, byt
 
 
 @pytest.mark.parametrize("attempt", range(5))
-def test_chain_killed_at_a_random_operation_resumes_to_the_same_bytes(
-    attempt: int, tmp_path: Path, undisturbed: tuple[dict[str, bytes], int]
-) -> None:
+def test_killed_anywhere_it_resumes(attempt: int, tmp_path: Path, undisturbed: Undisturbed) -> None:
     expected, num_operations = undisturbed
     point = random.Random(attempt).randint(1, num_operations)
     code, output = finish(start(tmp_path / "run", kill_at=point))
@@ -89,9 +90,7 @@ def owner(tmp_path: Path) -> subprocess.Popen[str]:
     return process
 
 
-def test_folder_in_use_is_refused_with_the_owner_named(
-    tmp_path: Path, owner: subprocess.Popen[str]
-) -> None:
+def test_a_folder_in_use_names_its_owner(tmp_path: Path, owner: subprocess.Popen[str]) -> None:
     code, output = finish(start(tmp_path / "run"))
     assert code == 1
     assert "FolderInUseError" in output
@@ -100,9 +99,7 @@ def test_folder_in_use_is_refused_with_the_owner_named(
     assert finish(start(tmp_path / "run"))[0] == 0
 
 
-def test_lock_of_a_killed_process_blocks_nobody(
-    tmp_path: Path, owner: subprocess.Popen[str]
-) -> None:
+def test_a_dead_owners_lock_blocks_nobody(tmp_path: Path, owner: subprocess.Popen[str]) -> None:
     owner.kill()
     os.waitid(os.P_PID, owner.pid, os.WEXITED | os.WNOWAIT)  # dead, its pid still exists
     assert (tmp_path / "run" / ".lock").exists()

@@ -67,9 +67,7 @@ def test_killed_training_resumes_to_the_same_bytes(
 
 @pytest.mark.faults
 @pytest.mark.parametrize("world", [1, 2])
-def test_a_hundred_steps_with_sinks_killed_twice_end_as_undisturbed(
-    world: int, tmp_path: Path
-) -> None:
+def test_a_hundred_steps_killed_twice_end_as_undisturbed(world: int, tmp_path: Path) -> None:
     options = {"epochs": 10, "settings": {"max_steps": 100, "checkpoint_steps": 7}}
     whole, killed = tmp_path / "whole" / "train", tmp_path / "killed" / "train"
     for folder in (whole, killed):
@@ -90,9 +88,7 @@ def test_a_hundred_steps_with_sinks_killed_twice_end_as_undisturbed(
 
 
 @pytest.mark.faults
-def test_the_number_of_ranks_may_change_between_attempts(
-    tmp_path: Path, undisturbed: Undisturbed
-) -> None:
+def test_the_number_of_ranks_may_change(tmp_path: Path, undisturbed: Undisturbed) -> None:
     model_folder(tmp_path / "model")
     for world in (2, 1):
         (tmp_path / "train").mkdir(exist_ok=True)
@@ -109,13 +105,8 @@ def test_the_number_of_ranks_may_change_between_attempts(
         assert numbers == pytest.approx(others, rel=1e-6)
 
 
-# ----------------------------------------------------------------------------------- other endings
-
-
 @pytest.mark.parametrize("world", [1, pytest.param(2, marks=pytest.mark.faults)])
-def test_a_signal_to_one_rank_ends_all_after_the_step_and_loses_nothing(
-    world: int, tmp_path: Path, undisturbed: Undisturbed
-) -> None:
+def test_a_signal_to_a_rank_ends_all(world: int, tmp_path: Path, undisturbed: Undisturbed) -> None:
     expected, num_operations = undisturbed(world)
     model_folder(tmp_path / "model")
     point, victim = num_operations[-1] // 2, world - 1
@@ -129,9 +120,7 @@ def test_a_signal_to_one_rank_ends_all_after_the_step_and_loses_nothing(
 
 
 @pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.faults)])
-def test_a_killed_rank_ends_the_other(
-    victim: int, tmp_path: Path, undisturbed: Undisturbed
-) -> None:
+def test_a_dead_rank_ends_the_other(victim: int, tmp_path: Path, undisturbed: Undisturbed) -> None:
     point = undisturbed(2)[1][victim] // 2
     model_folder(tmp_path / "model")
     killed = launch(tmp_path / "train", 2, at=point, victim=victim)
@@ -147,9 +136,6 @@ def test_a_bug_on_one_rank_keeps_its_traceback_and_ends_the_other(tmp_path: Path
     log = attempt.logs[1].read_text()
     assert "Traceback" in log
     assert "KeyError: 'planted bug'" in log
-
-
-# --------------------------------------------------------------------------------- and its launcher
 
 
 @pytest.mark.faults

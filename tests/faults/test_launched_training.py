@@ -79,9 +79,7 @@ def test_a_config_file_trains_as_ranks_without_a_launcher(
     check_results(tmp_path / "train", expected[world])
 
 
-def test_slurms_script_trains_on_two_nodes_and_goes_on_after_a_dead_rank(
-    tmp_path: Path, expected: Any
-) -> None:
+def test_slurms_script_goes_on_after_a_dead_rank(tmp_path: Path, expected: Any) -> None:
     model_folder(tmp_path / "model")
     code, output = run_slurm(tmp_path, at=expected[2]["kill at"], victim=1)
     assert code != 0

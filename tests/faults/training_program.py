@@ -20,8 +20,6 @@ LAST_STEP = 6
 
 @dataclass
 class Attempt:
-    """The processes of one launch."""
-
     ranks: list[BaseProcess]
     logs: list[Path]
 
@@ -115,7 +113,6 @@ def main(folder: Path, log: Path, environment: dict[str, str], options: dict[str
 
 
 def enter(log: Path, environment: dict[str, str]) -> None:
-    """Redirect a rank's output and set its environment."""
     output = os.open(log, os.O_WRONLY | os.O_APPEND)
     os.dup2(output, 1)
     os.dup2(output, 2)

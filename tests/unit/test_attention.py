@@ -20,6 +20,7 @@ from bosch.hybrid.conversion import deploy
 from bosch.run.errors import UserError
 from tests.model_factory import MIXED, assert_close, packed_positions, random_tokens, tiny_model
 
+row = pytest.mark.ecosystem
 WINDOW = 8
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "dense": {},
@@ -35,7 +36,6 @@ def model() -> PreTrainedModel:
 
 
 def model_in(mode: str) -> PreTrainedModel:
-    """A tiny model for calls with ARGUMENTS[mode]."""
     model = tiny_model("qwen3")
     return deploy(model, MIXED, WINDOW) if mode == "deploy" else model
 
@@ -45,9 +45,6 @@ def logits(model: PreTrainedModel, ids: Tensor, z: Any = None, **kwargs: Any) ->
     mask = {} if z is None else {"bosch_mask": z, "bosch_window": WINDOW}
     out: Tensor = model(ids, **mask, **kwargs).logits
     return out
-
-
-# ------------------------------------------------------------------------------------------ padding
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -85,11 +82,7 @@ def test_a_mask_without_padding_builds_no_matrix(model: PreTrainedModel) -> None
     assert_close(torch.cat(pieces, dim=1), whole)
 
 
-# --------------------------------------------------------------------------------- packed documents
-
-
 def test_packed_documents_are_the_documents_alone(model: PreTrainedModel) -> None:
-    """Rows may be packed differently."""
     ids, lengths = random_tokens(2, 60), (13, 1, 30, 16)
     positions, ends = packed_positions(*lengths), torch.tensor([0, 13, 14, 44, 60])
     alone = torch.cat([logits(model, part, MIXED) for part in ids.split(lengths, dim=1)], dim=1)
@@ -155,16 +148,13 @@ def test_packed_documents_do_not_continue_a_cache(model: PreTrainedModel) -> Non
         logits(model, ids[:, 20:], MIXED, **packed)
 
 
-# ----------------------------------------------------------------------------------------- training
-
-
 def loss_gradients(model: PreTrainedModel, ids: Tensor, **kwargs: Any) -> dict[str, Tensor]:
     model.zero_grad()
     model(ids, labels=ids, **kwargs).loss.backward()
     return {name: p.grad.clone() for name, p in model.named_parameters()}
 
 
-@pytest.mark.ecosystem("training: gradient checkpointing", "works", "")
+@row("training: gradient checkpointing", "works", "")
 @pytest.mark.parametrize("mode", ["search", "deploy", "gates"])
 def test_gradient_checkpointing_changes_no_gradient(mode: str) -> None:
     model, arguments = model_in(mode).train(), dict(ARGUMENTS[mode])
@@ -192,9 +182,6 @@ def test_a_compiled_training_step_has_the_same_gradients() -> None:
     torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-5)
 
 
-# ----------------------------------------------------------------------------------------- refusals
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -211,14 +198,12 @@ def test_a_compiled_training_step_has_the_same_gradients() -> None:
         ({"bosch_gates": torch.ones(2, 4), "bosch_window": 8}, r"\(2, 4\).*3 layers x 4 KV heads"),
     ],
 )
-def test_what_cannot_be_honored_is_refused(
-    model: PreTrainedModel, arguments: dict[str, Any], message: str
-) -> None:
+def test_misuse_is_refused(model: PreTrainedModel, arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         logits(model, random_tokens(1, 20), **arguments)
 
 
-@pytest.mark.ecosystem(
+@row(
     "bosch_mask: a model with `sdpa`, flash or flex attention",
     "refused",
     "They would ignore it. **`eager` and kernels of the hub do so without a word**; `bosch.masked` "
@@ -236,7 +221,7 @@ def test_other_attention_refuses_what_it_would_ignore(argument: str) -> None:
             attention(model, **{argument: 1})
 
 
-@pytest.mark.ecosystem(
+@row(
     "bosch_mask: `generate(bosch_mask=...)`",
     "refused",
     "By transformers; inside `bosch.masked(model, mask)` every `generate` uses the mask.",
@@ -256,12 +241,8 @@ def test_a_family_that_is_not_known_is_refused() -> None:
             logits(model, random_tokens(1, 20), [[0] * 4], use_cache=False)
 
 
-@pytest.mark.ecosystem(
-    "bosch_mask: a static cache", "refused", "Use a dynamic one, or materialize."
-)
-def test_a_static_cache_is_refused_in_search_mode_and_right_without_a_mask(
-    model: PreTrainedModel,
-) -> None:
+@row("bosch_mask: a static cache", "refused", "Use a dynamic one, or materialize.")
+def test_a_static_cache_is_for_calls_without_a_mask(model: PreTrainedModel) -> None:
     ids = random_tokens(1, 20)
     with pytest.raises(UserError, match=r"bosch_mask.*DynamicCache"):
         logits(model, ids, MIXED, **{CACHE: StaticCache(model.config, max_cache_len=30)})
@@ -270,7 +251,7 @@ def test_a_static_cache_is_refused_in_search_mode_and_right_without_a_mask(
     assert_close(torch.cat(pieces, dim=1), logits(model, ids))
 
 
-@pytest.mark.ecosystem(
+@row(
     "attn_implementation: another one for a hybrid",
     "refused",
     "It would compute full attention everywhere; `bosch_backend` chooses the kernel.",
@@ -286,7 +267,7 @@ def test_a_hybrid_takes_no_mask_and_no_other_attention(caplog: pytest.LogCapture
             model.set_attn_implementation(other)
 
 
-@pytest.mark.ecosystem("tensor parallelism (`tp_plan`)", "refused", "")
+@row("tensor parallelism (`tp_plan`)", "refused", "")
 def test_a_rank_that_holds_some_of_the_groups_is_refused() -> None:
     """What tensor parallelism over two ranks leaves of a model."""
     for z in (MIXED, [[1] * 4] * 3, [[0] * 4] * 3, [[1, 1, 1, 0]] * 3):

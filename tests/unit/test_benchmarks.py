@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,30 +16,22 @@ from benchmarks.__main__ import run_benchmark
 from bosch.run.errors import UserError
 
 TINY_LATENCY = "--chunk 16 --tokens 2 --window 8 --device cpu".split()
-RunBenchmark = Callable[..., list[dict[str, Any]]]
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> RunBenchmark:
+def run(folder: Path, name: str, *arguments: str) -> list[dict[str, Any]]:
     """Run a benchmark and return the rows that it writes."""
-
-    def run_and_read(name: str, *arguments: str) -> list[dict[str, Any]]:
-        path = tmp_path / "new folder" / "result.json"
-        run_benchmark(name, [*arguments, "--out", str(path)])
-        result = json.loads(path.read_text())
-        assert result["benchmark"] == name
-        assert {"date", "machine", "packages"} <= result.keys()
-        return result["rows"]
-
-    return run_and_read
+    path = folder / "new folder" / "result.json"
+    run_benchmark(name, [*arguments, "--out", str(path)])
+    result = json.loads(path.read_text())
+    assert result["benchmark"] == name
+    assert {"date", "machine", "packages"} <= result.keys()
+    return result["rows"]
 
 
-def test_attention_compares_backends_with_full_attention(
-    run: RunBenchmark, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_attention_compares_backends(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = "--lengths 40 80 --window 8 --heads 4 --groups 2 --head-size 16 --rounds 2"
     arguments += " --backends sdpa varlen --sinks none static tokens=2 --device cpu"
-    rows = run("attention", *arguments.split())
+    rows = run(tmp_path, "attention", *arguments.split())
     sides = [
         (tokens, passes, sink)
         for passes in ("forward", "forward and backward")
@@ -54,7 +46,7 @@ def test_attention_compares_backends_with_full_attention(
 
 
 def test_out_of_memory_is_a_missing_point_and_so_are_longer_ones(
-    run: RunBenchmark, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def run_steps(model: Any, pieces: Any, *others: Any) -> Iterator[tuple[float, int]]:
         if sum(ids.shape[1] for ids in pieces) > 20:
@@ -63,7 +55,7 @@ def test_out_of_memory_is_a_missing_point_and_so_are_longer_ones(
 
     monkeypatch.setattr(latency, "run_steps", run_steps)
     arguments = "--lengths 16 40 80 --ratios 0 --windows 8".split()
-    rows = run("latency", *TINY_LATENCY, *arguments)
+    rows = run(tmp_path, "latency", *TINY_LATENCY, *arguments)
     missing = {row["tokens"]: row["missing"] for row in rows}
     assert missing == {16: None, 40: "out of memory", 80: "out of memory"}
     assert all(row["prefill_tokens_per_second"] is None for row in rows if row["missing"])
@@ -88,9 +80,7 @@ def test_wrong_options_are_refused_by_name(arguments: str, named: str) -> None:
         run_benchmark(name, rest)
 
 
-def test_head_map_compares_probes_over_texts_sets_and_methods(
-    run: RunBenchmark, tmp_path: Path
-) -> None:
+def test_head_map_compares_probes(tmp_path: Path) -> None:
     worth = np.arange(24.0).reshape(8, 3)  # of each group, the last is worth most
     for name, sign in (("first", 1), ("second", -1)):
         (tmp_path / name).mkdir()
@@ -102,7 +92,7 @@ def test_head_map_compares_probes_over_texts_sets_and_methods(
     (tmp_path / "first" / "scores.json").write_text(json.dumps(scores))
     arguments = ["--sets", str(tmp_path / "first"), str(tmp_path / "second")]
     arguments += ["--scores", str(tmp_path / "first"), "--picture", str(tmp_path / "map.png")]
-    halves, other, cheap = run("head_map", *arguments)
+    halves, other, cheap = run(tmp_path, "head_map", *arguments)
     assert (halves["value"], halves["0.75"]) == (pytest.approx(1), "6 of 6")
     assert halves["sure"] == "23 groups above 0"  # not the first
     assert (other["value"], other["0.75"]) == (pytest.approx(-1), "0 of 6")

@@ -8,15 +8,9 @@ from transformers import DynamicCache, PreTrainedModel, StaticCache
 from bosch.hybrid.cache import CACHE, HybridLayer, hybridize_cache, kv_bytes
 from bosch.hybrid.conversion import deploy
 from bosch.run.errors import UserError
-from tests.model_factory import (
-    MIXED,
-    assert_close,
-    kv_entries,
-    random_tokens,
-    same_mask,
-    tiny_model,
-)
+from tests.model_factory import MIXED, assert_close, kv_entries, random_tokens, tiny_model
 
+row = pytest.mark.ecosystem
 NUM_FULL = [sum(row) for row in MIXED]  # of 4 groups
 MASKS = {"mixed": MIXED, "all windowed": [[0] * 4] * 3, "all full": [[1] * 4] * 3}
 CACHES = {
@@ -33,9 +27,6 @@ def hybrid(window_tokens: int, z: object = MIXED) -> PreTrainedModel:
 @torch.no_grad()
 def read(model: PreTrainedModel, ids: Tensor, cache: object = None) -> object:
     return model(ids, **{CACHE: cache}, use_cache=True)
-
-
-# ------------------------------------------------------------------------------------- what is held
 
 
 def test_after_a_prompt_exactly_the_needed_entries_are_alive() -> None:
@@ -57,9 +48,6 @@ def test_a_long_prompt_leaves_no_hidden_copy() -> None:
             assert x.untyped_storage().nbytes() == x.shape[1] * 15 * 16 * 4
 
 
-# ----------------------------------------------------------------------------- pieces and the whole
-
-
 @pytest.mark.parametrize("window_tokens", [1, 2, 16])
 @pytest.mark.parametrize("kind", ["dynamic", "bare", "static"])
 @pytest.mark.parametrize("z", MASKS)
@@ -75,19 +63,19 @@ def test_any_pieces_give_the_logits_of_the_whole(window_tokens: int, kind: str, 
             assert isinstance(cache.layers[0], HybridLayer)
 
 
-def test_a_plain_dynamic_cache_with_content_is_right_too() -> None:
-    plain = tiny_model("qwen3")
-    model = deploy(plain, same_mask(1, plain), 8).double()
-    filled, ids = DynamicCache(config=plain.config), random_tokens(1, 40)
-    with torch.no_grad():
-        plain.double()(ids[:, :25], **{CACHE: filled})  # the same model: every group is full
-        rest = model(ids[:, 25:], **{CACHE: filled}).logits
-        assert_close(rest, model(ids).logits[:, 25:], 1e-10)
+@torch.no_grad()
+def test_a_plain_cache_with_content_and_one_of_inference_mode_are_right_too() -> None:
+    plain, ids = tiny_model("qwen3").double(), random_tokens(1, 40)
+    full, mixed, filled = deploy(plain, MASKS["all full"], 8), hybrid(8), DynamicCache()
+    plain(ids[:, :25], **{CACHE: filled})  # the same model: every group is full
+    with torch.inference_mode():
+        made = mixed(ids[:, :25])[CACHE]
+    for model, cache in ((full, filled), (mixed, made)):
+        rest = model(ids[:, 25:], **{CACHE: cache}).logits
+        assert_close(rest, model(ids).logits[:, 25:])
 
 
-@pytest.mark.ecosystem(
-    "model.model: a static cache for the base model alone", "refused", "Call the whole model."
-)
+@row("model.model: a static cache for the base model alone", "refused", "Call the whole model.")
 @pytest.mark.parametrize("first", [1, 10, 30])
 @torch.no_grad()
 def test_a_static_cache_is_for_the_whole_model_not_its_base_alone(first: int) -> None:
@@ -106,19 +94,15 @@ def test_gradients_flow_through_a_cache() -> None:
     cache = DynamicCache(config=model.config)
     pieces = [model(x, **{CACHE: cache}).logits for x in ids.split([11, 1, 18], dim=1)]
     whole, weight = model(ids, use_cache=False).logits, model.model.embed_tokens.weight
-    expected, got = (
-        torch.autograd.grad(x.sum(), weight)[0] for x in (whole, torch.cat(pieces, dim=1))
-    )
+    parts = torch.cat(pieces, dim=1)
+    expected, got = (torch.autograd.grad(x.sum(), weight)[0] for x in (whole, parts))
     assert_close(got, expected, 1e-9)
-
-
-# --------------------------------------------------------------------------------------- operations
 
 
 @pytest.mark.parametrize("window_tokens", [1, 2, 16])
 def test_rows_that_were_taken_out_go_on_as_by_themselves(window_tokens: int) -> None:
     """All windowed: with a window of one token such a cache holds nothing, but has its rows."""
-    model = hybrid(window_tokens, same_mask(0, tiny_model("qwen3"))).double()
+    model = hybrid(window_tokens, MASKS["all windowed"]).double()
     ids, following = random_tokens(3, 20), random_tokens(1, 2, seed=1)
     for chosen, change in (
         ([2], lambda cache: cache.batch_select_indices(torch.tensor([2]))),
@@ -145,21 +129,8 @@ def test_a_cache_of_another_window_is_refused() -> None:
     assert kv_entries(cache) == [n * 20 + (4 - n) * 7 for n in NUM_FULL]
 
 
-def test_what_was_made_in_inference_mode_serves_outside() -> None:
-    model, ids = hybrid(8), random_tokens(1, 30)
-    with torch.inference_mode():
-        cache = model(ids[:, :20])[CACHE]
-    with torch.no_grad():
-        rest = model(ids[:, 20:], **{CACHE: cache}).logits
-        assert_close(rest, model(ids).logits[:, 20:])
-
-
-@pytest.mark.ecosystem(
-    "generate: a quantized KV cache (optimum-quanto)", "works", "The full groups are quantized."
-)
-def test_a_quantized_cache_quantizes_the_full_part_and_costs_what_it_costs_the_dense_model() -> (
-    None
-):
+@row("generate: a quantized KV cache (optimum-quanto)", "works", "The full groups are quantized.")
+def test_a_quantized_cache_quantizes_the_full_part_at_the_dense_models_cost() -> None:
     how = "pip install optimum-quanto && python -m pytest -n 0 -m ecosystem -k quantized"
     pytest.importorskip("optimum.quanto", reason=how)
     from transformers import QuantizedCache

@@ -1,40 +1,40 @@
-"""The calibration set: shares, lengths, where answers and needles stand, and what it may not share
-with the test set."""
+"""The calibration set: shares, lengths, where answers and needles stand, what it may not share with
+the test set; recipes/calibrate.py, and the stage of recover.py."""
 
 import json
 import re
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedTokenizerFast
 
-from bosch.calibration import (
-    Calibration,
-    Haystack,
-    Question,
-    read_calibration,
-    write_calibration,
-)
+from bosch.calibration import Calibration, Haystack, Question, read_calibration, write_calibration
+from bosch.data import calibration as sets
 from bosch.data import needles
-from bosch.data.calibration import (
-    FACTS,
-    CalibrationSettings,
-    ContextText,
-    build_contexts,
-    check_disjoint,
-    encode,
-    gather_material,
-    write_set,
-)
+from bosch.data.tokenizer_files import describe_tokenizer
 from bosch.data.toy_world.world import ToyEssays, World
+from bosch.eval.judging import check_calibration, judging_of
+from bosch.eval.runner import describe_examples, load_examples, write_examples
+from bosch.eval.suites._interface import Example
+from bosch.model import load_tokenizer
+from bosch.recipes.calibrate import build, main
+from bosch.recipes.presets import smoke
+from bosch.recipes.recover import main as recover
+from bosch.run import progress
 from bosch.run.errors import UserError
+from bosch.run.files import read_sealed_json, verify_folder
+from bosch.run.folder import RunFolder
+from bosch.run.stage import follow_reference
 from tests import odd_tokenizers
 from tests.toy_tokenizer import train_tokenizer
 
-SETTINGS = CalibrationSettings(examples=28, length=700, questions_per_context=2, essays="toy")
+SETTINGS = sets.CalibrationSettings(examples=28, length=700, questions_per_context=2, essays="toy")
 
 
 @pytest.fixture(scope="module")
@@ -43,18 +43,18 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 @pytest.fixture(scope="module")
-def contexts(tokenizer: PreTrainedTokenizerFast) -> list[ContextText]:
-    return build_contexts(SETTINGS, gather_material(SETTINGS), tokenizer)
+def contexts(tokenizer: PreTrainedTokenizerFast) -> list[sets.ContextText]:
+    return sets.build_contexts(SETTINGS, sets.gather_material(SETTINGS), tokenizer)
 
 
 def test_answers_and_needles_are_where_the_set_says_and_fill_the_length(
-    contexts: list[ContextText], tokenizer: PreTrainedTokenizerFast
+    contexts: list[sets.ContextText], tokenizer: PreTrainedTokenizerFast
 ) -> None:
     # Equal shares; the remainder goes to the first tasks.
     shares = dict(zip(needles.PAPER_TASKS, [3, 3, 2, 2, 2, 2], strict=True))
     assert Counter(context.task for context in contexts) == shares
     for context in contexts:
-        haystack = encode(context, tokenizer)
+        haystack = sets.encode(context, tokenizer)
         assert SETTINGS.length * 0.75 < len(haystack.ids_T) <= SETTINGS.length
         assert tokenizer.decode(haystack.ids_T) == context.text
         assert len(haystack.questions) == len(set(context.answers)) == len(set(context.pieces)) == 2
@@ -72,9 +72,9 @@ def test_answers_and_needles_are_where_the_set_says_and_fill_the_length(
 
 def test_answers_follow_as_the_model_reads_them_where_a_tokenizer_begins_with_a_blank() -> None:
     tokenizer = odd_tokenizers.wrap(odd_tokenizers.blank_first())
-    settings = CalibrationSettings(2, 1200, 2, ("niah_single_2",), "toy")
-    for context in build_contexts(settings, gather_material(settings), tokenizer):
-        haystack = encode(context, tokenizer)
+    settings = sets.CalibrationSettings(2, 1200, 2, ("niah_single_2",), "toy")
+    for context in sets.build_contexts(settings, sets.gather_material(settings), tokenizer):
+        haystack = sets.encode(context, tokenizer)
         assert haystack.ids_T.tolist() == tokenizer(context.text)["input_ids"]
         for question, (value,) in zip(haystack.questions, context.answers, strict=True):
             answer = haystack.ids_T[question.answer.start : question.answer.stop]
@@ -82,36 +82,33 @@ def test_answers_follow_as_the_model_reads_them_where_a_tokenizer_begins_with_a_
 
 
 def test_set_shares_nothing_with_the_toy_test_set(
-    contexts: list[ContextText], tokenizer: PreTrainedTokenizerFast
+    contexts: list[sets.ContextText], tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    material = needles.Material(
-        ToyEssays("test", 42), World("test", 42).key_words, needles.TOY_SIZES
-    )
+    essays, words = ToyEssays("test", 42), World("test", 42).key_words
+    material = needles.Material(essays, words, needles.TOY_SIZES)
     texts = [
         example.prompt
         for name in needles.PAPER_TASKS
         for example in needles.build_examples(needles.TASKS[name], 512, 4, 42, tokenizer, material)
     ]
     own = [context.text for context in contexts]
-    assert check_disjoint(own, texts) == 24
+    assert sets.check_disjoint(own, texts) == 24
     leaked = needles.NEEDLE_PATTERN.search(own[5])
     assert leaked is not None
     with pytest.raises(UserError, match="test example 2"):
-        check_disjoint(own, [texts[0], f"The grass is green. {leaked[0]} The sky is blue."])
+        sets.check_disjoint(own, [texts[0], f"The grass is green. {leaked[0]} The sky is blue."])
 
 
-def test_set_is_written_with_hashes_and_the_same_bytes_for_the_same_seed_alone(
-    tmp_path: Path, tokenizer: PreTrainedTokenizerFast
-) -> None:
+def test_the_seed_decides_the_bytes(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
     found = []
     for name, seed in (("one", 0), ("two", 0), ("three", 1)):
-        settings = CalibrationSettings(examples=6, length=512, essays="toy", seed=seed)
+        settings = sets.CalibrationSettings(examples=6, length=512, essays="toy", seed=seed)
         (tmp_path / name).mkdir()
-        written = write_set(tmp_path / name, settings, tokenizer, "hash", test_texts=["a text"])
+        written = sets.write_set(tmp_path / name, settings, tokenizer, "hash", test_texts=["text"])
         found.append({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()})
     assert found[0] == found[1]
-    assert set(found[0]) == {"calibration.safetensors", "examples.jsonl", FACTS}
-    facts = json.loads(found[0][FACTS])
+    assert set(found[0]) == {"calibration.safetensors", "examples.jsonl", sets.FACTS}
+    facts = json.loads(found[0][sets.FACTS])
     assert (facts["questions"], facts["test_examples_compared"]) == (6, 1)
     read = read_calibration(tmp_path / "three")
     assert [h.questions for h in read.haystacks] == [h.questions for h in written.haystacks]
@@ -144,13 +141,133 @@ def test_damaged_set_is_one_sentence_that_names_the_file(tmp_path: Path) -> None
         read_calibration(tmp_path)
 
 
-def test_real_essays_give_another_region_than_the_test_set(
-    tokenizer: PreTrainedTokenizerFast, shared_data: Path
-) -> None:
+def test_essays_give_another_region(tokenizer: PreTrainedTokenizerFast, shared_data: Path) -> None:
     pytest.importorskip("wonderwords")
     essays = shared_data / "pg_essays.json"
-    settings = CalibrationSettings(1, 5000, 1, ("niah_single_2",), str(essays))
-    (context,) = build_contexts(settings, gather_material(settings), tokenizer)
+    settings = sets.CalibrationSettings(1, 5000, 1, ("niah_single_2",), str(essays))
+    (context,) = sets.build_contexts(settings, sets.gather_material(settings), tokenizer)
     text = json.loads(essays.read_text())["text"]
     first_words = " ".join(text.split()[:8])
     assert first_words not in " ".join(context.text.split())
+
+
+def command(*more: str, out: Path) -> None:
+    options = f"--model {smoke().model} --examples 6 --length 384 --questions-per-context 1"
+    main([*options.split(), "--out", str(out), *more])
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("set") / "calibration"
+    command(out=out)
+    progress.close()
+    return out
+
+
+def test_command_writes_a_sealed_set_that_reads_back(written: Path) -> None:
+    verify_folder(written)
+    calibration = read_calibration(written)
+    assert (calibration.num_questions, calibration.longest <= 384) == (6, True)
+
+
+@pytest.mark.parametrize("field", ["input", "prompt"])
+def test_a_set_with_a_tests_needle_is_refused(field: str, written: Path, tmp_path: Path) -> None:
+    text = json.loads((written / "examples.jsonl").read_text().splitlines()[0])["text"]
+    test = tmp_path / "test.jsonl"
+    # A line separator inside a text must not count as the end of a row.
+    rows = [{field: "Nothing.\N{LINE SEPARATOR}Nothing at all."}, {field: f"Leaked. {text}"}]
+    test.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), "utf-8")
+    with pytest.raises(UserError, match="test example 2"):
+        command("--against", str(test), out=tmp_path / "calibration")
+    assert not (tmp_path / "calibration" / "manifest.json").exists()
+    test.write_text('{"question": "Where?"}\n')
+    with pytest.raises(UserError, match=r"row 1 .*`input` or `prompt`"):
+        command("--against", str(test), out=tmp_path / "none")
+    test.write_text(json.dumps(rows[0]) + "\n")
+    command("--against", str(test), out=tmp_path / "other")
+    assert read_sealed_json(tmp_path / "other" / "calibration.json")["test_examples_compared"] == 1
+
+
+def test_set_is_compared_with_the_examples_of_the_runs_evaluation(tmp_path: Path) -> None:
+    few = replace(smoke().eval, niah_tasks=("niah_single_1",), niah_samples=3)
+    config, run_path, shared = replace(smoke(), eval=few), tmp_path / "run", tmp_path / "shared"
+    with RunFolder(run_path, say=lambda line: None) as run:
+        run.complete(build(config))
+    assert check_calibration(config, run_path) == 0  # no evaluation has run yet
+    (needles, *_) = judging_of(config).suites
+    (task,) = needles.suite.list_tasks(needles.settings)
+    tokenizer = load_tokenizer(config.model)
+    tokenizer_hash = describe_tokenizer(tokenizer).hash
+    load_examples(needles, task, tokenizer, tokenizer_hash, shared)
+    assert check_calibration(config, run_path) == 3
+    # A test example that holds a needle of the set, where the evaluation looks for its examples.
+    (folder,) = shared.glob("examples-*")
+    texts = follow_reference(run_path / "calibration") / "examples.jsonl"
+    own = json.loads(texts.read_text().splitlines()[0])
+    leaked = Example(0, own["text"], ("1",), 4)
+    write_examples(folder, [leaked], 3, describe_examples(needles, task, tokenizer_hash))
+    with pytest.raises(UserError, match="test example 1"):
+        check_calibration(config, run_path)
+
+
+TEXT = "The key is under the mat. " * 30
+OWN = {"text": TEXT, "question": "Where is the key?", "answer": "under the mat"}
+
+
+def write_questions(path: Path, *rows: object) -> Path:
+    path.write_text("\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows))
+    return path
+
+
+def read_own(path: Path) -> tuple[Any, Sequence[Haystack]]:
+    """What the command makes of these questions, and the tokenizer."""
+    out = path.parent / "calibration"
+    main(["--model", smoke().model, "--questions", str(path), "--out", str(out)])
+    return load_tokenizer(smoke().model), read_calibration(out).haystacks
+
+
+def test_own_questions_make_the_set_and_their_content_decides_it(tmp_path: Path) -> None:
+    """The search scores exactly the tokens of each answer, after the text and the question."""
+    other = {"text": "", "question": "Two and two are", "answer": "four"}
+    path = write_questions(tmp_path / "own.jsonl", OWN, "", other)
+    tokenizer, haystacks = read_own(path)
+    texts = [tokenizer.decode(haystack.ids_T) for haystack in haystacks]
+    assert texts == [f"{TEXT.strip()}\nWhere is the key? under the mat", "Two and two are four"]
+    answers = [tokenizer.decode(h.ids_T[list(h.questions[0].answer)]) for h in haystacks]
+    assert answers == [" under the mat", " four"]
+
+    config = replace(smoke(), calibration=replace(smoke().calibration, questions=str(path)))
+    before = build(config).fingerprint
+    write_questions(path, OWN)
+    assert build(config).fingerprint != before
+
+
+def test_a_text_alone_is_judged_by_its_last_quarter(tmp_path: Path) -> None:
+    words, no_blanks = "The key is under the mat, as always.", "abcdefgh"
+    path = write_questions(tmp_path / "own.jsonl", {"text": words, "by": "me"}, {"text": no_blanks})
+    tokenizer, haystacks = read_own(path)
+    parts = []
+    for haystack in haystacks:
+        answer = haystack.questions[0].answer
+        pair = (range(answer.start), answer)
+        parts.append([tokenizer.decode(haystack.ids_T[list(part)]) for part in pair])
+    assert parts == [["The key is under the mat, as", " always."], ["abcdef", "gh"]]
+
+
+@pytest.mark.parametrize(
+    ("rows", "named"),
+    [
+        ([], "own.jsonl holds no questions"),
+        ([OWN, "", {"text": TEXT, "question": "Where?"}], "line 3 has no field 'answer'"),
+        ([OWN, OWN | {"answer": None}], "line 2: 'answer' is null"),
+        ([OWN, "Where is the key?"], "line 2 is not JSON"),
+        ([OWN, OWN | {"text": TEXT * 20}], r"line 2 takes \d,\d+ tokens, .* 2,048 positions"),
+    ],
+)
+def test_unusable_questions_name_their_line(rows: list[object], named: str, tmp_path: Path) -> None:
+    path = write_questions(tmp_path / "own.jsonl", *rows)
+    with pytest.raises(UserError, match=named):
+        read_own(path)
+    with pytest.raises(UserError, match=named):
+        recover(["--preset", "smoke", "--calibration.questions", str(path)])
+    assert list(tmp_path.iterdir()) == [path]

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from bosch.run.errors import UserError
 from bosch.training.checkpoint import Checkpoints, TrainState
 from bosch.training.parallel import start_world
+from tests.damage import flip_bit
 from tests.small_disk import small_disk
 
 FACTS = {"learning_rate": 1e-2, "model": {"layers": 2}}
@@ -25,8 +26,6 @@ def world() -> None:
 
 
 class History:
-    """An extra part of the state: a list of numbers and a tensor."""
-
     def __init__(self) -> None:
         self.losses: list[float] = []
         self.total = torch.zeros(2)
@@ -131,14 +130,8 @@ TENSORS = [f"rank-00000-{group}.safetensors" for group in ("rest", "exp_avg", "e
 FILES = (*TENSORS, "manifest.json", "trainer.json")
 
 
-def flip(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
-
-
-DAMAGES: dict[str, Callable[[Path], None]] = {
-    "flipped": flip,
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "flipped": lambda path: flip_bit(path, path.stat().st_size // 2),
     "truncated": lambda path: os.truncate(path, path.stat().st_size // 2),
     "deleted": Path.unlink,
 }
@@ -165,34 +158,27 @@ def test_damaged_checkpoint_is_set_aside_and_the_one_before_is_loaded(
 def test_all_damaged_is_an_error_and_stays_one(tmp_path: Path) -> None:
     for _ in range(2):
         saved(tmp_path)
-        flip(tmp_path / "step-000005" / TENSORS[0])
+        flip_bit(tmp_path / "step-000005" / TENSORS[0], 600)
         assert Checkpoints(tmp_path, FACTS, 2).load_newest(make_state()) == 3
     aside = {path.name for path in tmp_path.glob(".step*")}
     assert aside == {".step-000005.bad", ".step-000005-2.bad"}
-    flip(tmp_path / "step-000003" / TENSORS[0])
+    flip_bit(tmp_path / "step-000003" / TENSORS[0], 600)
     for _ in range(2):
         with pytest.raises(UserError, match=rf"{tmp_path}.*step-000003\.bad"):
             Checkpoints(tmp_path, FACTS, 2).load_newest(make_state())
 
 
-def test_other_settings_are_refused_by_name(tmp_path: Path) -> None:
+def test_other_settings_and_other_models_are_refused_by_name(tmp_path: Path) -> None:
     saved(tmp_path)
-    facts = {"learning_rate": 2e-2, "model": {"layers": 2}}
-    with pytest.raises(UserError, match=r"step-000005 .*learning_rate: 0\.01 -> 0\.02"):
-        Checkpoints(tmp_path, facts, 2).load_newest(make_state())
-    assert names(tmp_path) == ["step-000003", "step-000005"]
-
-
-def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
-    saved(tmp_path)
-    more, wider = make_state(), make_state(width=9)
+    more, wider, faster = make_state(), make_state(width=9), FACTS | {"learning_rate": 2e-2}
     more.model.register_parameter("more", nn.Parameter(torch.zeros(1)))
-    for state, named in (
-        (more, "model.more is missing"),
-        (wider, "model.0.bias .*8 of float32.* 9 of float32"),
+    for state, facts, named in (
+        (make_state(), faster, r"learning_rate: 0\.01 -> 0\.02"),
+        (more, FACTS, "model.more is missing"),
+        (wider, FACTS, "model.0.bias .*8 of float32.* 9 of float32"),
     ):
         with pytest.raises(UserError, match=f"step-000005 .*{named}"):
-            Checkpoints(tmp_path, FACTS, 2).load_newest(state)
+            Checkpoints(tmp_path, facts, 2).load_newest(state)
     assert names(tmp_path) == ["step-000003", "step-000005"]
 
 

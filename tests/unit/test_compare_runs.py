@@ -26,9 +26,6 @@ def forgetting(step: int | None, task: str) -> float:
     return recovering(0.2, 0.8)(step, task)
 
 
-# ------------------------------------------------------------------------------------- numbers
-
-
 def test_averages_and_shares_are_those_of_the_suites(tmp_path: Path) -> None:
     folder = FakeRun(skill=recovering(0.1, 0.7)).write(tmp_path)
     comparison = compare([folder])
@@ -57,9 +54,7 @@ def test_there_are_intervals_where_single_examples_are_known(tmp_path: Path) -> 
     assert rows[without.name].low is None
 
 
-def test_the_loss_recovers_too_and_how_fast_is_told_in_tokens_hours_and_flops(
-    tmp_path: Path,
-) -> None:
+def test_the_loss_recovers_and_its_speed_is_told_in_tokens_and_flops(tmp_path: Path) -> None:
     folder = FakeRun(steps=(None, 0, 200)).write(tmp_path)
     # Three held-out sequences; the gap of 0.8 is closed along a line by step 100, and then stays.
     rows = read_rows(folder / "train" / "metrics.jsonl")
@@ -171,12 +166,6 @@ def test_a_last_line_needs_no_end_and_a_damaged_one_is_refused(tmp_path: Path) -
             read_archive(archive)
 
 
-def test_checkpoints_below_step_0_are_found(tmp_path: Path) -> None:
-    comparison = compare([FakeRun(skill=forgetting).write(tmp_path)])
-    (line,) = [line for line in warnings(comparison) if "below step 0" in line]
-    assert "niah_single_1 is below step 0 at steps 100, 200: at worst -100.0" in line
-
-
 def test_means_over_seeds_have_the_standard_error_of_their_values(tmp_path: Path) -> None:
     runs = [
         FakeRun(seed=seed, skill=recovering(0.1 + seed / 5, 0.9)).write(tmp_path)
@@ -205,12 +194,10 @@ def test_shorter_runs_are_named_and_not_averaged_at_the_end(tmp_path: Path) -> N
 
 
 def num_seeds(comparison: Comparison, at_end: bool) -> list[int]:
-    """Of each setup."""
     return [len(of) for of in seeds_of_setups(comparison, comparison.averages[0], at_end).values()]
 
 
 def change(path: Path, *names: str, value: object) -> None:
-    """A value inside a JSON file."""
     content = inner = json.loads(path.read_text())
     for name in names[:-1]:
         inner = inner[name]
@@ -228,9 +215,6 @@ def test_only_runs_that_differ_in_the_seed_alone_are_averaged(tmp_path: Path) ->
     assert f"again/{again.name}" in comparison.runs[3].setup
 
 
-# ------------------------------------------------------------------------------------ the report
-
-
 def test_report_is_one_file_with_nothing_outside_it(tmp_path: Path) -> None:
     runs = [FakeRun(method, skill=forgetting).write(tmp_path) for method in ("bosch", "fisher")]
     mine = tmp_path / "report" / "niah_mine.png"
@@ -239,6 +223,8 @@ def test_report_is_one_file_with_nothing_outside_it(tmp_path: Path) -> None:
     written, again = (
         write_report(compare(runs, runs[1].name), tmp_path / name) for name in ("report", "again")
     )
+    lines = "\n".join(warnings(compare(runs)))
+    assert "niah_single_1 is below step 0 at steps 100, 200: at worst -100.0" in lines
     assert mine.exists()
     assert [path.read_bytes() for path in written] == [path.read_bytes() for path in again]
     html = (tmp_path / "report" / "report.html").read_text()
@@ -250,9 +236,7 @@ def test_report_is_one_file_with_nothing_outside_it(tmp_path: Path) -> None:
     assert set(rows[0]) == set("run step tokens suite task length metric value stderr n".split())
 
 
-def test_curves_of_a_run_that_is_going_on_are_left_to_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_curves_of_a_live_run_are_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     going_on, ended = (FakeRun(name).write(tmp_path) for name in ("bosch", "fisher"))
     with RunFolder(going_on):
         compare_runs.main([str(going_on), str(ended), "--rebuild-tb"])
@@ -330,9 +314,6 @@ def test_there_is_no_share_of_a_gap_that_may_not_exist(tmp_path: Path, dense: fl
     assert not any("% [" in line for line in lines if "gap" in line)
     assert any("no significant gap to the dense model" in line for line in lines)
     assert "no significant gap" in str(short_table(compare([run])).rows)
-
-
-# ------------------------------------------------------------------------------------ the command
 
 
 def test_command_skips_what_is_not_a_run(

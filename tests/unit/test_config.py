@@ -1,16 +1,18 @@
-"""Checks of settings, and the way from a command line to them."""
+"""Checks of settings, the way from a command line to them, and --kv-budget."""
 
-import dataclasses
 import json
 import re
 from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 from bosch import config as settings
 from bosch.config import Config, TrainConfig, fill_in, parse_count
-from bosch.recipes import presets
+from bosch.masks.kv_budget import with_kv_budget
+from bosch.masks.mask import read_mask
+from bosch.recipes import presets, recover, search_mask
 from bosch.recipes.recover import Command, parse_command
 from bosch.run.errors import UserError
 
@@ -42,9 +44,7 @@ def test_token_counts_are_read_as_people_write_them() -> None:
         (lambda: settings.EvalConfig(checkpoints=(0.0, 2.5)), "eval.checkpoints", "(0.0, 2.5)"),
     ],
 )
-def test_impossible_settings_are_refused_by_name_and_value(
-    make: Callable[[], object], name: str, value: str
-) -> None:
+def test_impossible_settings_are_named(make: Callable[[], object], name: str, value: str) -> None:
     with pytest.raises(UserError, match=name) as refused:
         make()
     assert value in str(refused.value)
@@ -52,8 +52,8 @@ def test_impossible_settings_are_refused_by_name_and_value(
 
 def test_dials_and_sections_override_the_preset() -> None:
     command = parse("--preset", "smoke", "--ratio", "0.5", "--calibration.length=1k", "--seed", "3")
-    calibration = dataclasses.replace(presets.smoke().calibration, length=1000)
-    expected = dataclasses.replace(presets.smoke(), ratio=0.5, seed=3, calibration=calibration)
+    calibration = replace(presets.smoke().calibration, length=1000)
+    expected = replace(presets.smoke(), ratio=0.5, seed=3, calibration=calibration)
     assert command.config == expected
 
 
@@ -63,9 +63,7 @@ def options_shown(capsys: pytest.CaptureFixture[str], option: str) -> set[str]:
     return {line.split()[0] for line in capsys.readouterr().out.splitlines() if line[:3] == "  -"}
 
 
-def test_help_shows_at_most_50_options_and_help_all_every_one(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_help_shows_50_options_and_help_all_every_one(capsys: pytest.CaptureFixture[str]) -> None:
     short, everything = (options_shown(capsys, option) for option in ("--help", "--help-all"))
     assert 20 < len(short) <= 50
     assert short < everything
@@ -95,6 +93,48 @@ def test_run_folder_is_named_after_what_tells_runs_apart() -> None:
 
 
 def test_a_run_from_before_a_setting_has_its_default() -> None:
-    stored = json.loads(json.dumps(dataclasses.asdict(Config(seed=3))))
+    stored = json.loads(json.dumps(asdict(Config(seed=3))))
     del stored["mask"]["options"], stored["train"]
-    assert fill_in(stored) == json.loads(json.dumps(dataclasses.asdict(Config(seed=3))))
+    assert fill_in(stored) == json.loads(json.dumps(asdict(Config(seed=3))))
+
+
+def test_the_smallest_ratio_that_fits_is_taken_and_said(tmp_path: Path) -> None:
+    shape = {"num_hidden_layers": 36, "num_key_value_heads": 8, "head_dim": 128}
+    shape |= {"num_attention_heads": 32, "max_position_embeddings": 32_768}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3"} | shape))
+    config = replace(presets.paper(str(tmp_path)), method="fisher")
+    for budget, method, ratio, line in (
+        # Qwen3-8B: 36 layers x 8 groups of 4 * 128 bytes a token. At 131,072 tokens the dense model
+        # needs 18 GiB, a group 64 MiB, and with a window of 1,024 half of one less 1/2 KiB:
+        # (288 - m) / 16 + m * 1,023 / 2^21 <= 4 first holds at m = 226.
+        ("4GiB@128k", "fisher", 226 / 288, "ratio 0.784722, 3.99 GiB at 131,072 tokens"),
+        # Whole layers: 2 layers are 16 groups, and 29 of 36 layers are 232 groups.
+        ("4GiB@128k", "interleave", 29 / 36, "ratio 0.805556, 3.61 GiB at 131,072 tokens"),
+        ("20 gb@131072", "fisher", 0, "ratio 0, 19.3 GB at 131,072 tokens, of the dense model"),
+    ):
+        found, said = with_kv_budget(replace(config, method=method), budget, [])
+        assert (found.ratio, said) == (ratio, f"--kv-budget {budget}: {line}")
+    with pytest.raises(UserError, match=r"too small .* it needs 151 MB at 131,072 tokens"):
+        with_kv_budget(config, "150MB@128k", [])
+    # First tokens are held too: m * 2,047 / 2^21.
+    found, _ = with_kv_budget(replace(config, sink="tokens=1024"), "4GiB@128k", [])
+    assert found.ratio == 228 / 288
+
+
+def test_recover_and_search_mask_take_it_in_place_of_a_ratio(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """2 layers x 8 groups of 4 * 16 bytes a token: 64 KiB a group, 1,984 bytes with the window."""
+    monkeypatch.chdir(tmp_path)
+    words = ["--preset", "smoke", "--method", "random_groups", "--kv-budget", "512KiB@1k"]
+    line = "--kv-budget 512KiB@1k: ratio 0.5625, 465 KiB at 1,024 tokens\n"
+    recover.main([*words, "--dry-run"])
+    assert line in capsys.readouterr().out
+    with pytest.raises(UserError, match="--sink static needs calibration examples"):
+        search_mask.main([*words, "--run-dir", "run"])
+    search_mask.main([*words, "--run-dir", "run", "--sink", "none"])
+    assert line in capsys.readouterr().out
+    assert read_mask(tmp_path / "run" / "mask" / "mask.json").mask.num_windowed == 9
+    for main in (recover.main, search_mask.main):
+        with pytest.raises(UserError, match=r"--ratio 0\.5 both"):
+            main([*words, "--ratio=0.5"])

@@ -30,16 +30,9 @@ def places(root: Path) -> Iterator[str]:
         for path in sorted((root / part).rglob("*.py")):
             name = path.relative_to(root).as_posix()
             if name.split("/")[:2] not in (["bosch", other] for other in PRODUCT):  # links
-                found = functions_with_words(ast.parse(path.read_text("utf-8")))
-                yield from (f"{name} {function}" for function in found)
-
-
-def functions_with_words(tree: ast.Module) -> list[str]:
-    found = []
-    for name, node in top_functions(tree, ""):
-        if WORDS.search(code_of(node)):
-            found.append(name)
-    return found
+                for function, node in top_functions(ast.parse(path.read_text("utf-8")), ""):
+                    if WORDS.search(code_of(node)):
+                        yield f"{name} {function}"
 
 
 def top_functions(node: ast.AST, prefix: str) -> Iterator[tuple[str, ast.AST]]:

@@ -43,9 +43,7 @@ def make_inputs(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor, Ten
     """Hidden states and head of the student, those of the teacher, and labels."""
     generator = torch.Generator().manual_seed(0)
     shapes = ((2, 70, 16), (50, 16), (140, 16), (50, 16))
-    hidden, weight, taught, head = (
-        torch.randn(shape, generator=generator).to(dtype) for shape in shapes
-    )
+    hidden, weight, taught, head = (torch.randn(x, generator=generator).to(dtype) for x in shapes)
     labels = torch.randint(50, (2, 70), generator=generator)
     labels[torch.rand(2, 70, generator=generator) < 0.3] = IGNORED
     return hidden.requires_grad_(), weight.requires_grad_(), taught, head, labels
@@ -82,9 +80,7 @@ def make_lesson(
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_divergence_in_chunks_is_that_of_plain_autograd(
-    case: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_divergence_is_that_of_plain_autograd(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bosch.training.loss, "CHUNK_ROWS", 33)
 
     def results(dtype: torch.dtype, in_chunks: bool) -> list[Tensor]:

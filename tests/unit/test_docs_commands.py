@@ -29,12 +29,12 @@ ENVIRONMENT = os.environ | {
 
 
 def blocks(page: Path) -> list[str]:
-    found = re.findall(r"^```sh\n(.*?)^```", page.read_text("utf-8"), flags=re.M | re.S)
-    return [str(block) for block in found]
+    return re.findall(r"^```sh\n(.*?)^```", page.read_text("utf-8"), flags=re.M | re.S)
 
 
-def is_only_parsed(block: str) -> bool:
-    return block.startswith(MARKS)
+def quick(page: Path) -> str:
+    """The commands of a page that run here."""
+    return "\n".join(block for block in blocks(page) if not block.startswith(MARKS))
 
 
 def commands(block: str) -> list[list[str]]:
@@ -73,9 +73,7 @@ def check_options(program: list[str], words: list[str]) -> None:
 def test_every_command_exists_with_its_options(name: str) -> None:
     words = [word.removeprefix(".venv/bin/") for word in ALL[name]]
     program = words[0]
-    recipe = next(
-        (i for i, word in enumerate(words) if re.fullmatch(r"recipes/\w+\.py", word)), None
-    )
+    recipe = next((i for i, w in enumerate(words) if re.fullmatch(r"recipes/\w+\.py", w)), None)
     if program == "make":
         targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.M)
         assert {word for word in words[1:] if "=" not in word} <= set(targets)
@@ -88,13 +86,9 @@ def test_every_command_exists_with_its_options(name: str) -> None:
         check_options([sys.executable, words[recipe]], words[recipe + 1 :])
     elif program == "bosch":
         number = next((i for i, w in enumerate(words[1:], 1) if w.startswith("-")), len(words))
-        check_options(
-            words[: min(number, 3 if words[1] in ("mask", "niah", "longbench", "gsm8k") else 2)],
-            words,
-        )
-    elif words[:2] in (["python", "-m"], ["python3", "-m"]) and words[2].startswith(
-        ("benchmarks", "bosch")
-    ):
+        most = 3 if words[1] in ("mask", "niah", "longbench", "gsm8k") else 2
+        check_options(words[: min(number, most)], words)
+    elif re.match(r"python3? -m (benchmarks|bosch)", " ".join(words)):
         number = 4 if words[2] in ("benchmarks", "bosch.masks") else 3
         check_options([sys.executable, *words[1:number]], words[number:])
     elif program in ("python", "python3"):
@@ -104,9 +98,7 @@ def test_every_command_exists_with_its_options(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "page", [p for p in PAGES if not all(map(is_only_parsed, blocks(p)))], ids=lambda p: p.name
-)
+@pytest.mark.parametrize("page", [page for page in PAGES if quick(page)], ids=lambda p: p.name)
 def test_the_quick_commands_of_a_page_run_in_their_order(page: Path, tmp_path: Path) -> None:
     listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     names = subprocess.check_output(listed, cwd=ROOT, text=True).split("\0")
@@ -114,13 +106,7 @@ def test_the_quick_commands_of_a_page_run_in_their_order(page: Path, tmp_path: P
         if (ROOT / path).exists():
             (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / path, tmp_path / path, follow_symlinks=False)
-    script = "\n".join(block for block in blocks(page) if not is_only_parsed(block))
-    environment = ENVIRONMENT | {"PYTHONPATH": str(tmp_path)}
-    run = subprocess.run(
-        ["bash", "-eux", "-c", script],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
+    command, variables = ["bash", "-eux", "-c", quick(page)], {"PYTHONPATH": str(tmp_path)}
+    environment = ENVIRONMENT | variables
+    run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr[-4000:]

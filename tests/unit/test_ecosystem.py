@@ -76,17 +76,12 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def load(folder: Path, **options: Any) -> PreTrainedModel:
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, **options)
-    return model
+def load(folder: Path, **options: Any) -> Any:
+    return AutoModelForCausalLM.from_pretrained(folder, **options)
 
 
-def greedy(model: PreTrainedModel, ids: Tensor, **options: Any) -> Tensor:
-    out: Tensor = model.generate(ids, max_new_tokens=8, do_sample=False, pad_token_id=0, **options)
-    return out
-
-
-# --------------------------------------------------------------------------------------- training
+def greedy(model: PreTrainedModel, ids: Tensor, **options: Any) -> Any:
+    return model.generate(ids, max_new_tokens=8, do_sample=False, pad_token_id=0, **options)
 
 
 @row("Trainer: `train(resume_from_checkpoint=True)`", "works", "")
@@ -163,9 +158,6 @@ def test_peft_adapters_of_the_dense_model_are_merged_before(tmp_path: Path) -> N
     assert_close(logits(bosch.materialize(model.merge_and_unload(), MASK), ids), expected)
 
 
-# --------------------------------------------------------------------------------------- generation
-
-
 @row("pipeline: `text-generation` from a folder, in batches", "works", "After `import bosch`.")
 def test_a_pipeline_writes_the_same_in_batches(folders: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(folders / "hybrid", padding_side="left")
@@ -204,9 +196,6 @@ def test_transformers_serve_finds_no_class_of_ours(folders: Path) -> None:
 def test_continuous_batching_is_refused_in_our_words() -> None:
     with pytest.raises(UserError, match="use generate, or vLLM"):
         hybrid().generate_batch([[5, 6, 7]], max_new_tokens=2)
-
-
-# ------------------------------------------------------------------------------- loading and saving
 
 
 @row("files: `device_map`, with layers left on disk", "works", "")
@@ -279,9 +268,6 @@ def test_lm_eval_s_command_line_judges_a_hybrid(folders: Path, tmp_path: Path) -
     assert not math.isclose(found, by_hand["dense"], rel_tol=1e-3)
 
 
-# ------------------------------------------------------------------------------------- quantization
-
-
 @noisy
 @row(
     "quantization: torchao (int8)",
@@ -319,9 +305,7 @@ def test_torchao_quantizes_hybrids_and_is_refused_before(folders: Path, tmp_path
     "works",
     "At loading, saved and loaded. Quantize the hybrid, not the model it is made of.",
 )
-def test_bitsandbytes_quantizes_hybrids_and_is_refused_before(
-    folders: Path, tmp_path: Path
-) -> None:
+def test_bitsandbytes_quantizes_hybrids_alone(folders: Path, tmp_path: Path) -> None:
     needs("bitsandbytes")
     ids = random_tokens(1, 40)
     for name in ("load_in_8bit", "load_in_4bit"):
@@ -338,9 +322,6 @@ def test_bitsandbytes_quantizes_hybrids_and_is_refused_before(
         if name == "load_in_8bit":  # a scale a row, which the permutation keeps
             with bosch.masked(dense, MASK):
                 assert_close(logits(dense, ids), found)
-
-
-# --------------------------------------------------------------------- the table in docs/library.md
 
 
 def table_rows() -> list[tuple[str, str, str]]:

@@ -62,9 +62,7 @@ def chunk_of(blocks: list[str] | list[np.ndarray]) -> Chunk:
     limit=st.integers(4, 40),
     blocks=st.lists(st.integers(1, 50), max_size=20),
 )
-def test_pieces_are_the_text_and_do_not_depend_on_the_blocks_it_came_in(
-    text: str, limit: int, blocks: list[int]
-) -> None:
+def test_pieces_do_not_depend_on_the_blocks(text: str, limit: int, blocks: list[int]) -> None:
     ends = [0, *np.cumsum(blocks).tolist(), len(text)]
     parts = [text[a:b] for a, b in pairwise(ends) if a < b]
     with mock.patch.object(encode, "PIECE_CHARS", limit):
@@ -75,9 +73,7 @@ def test_pieces_are_the_text_and_do_not_depend_on_the_blocks_it_came_in(
     assert pieces == of_one_block
 
 
-def test_a_text_cut_at_line_ends_has_the_tokens_of_the_whole(
-    model: TokenizerText, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pieces_have_all_the_tokens(model: TokenizerText, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "\n\n".join(TEXTS[:20])
     whole = Encoder(model, None).encode(chunk_of([text])).ids
     monkeypatch.setattr(encode, "PIECE_CHARS", 500)
@@ -103,9 +99,7 @@ def test_documents_get_their_end_token_and_empty_ones_nothing(model: TokenizerTe
     assert with_begin.hash != model.hash
 
 
-def test_foreign_ids_are_decoded_and_encoded_again(
-    model: TokenizerText, llama: TokenizerText
-) -> None:
+def test_foreign_ids_are_encoded_again(model: TokenizerText, llama: TokenizerText) -> None:
     stored = llama.load()
     begin, end = np.uint32([0]), np.uint32([1])
     ids = [np.concatenate([begin, ids_of(stored, text), end]) for text in TEXTS[:8]]
@@ -114,9 +108,7 @@ def test_foreign_ids_are_decoded_and_encoded_again(
     np.testing.assert_array_equal(encoded.ids, expected.ids)
 
 
-def test_document_cut_within_a_character_loses_only_what_is_left_of_it(
-    llama: TokenizerText,
-) -> None:
+def test_a_cut_within_a_character_loses_only_its_rest(llama: TokenizerText) -> None:
     tokenizer = llama.load()
     ids = ids_of(tokenizer, "naïve 😀 end")
     parts = [ids[a:b] for a in range(len(ids)) for b in range(a + 1, len(ids))]
@@ -124,9 +116,7 @@ def test_document_cut_within_a_character_loses_only_what_is_left_of_it(
     assert as_texts([ids], tokenizer) == ["naïve 😀 end"]
 
 
-def test_ids_of_another_tokenizer_are_recognized_by_encoding_them_again(
-    model: TokenizerText, llama: TokenizerText
-) -> None:
+def test_ids_of_another_tokenizer_are_found(model: TokenizerText, llama: TokenizerText) -> None:
     right, other = llama.load(), model.load()
     ids = [ids_of(right, text) for text in TEXTS[:8]]
     assert encode.share_reproduced(right, ids) == 1

@@ -48,9 +48,7 @@ def test_a_reader_that_leaves_early_sees_no_traceback() -> None:
     assert process.returncode == 141
 
 
-def test_a_users_error_ends_in_a_sentence_and_ours_in_a_traceback(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_users_error_ends_in_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     def fail(error: Exception) -> None:
         raise error
 

@@ -16,14 +16,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from bosch.data.essays import (
-    PUNKT_FILES,
-    Essays,
-    find_sentence_ends,
-    make_essays,
-    read_essays,
-    stored_sentence_ends,
-)
+from bosch.data import essays as reader
 from bosch.run.errors import MissingFileError, UserError
 
 TEXT = (
@@ -37,14 +30,14 @@ def untrained_punkt(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Punkt with empty tables: the same algorithm, but other sentences than English Punkt's."""
     pytest.importorskip("nltk", reason="cutting unknown essays needs the extra `eval`")
     folder = tmp_path_factory.mktemp("punkt")
-    for name in PUNKT_FILES:
+    for name in reader.PUNKT_FILES:
         (folder / name).touch()
     return folder
 
 
 @pytest.fixture(scope="module")
-def graham(shared_data: Path) -> Essays:
-    return read_essays(shared_data / "pg_essays.json")
+def graham(shared_data: Path) -> reader.Essays:
+    return reader.read_essays(shared_data / "pg_essays.json")
 
 
 def cut_prefix(words: list[str], num_words: int, cut: Callable[[str], list[str]]) -> list[str]:
@@ -64,27 +57,23 @@ WORDS = """one Two e.g. end. what? good.[2] ) " - 3. No!) ... so?! a.)4.""".spli
 
 @given(st.lists(st.sampled_from(WORDS), min_size=1, max_size=30), st.booleans())
 @settings(deadline=None, max_examples=60)
-def test_sentences_of_any_prefix_are_those_of_a_fresh_cut(
-    untrained_punkt: Path, words: list[str], blank_ends: bool
-) -> None:
+def test_prefixes_are_fresh_cuts(untrained_punkt: Path, words: list[str], blank_ends: bool) -> None:
     # Punkt adds a closing mark that stands alone to the sentence before it. At the start there is
     # none; where the text starts over there is.
     assume(words[0] not in (")", '"'))
     text = " ".join(words)
-    essays = make_essays(f"\n{text} " if blank_ends else text, "generated", untrained_punkt)
+    essays = reader.make_essays(f"\n{text} " if blank_ends else text, "generated", untrained_punkt)
     for num_words in range(1, 2 * len(essays.words) + 3):
         assert essays.sentences(num_words) == cut_prefix(essays.words, num_words, untrained_cut)
 
 
-def test_a_folder_is_read_in_the_order_of_its_file_names(
-    tmp_path: Path, untrained_punkt: Path
-) -> None:
+def test_a_folder_is_read_in_order_of_names(tmp_path: Path, untrained_punkt: Path) -> None:
     for name, text in (("b.txt", "Second."), ("a.txt", "First.\n"), ("c.md", "Not read.")):
         (tmp_path / name).write_text(text)
     (tmp_path / "one.json").write_text(json.dumps({"text": "First.\nSecond."}))
     (tmp_path / "folder").mkdir()
-    from_folder = read_essays(tmp_path, untrained_punkt)
-    from_json = read_essays(tmp_path / "one.json", untrained_punkt)
+    from_folder = reader.read_essays(tmp_path, untrained_punkt)
+    from_json = reader.read_essays(tmp_path / "one.json", untrained_punkt)
     assert from_folder.words == from_json.words == ["First.", "Second."]
     assert from_folder.sha256 == from_json.sha256 == hashlib.sha256(b"First.\nSecond.").hexdigest()
 
@@ -102,16 +91,17 @@ def test_a_folder_is_read_in_the_order_of_its_file_names(
 def test_unreadable_essays_are_named(tmp_path: Path, name: str, content: bytes, value: str) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=re.escape(name)) as error:
-        read_essays(tmp_path / name)
+        reader.read_essays(tmp_path / name)
     assert value in str(error.value)
     with pytest.raises(UserError, match=r"none\.json"):
-        read_essays(tmp_path / "none.json")
+        reader.read_essays(tmp_path / "none.json")
 
 
 def test_missing_punkt_data_names_the_four_files(tmp_path: Path, untrained_punkt: Path) -> None:
     with pytest.raises(MissingFileError) as error:
-        make_essays(TEXT, "mine.json", tmp_path)
-    assert all(name in str(error.value) for name in (*PUNKT_FILES, "mine.json", str(tmp_path)))
+        reader.make_essays(TEXT, "mine.json", tmp_path)
+    named = (*reader.PUNKT_FILES, "mine.json", str(tmp_path))
+    assert all(name in str(error.value) for name in named)
 
 
 def test_punkt_data_is_found_through_nltk_data_and_stored_ends_are_read_back(
@@ -119,8 +109,8 @@ def test_punkt_data_is_found_through_nltk_data_and_stored_ends_are_read_back(
 ) -> None:
     shutil.copytree(untrained_punkt, tmp_path / "second/tokenizers/punkt_tab/english")
     monkeypatch.setenv("NLTK_DATA", os.pathsep.join([str(tmp_path), str(tmp_path / "second")]))
-    essays = make_essays(TEXT, "text", untrained_punkt)
-    assert make_essays(TEXT, "text").sentence_ends == essays.sentence_ends
+    essays = reader.make_essays(TEXT, "text", untrained_punkt)
+    assert reader.make_essays(TEXT, "text").sentence_ends == essays.sentence_ends
     ends = essays.sentence_ends  # stored as those in `data/punkt_spans` are
     pairs = [(word, end) for word, inside in ends.in_last_words.items() for end in inside]
     np.savez_compressed(
@@ -128,13 +118,11 @@ def test_punkt_data_is_found_through_nltk_data_and_stored_ends_are_read_back(
         sentence_ends=np.array(ends.places, dtype=np.uint32),
         in_last_words=np.array(pairs, dtype=np.uint32).reshape(-1, 2),
     )
-    assert stored_sentence_ends(essays.sha256, tmp_path) == essays.sentence_ends
-    assert stored_sentence_ends("another", tmp_path) is None
+    assert reader.stored_sentence_ends(essays.sha256, tmp_path) == essays.sentence_ends
+    assert reader.stored_sentence_ends("another", tmp_path) is None
 
 
-def test_the_shared_essays_are_the_specifications_and_need_no_nltk(
-    graham: Essays, shared_data: Path
-) -> None:
+def test_the_shared_essays_need_no_nltk(graham: reader.Essays, shared_data: Path) -> None:
     # The figures of spec/eval.md 1.3.
     assert graham.sha256 == "b3a70ebc054f2eab5057baf3c4b7e857711472be8086240a516fd29b648ad857"
     assert len(graham.words) == 111_877
@@ -151,10 +139,10 @@ def test_the_shared_essays_are_the_specifications_and_need_no_nltk(
 
 
 def test_prefixes_of_the_shared_essays_are_cut_as_sent_tokenize_cuts_them(
-    graham: Essays, shared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    graham: reader.Essays, shared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nltk = pytest.importorskip("nltk", reason="cutting essays anew needs the extra `eval`")
-    found = find_sentence_ends(graham.words, graham.name, shared_data / "punkt_tab")
+    found = reader.find_sentence_ends(graham.words, graham.name, shared_data / "punkt_tab")
     assert graham.sentence_ends == found
     # nltk reads its data from its own folders only.
     shutil.copytree(shared_data / "punkt_tab", tmp_path / "tokenizers" / "punkt_tab")

@@ -1,31 +1,38 @@
-"""recipes/evaluate_model.py: folders, rows, floors, and what it refuses."""
+"""Evaluations: settings, folders, rows, floors, what is refused, killed ones, and lm-eval's."""
 
 import json
 import re
+import shutil
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoConfig
 
 from bosch.assets import asset_folder
-from bosch.config import Config
+from bosch.config import Config, JudgingConfig
 from bosch.eval import runner
+from bosch.eval.judging import Judging, judge, load_judged
+from bosch.eval.lm_eval_bridge import results_of
 from bosch.eval.results import collect_results
+from bosch.eval.rows import read_rows
+from bosch.eval.settings import FAST, Label, SuiteRun
 from bosch.eval.suites import longbench, niah
+from bosch.eval.suites._interface import Request, Result
 from bosch.recipes import evaluate_model, presets
-from bosch.run.errors import UserError
+from bosch.run.checkout import how_to_install
+from bosch.run.errors import MissingFileError, UserError
+from bosch.run.files import DamagedArtifactError
 from bosch.run.fingerprint import hash_file
 from bosch.run.folder import RunFolder
 from bosch.run.stage import Artifact
 from tests.hybrid_folders import embedded_hybrid
+from tests.lm_eval_task import NAME, write_task
 
 MODEL = asset_folder("tiny-qwen3-2layer")
 ROW = {"run", "step", "tokens", "suite", "task", "length", "metric", "value", "stderr", "n"}
-
-
-def read_lines(path: Path) -> list[Any]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +65,7 @@ def test_every_score_is_a_row_and_follows_from_saved_predictions(run: Path) -> N
     rows = [row for row in scores["rows"] if row["metric"] == "string_match_all"]
     assert all(set(row) == ROW for row in rows)
     assert {(row["run"], row["step"], row["tokens"]) for row in rows} == {("one", 4, 4 * 2 * 256)}
-    predictions = read_lines(folder / "niah" / "predictions.jsonl")
+    predictions = read_rows(folder / "niah" / "predictions.jsonl")
     for task in ("niah_single_1", "niah_multikey_2"):
         mine = [p["scores"]["string_match_all"] for p in predictions if p["task"] == task]
         (row,) = [row for row in rows if row["task"] == task]
@@ -69,7 +76,7 @@ def test_every_score_is_a_row_and_follows_from_saved_predictions(run: Path) -> N
     assert scores["rows"][-1]["task"] == "average"
 
 
-def test_another_run_reuses_the_dense_model_s_evaluation_and_the_examples(
+def test_another_run_reuses_evaluations_and_examples(
     run: Path, hybrid: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(longbench, "build_examples", None)
@@ -84,7 +91,7 @@ def test_another_run_reuses_the_dense_model_s_evaluation_and_the_examples(
     settings = replace(config.eval, niah_tasks=tasks, prefill_chunk=64)  # changes no result
     complete_step(other, replace(config, eval=settings), 0, hybrid)
     rows = collect_results(other / "eval", "two")
-    assert read_lines(other / "eval" / "results.jsonl") == rows
+    assert read_rows(other / "eval" / "results.jsonl") == rows
     assert {row["run"] for row in rows} == {"two"}
     assert list(dict.fromkeys(row["step"] for row in rows)) == [None, 0]
     assert list((other / "tb").glob("events*"))
@@ -122,17 +129,144 @@ def test_predictions_of_one_model_are_not_used_for_another(
 ) -> None:
     options = ("--limit", 1, "--lengths", 256, "--niah-tasks", "niah_single_1", "niah_single_2")
     options = (*options, "--out", tmp_path / "judged")
-    written = runner.append_line
-
-    def fail_after_the_first(*arguments: Any) -> None:
-        written(*arguments)
-        raise RuntimeError("killed")
-
-    monkeypatch.setattr(runner, "append_line", fail_after_the_first)
+    monkeypatch.setattr(runner, "write_rows", raise_killed)
     with pytest.raises(RuntimeError, match="killed"):
         command("--model", hybrid, *options)
     monkeypatch.undo()
     with pytest.raises(UserError, match="judged"):
         command("--model", MODEL, *options)
     command("--model", hybrid, *options)
-    assert len(read_lines(tmp_path / "judged" / "niah" / "predictions.jsonl")) == 2
+    assert len(read_rows(tmp_path / "judged" / "niah" / "predictions.jsonl")) == 2
+
+
+@pytest.fixture
+def begun(hybrid: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """An evaluation that was killed before a call of a function of the runner."""
+    settings = niah.Settings(lengths=(256,), tasks=("niah_single_1",))
+    judging = Judging((SuiteRun("niah", settings, 2),))
+
+    def begin(killed_before: str) -> tuple[Path, Any]:
+        def evaluate() -> None:
+            judge(hybrid, judging, Label("one", 4, 4), tmp_path / "out", tmp_path / "examples")()
+
+        with monkeypatch.context() as patch:
+            patch.setattr(runner, killed_before, raise_killed)
+            with pytest.raises(RuntimeError, match="killed"):
+                evaluate()
+        return tmp_path / "out", evaluate
+
+    return begin
+
+
+def raise_killed(*_: Any) -> None:
+    raise RuntimeError("killed")
+
+
+def test_a_damaged_prediction_is_made_again(begun: Any, caplog: pytest.LogCaptureFixture) -> None:
+    folder, evaluate = begun("write_rows")
+    evaluate()
+    wanted = (folder / "niah" / "predictions.jsonl").read_bytes()
+    shutil.rmtree(folder)
+    begun("write_rows")
+    (path,) = (folder / ".work").glob("niah-*.jsonl")
+    first, second = path.read_text().splitlines(keepends=True)
+    row = json.loads(second)
+    changed = json.dumps(row | {"prediction": "42"}) + "\n"
+    path.write_text(first + changed + "[" * 50_000 + "\n" + '{"task": []}\n' + first)
+    with caplog.at_level("INFO", "bosch"):
+        evaluate()
+    assert f"{path}, line 2" in caplog.text
+    assert (folder / "niah" / "predictions.jsonl").read_bytes() == wanted
+
+
+def test_damaged_predictions_of_an_unfinished_evaluation_are_named(begun: Any) -> None:
+    folder, evaluate = begun("write_rows")
+    evaluate()  # all is scored, but no manifest protects it yet
+    path = folder / "niah" / "predictions.jsonl"
+    content = path.read_text()
+    first, _ = content.splitlines(keepends=True)
+    for damaged in (content.replace('"prediction": "', '"prediction": "4', 1), first):
+        path.write_text(damaged)
+        with pytest.raises(DamagedArtifactError, match=str(path)):
+            evaluate()
+    path.unlink()
+    evaluate()
+    assert path.read_text() == content
+
+
+def test_yarn_stretches_the_positions_and_keeps_their_base(tmp_path: Path) -> None:
+    model = load_judged(MODEL, Judging((), yarn=2))
+    plain = AutoConfig.from_pretrained(MODEL)
+    assert model.config.max_position_embeddings == plain.max_position_embeddings
+    assert model.config.rope_parameters == {
+        "rope_type": "yarn",
+        "rope_theta": plain.rope_parameters["rope_theta"],
+        "factor": 2.0,
+        "original_max_position_embeddings": plain.max_position_embeddings,
+    }
+    rope, size = model.model.rotary_emb, plain.head_dim
+    assert rope.attention_scaling == pytest.approx(1.0693, abs=1e-4)  # 0.1 ln 2 + 1
+    slowest = plain.rope_parameters["rope_theta"] ** (-(size - 2) / size)
+    assert rope.inv_freq[0] == pytest.approx(1.0)  # left as it is
+    assert rope.inv_freq[-1] == pytest.approx(slowest / 2, rel=1e-6)  # half as fast
+    model.config.save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=r"--yarn 3: .*yarn"):
+        load_judged(tmp_path, Judging((), yarn=3))
+
+
+def test_longbench_prompts_are_cut_where_longbench_cuts_them() -> None:
+    # LongBench/config/model2maxlen.json: models with 4k, 8k, 16k and 32k positions.
+    expected = {4096: 3500, 8192: 7500, 16384: 15500, 32768: 31500, 40960: 31500}
+    for positions, tokens in expected.items():
+        request = Request(JudgingConfig(), positions)
+        settings, _ = longbench.configure(request)
+        assert settings.max_prompt_tokens == tokens
+
+
+def test_only_the_batch_in_half_precision_counts_among_speed_settings() -> None:
+    judging = Judging((SuiteRun("niah", niah.Settings(), 3),), precision="fp32")
+    fast = replace(judging, generation=replace(FAST, batch=2, draft_answers=False))
+    assert judging.facts() == fast.facts()
+    assert replace(judging, precision="bf16").facts() != replace(fast, precision="bf16").facts()
+    stretched = replace(judging, yarn=2.0)
+    assert judging.facts() != stretched.facts() != replace(stretched, yarn_from=1024).facts()
+
+
+def test_a_file_with_other_content_is_another_setting(tmp_path: Path) -> None:
+    judging = Judging((SuiteRun("niah", niah.Settings(essays=str(tmp_path))),))
+    (tmp_path / "a.txt").write_text("One.")
+    before = judging.facts()
+    assert judging.facts() == before
+    (tmp_path / "a.txt").write_text("Two.")
+    assert judging.facts() != before
+
+
+def test_lm_eval_s_numbers_become_rows() -> None:
+    """Output of lm-eval 0.4.13 for these two tasks, shortened."""
+    needles = {"alias": "x", "4096,none": -1, "1024,none": 0.5, "1024_stderr,none": 0.1}
+    sums = {"exact_match,strict-match": 0.25, "exact_match_stderr,strict-match": "N/A"}
+    counts = {"niah_single_1": {"effective": 4}, "gsm8k": {"effective": 8}}
+    found = {"results": {"niah_single_1": needles, "gsm8k": sums}, "n-samples": counts}
+    assert list(results_of(found)) == [
+        Result("niah_single_1", 1024, "string_match_all", 0.5, 0.1, 4),
+        Result("gsm8k", 0, "exact_match strict-match", 0.25, None, 8),
+    ]
+
+
+def test_lm_eval_runs_a_task_or_is_named_as_missing(tmp_path: Path) -> None:
+    arguments = ["--model", "tiny-qwen3-2layer", "--suite", "lm-eval:niah_single_1", "--limit", "1"]
+    arguments += ["--out", str(tmp_path / "judged")]
+    if find_spec("lm_eval") is None:
+        with pytest.raises(UserError, match=how_to_install("lm-eval", "lm-eval")):
+            evaluate_model.main(arguments)
+        return
+    tasks = write_task(tmp_path / "tasks", "one two three", " four")
+    own = ["--suite", f"lm-eval:{NAME}", "--include-path", str(tasks), "--limit", "1"]
+    evaluate_model.main([*arguments[:2], *own, "--out", str(tmp_path / "owned")])
+    (row,) = json.loads((tmp_path / "owned" / "lm-eval" / "scores.json").read_text())["rows"]
+    assert (row["task"], row["n"]) == (NAME, 1)
+    with pytest.raises(MissingFileError, match=r"the data of hellaswag: .*HF_HOME"):
+        evaluate_model.main([*arguments[:2], "--suite", "lm-eval:hellaswag", *arguments[-2:]])
+    evaluate_model.main([*arguments, "--lengths", "256"])
+    (row,) = json.loads((tmp_path / "judged" / "lm-eval" / "scores.json").read_text())["rows"]
+    assert (row["task"], row["length"], row["n"]) == ("niah_single_1", 256, 1)

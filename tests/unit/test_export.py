@@ -47,15 +47,6 @@ print("window entries:", cache.layers[1].keys[0].shape[2])
 """
 
 
-def load_alone(modules: Path, folder: Path) -> str:
-    command = [sys.executable, "-c", ALONE, str(folder)]
-    # Not in the repository's folder, and with a cache of code that nobody shares.
-    environment = os.environ | {"HF_MODULES_CACHE": str(modules)}
-    done = subprocess.run(command, cwd=modules, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def generated(model: Any) -> list[int]:
     ids = torch.arange(5, 60)[None]
     return model.generate(ids, max_new_tokens=8, do_sample=False)[0, -8:].tolist()
@@ -75,16 +66,17 @@ def test_folder_works_where_the_package_is_not(family: str, tmp_path: Path) -> N
     expected = generated(AutoModelForCausalLM.from_pretrained(hybrid))
     modules = tmp_path / "modules"
     modules.mkdir()
-    said = load_alone(modules, hybrid)
-    assert f"tokens: {expected}\n" in said
-    assert f"window entries: {WINDOW - 1}\n" in said
-    assert "refused: " in said
-    assert "tokenizer: [68, 69]\n" in said
+    # Not in the repository's folder, and with a cache of code that nobody shares.
+    environment = os.environ | {"HF_MODULES_CACHE": str(modules)}
+    command = [sys.executable, "-c", ALONE, str(hybrid)]
+    done = subprocess.run(command, cwd=modules, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    numbers = (f"tokens: {expected}\n", f"window entries: {WINDOW - 1}\n")
+    for said in (*numbers, "refused: ", "tokenizer: [68, 69]\n"):
+        assert said in done.stdout
 
 
-def test_code_of_a_checkpoint_and_the_package_live_in_one_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_checkpoint_code_lives_beside_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "m"))
     dense, hybrid = plain_folder(tmp_path / "dense"), tmp_path / "hybrid"
     materialize(dense, record_for(dense), hybrid)

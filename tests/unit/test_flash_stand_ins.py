@@ -111,9 +111,6 @@ def test_a_training_step_on_packed_documents_has_the_references_gradients(backen
         assert difference <= 0.05 * torch.linalg.norm(gradients[1][name]), name
 
 
-# --------------------------------------------------------------------------------------- the choice
-
-
 @pytest.mark.usefixtures("gpu")
 def test_auto_takes_flash_for_windows_and_documents_and_sdpa_for_the_rest() -> None:
     half = {"dtype": torch.bfloat16, "head_size": 64}
@@ -139,15 +136,13 @@ def test_what_the_kernels_cannot_do_is_refused(module: ModuleType) -> None:
         assert ("head size" in str(reason)) == refused
 
 
+@pytest.mark.usefixtures("gpu")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
-def test_sdpa_computes_the_references_output_on_a_gpu(
-    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sdpa_computes_the_references_output_on_a_gpu(dtype: torch.dtype) -> None:
     """Its choices for CUDA: a bias in place of a mask after cached keys, repeated heads."""
-    with pretended_gpu(monkeypatch):
-        for case in (Case(40, None, num_past=100), Case(40, 16), Case(40, 16, kind="left")):
-            half = Case(**{**vars(case), "dtype": dtype, "head_size": 64})
-            assert check_against_reference(sdpa, half, "cuda") is None
+    for case in (Case(40, None, num_past=100), Case(40, 16), Case(40, 16, kind="left")):
+        half = replace(case, dtype=dtype, head_size=64)
+        assert check_against_reference(sdpa, half, "cuda") is None
 
 
 def test_dropout_reaches_flash_2_and_is_refused_by_the_others(gpu: Gpu) -> None:
@@ -158,9 +153,6 @@ def test_dropout_reaches_flash_2_and_is_refused_by_the_others(gpu: Gpu) -> None:
     assert "dropout" in str(varlen.supports(dropped))
     gpu.capability = HOPPER
     assert "dropout" in str(flash.supports(dropped))
-
-
-# ------------------------------------------------------------------------------------ what is there
 
 
 def test_old_gpus_missing_packages_and_broken_ones_are_named(

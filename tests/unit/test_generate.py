@@ -1,137 +1,61 @@
-"""Every lossless way to generate gives the tokens of recomputation without a cache."""
+"""Generating in batches, with beams and stop strings, compiled, on from a cache, and by
+recipes/generate_text.py. Other ways: tests/contracts/test_memory_saved.py."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    CompileConfig,
-    DynamicCache,
-    PreTrainedModel,
-    StaticCache,
-    pipeline,
-)
+from transformers import AutoModelForCausalLM, AutoTokenizer, CompileConfig, pipeline
 
 from bosch.assets import asset_folder
-from bosch.hybrid.cache import CACHE, HybridLayer
+from bosch.hybrid.cache import CACHE
 from bosch.hybrid.conversion import deploy
-from tests.model_factory import FAMILIES, MIXED, random_tokens, tiny_model
+from bosch.hybrid.materialize import materialize
+from bosch.recipes import generate_text
+from tests.hybrid_folders import plain_folder, record_for
+from tests.model_factory import FAMILIES, MIXED, generate_anew, random_tokens, tiny_model
 
+row = pytest.mark.ecosystem
 WINDOW = 16
 NEW_TOKENS = 12
+PROMPT = "The sky is blue, the grass is green, and the window has sixteen tokens."
 
 
-def hybrid(family: str = "qwen3", window_tokens: int = WINDOW, z: Any = MIXED) -> PreTrainedModel:
-    model = deploy(tiny_model(family), z, window_tokens)
+def hybrid(family: str = "qwen3") -> Any:
+    model = deploy(tiny_model(family), MIXED, WINDOW)
     model.generation_config.pad_token_id = 0
     return model
 
 
-@torch.no_grad()
-def recomputed(model: PreTrainedModel, ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-    """Greedy tokens, each from a forward pass over the whole text before it, without a cache."""
-    mask = torch.ones_like(ids) if attention_mask is None else attention_mask
-    for _ in range(NEW_TOKENS):
-        positions = (mask.cumsum(-1) - 1).clamp_min(0)
-        logits = model(ids, attention_mask=mask, position_ids=positions, use_cache=False).logits
-        ids = torch.cat([ids, logits[:, -1:].argmax(-1)], dim=1)
-        mask = torch.cat([mask, mask.new_ones(len(mask), 1)], dim=1)
-    return ids
-
-
-def generate(model: PreTrainedModel, ids: Tensor, **kwargs: Any) -> Tensor:
+def generate(model: Any, ids: Tensor, **kwargs: Any) -> Any:
     defaults = {"attention_mask": torch.ones_like(ids), "max_new_tokens": NEW_TOKENS}
-    out: Tensor = model.generate(ids, **(defaults | {"do_sample": False} | kwargs))
-    return out
+    return model.generate(ids, **(defaults | {"do_sample": False} | kwargs))
 
 
-Way = Callable[[PreTrainedModel, Tensor], Tensor]
+def test_generating_goes_on_from_a_cache() -> None:
+    model, ids = hybrid(), random_tokens(1, 50)
+    first = generate(model, ids, max_new_tokens=5, return_dict_in_generate=True)
+    rest = {CACHE: first[CACHE], "max_new_tokens": NEW_TOKENS - 5}
+    found = generate(model, first.sequences, **rest)
+    assert torch.equal(found, generate_anew(model, ids, NEW_TOKENS))
 
 
-STATIC: dict[str, Any] = {"cache_implementation": "static", "disable_compile": True}
-
-
-def by(**options: Any) -> Way:
-    return lambda model, ids: generate(model, ids, **options)
-
-
-def own_dynamic_cache(model: PreTrainedModel, ids: Tensor) -> Tensor:
-    cache = DynamicCache()
-    out = generate(model, ids, **{CACHE: cache})
-    assert isinstance(cache.layers[0], HybridLayer)  # replaced by ours, which saves memory
-    return out
-
-
-def own_static_cache(model: PreTrainedModel, ids: Tensor) -> Tensor:
-    cache = StaticCache(model.config, max_cache_len=ids.shape[1] + NEW_TOKENS)
-    return generate(model, ids, **{CACHE: cache}, disable_compile=True)
-
-
-def continued(model: PreTrainedModel, ids: Tensor) -> Tensor:
-    first: Any = generate(model, ids, max_new_tokens=5, return_dict_in_generate=True)
-    cache, more = first[CACHE], NEW_TOKENS - 5
-    return generate(model, first.sequences, **{CACHE: cache}, max_new_tokens=more)
-
-
-def assisted(model: PreTrainedModel, ids: Tensor) -> Tensor:
-    """The assistant is often wrong, so its tokens are removed from both caches again."""
-    assistant = hybrid(model.config.model_type.removeprefix("bosch_"), window_tokens=5)
-    with torch.no_grad():
-        for weights, theirs in zip(assistant.parameters(), model.parameters(), strict=True):
-            weights.copy_(theirs + 0.02 * torch.randn_like(theirs))
-    return generate(model, ids, assistant_model=assistant)
-
-
-WAYS: dict[str, Way] = {
-    "dynamic": generate,
-    "chunks of 7": by(prefill_chunk_size=7),
-    "chunks of 16": by(prefill_chunk_size=16),
-    "static": by(**STATIC),
-    "static in chunks": by(**STATIC, prefill_chunk_size=7),
-    "own dynamic cache": own_dynamic_cache,
-    "own static cache": own_static_cache,
-    "continued": continued,
-    "assisted": assisted,
-    "assisted by itself": lambda model, ids: generate(model, ids, assistant_model=model),
-    "prompt lookup": by(prompt_lookup_num_tokens=3),
-}
-
-
-@pytest.mark.ecosystem(
-    "generate: static and dynamic caches, prefill in chunks, prompt lookup",
-    "works",
-    "The same tokens as without a cache.",
-)
-@pytest.mark.parametrize("length", [WINDOW - 1, WINDOW, WINDOW + 1, 50])
-@pytest.mark.parametrize("way", sorted(WAYS))
-def test_every_way_gives_the_recomputed_tokens(way: str, length: int) -> None:
-    model, ids = hybrid(), random_tokens(1, length)
-    assert torch.equal(WAYS[way](model, ids), recomputed(model, ids))
-
-
-@pytest.mark.ecosystem(
-    "generate: left-padded batches", "works", "Also in chunks and with a static cache."
-)
-@pytest.mark.parametrize(
-    "kwargs", [{}, {"prefill_chunk_size": 7}, {"cache_implementation": "static"}]
-)
-def test_left_padded_batches_give_the_tokens_of_each_row_alone(kwargs: dict[str, Any]) -> None:
+@row("generate: left-padded batches", "works", "Also in chunks and with a static cache.")
+@pytest.mark.parametrize("how", [{}, {"prefill_chunk_size": 7}, {"cache_implementation": "static"}])
+def test_left_padded_batches_give_the_tokens_of_each_row_alone(how: dict[str, Any]) -> None:
     model, ids = hybrid(), random_tokens(3, 40)
     attention_mask = torch.ones_like(ids)
-    attention_mask[0, :11] = 0
-    attention_mask[1, :39] = 0
-    out = generate(model, ids, attention_mask=attention_mask, disable_compile=True, **kwargs)
-    assert torch.equal(out, recomputed(model, ids, attention_mask))
-    for row, num_padding in enumerate((11, 39, 0)):
-        alone = recomputed(model, ids[row : row + 1, num_padding:])
-        assert torch.equal(out[row, num_padding:], alone[0])
+    attention_mask[0, :11] = attention_mask[1, :39] = 0
+    out = generate(model, ids, attention_mask=attention_mask, disable_compile=True, **how)
+    for number, num_padding in enumerate((11, 39, 0)):
+        alone = generate_anew(model, ids[number : number + 1, num_padding:], NEW_TOKENS)
+        assert torch.equal(out[number, num_padding:], alone[0])
 
 
-@pytest.mark.ecosystem("generate: beams, samples", "works", "")
+@row("generate: beams, samples", "works", "")
 @pytest.mark.parametrize(
     "kwargs",
     [{"num_beams": 3}, {"do_sample": True, "top_k": 20}, {"num_beams": 2, "do_sample": True}],
@@ -153,17 +77,7 @@ def test_logits_of_a_prompt_are_those_of_its_last_token() -> None:
     assert rows == [1] * NEW_TOKENS
 
 
-@torch.no_grad()
-def test_arguments_may_come_by_position() -> None:
-    model, ids = hybrid(), random_tokens(1, 40)
-    cache = DynamicCache(config=model.config)
-    out = model(ids, None, None, cache)
-    assert out[CACHE] is cache
-    assert isinstance(cache.layers[0], HybridLayer)
-    assert torch.equal(out.logits, model(ids, use_cache=False).logits)
-
-
-@pytest.mark.ecosystem("generate, pipeline: stop strings", "works", "")
+@row("generate, pipeline: stop strings", "works", "")
 def test_stop_strings_of_generate_and_pipelines_end_the_text() -> None:
     folder = asset_folder("tiny-qwen3-2layer")
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -182,7 +96,7 @@ def test_stop_strings_of_generate_and_pipelines_end_the_text() -> None:
     assert written["generated_text"] == text[:end]
 
 
-@pytest.mark.ecosystem("generate: `torch.compile`", "works", "With a static cache.")
+@row("generate: `torch.compile`", "works", "With a static cache.")
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_compiled_static_cache_gives_the_recomputed_tokens_in_two_graphs(family: str) -> None:
@@ -198,5 +112,62 @@ def test_a_compiled_static_cache_gives_the_recomputed_tokens_in_two_graphs(famil
     settings = CompileConfig(backend=count, mode=None, fullgraph=True)
     settings._compile_all_devices = True  # else generate compiles on GPUs only
     out = generate(model, ids, cache_implementation="static", compile_config=settings)
-    assert torch.equal(out, recomputed(model, ids))
+    assert torch.equal(out, generate_anew(model, ids, NEW_TOKENS))
     assert 1 <= len(graphs) <= 2
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("models")
+    dense = plain_folder(root / "dense")
+    materialize(dense, record_for(dense), root / "hybrid")
+    return {"dense": dense, "hybrid": root / "hybrid"}
+
+
+def expected_text(folder: Path, seed: int | None = None) -> str:
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    ids = tokenizer(PROMPT, return_tensors="pt")["input_ids"]
+    model: Any = AutoModelForCausalLM.from_pretrained(folder)
+    drawn = {"do_sample": True, "temperature": 0.8, "top_k": 20, "top_p": 0.9}
+    if seed is not None:
+        torch.manual_seed(seed)
+    sampling = {"do_sample": False} if seed is None else drawn
+    out = model.generate(ids, max_new_tokens=NEW_TOKENS, use_cache=True, **sampling)
+    return str(tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True))
+
+
+def run(capsys: pytest.CaptureFixture[str], folder: Path, *arguments: str) -> str:
+    options = ["--model", str(folder), "--prompt", PROMPT, "--max-tokens", str(NEW_TOKENS)]
+    generate_text.main([*options, *arguments])
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", ["dense", "hybrid"])
+@pytest.mark.parametrize("arguments", [(), ("--prefill-chunk", "7")])
+def test_text_and_cache_are_its_own(kind: str, arguments: Any, folders: Any, capsys: Any) -> None:
+    said = run(capsys, folders[kind], *arguments)
+    assert said.startswith(expected_text(folders[kind]))
+    assert f"prompt: {len(PROMPT)} tokens in" in said
+    assert f"answer: {NEW_TOKENS} tokens, " in said
+    held = len(PROMPT) + NEW_TOKENS - 1  # the last token was never read
+    entries = {"dense": 12 * held, "hybrid": 5 * held + 7 * 15}[kind]
+    size = entries * 2 * 16 * 4  # keys and values of 16 numbers of 4 bytes
+    assert f"KV cache: {size:,} bytes at {held} tokens" in said
+    assert ("with full attention everywhere" in said) == (kind == "hybrid")
+
+
+def test_the_seed_decides(folders: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    sampling = ("--temperature", "0.8", "--top-k", "20", "--top-p", "0.9", "--seed")
+    said = [run(capsys, folders["hybrid"], *sampling, seed) for seed in ("3", "3", "4")]
+    first, again, other = (text.partition("\nprompt: ")[0] for text in said)
+    assert other != first == again == expected_text(folders["hybrid"], seed=3)
+
+
+def test_a_prompts_file_may_be_too_long(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    dense = plain_folder(tmp_path / "dense", max_position_embeddings=64)
+    (tmp_path / "prompt.txt").write_text(PROMPT)
+    options = ["--model", str(dense), "--prompt-file", str(tmp_path / "prompt.txt")]
+    generate_text.main([*options, "--max-tokens", "2"])
+    captured = capsys.readouterr()
+    assert f"prompt: {len(PROMPT)} tokens in" in captured.out
+    assert "73 tokens, the model was made for 64:" in captured.err

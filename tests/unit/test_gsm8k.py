@@ -15,10 +15,9 @@ from bosch.run.errors import MissingFileError, UserError
 
 # Of the prompt that gsm8k-cot.yaml in lm_eval's wheel gives for the question "2?".
 COT_PROMPT_SHA256 = "efa2df2d9fff93d48a74023e66399552c4b9de7bf2efa9d1b51c771103df1ba0"
+ANSWER = "It is <<{0}={0}>>.\n#### {0}"
 ROWS = {
-    split: [
-        {"question": f"{split} {i}?", "answer": f"It is <<{i}={i}>>.\n#### {i}"} for i in range(n)
-    ]
+    split: [{"question": f"{split} {i}?", "answer": ANSWER.format(i)} for i in range(n)]
     for split, n in gsm8k.NUM_ROWS.items()
 }
 
@@ -48,9 +47,7 @@ def test_the_five_shots_are_drawn_anew_for_each_row_from_one_generator(folder: P
     rng = random.Random(1234)
     for index, example in enumerate(examples):
         drawn = rng.sample(range(7473), 5)
-        shots = "".join(
-            f"Question: train {i}?\nAnswer: It is <<{i}={i}>>.\n#### {i}\n\n" for i in drawn
-        )
+        shots = "".join(f"Question: train {i}?\nAnswer: {ANSWER.format(i)}\n\n" for i in drawn)
         assert example.prompt == f"{shots}Question: test {index}?\nAnswer:"
     assert gsm8k.build_examples(gsm8k.Settings(str(folder)), Task("gsm8k"), None, 1) == examples[:1]
 

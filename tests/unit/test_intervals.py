@@ -44,11 +44,7 @@ def test_statistics_are_as_worked_out_by_hand(
     assert result == Estimate(number if number is None else pytest.approx(number))
 
 
-# ----------------------------------------------------------------------------------- differences
-
-
 def at(value: float, replicates: list[float] | None = None) -> Curve:
-    """A curve of one point."""
     drawn = None
     if replicates is not None:
         many = np.repeat(replicates, 1000)
@@ -76,9 +72,6 @@ def test_differences_are_resampled_over_seeds_and_examples(
     result = estimate(curves, intervals.value_at(0), baselines)
     assert result == replace(expected, value=pytest.approx(expected.value))
     assert result.excludes_zero == (expected.low is not None and expected.low > 0)
-
-
-# ------------------------------------------------------------------------------------ replicates
 
 
 CELL = ("task", 512)

@@ -1,27 +1,11 @@
-"""Methods that choose whole layers by rule, and the control over groups, against masks worked out
-by hand.
-"""
+"""Methods that choose whole layers by rule, against masks worked out by hand."""
 
 from types import ModuleType
 
 import pytest
 
-from bosch.method import Selection
 from bosch.methods import begin_middle_end, interleave
 from tests.convex_toy import inputs_without_model
-
-
-def select(method: ModuleType, ratio: float, num_layers: int = 8, seed: int = 0) -> Selection:
-    inputs = inputs_without_model(method, (num_layers, 4), ratio, seed=seed)
-    selection: Selection = method.select(inputs)
-    return selection
-
-
-def pattern(method: ModuleType, ratio: float, num_layers: int) -> str:
-    """F a layer with full attention, w one with the window."""
-    mask = select(method, ratio, num_layers).mask
-    assert mask.unit == "layer"
-    return "".join("F" if row[0] else "w" for row in mask.z)
 
 
 @pytest.mark.parametrize(
@@ -43,4 +27,7 @@ def pattern(method: ModuleType, ratio: float, num_layers: int) -> str:
     ],
 )
 def test_layers_follow_the_rule(method: ModuleType, ratio: float, expected: str) -> None:
-    assert pattern(method, ratio, len(expected)) == expected
+    """F: a layer with full attention, w: with the window."""
+    mask = method.select(inputs_without_model(method, (len(expected), 4), ratio, seed=0)).mask
+    assert mask.unit == "layer"
+    assert "".join("F" if row[0] else "w" for row in mask.z) == expected
