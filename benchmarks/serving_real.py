@@ -74,10 +74,8 @@ def measure(options: Options) -> Iterator[Row]:
     cache_bytes = max(options.room * blocks, -(-options.long // BLOCK) + 2) * BLOCK * token_bytes
     longest = max(options.long + LAST, options.prompt_tokens, options.length + options.new)
     if longest > config.max_position_embeddings:
-        raise UserError(
-            f"{options.dense} has {config.max_position_embeddings:,} positions, too few for texts "
-            f"of {longest:,} tokens."
-        )
+        problem = f"{options.dense} has {config.max_position_embeddings:,} positions"
+        raise UserError(f"{problem}, too few for texts of {longest:,} tokens.")
     engines = {
         side: Engine(folder, cache_bytes, longest)
         for side, folder in zip(SIDES, (options.dense, options.hybrid), strict=True)

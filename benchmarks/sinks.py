@@ -94,10 +94,8 @@ def read_texts(options: Options) -> list[Tensor]:
     found = [torch.tensor(ids[: options.tokens]) for ids in each if len(ids) >= options.tokens]
     chosen = found[options.begin :: options.every][: MEASURED + options.count]
     if len(chosen) < MEASURED + options.count:
-        raise UserError(
-            f"{options.texts} has {len(found)} texts of {options.tokens} tokens, too few for "
-            f"--count {options.count} with --every {options.every} and --begin {options.begin}."
-        )
+        problem = f"{options.texts} has {len(found)} texts of {options.tokens} tokens"
+        raise UserError(f"{problem}, too few for these --count, --every and --begin.")
     return chosen
 
 

@@ -138,10 +138,8 @@ def as_texts(blocks: Sequence[Block], tokenizer: Tokenizer | None) -> list[str]:
     assert tokenizer is not None, "a source of ids names their tokenizer"
     largest = max((int(some.max()) for some in ids if len(some)), default=0)
     if tokenizer.id_to_token(largest) is None:
-        raise UserError(
-            f"The source holds the id {largest}, which the tokenizer named for it does not have. "
-            "Name the tokenizer that made the ids (?tokenizer=...)."
-        )
+        problem = f"The source holds the id {largest}, which the tokenizer named for it has not"
+        raise UserError(f"{problem}. Name the tokenizer that made the ids (?tokenizer=...).")
     texts = tokenizer.decode_batch([some.tolist() for some in ids], skip_special_tokens=True)
     return [text.strip("\ufffd") for text in texts]
 

@@ -59,9 +59,7 @@ def words_of(kind: str) -> list[str]:
     try:
         from wonderwords import RandomWord
     except ImportError as error:
-        raise UserError(
-            "Needle keys are drawn from wonderwords, which is not installed: "
-            f"{how_to_install('wonderwords', 'eval')}"
-        ) from error
+        problem = "Needle keys are drawn from wonderwords, which is not installed"
+        raise UserError(f"{problem}: {how_to_install('wonderwords', 'eval')}") from error
     found: list[str] = RandomWord(enhanced_prefixes=False).filter(include_categories=[kind])
     return found

@@ -359,10 +359,8 @@ def token_counter(tokenizer: "PreTrainedTokenizerBase") -> Callable[[str], int]:
     covered = {i for start, end in spans for i in range(start, end)}
     lost = [i for i, sign in enumerate(SPELLED) if sign.isalnum() and i not in covered]
     if lost or not unknown.isdisjoint(encoded["input_ids"]):
-        raise UserError(
-            f"This tokenizer cannot spell a needle: it drops characters of {SPELLED!r} or does not "
-            "know them. Use one that knows English letters, digits and punctuation."
-        )
+        problem = f"This tokenizer cannot spell a needle, as it lacks characters of {SPELLED!r}"
+        raise UserError(f"{problem}. Use one of English letters, digits and punctuation.")
     if backend is None:
         return lambda text: len(tokenizer.tokenize(text))
     backend.no_truncation()  # like `tokenize`: a tokenizer's file may ask for either

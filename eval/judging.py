@@ -129,10 +129,8 @@ def load_judged(folder: Path, judging: Judging) -> Any:
     except UserError:  # neither a hybrid nor a dense model of a supported family
         attention = None
         if judging.attention != "auto":
-            raise UserError(
-                f"--attention {judging.attention}: {folder} is a {config.model_type}, whose "
-                "attention transformers computes; leave --attention out."
-            ) from None
+            problem = f"--attention {judging.attention}: {folder} is a {config.model_type}"
+            raise UserError(f"{problem}, which transformers computes; leave it out.") from None
     more = {"config": config, "attn_implementation": attention}
     return load_model(folder, dtype, device, judging.attention, **more)
 

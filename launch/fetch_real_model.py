@@ -132,10 +132,8 @@ def run(command: Sequence[str], folder: str | Path, program: str) -> None:
 def check(file: Path, sha256: str) -> bytes:
     content = file.read_bytes()
     if (found := hashlib.sha256(content).hexdigest()) != sha256:
-        raise UserError(
-            f"{file.name} has other bytes (sha256 {found}) than those this was made with; the "
-            "index may hold another build, or the download was damaged: try again."
-        )
+        problem = f"{file.name} has other bytes (sha256 {found}) than those this was made with"
+        raise UserError(f"{problem}; it is another build, or damaged: try again.")
     return content
 
 

@@ -89,10 +89,8 @@ class Plan:
             raise UserError(f"cannot rehearse on {self.num_gpus} GPUs; name at least 1.")
         positions = self.model.max_position_embeddings
         if self.seq_len > positions:
-            raise UserError(
-                f"sequences of {self.seq_len:,} tokens do not fit the model's {positions:,} "
-                "positions; make them shorter."
-            )
+            problem = f"sequences of {self.seq_len:,} tokens do not fit the {positions:,} positions"
+            raise UserError(f"{problem}; make them shorter.")
         if self.kernels == "liger" and find_spec("liger_kernel") is None:
             raise UserError("Liger's kernels cannot be rehearsed: liger-kernel is not installed.")
         self.micro_batch  # noqa: B018  refuses a batch that the ranks cannot share

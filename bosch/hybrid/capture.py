@@ -51,10 +51,8 @@ def capture_attention(
     **others: Any,
 ) -> tuple[Tensor, None]:
     if query_BHTD.shape[0] != 1 or attention_mask is not None:
-        raise UserError(
-            f"attention statistics take one text at a time, without padding; this batch has "
-            f"{query_BHTD.shape[0]} texts."
-        )
+        problem = "attention statistics take one text at a time, without padding"
+        raise UserError(f"{problem}; this batch has {query_BHTD.shape[0]} texts.")
     out_BTHD, _ = bosch_attention(
         module, query_BHTD, key_BGTD, value_BGTD, attention_mask, scaling, **others
     )

@@ -166,9 +166,7 @@ def permute_groups(
         return tensor
     size = tensor.shape[dim]
     if size % (num_groups * head_size):
-        raise UserError(
-            f"{name} has {size} entries along dimension {dim}, not a multiple of {num_groups} "
-            f"heads of {head_size}."
-        )
+        problem = f"{name} has {size} entries along dimension {dim}"
+        raise UserError(f"{problem}, not a multiple of {num_groups} heads of {head_size}.")
     blocks = tensor.unflatten(dim, (num_groups, size // num_groups))
     return blocks.index_select(dim, torch.tensor(row, device=tensor.device)).flatten(dim, dim + 1)

@@ -51,10 +51,8 @@ def choose(call: AttentionCall, backend: str | None = None) -> str:
     """The backend that will compute this call. A named one that cannot is an error."""
     if backend is not None:
         if reason := refusal(backend, call):
-            raise UserError(
-                f"the attention backend {backend} cannot compute this call: {reason}. Leave it "
-                "out, or name another."
-            )
+            problem = f"the attention backend {backend} cannot compute this call"
+            raise UserError(f"{problem}: {reason}. Leave it out, or name another.")
         return backend
     refused = {}
     for name in by_priority(call):  # the last is sdpa, which computes every call

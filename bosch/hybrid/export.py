@@ -97,17 +97,17 @@ def mask_record(config: PretrainedConfig) -> MaskFile:
     unit = origin.get("unit", "group")
     mask = GroupMask.from_rows(full_groups(config), config.bosch["window"], unit)
     mask = replace(mask, sink=kind_of(config))
-    model = origin.get("model") or {
-        "id": config.model_type,
-        "revision": None,
-        "weight_hash": None,
-        "num_layers": config.num_hidden_layers,
-        "num_groups": config.num_key_value_heads,
-        "num_query_heads": config.num_attention_heads,
-        "head_dim": head_size(config),
-    }
+    model = info_of(config, config.model_type, None, None)
+    if given := origin.get("model"):
+        model = ModelInfo(**given)
     known = {name: origin[name] for name in ORIGIN if name in origin}
-    return MaskFile(mask, ModelInfo(**model), **{"method": "unknown", **known})
+    return MaskFile(mask, model, **{"method": "unknown", **known})
+
+
+def info_of(config: PretrainedConfig, name: str, *identity: str | None) -> ModelInfo:
+    """`identity`: revision and hash of the weights."""
+    heads = config.num_key_value_heads, config.num_attention_heads, head_size(config)
+    return ModelInfo(name, *identity, config.num_hidden_layers, *heads)
 
 
 def _model_card(config: PretrainedConfig, record: MaskFile, license_lines: Sequence[str]) -> str:

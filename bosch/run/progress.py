@@ -70,10 +70,11 @@ def close() -> None:
     logger.propagate = True
 
 
-def say(line: str | Text) -> None:
-    """One line for the user and for recover.log; a Text keeps its colors on a terminal."""
-    line = visible(line) if isinstance(line, str) else line
-    logger.info(str(line), extra={"styled": line})
+def say(*lines: str | Text) -> None:
+    """Lines for the user and for recover.log; a Text keeps its colors on a terminal."""
+    for line in lines:
+        line = visible(line) if isinstance(line, str) else line
+        logger.info(str(line), extra={"styled": line})
 
 
 @functools.cache

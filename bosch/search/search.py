@@ -26,14 +26,8 @@ from bosch.run.errors import UserError
 from bosch.run.progress import Bar, say, track
 from bosch.search.evaluations import MaskObjective, open_objective
 from bosch.search.objective import Anchors, SearchEnded, Value, Z, find_anchors
-from bosch.search.optimizers._interface import (
-    WITH_PENALTY,
-    Assignment,
-    Problem,
-    Solution,
-    optimize,
-    repair,
-)
+from bosch.search.optimizers import _interface
+from bosch.search.optimizers._interface import Assignment, Problem, Solution, repair
 from bosch.search.settings import SearchSettings
 
 Variable = tuple[tuple[int, int], ...]  # the groups (layer, group) that share one decision
@@ -151,7 +145,7 @@ class Search:
                 max_evaluations=planned,
                 # Each subproblem has its own seed.
                 seed=random.Random(f"{self.inputs.seed} {name}").randrange(1_000_000),
-                starts=() if self.settings.optimizer in WITH_PENALTY else tuple(starts),
+                starts=() if self.settings.optimizer in _interface.WITH_PENALTY else tuple(starts),
                 prior=priors[0] if priors else (),
                 anchors=self.anchors,
                 settings=self.settings,
@@ -160,7 +154,7 @@ class Search:
                 questions=self.objective.questions,
                 known=known,
             )
-            solution = optimize(method, problem)
+            solution = _interface.optimize(method, problem)
         self.z = self.mask(variables, solution.assignment)
         self.reproducible &= solution.trials.reproducible
         self.drawn |= not enumerated

@@ -161,10 +161,8 @@ def is_run(path: Path) -> bool:
 
 def read_run(path: Path) -> RunResults:
     if not is_run(path):
-        raise MissingFileError(
-            f"{path} is not a run folder: it has no run.json, mask, evaluation or training. Name "
-            "the folder of a run, such as runs/NAME."
-        )
+        problem = f"{path} is not a run folder: it has no run.json, mask, evaluation or training"
+        raise MissingFileError(f"{problem}. Name the folder of a run, such as runs/NAME.")
     reader = _Reader()
     record, mask = reader.read_json(path / "run.json"), None
     config = record.get("config")

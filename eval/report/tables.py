@@ -6,13 +6,8 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
 
-from bosch.eval.report.compare import (
-    SHARES,
-    Comparison,
-    Recovery,
-    headline_points,
-    seeds_of_setups,
-)
+from bosch.eval.report import compare
+from bosch.eval.report.compare import SHARES, Comparison, Recovery
 from bosch.eval.report.intervals import LEVEL, NEVER, Curve, Estimate, Point
 from bosch.eval.report.runs import LOSSES, RunResults
 from bosch.eval.suites._reporting import ReportedScore, Row, reporting_of
@@ -145,7 +140,7 @@ def _means(
     comparison: Comparison, scores: Sequence[ReportedScore], at_end: bool
 ) -> tuple[list[str], list[list[str]]]:
     """A header, and a row of means over the seeds of each setup."""
-    columns = [seeds_of_setups(comparison, score, at_end) for score in scores]
+    columns = [compare.seeds_of_setups(comparison, score, at_end) for score in scores]
     rows = {setup: [setup] for column in columns for setup in column}
     for setup, cells in rows.items():
         for column in columns:
@@ -203,7 +198,7 @@ def lengths_table(comparison: Comparison, suite: str) -> Table:
         with_length = [row for row in run.rows if row["suite"] == suite and row["length"]]
         for row in sorted(with_length, key=lambda row: (row["step"] is not None, row["step"])):
             found.setdefault((run.name, row["step"]), []).append(row)
-    points = {place: headline_points(suite, rows) for place, rows in found.items()}
+    points = {place: compare.headline_points(suite, rows) for place, rows in found.items()}
     columns = list(dict.fromkeys(cell for cells in points.values() for cell in cells))
     tasks = list(reporting.tasks_by_length or dict.fromkeys(task for task, _ in columns))
     columns = [cell for cell in columns if cell[0] in tasks]

@@ -85,10 +85,8 @@ def build(settings: Settings, task: Task, index: int, tokenizer: Tokenizer) -> E
         return count(head + " ".join([NOISE] * units) + tail) + budget <= task.length
 
     if not fits(0):
-        raise DoesNotFitError(
-            f"{task.name} of {len(answer)} lines cannot be built in {task.length} tokens; use a "
-            "greater length, or --eval.options long_answers.answer_tokens=N."
-        )
+        problem = f"{task.name} of {len(answer)} lines cannot be built in {task.length} tokens"
+        raise DoesNotFitError(f"{problem}; use a greater length, or lower answer_tokens.")
     prompt = head + " ".join([NOISE] * largest(fits, 0, task.length)) + tail
     begins = [match.start() for match in re.finditer(r"^\d+\. ", head, re.MULTILINE)][-len(given) :]
     distances = distances_to_end(prompt, begins, tokenizer)

@@ -259,10 +259,8 @@ def read_dataset(source: str, name: str) -> tuple[list[Row], str, str]:
     for number, row in enumerate(rows, 1):
         where = f"{file}, row {number}"
         if "input" not in row and "question" in row:
-            raise UserError(
-                f"{where} has `question` and no `input`: a copy (Xnhyacinth/LongBench) for other "
-                "prompts. Use the original data.zip of zai-org/LongBench."
-            )
+            problem = f"{where} has `question` and no `input`: a copy for other prompts"
+            raise UserError(f"{problem}. Use the original data.zip of zai-org/LongBench.")
         require(row, where, str, "input", "context")
         require(row, where, list, "answers")
         require(row, where, int, "length")

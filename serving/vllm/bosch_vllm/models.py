@@ -100,10 +100,8 @@ def split_attention(model: Any, config: Any) -> None:
     for layer, pieces in zip(model.model.layers, packing, strict=True):
         stock = layer.self_attn.attn
         if not stock.attn_backend.supports_block_size(block):
-            raise ValueError(
-                f"--block-size {block} does not fit the attention kernels of "
-                f"{stock.attn_backend.get_name()}; leave it out, and they get one that fits."
-            )
+            problem = f"--block-size {block} does not fit {stock.attn_backend.get_name()}"
+            raise ValueError(f"{problem}; leave it out, and the kernels get one that fits.")
         del built[stock.layer_name]
         layer.self_attn.attn = HybridAttention(layer.self_attn, pieces, hybrid, config)
     logger.info(
