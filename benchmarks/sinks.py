@@ -53,9 +53,8 @@ class Options(DeviceOptions):
 
 def measure(options: Options) -> Iterator[Row]:
     device = options.start()
-    model = load_model(
-        options.model, getattr(torch, options.dtype), str(device), attn_implementation="bosch"
-    )
+    dtype = getattr(torch, options.dtype)
+    model = load_model(options.model, dtype, str(device), attn_implementation="bosch")
     texts, groups = read_texts(options), model.config.num_key_value_heads
     layers = range(model.config.num_hidden_layers)
     masks = {

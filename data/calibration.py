@@ -20,7 +20,7 @@ from bosch.config import CalibrationConfig
 from bosch.data import needles
 from bosch.data.essays import read_essays
 from bosch.data.key_words import wonderwords_keys
-from bosch.data.needles import TASKS, Material, NeedleExample, NeedleTask
+from bosch.data.needles import TASKS, TOY_SIZES, Material, NeedleExample, NeedleTask
 from bosch.data.sources.files import read_lines
 from bosch.data.sources.source import take_field
 from bosch.data.toy_world.world import ToyEssays, World
@@ -126,9 +126,7 @@ def gather_material(settings: CalibrationSettings) -> Material:
     """Essays, key words and sizes: the toy world's calibration split, or real ones."""
     if settings.essays == TOY:
         words = World("calibration", 0).key_words
-        return Material(
-            ToyEssays("calibration", settings.seed), words, needles.TOY_SIZES, {"essays": TOY}
-        )
+        return Material(ToyEssays("calibration", settings.seed), words, TOY_SIZES, {"essays": TOY})
     punkt = Path(settings.punkt) if settings.punkt else None
     essays = read_essays(Path(settings.essays), punkt).starting_at(REGION)
     keys = wonderwords_keys()
@@ -231,9 +229,8 @@ def encode(context: ContextText, tokenizer: "Tokenizer") -> Haystack:
 def encode_after(ids: Sequence[int], text: str, tokenizer: "Tokenizer") -> list[int]:
     """The tokens of a text that follows others. Some tokenizers put a blank before whatever they
     encode, which would double it here; after a line break they put none."""
-    alone, line, after_line = (
-        tokenizer(each, add_special_tokens=False)["input_ids"] for each in (text, "\n", f"\n{text}")
-    )
+    texts = text, "\n", f"\n{text}"
+    alone, line, after_line = (tokenizer(t, add_special_tokens=False)["input_ids"] for t in texts)
     candidates = [alone]
     if after_line[: len(line)] == line:
         candidates.append(after_line[len(line) :])

@@ -102,13 +102,10 @@ def find_cut(text: str, limit: int) -> int:
 
 
 class Encoder:
-    """Encodes chunks, one at a time."""
-
     def __init__(self, tokenizer: TokenizerText, source_tokenizer: TokenizerText | None):
         self._model, self._dtype = tokenizer.load(), tokenizer.dtype
-        self._begin, self._end = (
-            [] if number is None else [number] for number in (tokenizer.begin_id, tokenizer.end_id)
-        )
+        ids = tokenizer.begin_id, tokenizer.end_id
+        self._begin, self._end = ([] if number is None else [number] for number in ids)
         self._source = source_tokenizer.load() if source_tokenizer else None
 
     def encode(self, chunk: Chunk) -> Encoded:

@@ -49,12 +49,6 @@ def wonderwords_keys() -> KeyWords:
     return KeyWords(adjectives, nouns, f"wonderwords {version('wonderwords')}")
 
 
-@cache
-def wonderwords_words() -> tuple[str, ...]:
-    """The words of RULER's `cwe`, sorted."""
-    return tuple(sorted({*words_of("noun"), *words_of("adjective"), *words_of("verb")}))
-
-
 def words_of(kind: str) -> list[str]:
     try:
         from wonderwords import RandomWord

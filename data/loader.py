@@ -49,7 +49,6 @@ class Batch:
         return self._map(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pin(self) -> "Batch":
-        """A copy in pinned memory."""
         return self._map(lambda tensor: tensor.pin_memory())
 
     def _map(self, function: "Callable[[Tensor], Tensor]") -> "Batch":

@@ -112,15 +112,11 @@ class Sizes:
         return self.short_line_step if length < self.short_length else self.line_step
 
 
-TOY_SIZES = Sizes(
-    essay_step_words=20, line_step=1, short_line_step=1, answer_tokens=40, search_factor=None
-)
+TOY_SIZES = Sizes(20, line_step=1, short_line_step=1, answer_tokens=40, search_factor=None)
 
 
 @dataclass(frozen=True)
 class Material:
-    """What examples are built from."""
-
     essays: EssaySource | None  # None: the task's haystack is not essays
     words: Words
     sizes: Sizes = Sizes()

@@ -172,8 +172,6 @@ def share_out(total: int, weights: Sequence[float]) -> list[int]:
 
 @dataclass(frozen=True)
 class Packing:
-    """A packing under way."""
-
     tokenizer: TokenizerText
     config: PackConfig
     files: GrowingFiles

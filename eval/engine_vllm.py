@@ -29,7 +29,6 @@ def check_engine() -> None:
 
 
 def start_engine(folder: Path, **settings: Any) -> Any:
-    """vLLM in this process."""
     check_engine()
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")

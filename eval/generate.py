@@ -40,8 +40,6 @@ CPU_POOL_BYTES = 2**31  # caches waiting for a batch
 
 @dataclass
 class Job:
-    """One example that is or was generated."""
-
     key: Key
     example: Example
     prompt: list[int]

@@ -98,10 +98,8 @@ def compare_pairs(masks: Sequence[NamedMask], out: Path) -> Rows:
     for (model, ratio), group in analysis.comparable(masks).items():
         if pairs := [compare(a.mask, b.mask) for a, b in itertools.combinations(group, 2)]:
             panels[f"{model}, ratio {ratio:g}"] = group
-            distances, by_chance = (
-                [p[k] for p in pairs] for k in ("distance", "expected_distance")
-            )
-            values = (mean(distances), min(distances), max(distances), mean(by_chance))
+            distances, chances = ([p[k] for p in pairs] for k in ("distance", "expected_distance"))
+            values = (mean(distances), min(distances), max(distances), mean(chances))
             figures = [f"{value:.3f}" for value in values]
             lines.append((f"{model}, ratio {ratio:g}", len(pairs), *figures))
     if panels:

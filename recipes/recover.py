@@ -251,9 +251,8 @@ def build_chain(
     if settings.objective == "distill" and settings.stored_top_k:
         teacher, mask_documents = settings.teacher or config.model, config.data.document_mask
         lessons = prepare_lessons.build(teacher, settings, mask_documents, tokens, shared=True)
-    train = train_model.build(
-        train_model.settings_of(config), model, tokens, lessons, on_checkpoint=evaluate, fit=fit
-    )
+    given = train_model.settings_of(config), model, tokens, lessons
+    train = train_model.build(*given, on_checkpoint=evaluate, fit=fit)
     checkpoints = {
         step: evaluate_model.build_step(config, run_path, step, schedule.tokens_at(step), train)
         for step in schedule.exported_steps

@@ -85,9 +85,8 @@ def make_schedule(
                 f"train.until is recovered, but no checkpoint is evaluated from step {warmup} (the "
                 f"end of the warm-up) to {num_steps - tenth - 1}; add a share to eval.checkpoints."
             )
-    return TrainSchedule(
-        num_steps, batch, micro, seq_len, world_size, tuple(steps), tokens_before, endings
-    )
+    sizes = num_steps, batch, micro, seq_len, world_size
+    return TrainSchedule(*sizes, tuple(steps), tokens_before, endings)
 
 
 def choose_micro_batch(

@@ -230,10 +230,8 @@ def _sdpa(call: AttentionCall, mask: Tensor | None = None, is_causal: bool = Fal
             if mask is not None:  # 0 where the mask is True, else -inf
                 bias = torch.zeros_like(mask, dtype=call.q_BHTD.dtype)
                 bias = bias.masked_fill(~mask, -torch.inf)
-            facts = bias, is_causal, call.scaling
-            return attend_with_sink(
-                call, partial(_cpu_forward, *facts), partial(_cpu_backward, *facts)
-            )
+            how = bias, is_causal, call.scaling
+            return attend_with_sink(call, partial(_cpu_forward, *how), partial(_cpu_backward, *how))
         call, is_causal = _sink_as_key(call, mask, is_causal), False
         mask = call.mask_BNTS
     q, k, v = call.q_BHTD, call.k_BGSD, call.v_BGSD

@@ -87,9 +87,8 @@ def bosch_attention(
     num_past = key.first_query if isinstance(key, Split) else key.shape[2] - num_queries
     if isinstance(key, Split) and isinstance(num_past, int) and attention_mask is not None:
         attention_mask = attention_mask[..., : num_past + num_queries]  # no empty slots
-    mask_BNTS, documents = keep_documents_apart(
-        query_BHTD, num_past, attention_mask, position_ids, cu_seq_lens_q, module.layer_idx
-    )
+    given = attention_mask, position_ids, cu_seq_lens_q
+    mask_BNTS, documents = keep_documents_apart(query_BHTD, num_past, *given, module.layer_idx)
     if (
         (is_hybrid or bosch_window is not None)
         # The caller's own, which replaces the causal rule.

@@ -98,7 +98,6 @@ class GrowingLayer(DynamicLayer):
 
     @property
     def num_held(self) -> int:
-        """Number of positions in memory."""
         return self._stop - self._start
 
     def _held(self) -> Pair:
@@ -107,7 +106,6 @@ class GrowingLayer(DynamicLayer):
         return keys, values
 
     def _hold(self, k_BGSD: Tensor, v_BGSD: Tensor) -> None:
-        """Hold these tokens, and no others."""
         self._buffers, self._start, self._stop = (k_BGSD, v_BGSD), 0, k_BGSD.shape[2]
 
     def _append(self, k_BGTD: Tensor, v_BGTD: Tensor) -> None:
@@ -465,7 +463,6 @@ def kv_bytes(cache: Cache) -> int:
 
 
 def held_tensors(layer: Any) -> list[Tensor]:
-    """Keys and values of each part of a layer."""
     parts = [*layer.parts, *layer.sink_parts] if isinstance(layer, HybridLayer) else [layer]
     if any(hasattr(part, "_quantized_keys") for part in parts):
         problem = "the size of a quantized cache is not known"

@@ -60,10 +60,8 @@ def choose(call: AttentionCall, backend: str | None = None) -> str:
             refused[name] = reason
             continue
         if not torch.compiler.is_compiling():
-            for said in sorted(refused.items() - _shown):
-                logger.warning(
-                    "attention backend %s is not used: %s. %s runs instead.", *said, name
-                )
+            for one in sorted(refused.items() - _shown):
+                logger.warning("attention backend %s is not used: %s. %s runs instead.", *one, name)
             _shown.update(refused.items())
         return name
     raise AssertionError(refused)
@@ -77,7 +75,6 @@ def by_priority(call: AttentionCall) -> list[str]:
 
 
 def refusal(name: str, call: AttentionCall) -> str | None:
-    """Why a backend cannot compute a call; None if it can."""
     return _unavailable(name) or BACKENDS[name].supports(call)
 
 

@@ -83,7 +83,6 @@ def write_exports(out: Path, config: PretrainedConfig, source: Path) -> None:
 
 
 def full_groups(config: PretrainedConfig) -> list[list[int]]:
-    """z of a hybrid, with the groups in their original order."""
     hybrid = config.bosch
     return [
         [int(group in row[:num_full]) for group in range(len(row))]
@@ -97,17 +96,18 @@ def mask_record(config: PretrainedConfig) -> MaskFile:
     unit = origin.get("unit", "group")
     mask = GroupMask.from_rows(full_groups(config), config.bosch["window"], unit)
     mask = replace(mask, sink=kind_of(config))
-    model = info_of(config, config.model_type, None, None)
+    model = info_of(config, config.model_type)
     if given := origin.get("model"):
         model = ModelInfo(**given)
     known = {name: origin[name] for name in ORIGIN if name in origin}
     return MaskFile(mask, model, **{"method": "unknown", **known})
 
 
-def info_of(config: PretrainedConfig, name: str, *identity: str | None) -> ModelInfo:
-    """`identity`: revision and hash of the weights."""
+def info_of(
+    config: PretrainedConfig, name: str, revision: str | None = None, weight_hash: str | None = None
+) -> ModelInfo:
     heads = config.num_key_value_heads, config.num_attention_heads, head_size(config)
-    return ModelInfo(name, *identity, config.num_hidden_layers, *heads)
+    return ModelInfo(name, revision, weight_hash, config.num_hidden_layers, *heads)
 
 
 def _model_card(config: PretrainedConfig, record: MaskFile, license_lines: Sequence[str]) -> str:

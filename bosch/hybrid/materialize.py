@@ -118,7 +118,6 @@ def export_hybrid(source: Path, out: Path) -> None:
 
 
 def read_config(folder: Path) -> PretrainedConfig:
-    """The config object of a folder on this machine."""
     read_model_config(folder)  # explains what is wrong with a folder without one
     with explain_library_errors(f"transformers cannot load {folder}"):
         config: PretrainedConfig = AutoConfig.from_pretrained(folder, **LOCAL)
@@ -126,7 +125,6 @@ def read_config(folder: Path) -> PretrainedConfig:
 
 
 def refuse_unless_plain(folder: Path, config: PretrainedConfig) -> None:
-    """Refuse a model that cannot become a hybrid."""
     if config.model_type.startswith(PREFIX):
         problem = f"{folder} is a hybrid already; use the model it was made from"
         raise UserError(f"{problem}, or restore that model first with --reverse.")

@@ -193,7 +193,6 @@ def hybrid_classes(
 
 
 def apply_norm(block: nn.Module, name: str | None, hidden_BTC: Tensor) -> Tensor:
-    """Hidden states after the norm of this name; None: unchanged."""
     return hidden_BTC if name is None else getattr(block, name)(hidden_BTC)
 
 

@@ -102,9 +102,8 @@ def mixed_attention(
         picked = replace(_pick(call, groups), **changes)
         return attend(picked, backend).transpose(1, 2).unflatten(2, (len(groups), -1))
 
-    only_full, both, only_window = (
-        [group for group, bit in enumerate(row) if bit == kind] for kind in (1, None, 0)
-    )
+    kinds = ([group for group, bit in enumerate(row) if bit == kind] for kind in (1, None, 0))
+    only_full, both, only_window = kinds
     parts_BTGRD = []
     full_BTGRD = output(only_full + both, sink=None)
     window_BTGRD = output(both + only_window, window_tokens=window_tokens)

@@ -56,7 +56,6 @@ def write_sinks(folder: Path, sinks: Sinks) -> None:
 
 
 def read_sinks(folder: Path, record: MaskFile) -> Sinks:
-    """Those of the mask in this folder."""
     path, mask = folder / FILE, record.mask
     shape = mask.num_layers, mask.num_groups, record.model.head_dim
     if not path.is_file():

@@ -121,7 +121,6 @@ def kind_of(config: Any) -> str:
 
 
 def is_sink(name: str) -> bool:
-    """Whether a parameter of this name is one of ours."""
     return name.rpartition(".")[2] in (KEY, VALUE)
 
 

@@ -142,7 +142,6 @@ class Bar:
         logger.info(", ".join(filter(None, [line, self.describe_pace()])), extra={"bar": True})
 
     def describe_pace(self) -> str:
-        """Speed, time left, and the figures."""
         seconds, done = time.monotonic() - self.begin, self.done - self._done_at_start
         parts = []
         if seconds > 0 and done > 0:

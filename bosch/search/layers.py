@@ -160,9 +160,8 @@ class Layers:
             rows_N = torch.arange(len(ids_T), device=ids_T.device) if row is z[-1] else None
             hidden_BTC = self.run(layer, hidden_BTC, rotary, row, rows_N)
         layered_BTC = self.core.norm(hidden_BTC)
-        expected_BTC = self.core(
-            ids_T[None], use_cache=False, bosch_mask=z, bosch_window=self.window_tokens
-        ).last_hidden_state
+        how: Any = {"bosch_mask": z, "bosch_window": self.window_tokens}
+        expected_BTC = self.core(ids_T[None], use_cache=False, **how).last_hidden_state
         self.window_tokens, self.work = window, 0.0
         tolerance = 64 * torch.finfo(layered_BTC.dtype).eps * float(expected_BTC.abs().max())
         if not expected_BTC.isfinite().all():

@@ -30,8 +30,6 @@ CPU_MEMORY_GB = 1.0  # default for cached states
 
 
 class Answer(NamedTuple):
-    """A model's answer to one question."""
-
     correct: bool  # every token of the answer is the arg-max
     log_probability: float  # of the answer: the sum over its tokens
 

@@ -53,8 +53,6 @@ def open_search(inputs: Inputs, unit: Unit = "group") -> "Iterator[Search]":
 
 @dataclass
 class Search:
-    """The state of a search."""
-
     inputs: Inputs
     settings: SearchSettings
     objective: MaskObjective
@@ -87,7 +85,6 @@ class Search:
         return self.groups_of(range(self.num_layers))
 
     def mask(self, variables: Sequence[Variable], assignment: Assignment) -> Z:
-        """The current mask with these variables set to the assignment."""
         rows = [list(row) for row in self.z]
         for places, bit in zip(variables, assignment, strict=True):
             for layer, group in places:

@@ -292,9 +292,7 @@ def append_run(archive: Path, run: RunResults) -> None:
         for key, cells in run.samples.items()
         for cell, scores in cells.items()
     ]
-    record["training"] = [
-        {name: row[name] for name in TRAINING_FIELDS if name in row} for row in run.training
-    ]
+    record["training"] = [{n: row[n] for n in TRAINING_FIELDS if n in row} for row in run.training]
     line = files.sealed_lines([record])
     before = archive.read_bytes() if archive.is_file() else b""
     if archive.suffix == ".gz":

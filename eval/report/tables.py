@@ -146,10 +146,8 @@ def _means(
         for column in columns:
             values = [curve.values[-1 if at_end else 0] for curve in column.get(setup, ())]
             count = len(values)
-            error = stdev(values) / math.sqrt(count) if count > 1 else math.nan
-            cells.append(
-                f"{show_score(Point(fmean(values), error))} ({count})" if count else MISSING
-            )
+            sem = stdev(values) / math.sqrt(count) if count > 1 else math.nan
+            cells.append(f"{show_score(Point(fmean(values), sem))} ({count})" if count else MISSING)
     return ["runs", *(score.title for score in scores)], list(rows.values())
 
 
@@ -260,9 +258,7 @@ def cost_table(comparison: Comparison) -> Table:
 def align(table: Table) -> list[str]:
     """The table as lines of plain text."""
     widths = [max(map(len, column)) for column in zip(table.header, *table.rows, strict=True)]
-    return [
-        "  ".join(map(str.ljust, line, widths)).rstrip() for line in (table.header, *table.rows)
-    ]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in (table.header, *table.rows)]
 
 
 # ----------------------------------------------------------------------------------------- cells

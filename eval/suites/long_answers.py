@@ -126,17 +126,10 @@ def fitting_lines(
     return given, [line.split(":")[0] for line in answer], answer
 
 
-def _step(line: str) -> int:
-    word, number = line.split()[-2:]
-    return int(number) if word == "add" else -int(number)
-
-
 def shown(task: str) -> str:
     """The example in front: as the task, without filler."""
     rng = random.Random(f"{task}/example")
-    given, asked, answer = fitting_lines(
-        task, rng, 10**3, lambda text: 250 * (text.count("\n") + 1)
-    )
+    given, asked, answer = fitting_lines(task, rng, 10**3, lambda t: 250 * (t.count("\n") + 1))
     keys = f"Keys in order:\n{numbered(asked)}\n\n" if asked else ""
     return f"{numbered(given)}\n\n{keys}{REQUESTS[task]}{numbered(answer)}\n\n\n"
 
@@ -159,7 +152,8 @@ def score(settings: Settings, task: Task, example: Example, prediction: str) -> 
     scores["loops"] = float(any(one and other for one, other in pairwise(alike)))
     if task.name == "running":
         # Right by the model's own total before: else the far step is lost, not the sum.
-        steps = [_step(line) for line in example.facts["given"]]
+        signed = (line.split()[-2:] for line in example.facts["given"])
+        steps = [int(n) if word == "add" else -int(n) for word, n in signed]
         totals = {n: int(text) for n, text in found.items() if text.isdecimal()}
         before = [int(gold[0]) - steps[0], *(totals.get(n) for n in range(1, len(gold)))]
         own = [
