@@ -64,10 +64,8 @@ def measure(options: Options) -> Iterator[Row]:
     }
     masks |= {str(path): [list(row) for row in read_mask(path).mask.z] for path in options.masks}
     static = measure_sinks(model, texts[:MEASURED])
-    known = {
-        "static": static,
-        "key": static._replace(values_LGD=torch.zeros_like(static.values_LGD)),
-    }
+    none = torch.zeros_like(static.values_LGD)
+    known = {"static": static, "key": static._replace(values_LGD=none)}
     for name, z in masks.items():
         is_dense = name == "dense"
         windows = options.windows[:1] if is_dense else options.windows

@@ -289,10 +289,8 @@ class Packing:
         held_out = [counts.tokens_held_out for counts in progress.counts]
         files.write_ends(TOKENS, DOC_ENDS, [counts.tokens_kept for counts in progress.counts])
         files.write_ends(HELD_OUT, token_files.HELD_OUT_DOC_ENDS, held_out)
-        order = [
-            np.random.default_rng([config.seed, epoch]).permutation(num_sequences)
-            for epoch in range(config.epochs)
-        ]
+        seeds = ([config.seed, epoch] for epoch in range(config.epochs))
+        order = [np.random.default_rng(seed).permutation(num_sequences) for seed in seeds]
         token_files.write_array(folder / token_files.ORDER, np.array(order, "<u4"))
         others = (DOC_ENDS, HELD_OUT, token_files.HELD_OUT_DOC_ENDS, token_files.ORDER)
         checksums = {name: hash_file(folder / name) for name in others}

@@ -320,10 +320,9 @@ def training_seconds(plan: Plan, schedule: TrainSchedule) -> float:
     models = [(plan.model, 1.0)]
     if plan.settings.objective == "distill":  # the teacher's forward is a third of a step
         models.append((plan.teacher or plain_config(plan.model), 1 / 3))
-    flops = sum(
-        training_flops(one, count_active_weights(build_on_meta(one)), sequences) * part
-        for one, part in models
-    )
+    flops = 0.0
+    for one, part in models:
+        flops += training_flops(one, count_active_weights(build_on_meta(one)), sequences) * part
     device = choose_device(os.environ)
     size, dtype = (1024, torch.float32) if device.type == "cpu" else (8192, torch.bfloat16)
     left, right = torch.ones(2, size, size, dtype=dtype, device=device)

@@ -413,9 +413,9 @@ def hybridize_cache(cache: Cache, config: PretrainedConfig, attention_mask: Any 
         # A DynamicCache() without a config makes its layers later.
         if not layers and cache.layer_class_to_replicate is not None:
             layers = [cache.layer_class_to_replicate() for _ in config.bosch["num_full"]]
+        pairs = zip(layers, config.bosch["num_full"], strict=True)
         cache.layers = [
-            _hybrid_layer(layer, num_full, num_full < num_groups, window_tokens, num_first)
-            for layer, num_full in zip(layers, config.bosch["num_full"], strict=True)
+            _hybrid_layer(x, n, n < num_groups, window_tokens, num_first) for x, n in pairs
         ]
     elif cache.is_compileable:
         problem = f"this static cache already has {int(cache.get_seq_length())} tokens"

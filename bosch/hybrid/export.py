@@ -84,10 +84,8 @@ def write_exports(out: Path, config: PretrainedConfig, source: Path) -> None:
 
 def full_groups(config: PretrainedConfig) -> list[list[int]]:
     hybrid = config.bosch
-    return [
-        [int(group in row[:num_full]) for group in range(len(row))]
-        for row, num_full in zip(hybrid["permutation"], hybrid["num_full"], strict=True)
-    ]
+    places = zip(hybrid["permutation"], hybrid["num_full"], strict=True)
+    return [[int(group in row[:full]) for group in range(len(row))] for row, full in places]
 
 
 def mask_record(config: PretrainedConfig) -> MaskFile:

@@ -98,10 +98,7 @@ def show_rows(title: str, rows: Iterable[Mapping[str, object]], columns: Mapping
     """Print rows as a table. Columns: heading -> field of a row, with an optional format:
     `seconds:.1f`."""
     fields = [column.partition(":") for column in columns.values()]
-    lines = [
-        [None if row[name] is None else format(row[name], form) for name, _, form in fields]
-        for row in rows
-    ]
+    lines = [[None if r[n] is None else format(r[n], form) for n, _, form in fields] for r in rows]
     show_table(title, list(columns), lines)
 
 

@@ -117,10 +117,7 @@ class Search:
         planned = count_solving(len(variables), quota, max_evaluations)
         enumerated = planned == math.comb(len(variables), quota)
         method = "exhaustive" if enumerated else self.settings.optimizer
-        priors = [
-            [sum(guide[layer][group] for layer, group in places) for places in variables]
-            for guide in guides
-        ]
+        priors = [[sum(guide[l][g] for l, g in places) for places in variables] for guide in guides]
         starts = [repair((1,) * len(variables), quota, prior) for prior in priors]
         known = {}  # of masks that differ only in these variables
         for z, value in self.outcomes.items():

@@ -72,10 +72,8 @@ def build_examples(
             texts = [f"Question: {shot['question']}\nAnswer: {shot['answer']}" for shot in shots]
             prompts.append("\n\n".join([*texts, f"Question: {row['question']}\nAnswer:"]))
     stop = Stop(strings=(QUESTION[task.name], *ENDS))
-    return [
-        Example(index, prompt, (row["answer"],), 256, stop)
-        for index, (prompt, row) in enumerate(zip(prompts, rows, strict=True))
-    ]
+    pairs = enumerate(zip(prompts, rows, strict=True))
+    return [Example(n, prompt, (row["answer"],), 256, stop) for n, (prompt, row) in pairs]
 
 
 def score(settings: Settings, task: Task, example: Example, prediction: str) -> dict[str, float]:

@@ -58,13 +58,10 @@ class HybridAttention(nn.Module):
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         cuts = query.split(self.q_sizes, -1), key.split(self.kv_sizes, -1)
         each = zip(self.parts, *cuts, value.split(self.kv_sizes, -1), strict=True)
-        return torch.cat(
-            [
-                self._narrow(part(self._pad(q), self._pad(k), self._pad(v)))
-                for part, q, k, v in each
-            ],
-            -1,
-        )
+        found = [
+            self._narrow(part(self._pad(q), self._pad(k), self._pad(v))) for part, q, k, v in each
+        ]
+        return torch.cat(found, -1)
 
     def _pad(self, x: Tensor) -> Tensor:
         if self.padded == self.head_size:
