@@ -277,7 +277,9 @@ def build_set(
     for context, haystack in zip(contexts, haystacks, strict=True):
         if context.example is None and len(haystack.ids_T) > (positions or math.inf):
             problem = f"{context.place} takes {len(haystack.ids_T):,} tokens"
-            raise UserError(f"{problem}, the model {positions:,} at most; shorten it, or omit it.")
+            raise UserError(
+                f"{problem}, the model has {positions:,} positions; shorten or omit it."
+            )
     return Calibration(haystacks), contexts, facts
 
 

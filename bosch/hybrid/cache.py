@@ -408,7 +408,7 @@ def hybridize_cache(cache: Cache, config: PretrainedConfig, attention_mask: Any 
         held = {layer.window.window_tokens for layer in layers if layer.window is not None}
         if held - {window_tokens}:
             problem = f"this cache was made for a window of {held.pop()} tokens"
-            raise UserError(f"{problem}, now it is {window_tokens}. Start a new cache.")
+            raise UserError(f"{problem}; it is {window_tokens} now. Start a new cache.")
     elif int(cache.get_seq_length()) == 0:
         # A DynamicCache() without a config makes its layers later.
         if not layers and cache.layer_class_to_replicate is not None:

@@ -58,9 +58,8 @@ class HybridAttention(nn.Module):
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         cuts = query.split(self.q_sizes, -1), key.split(self.kv_sizes, -1)
         each = zip(self.parts, *cuts, value.split(self.kv_sizes, -1), strict=True)
-        found = [
-            self._narrow(part(self._pad(q), self._pad(k), self._pad(v))) for part, q, k, v in each
-        ]
+        pad = self._pad
+        found = [self._narrow(part(pad(q), pad(k), pad(v))) for part, q, k, v in each]
         return torch.cat(found, -1)
 
     def _pad(self, x: Tensor) -> Tensor:
