@@ -37,9 +37,7 @@ TEXTS, FACTS = "examples.jsonl", "calibration.json"
 SEED = 1_000_003  # added to the user's: the seeds of the test set count up from 42
 REGION = 0.5  # share of the essays at which calibration's texts begin; those of the test set: 0
 TOY = "toy"
-NO_TASK_FITS = (
-    "No task can be built in {} tokens; use a greater --length, or fewer questions a text."
-)
+NO_TASK_FITS = "No task can be built in {} tokens; use a greater --length, or fewer questions."
 
 
 @dataclass(frozen=True)
