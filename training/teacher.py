@@ -217,7 +217,7 @@ def check_room(folder: Path, num_bytes: int) -> None:
     free = shutil.disk_usage(there).free
     if num_bytes > free:
         problem = f"{folder}: the teacher's likeliest tokens take {describe_bytes(num_bytes)}"
-        raise UserError(f"{problem}, the disk has {describe_bytes(free)}. Lower stored_top_k.")
+        raise UserError(f"{problem}, and the disk has {describe_bytes(free)} free. Store fewer.")
 
 
 class Lessons:

@@ -92,7 +92,7 @@ def as_layer_types(source: Path, out: Path) -> None:
     for layer, count in enumerate(num_full):
         if count not in (0, groups):
             problem = f"{source}: layer {layer} has {count} of {groups} groups full"
-            raise UserError(f"{problem}; layer types need masks of whole layers (bosch_layer).")
+            raise UserError(f"{problem}, which no layer type can say; choose whole layers.")
     if (sink := kind_of(hybrid)) != "none":
         problem = f"{source} has the sink {sink}, which layer types have not"
         raise UserError(f"{problem}; make the hybrid with --sink none.")
