@@ -83,9 +83,11 @@ def choose_device(environment: Mapping[str, str]) -> torch.device:
             raise UserError(f"{problem}. Install one that fits, or set ACCELERATE_USE_CPU=true.")
         return torch.device("cpu")
     local_rank = int(environment.get("LOCAL_RANK", 0))
-    if local_rank >= torch.cuda.device_count():
-        problem = f"process {local_rank} has none of the {torch.cuda.device_count()} GPUs here"
-        raise UserError(f"{problem}. Start one process per GPU (--num_processes).")
+    if local_rank >= (count := torch.cuda.device_count()):
+        problem = f"process {local_rank} on this machine has no GPU"
+        raise UserError(
+            f"{problem}; there are {count}. Start one process per GPU (--num_processes)."
+        )
     torch.cuda.set_device(local_rank)
     return torch.device("cuda", local_rank)
 
