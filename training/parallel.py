@@ -85,9 +85,7 @@ def choose_device(environment: Mapping[str, str]) -> torch.device:
     local_rank = int(environment.get("LOCAL_RANK", 0))
     if local_rank >= (count := torch.cuda.device_count()):
         problem = f"process {local_rank} on this machine has no GPU"
-        raise UserError(
-            f"{problem}; there are {count}. Start one process per GPU (--num_processes)."
-        )
+        raise UserError(f"{problem}; there are {count}. Start one per GPU (--num_processes).")
     torch.cuda.set_device(local_rank)
     return torch.device("cuda", local_rank)
 
