@@ -128,8 +128,9 @@ def compare_answers(engine: Any, tokenizer: Any, options: Options) -> Row:
     pairs = [((name, 0, each.index), each) for name, some in found.items() for each in some]
     examples = pairs[:: len(found)][: options.prompts]
     plain = GenerationSettings()
-    how: Any = {"dtype": torch.float32, "trust_remote_code": False}
-    model = AutoModelForCausalLM.from_pretrained(options.hybrid, **how).eval()
+    model = AutoModelForCausalLM.from_pretrained(
+        options.hybrid, dtype=torch.float32, trust_remote_code=False
+    ).eval()
     ours = {j.key: j.tokens for j in Generator(model, tokenizer, plain).generate(examples)}
     vllm = EngineGenerator(engine, tokenizer, plain, None)
     theirs = {j.key: j.tokens for j in vllm.generate(examples)}

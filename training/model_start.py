@@ -54,8 +54,8 @@ def build_on_meta(config: PretrainedConfig, dtype: torch.dtype = torch.float32) 
     """The model with the shapes of its weights, but no memory for them."""
     config.use_cache = False
     with torch.device("meta"):
-        how: Any = {"attn_implementation": NAME, "trust_remote_code": False}
-        return AutoModelForCausalLM.from_config(config, dtype=dtype, **how)
+        how: Any = {"dtype": dtype, "attn_implementation": NAME}
+        return AutoModelForCausalLM.from_config(config, trust_remote_code=False, **how)
 
 
 def make_empty(
