@@ -155,9 +155,9 @@ def make_model(
 ) -> PreTrainedModel:
     """A model with random weights, created on the device."""
     torch.manual_seed(0)
-    how = {"dtype": dtype, "attn_implementation": attention, "trust_remote_code": False}
+    how: Any = {"dtype": dtype, "attn_implementation": attention}
     with torch.device(device):
-        return AutoModelForCausalLM.from_config(config, **how).eval()
+        return AutoModelForCausalLM.from_config(config, trust_remote_code=False, **how).eval()
 
 
 def set_hybrid(model: Any, ratio: float, window_tokens: int, sink: str = "none") -> None:

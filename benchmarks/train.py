@@ -107,8 +107,8 @@ def save_models(options: Options, folder: Path, device: torch.device) -> dict[st
         _measure.make_model(shape, device, torch.bfloat16, "sdpa").save_pretrained(dense)
     models = {DENSE: dense}
     for ratio in options.ratios:
-        how = {"attn_implementation": "bosch", **LOCAL}
-        model: Any = AutoModelForCausalLM.from_pretrained(dense, **how)
+        how = {"attn_implementation": "bosch"}
+        model: Any = AutoModelForCausalLM.from_pretrained(dense, **how, **LOCAL)
         shape = model.config
         z = _measure.spread_mask(ratio, shape.num_hidden_layers, shape.num_key_value_heads)
         hybrid = models[f"ours, ratio {ratio:g}"] = folder / f"hybrid-{ratio:g}"
