@@ -54,10 +54,8 @@ class DeviceOptions(BenchmarkOptions):
             return torch.device("cuda" if torch.cuda.is_available() else "cpu")
         there = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
         if self.device.partition(":")[0] not in there:
-            raise UserError(
-                f"--device {self.device}: this machine has no such device. Leave the option out, "
-                "or use cpu."
-            )
+            problem = f"--device {self.device}: this machine has no such device"
+            raise UserError(f"{problem}. Leave the option out, or use cpu.")
         return torch.device(self.device)
 
     @property

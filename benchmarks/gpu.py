@@ -46,7 +46,6 @@ def measure(options: Options) -> Iterator[Row]:
 
 
 def gpu_parts(only: tuple[str, ...] = ()) -> dict[str, ModuleType]:
-    """The benchmarks that have GPU settings, here."""
     parts = {name: load_plugin(PACKAGE, name) for name in only or list_plugins(PACKAGE)}
     able = {name: part for name, part in parts.items() if getattr(part, "GPU_OPTIONS", None)}
     if lacking := sorted(parts.keys() - able.keys() if only else ()):

@@ -129,10 +129,8 @@ def against(row: Row, baseline: str, others: Sequence[Row]) -> str:
     for other in others:
         is_same = "options" not in other and all(other.get(n) == row.get(n) for n in same)
         if other["method"] == baseline != row["method"] and is_same:
-            ours, theirs = (
-                np.array([int(bit) for bit in one["right"]]).reshape(-1, QUESTIONS)
-                for one in (row, other)
-            )
+            rights = ([int(bit) for bit in one["right"]] for one in (row, other))
+            ours, theirs = (np.array(bits).reshape(-1, QUESTIONS) for bits in rights)
             difference = 100 * (ours - theirs).mean(1)
             draw = np.random.default_rng(0).integers(len(difference), size=(2_000, len(difference)))
             low, high = np.percentile(difference[draw].mean(1), [2.5, 97.5])

@@ -84,10 +84,7 @@ def measure_length(length: int, device: torch.device, options: Options) -> Itera
     prompts = [{"prompt_token_ids": x.tolist()} for x in ids.view(options.requests, length)]
     for new in (1, options.tokens):
         how = SamplingParams(temperature=0, max_tokens=new, ignore_eos=True, detokenize=False)
-        sides = {
-            side: partial(engine.generate, prompts, how, use_tqdm=False)
-            for side, engine in engines.items()
-        }
+        sides = {s: partial(e.generate, prompts, how, use_tqdm=False) for s, e in engines.items()}
         seconds = _measure.time_in_turns(sides, options.rounds, device)
         for side, times in seconds.items():
             row: Row = {"name": f"{short(length)} tokens, {new} new, {side}"}

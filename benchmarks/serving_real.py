@@ -74,14 +74,10 @@ def measure(options: Options) -> Iterator[Row]:
     cache_bytes = max(options.room * blocks, -(-options.long // BLOCK) + 2) * BLOCK * token_bytes
     longest = max(options.long + LAST, options.prompt_tokens, options.length + options.new)
     if longest > config.max_position_embeddings:
-        raise UserError(
-            f"{options.dense} has {config.max_position_embeddings:,} positions, too few for texts "
-            f"of {longest:,} tokens."
-        )
-    engines = {
-        side: Engine(folder, cache_bytes, longest)
-        for side, folder in zip(SIDES, (options.dense, options.hybrid), strict=True)
-    }
+        problem = f"{options.dense} has {config.max_position_embeddings:,} positions"
+        raise UserError(f"{problem}, too few for texts of {longest:,} tokens.")
+    folders = zip(SIDES, (options.dense, options.hybrid), strict=True)
+    engines = {side: Engine(folder, cache_bytes, longest) for side, folder in folders}
     only_load = dict.fromkeys(("times_dense", "first_token", "most_running"))
     yield compare_answers(engines["hybrid"].llm, tokenizer, options) | only_load
 
@@ -91,10 +87,7 @@ def measure(options: Options) -> Iterator[Row]:
     if len(ids) < needed:
         raise UserError(f"{options.folder}/text: {len(ids):,} tokens of text, {needed:,} needed.")
 
-    held = {
-        side: engine.answer([ids[: options.long]], LAST).held_bytes
-        for side, engine in engines.items()
-    }
+    held = {side: e.answer([ids[: options.long]], LAST).held_bytes for side, e in engines.items()}
     yield {
         "name": f"KV bytes of {options.long:,} tokens",
         "value": round(held["hybrid"] / held["dense"], 3),

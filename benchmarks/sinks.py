@@ -53,9 +53,8 @@ class Options(DeviceOptions):
 
 def measure(options: Options) -> Iterator[Row]:
     device = options.start()
-    model = load_model(
-        options.model, getattr(torch, options.dtype), str(device), attn_implementation="bosch"
-    )
+    dtype = getattr(torch, options.dtype)
+    model = load_model(options.model, dtype, str(device), attn_implementation="bosch")
     texts, groups = read_texts(options), model.config.num_key_value_heads
     layers = range(model.config.num_hidden_layers)
     masks = {
@@ -65,10 +64,8 @@ def measure(options: Options) -> Iterator[Row]:
     }
     masks |= {str(path): [list(row) for row in read_mask(path).mask.z] for path in options.masks}
     static = measure_sinks(model, texts[:MEASURED])
-    known = {
-        "static": static,
-        "key": static._replace(values_LGD=torch.zeros_like(static.values_LGD)),
-    }
+    none = torch.zeros_like(static.values_LGD)
+    known = {"static": static, "key": static._replace(values_LGD=none)}
     for name, z in masks.items():
         is_dense = name == "dense"
         windows = options.windows[:1] if is_dense else options.windows
@@ -94,10 +91,8 @@ def read_texts(options: Options) -> list[Tensor]:
     found = [torch.tensor(ids[: options.tokens]) for ids in each if len(ids) >= options.tokens]
     chosen = found[options.begin :: options.every][: MEASURED + options.count]
     if len(chosen) < MEASURED + options.count:
-        raise UserError(
-            f"{options.texts} has {len(found)} texts of {options.tokens} tokens, too few for "
-            f"--count {options.count} with --every {options.every} and --begin {options.begin}."
-        )
+        problem = f"{options.texts} has {len(found)} texts of {options.tokens} tokens"
+        raise UserError(f"{problem}, too few for these --count, --every and --begin.")
     return chosen
 
 

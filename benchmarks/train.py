@@ -138,9 +138,8 @@ def train_with_ours(options: Options, model: Path) -> None:
 def train_with_trainer(options: Options, folder: Path, device: torch.device) -> None:
     from transformers import Trainer, TrainingArguments
 
-    model = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="sdpa", use_cache=False, **LOCAL
-    )
+    how: Any = {"dtype": torch.float32, "attn_implementation": "sdpa"}
+    model = AutoModelForCausalLM.from_pretrained(folder, use_cache=False, **how, **LOCAL)
     sequences = torch.from_numpy(random_sequences(options, folder).astype(np.int64))
     on_gpu = device.type != "cpu"
     quiet: Any = {"save_strategy": "no", "logging_strategy": "no", "report_to": "none"}

@@ -36,7 +36,6 @@ PROGRAMS = {  # word -> module and what it does
 
 
 def main() -> None:
-    """Run what the command line names."""
     is_module = Path(sys.argv[0]).name == "__main__.py"
     start("python -m bosch" if is_module else "bosch", sys.argv[1:])
 

@@ -52,7 +52,6 @@ class Calibration:
 
     @property
     def longest(self) -> int:
-        """Number of tokens of the longest haystack."""
         return max(len(haystack.ids_T) for haystack in self.haystacks)
 
 
@@ -63,13 +62,11 @@ def write_calibration(folder: Path, calibration: Calibration) -> None:
 
     texts = [haystack.ids_T for haystack in calibration.haystacks]
     asked = [(n, q) for n, h in enumerate(calibration.haystacks) for q in h.questions]
-    positions = [
-        (n, q.answer.start, q.answer.stop, q.needle.start, q.needle.stop) for n, q in asked
-    ]
+    places = [(n, q.answer.start, q.answer.stop, q.needle.start, q.needle.stop) for n, q in asked]
     tensors = {
         "ids": torch.cat(texts).long(),
         "ends": torch.tensor([len(ids_T) for ids_T in texts]).cumsum(0),
-        "questions": torch.tensor(positions, dtype=torch.long).reshape(-1, 5),
+        "questions": torch.tensor(places, dtype=torch.long).reshape(-1, 5),
     }
     tasks = json.dumps([question.task for _, question in asked])
     write_atomically(folder / FILE, save(tensors, {"tasks": tasks}))

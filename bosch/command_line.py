@@ -170,7 +170,6 @@ def _choices(kind: Any) -> dict[str, Any]:
 
 
 def _reader(kind: Any, marks: Sequence[Any], takes_none: bool) -> Callable[[str], Any]:
-    """What makes the value of a word."""
     choices, convert = _choices(kind), next(filter(callable, marks), kind)
 
     def read(word: str) -> Any:

@@ -34,9 +34,8 @@ SHAPES = {
 
 
 # The paper's models, by their ids on the hub.
-PAPER_MODELS = {
-    f"Qwen/{name}-Base": name for name in ("Qwen3-1.7B", "Qwen3-8B", "Qwen3-14B", "Qwen3-30B-A3B")
-}
+SIZES = ("1.7B", "8B", "14B", "30B-A3B")
+PAPER_MODELS = {f"Qwen/Qwen3-{size}-Base": f"Qwen3-{size}" for size in SIZES}
 
 
 def known_config(model: str) -> "PretrainedConfig | None":

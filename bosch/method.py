@@ -200,7 +200,6 @@ class Inputs:
 
     @property
     def num_windowed(self) -> int:
-        """Number of groups that get the window."""
         return num_windowed(self.ratio, self.num_layers, self.num_groups)
 
     @property

@@ -73,7 +73,6 @@ class ModelInfo:
         return f"{self.id} ({mark[:12]})" if mark else self.id
 
     def describe(self) -> str:
-        """Name and shape, for messages about two models."""
         heads = f"{self.num_query_heads} query heads of {self.head_dim}"
         return f"{self} with {self.num_layers} layers x {self.num_groups} groups, {heads}"
 
@@ -124,10 +123,8 @@ def fetch_model(model: str, option: str = "--model") -> Path:
 
 def fetch_config(model: str) -> Path:
     """A folder with the model's config.json. Of a hub model only that file is downloaded."""
-    fetched = _find_or_fetch(
-        model, "--model", lambda hub: hub.hf_hub_download(model, "config.json")
-    )
-    return fetched.parent if fetched.is_file() else fetched
+    found = _find_or_fetch(model, "--model", lambda hub: hub.hf_hub_download(model, "config.json"))
+    return found.parent if found.is_file() else found
 
 
 def _find_or_fetch(model: str, option: str, fetch: Callable[[Any], str]) -> Path:
@@ -174,7 +171,6 @@ def read_shape(model: str) -> ModelShape:
 
 
 def read_model_info(folder: Path) -> ModelInfo:
-    """Shape and identity of the model in a folder."""
     config = read_model_config(folder)
     shape = {field: _count(config, n, folder) for field, n in zip(SHAPE, NEEDED, strict=True)}
     # The hub's cache: models--Qwen--Qwen3-0.6B/snapshots/<commit>. Elsewhere weights are hashed.

@@ -15,7 +15,6 @@ MOST_LEVELS = 100  # of lists and objects in a JSON file; Python copies no more 
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """The content of a JSON file that holds an object."""
     if not path.is_file():
         raise MissingFileError(f"{path} does not exist.")
     try:

@@ -73,7 +73,6 @@ def suggest(name: str, names: Sequence[str]) -> str:
 
 
 def _describe_failed_import(path: Path, error: Exception) -> str:
-    """One sentence with the file, the line and the cause."""
     if isinstance(error, SyntaxError):
         return f"{error.filename or path}, line {error.lineno}: {_reason(error)}."
     lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]

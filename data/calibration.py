@@ -17,22 +17,10 @@ from typing import TYPE_CHECKING
 
 from bosch.calibration import FILE, Calibration, Haystack, Question, write_calibration
 from bosch.config import CalibrationConfig
+from bosch.data import needles
 from bosch.data.essays import read_essays
 from bosch.data.key_words import wonderwords_keys
-from bosch.data.needles import (
-    PAPER_TASKS,
-    TASKS,
-    TOY_SIZES,
-    DoesNotFitError,
-    Material,
-    NeedleExample,
-    NeedleTask,
-    ask_other_keys,
-    build_examples,
-    least_tokens,
-    pairs_in,
-    write_smallest,
-)
+from bosch.data.needles import TASKS, TOY_SIZES, Material, NeedleExample, NeedleTask
 from bosch.data.sources.files import read_lines
 from bosch.data.sources.source import take_field
 from bosch.data.toy_world.world import ToyEssays, World
@@ -49,9 +37,7 @@ TEXTS, FACTS = "examples.jsonl", "calibration.json"
 SEED = 1_000_003  # added to the user's: the seeds of the test set count up from 42
 REGION = 0.5  # share of the essays at which calibration's texts begin; those of the test set: 0
 TOY = "toy"
-NO_TASK_FITS = (
-    "No task can be built in {} tokens; use a greater --length, or fewer questions a text."
-)
+NO_TASK_FITS = "No task can be built in {} tokens; use a greater --length, or fewer questions."
 
 
 @dataclass(frozen=True)
@@ -62,17 +48,15 @@ class CalibrationSettings(CalibrationConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "tasks", self.tasks or PAPER_TASKS)
+        object.__setattr__(self, "tasks", self.tasks or needles.PAPER_TASKS)
         for name in self.tasks:
             if self.tasks.count(name) > 1:
                 raise UserError(f"Task {name} is named twice; name each task once.")
             if name not in TASKS:
                 raise UserError(f"{name!r} is no needle task: {suggest(name, tuple(TASKS))}")
             if self.questions_per_context > 1 and TASKS[name].num_queries > 1:
-                raise UserError(
-                    f"{name} asks for {TASKS[name].num_queries} keys in one question; leave it "
-                    "out, or ask one question a context."
-                )
+                problem = f"{name} asks for {TASKS[name].num_queries} keys in one question"
+                raise UserError(f"{problem}; leave it out, or ask one question a context.")
 
 
 @dataclass(frozen=True)
@@ -154,7 +138,7 @@ def check_material(settings: CalibrationSettings) -> None:
         read_questions(Path(settings.questions))
         return
     length, material = settings.length, gather_material(settings)
-    if min(least_tokens(TASKS[name], length, material) for name in settings.tasks) > length:
+    if min(needles.least_tokens(TASKS[name], length, material) for name in settings.tasks) > length:
         raise UserError(NO_TASK_FITS.format(length))
 
 
@@ -172,7 +156,7 @@ def build_contexts(
             for number, name in enumerate(tasks):
                 count = share + (number < remainder)
                 contexts += build_task(name, count, settings, material, tokenizer)
-        except DoesNotFitError as error:
+        except needles.DoesNotFitError as error:
             left_out.append(str(error))
             tasks.remove(name)
             continue
@@ -187,7 +171,7 @@ def least_length(
 ) -> int:
     """About how many tokens the smallest context of a task takes."""
     task = task_with_keys(name, settings)
-    context = ask_questions(task, write_smallest(task, settings.length, material), settings)
+    context = ask_questions(task, needles.write_smallest(task, settings.length, material), settings)
     return len(tokenizer(context.text)["input_ids"]) + material.sizes.answer_tokens
 
 
@@ -199,7 +183,7 @@ def build_task(
     task = task_with_keys(name, settings)
     seed = SEED + settings.seed * len(TASKS) + list(TASKS).index(name)
     while True:
-        examples = build_examples(task, settings.length, count, seed, tokenizer, material)
+        examples = needles.build_examples(task, settings.length, count, seed, tokenizer, material)
         contexts = [ask_questions(task, example, settings) for example in examples]
         longest = max((len(encode(context, tokenizer).ids_T) for context in contexts), default=0)
         if longest <= settings.length:
@@ -217,7 +201,7 @@ def task_with_keys(name: str, settings: CalibrationSettings) -> NeedleTask:
 def ask_questions(
     task: NeedleTask, example: NeedleExample, settings: CalibrationSettings
 ) -> ContextText:
-    others = ask_other_keys(task, example)[: settings.questions_per_context - 1]
+    others = needles.ask_other_keys(task, example)[: settings.questions_per_context - 1]
     prompts = [example.prompt, *(f"\n{other.prompt}" for other in others)]
     answers = (example.outputs, *(other.outputs for other in others))
     pieces = zip(prompts, (" " + ", ".join(values) for values in answers), strict=True)
@@ -230,22 +214,21 @@ def encode(context: ContextText, tokenizer: "Tokenizer") -> Haystack:
 
     ids: list[int] = []
     questions = []
-    needles = context.needles(tokenizer)
+    hidden = context.needles(tokenizer)
     for number, (prompt, answer) in enumerate(context.pieces):
         # Tokens that a tokenizer puts before any text come before the first piece only.
         ids += encode_after(ids, prompt, tokenizer) if number else tokenizer(prompt)["input_ids"]
         start = len(ids)
         ids += encode_after(ids, answer, tokenizer)
-        questions.append(Question(range(start, len(ids)), needles[number], context.task))
+        questions.append(Question(range(start, len(ids)), hidden[number], context.task))
     return Haystack(torch.tensor(ids), tuple(questions))
 
 
 def encode_after(ids: Sequence[int], text: str, tokenizer: "Tokenizer") -> list[int]:
     """The tokens of a text that follows others. Some tokenizers put a blank before whatever they
     encode, which would double it here; after a line break they put none."""
-    alone, line, after_line = (
-        tokenizer(each, add_special_tokens=False)["input_ids"] for each in (text, "\n", f"\n{text}")
-    )
+    texts = text, "\n", f"\n{text}"
+    alone, line, after_line = (tokenizer(t, add_special_tokens=False)["input_ids"] for t in texts)
     candidates = [alone]
     if after_line[: len(line)] == line:
         candidates.append(after_line[len(line) :])
@@ -262,14 +245,12 @@ def encode_after(ids: Sequence[int], text: str, tokenizer: "Tokenizer") -> list[
 def check_disjoint(texts: Iterable[str], test_texts: Iterable[str]) -> int:
     """The number of test texts compared. UserError if one holds a needle of the set: the same key
     with the same value."""
-    pairs = {pair for text in texts for pair in pairs_in(text)}
+    pairs = {pair for text in texts for pair in needles.pairs_in(text)}
     count = 0
     for count, text in enumerate(test_texts, start=1):
-        if shared := sorted(pairs & pairs_in(text)):
-            raise UserError(
-                f"The calibration set and test example {count} share the needle {shared[0]}, which "
-                "must not be. Use another --seed."
-            )
+        if shared := sorted(pairs & needles.pairs_in(text)):
+            problem = f"The calibration set and test example {count} share the needle {shared[0]}"
+            raise UserError(f"{problem}, which must not be. Use another --seed.")
     return count
 
 
@@ -293,9 +274,9 @@ def build_set(
     haystacks = [encode(context, tokenizer) for context in contexts]
     for context, haystack in zip(contexts, haystacks, strict=True):
         if context.example is None and len(haystack.ids_T) > (positions or math.inf):
+            problem = f"{context.place} takes {len(haystack.ids_T):,} tokens"
             raise UserError(
-                f"{context.place} takes {len(haystack.ids_T):,} tokens, but the model has "
-                f"{positions:,} positions; shorten it, or leave it out."
+                f"{problem}, the model has {positions:,} positions; shorten or omit it."
             )
     return Calibration(haystacks), contexts, facts
 

@@ -102,13 +102,10 @@ def find_cut(text: str, limit: int) -> int:
 
 
 class Encoder:
-    """Encodes chunks, one at a time."""
-
     def __init__(self, tokenizer: TokenizerText, source_tokenizer: TokenizerText | None):
         self._model, self._dtype = tokenizer.load(), tokenizer.dtype
-        self._begin, self._end = (
-            [] if number is None else [number] for number in (tokenizer.begin_id, tokenizer.end_id)
-        )
+        ids = tokenizer.begin_id, tokenizer.end_id
+        self._begin, self._end = ([] if number is None else [number] for number in ids)
         self._source = source_tokenizer.load() if source_tokenizer else None
 
     def encode(self, chunk: Chunk) -> Encoded:
@@ -138,10 +135,8 @@ def as_texts(blocks: Sequence[Block], tokenizer: Tokenizer | None) -> list[str]:
     assert tokenizer is not None, "a source of ids names their tokenizer"
     largest = max((int(some.max()) for some in ids if len(some)), default=0)
     if tokenizer.id_to_token(largest) is None:
-        raise UserError(
-            f"The source holds the id {largest}, which the tokenizer named for it does not have. "
-            "Name the tokenizer that made the ids (?tokenizer=...)."
-        )
+        problem = f"The source holds the id {largest}, which the tokenizer named for it has not"
+        raise UserError(f"{problem}. Name the tokenizer that made the ids (?tokenizer=...).")
     texts = tokenizer.decode_batch([some.tolist() for some in ids], skip_special_tokens=True)
     return [text.strip("\ufffd") for text in texts]
 

@@ -36,10 +36,8 @@ def read_essays(path: Path, punkt: Path | None = None) -> "Essays":
     """Essays from a JSON file with a field `text`, a text file, or the .txt files of a folder in
     the order of their names, with nothing between them."""
     if not path.exists():
-        raise MissingFileError(
-            f"{path} does not exist. Essays are a JSON file with a field `text`, a text file, or a "
-            "folder of .txt files."
-        )
+        problem = f"{path} does not exist. Essays are a JSON file with a field `text`"
+        raise MissingFileError(f"{problem}, a text file, or a folder of .txt files.")
     files = sorted(file for file in path.glob("*.txt") if file.is_file()) or [path]
     if files == [path] and path.is_dir():
         raise UserError(f"{path} holds no .txt files; essays are read from them.")
@@ -157,10 +155,8 @@ def find_sentence_ends(words: Sequence[str], name: str, punkt: Path | None) -> S
         import nltk.data
         from nltk.tokenize.punkt import PunktParameters, PunktSentenceTokenizer
     except ImportError as error:
-        raise UserError(
-            f"Splitting {name} into sentences needs nltk, which is not installed: "
-            f"{how_to_install('nltk', 'eval')}"
-        ) from error
+        problem = f"Splitting {name} into sentences needs nltk, which is not installed"
+        raise UserError(f"{problem}: {how_to_install('nltk', 'eval')}") from error
     named = [*os.environ.get("NLTK_DATA", "").split(os.pathsep), *nltk.data.path]
     inside = ("", "english", "punkt_tab/english", "tokenizers/punkt_tab/english")
     roots = [punkt] if punkt else [Path(root) for root in named if root]

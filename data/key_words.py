@@ -49,19 +49,11 @@ def wonderwords_keys() -> KeyWords:
     return KeyWords(adjectives, nouns, f"wonderwords {version('wonderwords')}")
 
 
-@cache
-def wonderwords_words() -> tuple[str, ...]:
-    """The words of RULER's `cwe`, sorted."""
-    return tuple(sorted({*words_of("noun"), *words_of("adjective"), *words_of("verb")}))
-
-
 def words_of(kind: str) -> list[str]:
     try:
         from wonderwords import RandomWord
     except ImportError as error:
-        raise UserError(
-            "Needle keys are drawn from wonderwords, which is not installed: "
-            f"{how_to_install('wonderwords', 'eval')}"
-        ) from error
+        problem = "Needle keys are drawn from wonderwords, which is not installed"
+        raise UserError(f"{problem}: {how_to_install('wonderwords', 'eval')}") from error
     found: list[str] = RandomWord(enhanced_prefixes=False).filter(include_categories=[kind])
     return found

@@ -18,16 +18,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from bosch.data.token_files import (
-    DOC_ENDS,
-    HELD_OUT,
-    HELD_OUT_DOC_ENDS,
-    ORDER,
-    SUMMARY,
-    TOKENS,
-    check_size,
-    read_array,
-)
+from bosch.data import token_files
+from bosch.data.token_files import DOC_ENDS, HELD_OUT, HELD_OUT_DOC_ENDS, SUMMARY, TOKENS
 from bosch.run.errors import MissingFileError, UserError
 from bosch.run.files import MANIFEST, read_sealed_json, verify_folder
 
@@ -57,7 +49,6 @@ class Batch:
         return self._map(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pin(self) -> "Batch":
-        """A copy in pinned memory."""
         return self._map(lambda tensor: tensor.pin_memory())
 
     def _map(self, function: "Callable[[Tensor], Tensor]") -> "Batch":
@@ -132,17 +123,17 @@ def open_tokens(folder: Path, tokenizer_hash: str) -> TokenFolder:
     def read(tokens: str, ends: str, count: int) -> Sequences:
         dtype = np.dtype(f"<u{summary['token_bytes']}")
         path = folder / tokens
-        check_size(path, count * seq_len * dtype.itemsize)
+        token_files.check_size(path, count * seq_len * dtype.itemsize)
         # An empty file cannot be mapped.
         flat = np.memmap(path, dtype, mode="r") if count else np.empty(0, dtype)
-        return Sequences(flat.reshape(count, seq_len), read_array(folder / ends))
+        return Sequences(flat.reshape(count, seq_len), token_files.read_array(folder / ends))
 
     return TokenFolder(
         folder,
         summary,
         read(TOKENS, DOC_ENDS, summary["num_sequences"]),
         read(HELD_OUT, HELD_OUT_DOC_ENDS, summary["num_held_out_sequences"]),
-        read_array(folder / ORDER),
+        token_files.read_array(folder / token_files.ORDER),
     )
 
 
@@ -154,10 +145,8 @@ def read_summary(folder: Path, tokenizer_hash: str) -> dict[str, Any]:
         )
     summary = read_sealed_json(folder / SUMMARY, "tokenizer_hash", "num_sequences", "seq_len")
     if summary["tokenizer_hash"] != tokenizer_hash:
-        raise UserError(
-            f"{folder} holds tokens of another tokenizer ({summary['tokenizer_hash'][:12]}; the "
-            f"model's is {tokenizer_hash[:12]}). Prepare the tokens with this model's tokenizer."
-        )
+        problem = f"{folder} holds tokens of another tokenizer than the model's"
+        raise UserError(f"{problem}. Prepare the tokens with this model's tokenizer.")
     return summary
 
 
@@ -173,10 +162,8 @@ def check_reuse(
         verify_folder(folder)
     summary = read_summary(folder, tokenizer_hash)
     if summary["seq_len"] != seq_len:
-        raise UserError(
-            f"{folder} holds sequences of {summary['seq_len']:,} tokens, and this run needs "
-            f"{seq_len:,}. Prepare tokens of this length, or set --sequence-length."
-        )
+        problem = f"{folder} holds sequences of {summary['seq_len']:,} tokens, not of {seq_len:,}"
+        raise UserError(f"{problem}. Prepare tokens of this length, or set --sequence-length.")
     available = summary["num_sequences"] * summary["epochs"]
     if available < num_sequences:
         raise UserError(

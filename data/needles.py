@@ -112,15 +112,11 @@ class Sizes:
         return self.short_line_step if length < self.short_length else self.line_step
 
 
-TOY_SIZES = Sizes(
-    essay_step_words=20, line_step=1, short_line_step=1, answer_tokens=40, search_factor=None
-)
+TOY_SIZES = Sizes(20, line_step=1, short_line_step=1, answer_tokens=40, search_factor=None)
 
 
 @dataclass(frozen=True)
 class Material:
-    """What examples are built from."""
-
     essays: EssaySource | None  # None: the task's haystack is not essays
     words: Words
     sizes: Sizes = Sizes()
@@ -359,10 +355,8 @@ def token_counter(tokenizer: "PreTrainedTokenizerBase") -> Callable[[str], int]:
     covered = {i for start, end in spans for i in range(start, end)}
     lost = [i for i, sign in enumerate(SPELLED) if sign.isalnum() and i not in covered]
     if lost or not unknown.isdisjoint(encoded["input_ids"]):
-        raise UserError(
-            f"This tokenizer cannot spell a needle: it drops characters of {SPELLED!r} or does not "
-            "know them. Use one that knows English letters, digits and punctuation."
-        )
+        problem = f"This tokenizer cannot spell a needle, as it lacks characters of {SPELLED!r}"
+        raise UserError(f"{problem}. Use one of English letters, digits and punctuation.")
     if backend is None:
         return lambda text: len(tokenizer.tokenize(text))
     backend.no_truncation()  # like `tokenize`: a tokenizer's file may ask for either

@@ -14,32 +14,13 @@ from typing import Annotated, Any
 import numpy as np
 
 from bosch.config import NO_OPTION, PackingConfig, at_least
-from bosch.data.encode import (
-    CHUNK_CHARS,
-    Encoded,
-    Position,
-    as_texts,
-    encode_in_order,
-    read_chunks,
-    share_reproduced,
-)
+from bosch.data import encode, token_files
+from bosch.data.encode import Encoded, Position, encode_in_order, share_reproduced
 from bosch.data.sources.files import FileSource
 from bosch.data.sources.hub import HubSource
 from bosch.data.sources.mds import ProLongSource
 from bosch.data.sources.source import Source, WeightedSource
-from bosch.data.token_files import (
-    DOC_ENDS,
-    HELD_OUT,
-    HELD_OUT_DOC_ENDS,
-    ORDER,
-    PROGRESS,
-    SUMMARY,
-    TOKENS,
-    GrowingFiles,
-    check_complete,
-    remove_progress,
-    write_array,
-)
+from bosch.data.token_files import DOC_ENDS, HELD_OUT, PROGRESS, SUMMARY, TOKENS, GrowingFiles
 from bosch.data.tokenizer_files import TokenizerText, read_source_tokenizer
 from bosch.run.errors import UserError
 from bosch.run.files import read_sealed_json, write_sealed_json
@@ -64,7 +45,7 @@ class PackConfig(PackingConfig):
     # Chunks of a quarter megabyte between the points from which a killed run can resume.
     shard_chunks: Annotated[int, NO_OPTION] = speed_only(256)
     # Size of a chunk. Changes how many tokens count as dropped at the budget, but not the tokens.
-    chunk_chars: Annotated[int, NO_OPTION] = CHUNK_CHARS
+    chunk_chars: Annotated[int, NO_OPTION] = encode.CHUNK_CHARS
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -130,13 +111,11 @@ def pack_documents(
     }
     name = fingerprint(facts)
     if (begun or finished) and name != (finished.get("fingerprint") or begun["facts"]):
-        raise UserError(
-            f"{folder} was begun with other settings, another tokenizer or other source files; use "
-            "an empty folder, or the settings and files it was begun with."
-        )
+        problem = f"{folder} was begun with other settings, another tokenizer or other source files"
+        raise UserError(f"{problem}; use an empty folder, or what it was begun with.")
     if finished:
-        check_complete(folder)
-        return remove_progress(folder)
+        token_files.check_complete(folder)
+        return token_files.remove_progress(folder)
     progress = Progress(name, commits, [Counts() for _ in sources])
     if begun:
         begun["position"] = Position(**begun["position"])
@@ -193,8 +172,6 @@ def share_out(total: int, weights: Sequence[float]) -> list[int]:
 
 @dataclass(frozen=True)
 class Packing:
-    """A packing under way."""
-
     tokenizer: TokenizerText
     config: PackConfig
     files: GrowingFiles
@@ -207,7 +184,7 @@ class Packing:
         source_tokenizer = read_source_tokenizer(source.tokenizer) if source.tokenizer else None
         if progress.position == Position():
             show_documents(source, source_tokenizer)
-        chunks = read_chunks(source, progress.position, self.config.chunk_chars)
+        chunks = encode.read_chunks(source, progress.position, self.config.chunk_chars)
         # Else the cores that this process may use, as a cluster's scheduler sets them, if known.
         cores = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))(0)
         workers = self.config.workers or len(cores)
@@ -233,10 +210,8 @@ class Packing:
                 "prepare_tokens.py --epochs N and use that folder (recover.py --data.tokens-from)."
             )
         if counts.tokens_kept == 0 and train is None:
-            raise UserError(
-                f"{source.name} leaves no tokens to train on: all of its {counts.tokens_read:,} "
-                "were held out or dropped. Add text, or hold out less (--held-out-sequences)."
-            )
+            problem = f"{source.name} leaves no tokens to train on: all were held out or dropped"
+            raise UserError(f"{problem}. Add text, or lower --held-out-sequences.")
         if isinstance(source, FileSource):
             used = counts.documents if train is None else counts.documents_used
             reached = source.files_of(max(1, used))
@@ -313,13 +288,11 @@ class Packing:
         files.truncate()
         held_out = [counts.tokens_held_out for counts in progress.counts]
         files.write_ends(TOKENS, DOC_ENDS, [counts.tokens_kept for counts in progress.counts])
-        files.write_ends(HELD_OUT, HELD_OUT_DOC_ENDS, held_out)
-        order = [
-            np.random.default_rng([config.seed, epoch]).permutation(num_sequences)
-            for epoch in range(config.epochs)
-        ]
-        write_array(folder / ORDER, np.array(order, "<u4"))
-        others = (DOC_ENDS, HELD_OUT, HELD_OUT_DOC_ENDS, ORDER)
+        files.write_ends(HELD_OUT, token_files.HELD_OUT_DOC_ENDS, held_out)
+        seeds = ([config.seed, epoch] for epoch in range(config.epochs))
+        order = [np.random.default_rng(seed).permutation(num_sequences) for seed in seeds]
+        token_files.write_array(folder / token_files.ORDER, np.array(order, "<u4"))
+        others = (DOC_ENDS, HELD_OUT, token_files.HELD_OUT_DOC_ENDS, token_files.ORDER)
         checksums = {name: hash_file(folder / name) for name in others}
         described = zip(facts["sources"], progress.counts, strict=True)
         summary = {
@@ -337,7 +310,7 @@ class Packing:
             "checksums": checksums | {TOKENS: files.done[0][1]},
         }
         write_sealed_json(folder / SUMMARY, summary)
-        remove_progress(folder)
+        token_files.remove_progress(folder)
         say(
             f"tokens: {num_sequences:,} sequences of {config.sequence_length:,} "
             f"({num_tokens - tail:,} tokens), {tail:,} tokens in no sequence"
@@ -349,7 +322,7 @@ def show_documents(source: Source, tokenizer: TokenizerText | None) -> None:
     documents = itertools.islice(source.read(0), DOCUMENTS_CHECKED)
     first = [next(iter(document), "") for document in documents]
     ids = [block for block in first if not isinstance(block, str)]
-    texts = as_texts(first, tokenizer.load() if tokenizer else None)
+    texts = encode.as_texts(first, tokenizer.load() if tokenizer else None)
     if tokenizer and ids and (share := share_reproduced(tokenizer.load(), ids)) < LEAST_REPRODUCED:
         raise UserError(
             f"The token ids of {source.name} are not those of {source.tokenizer}: decoded and "

@@ -59,10 +59,8 @@ def make_stage(
     def read_ending() -> TokenizerText:
         text = read_tokenizer(model)
         if text.end_id is None:
-            raise UserError(
-                f"The tokenizer of {model} names no end token, which goes between documents. Add "
-                "eos_token to its tokenizer_config.json."
-            )
+            problem = f"The tokenizer of {model} names no end token, which goes between documents"
+            raise UserError(f"{problem}. Add eos_token to its tokenizer_config.json.")
         return text
 
     tokenizer = read_ending().hash if find_model(model) else model

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from bosch.data.key_words import wonderwords_words
+from bosch.data.key_words import words_of
 from bosch.data.needles import NOISE, DoesNotFitError, Prompt, largest
 from bosch.run.errors import MissingFileError, UserError
 
@@ -175,7 +175,7 @@ def chains(draws: Draws, length: int, count: Count, files: "Files") -> Callable[
 
 def common_words(draws: Draws, length: int, count: Count, files: "Files") -> Callable[[int], Built]:
     """A numbered list in which ten words are more frequent, below an example of one."""
-    words = list(wonderwords_words())
+    words = sorted({word for kind in ("noun", "adjective", "verb") for word in words_of(kind)})
     draws.shuffle(words)
 
     def listed(num_words: int, often: int, seldom: int) -> tuple[str, tuple[str, ...]]:

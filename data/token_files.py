@@ -111,7 +111,6 @@ def write_array(path: Path, array: NDArray[np.integer]) -> None:
 
 
 def read_array(path: Path) -> NDArray[Any]:
-    """What write_array wrote."""
     try:
         return np.load(path, allow_pickle=False)
     except (FileNotFoundError, ValueError, EOFError) as error:
@@ -140,6 +139,5 @@ def check_complete(folder: Path) -> None:
 
 
 def remove_progress(folder: Path) -> None:
-    """The last step of a packing."""
     for name in (PROGRESS, *GROWING[2:]):
         (folder / name).unlink(missing_ok=True)

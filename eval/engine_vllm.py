@@ -24,14 +24,11 @@ PORTION = 256  # examples that the engine gets at once; what is done is on disk 
 def check_engine() -> None:
     missing = [name for name in ("vllm", "bosch_vllm") if find_spec(name) is None]
     if missing:
-        raise UserError(
-            f"{' and '.join(missing)} cannot be imported; docs/serving.md says how to install it. "
-            "Without --engine vllm, transformers generates."
-        )
+        problem = f"{' and '.join(missing)} cannot be imported"
+        raise UserError(f"{problem}; see docs/serving.md, or leave out --engine vllm.")
 
 
 def start_engine(folder: Path, **settings: Any) -> Any:
-    """vLLM in this process."""
     check_engine()
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")

@@ -40,8 +40,6 @@ CPU_POOL_BYTES = 2**31  # caches waiting for a batch
 
 @dataclass
 class Job:
-    """One example that is or was generated."""
-
     key: Key
     example: Example
     prompt: list[int]
@@ -108,10 +106,8 @@ class Generator:
         most, new = self.max_positions, example.max_new_tokens
         # The last token of an answer is never fed to the model.
         if most is not None and len(prompt) + new - 1 > most:
-            raise UserError(
-                f"{name}: the prompt's {len(prompt):,} tokens and {new} new ones do not fit the "
-                f"model's {most:,} positions. Use a smaller length, or stretch them with --yarn."
-            )
+            problem = f"{name}: {len(prompt):,} and {new} new tokens exceed the {most:,} positions"
+            raise UserError(f"{problem}. Use a smaller length, or stretch them with --yarn.")
         if not prompt:
             raise UserError(f"{name}: the prompt is empty; a model needs at least one token.")
         draft: list[int] = []

@@ -115,7 +115,21 @@ def load_judged(folder: Path, judging: Judging) -> Any:
     if judging.window_tokens is not None:
         config.bosch = {**config.bosch, "window": judging.window_tokens}
     if judging.yarn is not None:
-        stretch_positions(config, judging.yarn, folder, judging.yarn_from)
+        # As Qwen's documentation does; `max_position_embeddings` stays.
+        rope = getattr(config, "rope_parameters", None) or {}
+        kind, problem = rope.get("rope_type", "default"), ""
+        if "rope_theta" not in rope:
+            problem = "config.json has no single rope_theta, which YaRN needs"
+        elif kind != "default":
+            problem = f"positions are already stretched by {kind}"
+        if problem:
+            raise UserError(f"--yarn {judging.yarn:g}: {folder}: its {problem}. Leave --yarn out.")
+        config.rope_parameters = {
+            "rope_type": "yarn",
+            "rope_theta": rope["rope_theta"],
+            "factor": float(judging.yarn),
+            "original_max_position_embeddings": judging.yarn_from or config.max_position_embeddings,
+        }
     if judging.generation.engine == "vllm":
         from bosch.eval.engine_vllm import start_engine
 
@@ -129,10 +143,8 @@ def load_judged(folder: Path, judging: Judging) -> Any:
     except UserError:  # neither a hybrid nor a dense model of a supported family
         attention = None
         if judging.attention != "auto":
-            raise UserError(
-                f"--attention {judging.attention}: {folder} is a {config.model_type}, whose "
-                "attention transformers computes; leave --attention out."
-            ) from None
+            problem = f"--attention {judging.attention}: {folder} is a {config.model_type}"
+            raise UserError(f"{problem}, which transformers computes; leave it out.") from None
     more = {"config": config, "attn_implementation": attention}
     return load_model(folder, dtype, device, judging.attention, **more)
 
@@ -161,21 +173,3 @@ def check_attention(judging: Judging) -> None:
     check(dtype)
     if batch != 1:  # texts of different lengths are padded
         check(dtype, padded=True, remedy="Set eval.batch to 1, or name another.")
-
-
-def stretch_positions(config: Any, factor: float, folder: Path, trained_on: int | None) -> None:
-    """Set YaRN in the config as Qwen's documentation does; `max_position_embeddings` stays."""
-    rope = getattr(config, "rope_parameters", None) or {}
-    kind, problem = rope.get("rope_type", "default"), ""
-    if "rope_theta" not in rope:
-        problem = "config.json has no single rope_theta, which YaRN needs"
-    elif kind != "default":
-        problem = f"positions are already stretched by {kind}"
-    if problem:
-        raise UserError(f"--yarn {factor:g}: {folder}: its {problem}. Leave --yarn out.")
-    config.rope_parameters = {
-        "rope_type": "yarn",
-        "rope_theta": rope["rope_theta"],
-        "factor": float(factor),
-        "original_max_position_embeddings": trained_on or config.max_position_embeddings,
-    }

@@ -70,7 +70,6 @@ def qa_f1_zh(prediction: str, answer: str) -> float:
 
 
 def f1(prediction: Sequence[str], answer: Sequence[str]) -> float:
-    """F1 of two multisets of words."""
     num_same = (Counter(prediction) & Counter(answer)).total()
     if num_same == 0:
         return 0.0

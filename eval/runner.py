@@ -29,17 +29,9 @@ from bosch.eval.rows import Row, read_rows, write_rows
 from bosch.eval.settings import FAST, GenerationSettings, Label, SuiteRun
 from bosch.eval.suites._interface import Example, LeftOutError, Scored, Task
 from bosch.model_files import read_json_object
+from bosch.run import files
 from bosch.run.errors import UserError
-from bosch.run.files import (
-    DamagedArtifactError,
-    append_line,
-    drop_torn_line,
-    open_own_file,
-    read_lines,
-    read_sealed_json,
-    refuse_link,
-    write_sealed_json,
-)
+from bosch.run.files import DamagedArtifactError, append_line, read_sealed_json
 from bosch.run.fingerprint import fingerprint, hash_file, plain
 from bosch.run.lock import FolderLock
 from bosch.run.progress import say, say_once, track
@@ -79,7 +71,7 @@ def evaluate(evaluation: Evaluation, folder: Path) -> Callable[[], None]:
     rank 0 does when all ranks have: score them."""
     work, rank, world = folder / WORK, evaluation.rank, evaluation.world
     generator: Generator | None = None
-    refuse_link(work)
+    files.refuse_link(work)
     for run in evaluation.suites:
         if (folder / run.name / PREDICTIONS).is_file():
             continue
@@ -93,10 +85,8 @@ def evaluate(evaluation: Evaluation, folder: Path) -> Callable[[], None]:
             share += [((task.name, task.length, example.index), example) for example in mine]
         for task in run.tasks:
             if task.length not in lengths:
-                raise UserError(
-                    f"none of the {run.name} tasks can be built in {task.length} tokens, so that "
-                    f"length would be missing; {left_out[0]}"
-                )
+                problem = f"none of the {run.name} tasks can be built in {task.length} tokens"
+                raise UserError(f"{problem}, so that length would be missing; {left_out[0]}")
         for reason in left_out:
             say_once(f"left out: {reason}")
         missing = [(key, example) for key, example in share if key not in done]
@@ -107,10 +97,10 @@ def evaluate(evaluation: Evaluation, folder: Path) -> Callable[[], None]:
             how = (evaluation.tokenizer, evaluation.generation, evaluation.max_positions)
             generator = kind(evaluation.load_model(), *how)
         path = work / f"{run.name}-{rank}.jsonl"
-        drop_torn_line(path)
+        files.drop_torn_line(path)
         title = f"evaluate {run.name}" + (" on rank 0" if world > 1 else "")
         with (
-            open_own_file(path, "ab") as file,
+            files.open_own_file(path, "ab") as file,
             track(title, len(share), "examples", len(share) - len(missing)) as bar,
         ):
             for job in generator.generate(missing):
@@ -156,7 +146,7 @@ def read_predictions(work: Path, suite: str, place: str) -> dict[Key, Row]:
     """The rows of all ranks, from this attempt and earlier ones."""
     rows = {}
     for path in sorted(work.glob(f"{suite}-*.jsonl")):
-        for number, row in read_lines(path, place):
+        for number, row in files.read_lines(path, place):
             if row is None:
                 say(f"left out {path}, line {number}: it is damaged")
             else:
@@ -259,5 +249,5 @@ def write_examples(
     path = folder / f"first-{'all' if limit is None else f'{limit:05}'}.jsonl"
     write_rows(path, [asdict(example) for example in examples])
     seal = facts | {"examples": len(examples), "xxh3": hash_file(path)}
-    write_sealed_json(path.with_suffix(".json"), seal)
+    files.write_sealed_json(path.with_suffix(".json"), seal)
     return path

@@ -100,19 +100,15 @@ def fetch_model(folder: Path) -> None:
 
         disable_bars_of_libraries()
         source: Any = {"gguf_file": Path(GGUF).name}
-        gguf_folder = (place / GGUF).parent
-        packed = AutoModelForCausalLM.from_pretrained(
-            gguf_folder, dtype=torch.float32, **source, **LOCAL
-        )
+        gguf = (place / GGUF).parent
+        packed = AutoModelForCausalLM.from_pretrained(gguf, dtype=torch.float32, **source, **LOCAL)
         fields = packed.config.to_dict()
         for field in ("quantization_config", "_name_or_path"):  # else it is saved as quantized
             fields.pop(field, None)
         model = LlamaForCausalLM(LlamaConfig(**fields)).float()
         model.load_state_dict(packed.state_dict())
         model.save_pretrained(place / "model")
-        AutoTokenizer.from_pretrained(gguf_folder, **source, **LOCAL).save_pretrained(
-            place / "model"
-        )
+        AutoTokenizer.from_pretrained(gguf, **source, **LOCAL).save_pretrained(place / "model")
         folder.parent.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(folder, ignore_errors=True)
         shutil.move(place / "model", folder)
@@ -132,10 +128,8 @@ def run(command: Sequence[str], folder: str | Path, program: str) -> None:
 def check(file: Path, sha256: str) -> bytes:
     content = file.read_bytes()
     if (found := hashlib.sha256(content).hexdigest()) != sha256:
-        raise UserError(
-            f"{file.name} has other bytes (sha256 {found}) than those this was made with; the "
-            "index may hold another build, or the download was damaged: try again."
-        )
+        problem = f"{file.name} has other bytes (sha256 {found}) than those this was made with"
+        raise UserError(f"{problem}; it is another build, or damaged: try again.")
     return content
 
 

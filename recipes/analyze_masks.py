@@ -18,16 +18,8 @@ from typing import Annotated, Any
 
 from bosch.command_line import parse
 from bosch.config import POSITIONAL
-from bosch.masks.analysis import (
-    NamedMask,
-    comparable,
-    compare,
-    find_chains,
-    longest_blocks,
-    read_masks,
-    turnover,
-    write_replacements,
-)
+from bosch.masks import analysis
+from bosch.masks.analysis import NamedMask, compare
 from bosch.masks.picture import draw_depth, draw_distances
 from bosch.run.checkout import provenance
 from bosch.run.errors import UserError, run_main
@@ -49,9 +41,9 @@ class Options:
 def main(arguments: Sequence[str]) -> None:
     options = parse(Options, arguments)
     set_up()
-    masks = read_masks(options.masks)
+    masks = analysis.read_masks(options.masks)
     options.out.mkdir(parents=True, exist_ok=True)
-    chains = find_chains(masks)
+    chains = analysis.find_chains(masks)
     # Of each method, masks at adjacent ratios.
     steps = [(name, *two) for name, chain in chains.items() for two in itertools.pairwise(chain)]
     results = {
@@ -71,7 +63,7 @@ def describe_masks(masks: Sequence[NamedMask], out: Path) -> Rows:
     several_models = len({mask.model for mask in masks}) > 1
     rows, drawn, lines = [], [], []
     for mask in masks:
-        blocks = longest_blocks(mask.mask)
+        blocks = analysis.longest_blocks(mask.mask)
         facts = {
             "name": mask.full_name,
             "file": str(mask.path),
@@ -103,13 +95,11 @@ def compare_pairs(masks: Sequence[NamedMask], out: Path) -> Rows:
         if first.model == second.model
     ]
     panels, lines = {}, []
-    for (model, ratio), group in comparable(masks).items():
+    for (model, ratio), group in analysis.comparable(masks).items():
         if pairs := [compare(a.mask, b.mask) for a, b in itertools.combinations(group, 2)]:
             panels[f"{model}, ratio {ratio:g}"] = group
-            distances, by_chance = (
-                [p[k] for p in pairs] for k in ("distance", "expected_distance")
-            )
-            values = (mean(distances), min(distances), max(distances), mean(by_chance))
+            distances, chances = ([p[k] for p in pairs] for k in ("distance", "expected_distance"))
+            values = (mean(distances), min(distances), max(distances), mean(chances))
             figures = [f"{value:.3f}" for value in values]
             lines.append((f"{model}, ratio {ratio:g}", len(pairs), *figures))
     if panels:
@@ -125,7 +115,7 @@ def measure_turnover(steps: Sequence[tuple[str, NamedMask, NamedMask]]) -> Rows:
     """T and T~ between adjacent ratios of a method (table 3)."""
     rows: Rows = [
         {"method": name, "smaller_ratio": smaller.ratio, "larger_ratio": larger.ratio}
-        | turnover(smaller.mask, larger.mask)
+        | analysis.turnover(smaller.mask, larger.mask)
         for name, smaller, larger in steps
         if smaller.mask.num_windowed  # else nothing can be given up
     ]
@@ -150,7 +140,7 @@ def write_table_5(steps: Sequence[tuple[str, NamedMask, NamedMask]], options: Op
     rows: Rows = []
     for name, smaller, larger in steps:
         folder = options.out / "replacement" / re.sub("[ /]", "-", name)
-        written = write_replacements(smaller, larger, options.replacement, folder)
+        written = analysis.write_replacements(smaller, larger, options.replacement, folder)
         rows += [{"method": name} | row for row in written]
     if not rows:
         problem = "needs two ratios of a method, the larger leaving full what the other windows"

@@ -72,16 +72,14 @@ def compare_and_show(runs: Sequence[Path | RunResults], out: Path, baseline: str
     lines = align(short_table(comparison))
     if (differences := baseline_table(comparison)).rows:
         lines += [f"{differences.title}:", *align(differences)]
-    for line in lines:
-        say(line)
+    say(*lines)
     warn(comparison)
     say(f"report in {written[0]}")
 
 
 def warn(comparison: Comparison) -> None:
     lines = warnings(comparison)
-    for line in lines[:MOST_WARNINGS]:
-        say(f"warning: {line}")
+    say(*(f"warning: {line}" for line in lines[:MOST_WARNINGS]))
     if len(lines) > MOST_WARNINGS:
         say(f"{len(lines) - MOST_WARNINGS} more warnings in the report")
 

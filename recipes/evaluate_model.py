@@ -121,8 +121,7 @@ def check_and_build(options: Options, name: str) -> Stage:
     names = [name for name in options.suite if name not in lm_eval]
     judging = replace(judging, suites=configure_suites(names, request))
     check_attention(judging)
-    for line in check_data(judging, model):
-        say(line)
+    say(*check_data(judging, model))
     models.check_weights(model)
     if models.find_model(model):
         models.load_tokenizer(model)

@@ -20,7 +20,7 @@ from bosch.eval.results import read_scores
 from bosch.eval.rows import Row
 from bosch.eval.settings import GenerationSettings, Label, configure_suites
 from bosch.eval.suites._interface import Request
-from bosch.hybrid.export import MASK_KEY
+from bosch.hybrid.export import MASK_KEY, info_of
 from bosch.masks.mask import GroupMask, MaskFile, check_ratio, read_mask, write_mask
 from bosch.masks.picture import mask_figure
 from bosch.masks.window import sink_tokens
@@ -272,8 +272,6 @@ def describe(model: "PreTrainedModel") -> ModelInfo:
     import torch
     from xxhash import xxh3_128_hexdigest
 
-    from bosch.hybrid.conversion import head_size
-
     weight_hash, revision = None, getattr(config, "_commit_hash", None)
     if not revision:
         hashes = {}
@@ -281,15 +279,7 @@ def describe(model: "PreTrainedModel") -> ModelInfo:
             content = tensor.detach().cpu().contiguous().view(torch.uint8).numpy()
             hashes[part] = xxh3_128_hexdigest(content)
         weight_hash = fingerprint(hashes)
-    return ModelInfo(
-        id=name or type(model).__name__,
-        revision=revision,
-        weight_hash=weight_hash,
-        num_layers=config.num_hidden_layers,
-        num_groups=config.num_key_value_heads,
-        num_query_heads=config.num_attention_heads,
-        head_dim=head_size(config),
-    )
+    return info_of(config, name or type(model).__name__, revision, weight_hash)
 
 
 @contextlib.contextmanager

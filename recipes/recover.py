@@ -21,7 +21,7 @@ from bosch.eval.judging import check_attention, check_calibration, check_data, j
 from bosch.eval.report.compare import compare, has_recovered
 from bosch.eval.report.page import summarize
 from bosch.masks.kv_budget import with_kv_budget
-from bosch.methods._settings import describe_budget, describe_sink, learning_tokens, traits_of
+from bosch.methods._settings import describe_choice, learning_tokens, traits_of
 from bosch.model_files import read_json_object
 from bosch.recipes import (
     calibrate,
@@ -107,17 +107,14 @@ def main(arguments: Sequence[str]) -> None:
     stages, texts = check_and_build(command, folder, fit)
     if command.dry_run:
         steps = folder.plan(stages, command.fresh, command.from_)
-        for step in steps:
-            say(f"{step.stage.name}: {step.action} ({step.reason})")
+        say(*(f"{step.stage.name}: {step.action} ({step.reason})" for step in steps))
         refuse_blocked(steps)
-        for line in texts:
-            say(line)
+        say(*texts)
         if any(step.action != "reuse" for step in steps):
             from bosch.training.rehearsal import estimate  # torch, which takes seconds
 
             schedule = None if command.zero_shot else train_model.schedule_of(config)
-            for line in estimate(config, train_model.make_plan(config, world), schedule):
-                say(line)
+            say(*estimate(config, train_model.make_plan(config, world), schedule))
         return
     redo = stages_to_redo(stages, command.fresh, command.from_)
     is_trained = (folder.path / "train" / MANIFEST).is_file()
@@ -131,8 +128,7 @@ def main(arguments: Sequence[str]) -> None:
         if is_first:
             # Again, now that no other launch can change the folder.
             refuse_blocked(folder.plan(stages, command.fresh, command.from_))
-            for line in texts:
-                say(line)
+            say(*texts)
             folder.set_aside(redo)
             # Without what is fitted to this machine: run.json tells runs apart.
             folder.save_config(command.config, arguments)
@@ -151,8 +147,7 @@ def main(arguments: Sequence[str]) -> None:
             evaluate_model.publish(folder.path)
     if is_first:
         comparison = compare([folder.path])
-        for sentence in summarize(comparison):
-            say(sentence)
+        say(*summarize(comparison))
         compare_runs.warn(comparison)
         say(f"report in {folder.path / 'report' / 'report.html'}; for details:")
         runs = shlex.quote(str(folder.path.parent))
@@ -256,9 +251,8 @@ def build_chain(
     if settings.objective == "distill" and settings.stored_top_k:
         teacher, mask_documents = settings.teacher or config.model, config.data.document_mask
         lessons = prepare_lessons.build(teacher, settings, mask_documents, tokens, shared=True)
-    train = train_model.build(
-        train_model.settings_of(config), model, tokens, lessons, on_checkpoint=evaluate, fit=fit
-    )
+    given = train_model.settings_of(config), model, tokens, lessons
+    train = train_model.build(*given, on_checkpoint=evaluate, fit=fit)
     checkpoints = {
         step: evaluate_model.build_step(config, run_path, step, schedule.tokens_at(step), train)
         for step in schedule.exported_steps
@@ -271,13 +265,12 @@ def build_chain(
 
 def introduce(command: Command, config: Config) -> None:
     """Print what this run will do, before work begins."""
-    about = [f"run folder {command.run_path}", describe_budget(config), describe_sink(config)]
-    settings = [*command.chosen_by, *describe_config(config), *presets.warnings(config)]
+    lines = [f"run folder {command.run_path}", *describe_choice(config), *command.chosen_by]
+    lines += [*describe_config(config), *presets.warnings(config)]
     if used := learning_tokens(config):
         of = f"{used:,} of the {config.data.tokens:,} tokens"
-        settings.append(f"{of} are used to learn the mask, the rest to train")
-    for line in [*about, *settings]:
-        say(line)
+        lines.append(f"{of} are used to learn the mask, the rest to train")
+    say(*lines)
 
 
 if __name__ == "__main__":

@@ -130,8 +130,7 @@ def run_method(
     record = write_selection(config.method, inputs, selection, began)
     draw_mask(record, folder / "mask.png")
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)  # the results are stored beside them
-    for line in [*selection.notes, mask_title(record)]:
-        say(line)
+    say(*selection.notes, mask_title(record))
 
 
 def runs_everywhere(traits: MethodTraits) -> bool:
@@ -234,9 +233,7 @@ def main(arguments: Sequence[str]) -> None:
     stages = [tokens, stage] if isinstance(tokens, Stage) else [stage]
     with RunFolder(run_path, rank, world, say) as run:
         log_to(run_path / "recover.log")
-        about = methods.describe_budget(config, settings), methods.describe_sink(config, settings)
-        for line in [f"run folder {run_path}", *about, *origin]:
-            say(line)
+        say(f"run folder {run_path}", *methods.describe_choice(config, settings), *origin)
         if rank == 0:
             refuse_blocked(run.plan(stages, "mask" if options.fresh else None))
             run.set_aside([stage] if options.fresh else [])

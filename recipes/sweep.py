@@ -241,10 +241,8 @@ def finish_chain(chain: Chain, start: Sequence[str], place: str) -> str | None:
             raise
         if status:  # the sentence of a user's mistake, or the last line
             lines = [*filter(None, map(str.strip, tail.decode(errors="replace").splitlines()))]
-            mistakes = [
-                word.removeprefix("error: ") for word in lines if word.startswith("error: ")
-            ]
-            return [f"exit status {status}", *lines[-1:], *mistakes][-1]
+            errors = [word.removeprefix("error: ") for word in lines if word.startswith("error: ")]
+            return [f"exit status {status}", *lines[-1:], *errors][-1]
         if not chain.is_complete:
             return "stopped before the end"  # on request, with its state saved
     if not chain.windows and not chain.lengths:
@@ -291,9 +289,8 @@ def archived_runs(chains: Sequence[Chain], archive: Path | None) -> dict[Path, R
     found: dict[Path, RunResults] = {}
     runs = read_archive(archive) if archive and archive.is_file() else []
     for run, chain in itertools.product(runs, chains):
-        wanted = [{"window": n} for n in chain.windows] + [
-            {"text_tokens": n} for n in chain.lengths
-        ]
+        wanted = [{"window": n} for n in chain.windows]
+        wanted += [{"text_tokens": n} for n in chain.lengths]
         has_all = all(any(one.items() <= row.items() for row in run.variants) for one in wanted)
         reaches = chain.is_zero_shot or "train" in run.stage_seconds
         if chain.path not in found and has_all and reaches and is_same_run(run, chain.config):

@@ -110,18 +110,14 @@ class Checkpoints:
                 self._set_aside(path, str(damage))
                 continue
             if changed := differences(manifest["facts"], self._facts):
-                raise UserError(
-                    f"{path} was made with other settings ({changed}). Use the old setting, or "
-                    f"delete {self.folder} to begin again."
-                )
+                problem = f"{path} was made with other settings ({changed}). Use the old setting"
+                raise UserError(f"{problem}, or delete {self.folder} to begin again.")
             if changed := differences(manifest["circumstances"], self._circumstances):
                 say(f"resumed with {changed}; results may differ in the last digits")
             return path, manifest
         if bad := sorted(path.name for path in self.folder.glob(".step-*.bad")):
-            raise UserError(
-                f"every checkpoint in {self.folder} is damaged ({', '.join(bad)}). Restore a good "
-                "copy of one, or delete this folder to begin again."
-            )
+            problem = f"every checkpoint in {self.folder} is damaged ({', '.join(bad)})"
+            raise UserError(f"{problem}. Restore one, or delete this folder to begin again.")
         return None
 
     def _load(self, path: Path, manifest: Manifest, state: TrainState) -> None:
@@ -141,10 +137,8 @@ class Checkpoints:
         for name in sorted(here.keys() | saved.keys()):
             in_it, in_run = (kinds.get(name, "missing") for kinds in (saved, here))
             if in_it != in_run:
-                raise UserError(
-                    f"{path} does not fit this run: in it {name} is {in_it}, here {in_run}. Delete "
-                    f"{path.parent} to begin again, or write to another folder."
-                )
+                problem = f"{path} does not fit this run: in it {name} is {in_it}, here {in_run}"
+                raise UserError(f"{problem}. Delete {path.parent}, or write to another folder.")
 
         with ExitStack() as stack:
             pieces: dict[str, list[tuple[int, Any]]] = {}  # first row and file, by tensor
@@ -258,10 +252,8 @@ def explain_refusal(what: str) -> Iterator[None]:
         yield
     except OSError as error:
         cause = os.strerror(error.errno).lower() if error.errno else error
-        raise UserError(
-            f"{what} cannot be written: {cause}. Free some space (or fix the cause) and run the "
-            "same command again: it goes on from the last checkpoint."
-        ) from error
+        problem = f"{what} cannot be written: {cause}"
+        raise UserError(f"{problem}. Free some space, and run the same command again.") from error
 
 
 def _read_rows(name: str, tensor: Tensor, pieces: Sequence[tuple[int, Any]]) -> None:

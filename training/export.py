@@ -97,15 +97,11 @@ class Weights:
             in_files |= load_file(source / file)
         for name, tensor in in_files.items():
             if tensor.dtype not in TRAINED:
-                raise UserError(
-                    f"{source}: {name} is {tensor.dtype}, which cannot be trained. Pass the model "
-                    "with weights in bf16, fp16 or fp32."
-                )
+                problem = f"{source}: {name} is {tensor.dtype}, which cannot be trained"
+                raise UserError(f"{problem}. Pass the model with weights in bf16, fp16 or fp32.")
         if unknown := sorted(in_files.keys() - self._owner.keys()):
-            raise UserError(
-                f"{source} has a tensor {unknown[0]}, but by its config.json the model has none of "
-                "that name. Save the model again with save_pretrained."
-            )
+            problem = f"{source} has a tensor {unknown[0]}, unknown to its config.json"
+            raise UserError(f"{problem}. Save the model again.")
         known, written = set(self._owner.values()), {self._owner[name] for name in in_files}
         parameters: dict[Tensor, set[str]] = {}  # tied ones have several names
         for name, parameter in model.named_parameters(remove_duplicate=False):

@@ -89,10 +89,8 @@ def cut_sequences(tokens: TokenFolder, sequence_tokens: int) -> TokenFolder:
     assert rest == 0, "the method chooses a length that divides the packed one"
     if parts == 1:
         return tokens
-    train, held_out = (
-        replace(sequences, rows=sequences.rows.reshape(-1, sequence_tokens))
-        for sequences in (tokens.train, tokens.held_out)
-    )
+    both = tokens.train, tokens.held_out
+    train, held_out = (replace(x, rows=x.rows.reshape(-1, sequence_tokens)) for x in both)
     numbers = tokens.order[:, None] * np.uint32(parts) + np.arange(parts, dtype=np.uint32)[:, None]
     summary = {**tokens.summary, "seq_len": sequence_tokens}
     order = numbers.reshape(len(tokens.order), -1)

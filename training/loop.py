@@ -230,8 +230,7 @@ class Run:
         self.schedule = schedule = make_schedule(settings, *amount, *where, job.tokens_before)
         self.loader = Loader(job.tokens, schedule.batch_sequences, job.document_mask)
         self.loader.sequences(schedule.num_steps - 1)  # an error if there are too few tokens
-        for line in (*describe(job.settings, self.device), schedule.describe()):
-            say(line)
+        say(*describe(job.settings, self.device), schedule.describe())
         last_export = max(schedule.evaluated_steps, default=schedule.num_steps)
         if behind := schedule.num_steps - last_export:
             say(f"warning: the last {behind:,} steps are not exported; evaluate at 1.0 too")

@@ -165,9 +165,7 @@ def training_flops(
     dense: dict[str, Any] = {"num_full": [groups] * layers, "window": None}
     hybrid = getattr(config, "bosch", None) or dense
     full_heads = sum(hybrid["num_full"]) * (config.num_attention_heads // groups)
-    heads = (
-        (full_heads, None),
-        (layers * config.num_attention_heads - full_heads, hybrid["window"]),
-    )
+    window_heads = layers * config.num_attention_heads - full_heads
+    heads = ((full_heads, None), (window_heads, hybrid["window"]))
     pairs = sum(n * visible_pairs(length, window) for n, window in heads for length in lengths)
     return (6 * num_weights - 2 * num_frozen) * sum(lengths) + 12 * head_size(config) * pairs

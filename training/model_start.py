@@ -54,9 +54,8 @@ def build_on_meta(config: PretrainedConfig, dtype: torch.dtype = torch.float32) 
     """The model with the shapes of its weights, but no memory for them."""
     config.use_cache = False
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(
-            config, dtype=dtype, attn_implementation=NAME, trust_remote_code=False
-        )
+        how: Any = {"dtype": dtype, "attn_implementation": NAME}
+        return AutoModelForCausalLM.from_config(config, trust_remote_code=False, **how)
 
 
 def make_empty(
@@ -109,10 +108,8 @@ def fill_model(
         if not (buffers := dict(module.named_buffers(recurse=False))):
             continue
         if (config := getattr(module, "config", None)) is None:
-            raise UserError(
-                f"{type(module).__name__} has buffers that are in no file, and no config to "
-                "compute them from. Train another model."
-            )
+            problem = f"{type(module).__name__} has buffers that are in no file"
+            raise UserError(f"{problem}, and no config to compute them from. Train another model.")
         # The tables of rotary embeddings, as in a new module. With zeros a model would still train,
         # a little worse.
         fresh = dict(type(module)(config).named_buffers(recurse=False))
@@ -140,19 +137,15 @@ def find_values(name: str, shape: list[int], slices: dict[str, Any], folder: Pat
     """What gives a parameter's rows when it is sliced."""
     if name in slices:
         if (there := slices[name].get_shape()) != shape:
-            raise UserError(
-                f"{folder}: {name} has the shape {there}, but by config.json it would be {shape}. "
-                "Pass a folder whose config.json belongs to its weights."
-            )
+            problem = f"{folder}: {name} has the shape {there}, by config.json {shape}"
+            raise UserError(f"{problem}. Pass a folder whose config.json belongs to its weights.")
         return slices[name]
     prefix, _, kind = name.rpartition(".")
     parts = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}.get(kind, ())
     names = [f"{prefix}.{{}}.{part}.weight" for part in parts]
     if not names or names[0].format(0) not in slices:
-        raise UserError(
-            f"{folder} has no weights {name!r}, which its config.json asks for. It is incomplete "
-            "or its config.json is that of another model."
-        )
+        problem = f"{folder} has no weights {name!r}, which its config.json asks for"
+        raise UserError(f"{problem}. It is incomplete or its config.json is that of another model.")
     return Experts(slices, names)
 
 

@@ -79,17 +79,13 @@ def choose_device(environment: Mapping[str, str]) -> torch.device:
     if not torch.cuda.is_available():
         hides_gpus = environment.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
         if which("nvidia-smi", path=environment.get("PATH")) and not hides_gpus:
-            raise UserError(
-                f"this machine has an NVIDIA driver, but torch {torch.__version__} cannot use its "
-                "GPU. Install a build that fits the driver, or set ACCELERATE_USE_CPU=true."
-            )
+            problem = f"an NVIDIA driver is here, but torch {torch.__version__} cannot use its GPU"
+            raise UserError(f"{problem}. Install one that fits, or set ACCELERATE_USE_CPU=true.")
         return torch.device("cpu")
     local_rank = int(environment.get("LOCAL_RANK", 0))
-    if local_rank >= torch.cuda.device_count():
-        raise UserError(
-            f"process {local_rank} on this machine has no GPU, since there are only "
-            f"{torch.cuda.device_count()}. Start one process per GPU (--num_processes)."
-        )
+    if local_rank >= (count := torch.cuda.device_count()):
+        problem = f"process {local_rank} on this machine has no GPU"
+        raise UserError(f"{problem}; there are {count}. Start one per GPU (--num_processes).")
     torch.cuda.set_device(local_rank)
     return torch.device("cuda", local_rank)
 
@@ -98,10 +94,8 @@ def refuse_silent_traps(environment: Mapping[str, str]) -> None:
     """Refuse launches in which accelerate would silently do something other than expected."""
     for name, what in (("DEEPSPEED", "DeepSpeed"), ("MEGATRON_LM", "Megatron-LM")):
         if environment.get(f"ACCELERATE_USE_{name}", "").lower() in TRUE:
-            raise UserError(
-                f"the accelerate config asks for {what}, but training shards with FSDP. Pass "
-                "--config_file with one of the files in launch/."
-            )
+            problem = f"the accelerate config asks for {what}, but training shards with FSDP"
+            raise UserError(f"{problem}. Pass --config_file with one of the files in launch/.")
     # Asked for several processes without a GPU, accelerate silently starts a single one.
     by_accelerate = "ACCELERATE_MIXED_PRECISION" in environment
     if by_accelerate and "MASTER_ADDR" in environment and "WORLD_SIZE" not in environment:
@@ -111,10 +105,8 @@ def refuse_silent_traps(environment: Mapping[str, str]) -> None:
             "unset MASTER_ADDR in your environment."
         )
     if (asked := environment.get("ACCELERATE_MIXED_PRECISION", "no")) not in ("no", "bf16"):
-        raise UserError(
-            f"the accelerate config asks for mixed precision {asked}, but training computes in "
-            "bf16 or fp32. Pass --mixed_precision bf16."
-        )
+        problem = f"the accelerate config asks for mixed precision {asked}, not bf16 or fp32"
+        raise UserError(f"{problem}. Pass --mixed_precision bf16.")
 
 
 def decide(

@@ -89,10 +89,8 @@ class Plan:
             raise UserError(f"cannot rehearse on {self.num_gpus} GPUs; name at least 1.")
         positions = self.model.max_position_embeddings
         if self.seq_len > positions:
-            raise UserError(
-                f"sequences of {self.seq_len:,} tokens do not fit the model's {positions:,} "
-                "positions; make them shorter."
-            )
+            problem = f"sequences of {self.seq_len:,} tokens do not fit the {positions:,} positions"
+            raise UserError(f"{problem}; make them shorter.")
         if self.kernels == "liger" and find_spec("liger_kernel") is None:
             raise UserError("Liger's kernels cannot be rehearsed: liger-kernel is not installed.")
         self.micro_batch  # noqa: B018  refuses a batch that the ranks cannot share
@@ -323,10 +321,9 @@ def training_seconds(plan: Plan, schedule: TrainSchedule) -> float:
     models = [(plan.model, 1.0)]
     if plan.settings.objective == "distill":  # the teacher's forward is a third of a step
         models.append((plan.teacher or plain_config(plan.model), 1 / 3))
-    flops = sum(
-        training_flops(one, count_active_weights(build_on_meta(one)), sequences) * part
-        for one, part in models
-    )
+    flops = 0.0
+    for one, part in models:
+        flops += training_flops(one, count_active_weights(build_on_meta(one)), sequences) * part
     device = choose_device(os.environ)
     size, dtype = (1024, torch.float32) if device.type == "cpu" else (8192, torch.bfloat16)
     left, right = torch.ones(2, size, size, dtype=dtype, device=device)

@@ -72,10 +72,8 @@ def make_schedule(
         num_steps = min(num_steps, settings.max_steps)
     if num_steps < 1:
         used = f"; learning the mask uses {tokens_before:,} tokens" if tokens_before else ""
-        raise UserError(
-            f"{left:,} tokens are less than one step of {batch} sequences of {seq_len:,} tokens. "
-            f"Train on more tokens or lower train.batch_sequences{used}."
-        )
+        problem = f"{left:,} tokens are less than one step of {batch} sequences of {seq_len:,}"
+        raise UserError(f"{problem}. Train on more tokens or lower train.batch_sequences{used}.")
     steps = sorted({round(share * num_steps) for share in evaluated_shares})
     micro = choose_micro_batch(settings, seq_len, world_size, device_type)
     endings = {}
@@ -87,9 +85,8 @@ def make_schedule(
                 f"train.until is recovered, but no checkpoint is evaluated from step {warmup} (the "
                 f"end of the warm-up) to {num_steps - tenth - 1}; add a share to eval.checkpoints."
             )
-    return TrainSchedule(
-        num_steps, batch, micro, seq_len, world_size, tuple(steps), tokens_before, endings
-    )
+    sizes = num_steps, batch, micro, seq_len, world_size
+    return TrainSchedule(*sizes, tuple(steps), tokens_before, endings)
 
 
 def choose_micro_batch(
@@ -99,21 +96,16 @@ def choose_micro_batch(
     rank's share of the batch and stays within MICRO_BATCH_TOKENS."""
     batch, micro = settings.batch_sequences, settings.micro_batch_sequences
     if batch % world_size:
-        raise UserError(
-            f"a batch of {batch} sequences cannot be split evenly over {world_size} processes. Set "
-            f"train.batch_sequences to a multiple of {world_size} or change --num_processes."
-        )
+        problem = f"a batch of {batch} sequences cannot be split evenly over {world_size} processes"
+        raise UserError(f"{problem}. Set train.batch_sequences to a multiple of {world_size}.")
     share = batch // world_size
     divisors = [n for n in range(1, share + 1) if share % n == 0]
     if micro is None:
         most = MICRO_BATCH_TOKENS[device_type] // seq_len
         return max(n for n in divisors if n <= max(1, most))
     if micro not in divisors:
-        raise UserError(
-            f"train.micro_batch_sequences {micro} does not divide the {share} sequences of a "
-            f"process (a batch of {batch} over {world_size} processes). Set it to one of "
-            f"{', '.join(map(str, divisors))}."
-        )
+        problem = f"train.micro_batch_sequences {micro} does not divide the {share} of a process"
+        raise UserError(f"{problem}. Set it to one of {', '.join(map(str, divisors))}.")
     return micro
 
 

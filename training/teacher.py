@@ -216,10 +216,8 @@ def check_room(folder: Path, num_bytes: int) -> None:
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     free = shutil.disk_usage(there).free
     if num_bytes > free:
-        raise UserError(
-            f"{folder}: the teacher's likeliest tokens take {describe_bytes(num_bytes)}, and the "
-            f"disk has {describe_bytes(free)} free. Lower train.stored_top_k, or leave it out."
-        )
+        problem = f"{folder}: the teacher's likeliest tokens take {describe_bytes(num_bytes)}"
+        raise UserError(f"{problem}, and the disk has {describe_bytes(free)} free. Store fewer.")
 
 
 class Lessons:

@@ -67,9 +67,8 @@ class Sink:
     scores_BHTN: Tensor | None = None  # of its keys, if known before a backend cuts a call up
 
     def of_queries(self, queries: slice, rows: slice = ALL) -> Sink:
-        k, v, seen = (
-            x[rows] if len(x) > 1 else x for x in (self.k_BGND, self.v_BGND, self.seen_BTN)
-        )
+        parts = self.k_BGND, self.v_BGND, self.seen_BTN
+        k, v, seen = (x[rows] if len(x) > 1 else x for x in parts)
         scores = None if self.scores_BHTN is None else self.scores_BHTN[rows, :, queries]
         return Sink(k, v, seen[:, queries], self.of_document, scores)
 

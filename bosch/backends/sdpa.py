@@ -161,10 +161,8 @@ def _blocks(call: AttentionCall, window: int, head: int, num_blocks: int, block:
     queries, blocks = slice(head, head + num_blocks * block), (num_blocks, block)
     q_MHCD = call.q_BHTD[0, :, queries].unflatten(1, blocks).transpose(0, 1)
     keys = slice(first_key, first_key + (num_blocks - 1) * block + reach)
-    k_MGLD, v_MGLD = (
-        x[0, :, keys].unfold(1, reach, block).permute(1, 0, 3, 2)
-        for x in (call.k_BGSD, call.v_BGSD)
-    )
+    both = call.k_BGSD, call.v_BGSD
+    k_MGLD, v_MGLD = (x[0, :, keys].unfold(1, reach, block).permute(1, 0, 3, 2) for x in both)
     mask = _band(block, window, call.q_BHTD.device, padding)
     if call.mask_BNTS is not None:  # (M, N, C, L): its parts, a view along the diagonal
         mask_NTS = call.mask_BNTS[0]
@@ -230,10 +228,8 @@ def _sdpa(call: AttentionCall, mask: Tensor | None = None, is_causal: bool = Fal
             if mask is not None:  # 0 where the mask is True, else -inf
                 bias = torch.zeros_like(mask, dtype=call.q_BHTD.dtype)
                 bias = bias.masked_fill(~mask, -torch.inf)
-            facts = bias, is_causal, call.scaling
-            return attend_with_sink(
-                call, partial(_cpu_forward, *facts), partial(_cpu_backward, *facts)
-            )
+            how = bias, is_causal, call.scaling
+            return attend_with_sink(call, partial(_cpu_forward, *how), partial(_cpu_backward, *how))
         call, is_causal = _sink_as_key(call, mask, is_causal), False
         mask = call.mask_BNTS
     q, k, v = call.q_BHTD, call.k_BGSD, call.v_BGSD

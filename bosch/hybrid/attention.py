@@ -81,17 +81,14 @@ def bosch_attention(
         )
     _refuse_unknown(others)
     if attention_mask is not None and attention_mask.dtype not in (torch.bool, MASK_TYPE):
-        raise UserError(
-            f"attn_implementation='bosch' was given a mask of type {attention_mask.dtype}; it "
-            "needs a boolean one (True: visible)."
-        )
+        problem = f"attn_implementation='bosch' was given a mask of type {attention_mask.dtype}"
+        raise UserError(f"{problem}; it needs a boolean one (True: visible).")
     # Of a static cache a tensor.
     num_past = key.first_query if isinstance(key, Split) else key.shape[2] - num_queries
     if isinstance(key, Split) and isinstance(num_past, int) and attention_mask is not None:
         attention_mask = attention_mask[..., : num_past + num_queries]  # no empty slots
-    mask_BNTS, documents = keep_documents_apart(
-        query_BHTD, num_past, attention_mask, position_ids, cu_seq_lens_q, module.layer_idx
-    )
+    given = attention_mask, position_ids, cu_seq_lens_q
+    mask_BNTS, documents = keep_documents_apart(query_BHTD, num_past, *given, module.layer_idx)
     if (
         (is_hybrid or bosch_window is not None)
         # The caller's own, which replaces the causal rule.
@@ -99,10 +96,8 @@ def bosch_attention(
         and (isinstance(num_past, int) and not torch.compiler.is_compiling())
         and attention_mask.triu(num_past + 1).any()
     ):
-        raise UserError(
-            "this attention_mask lets a query see a later key, which groups with a window cannot "
-            "do: use a causal mask, or the dense model."
-        )
+        problem = "this attention_mask lets a query see a later key, which windows cannot do"
+        raise UserError(f"{problem}: use a causal mask, or the dense model.")
     make_call = partial(
         AttentionCall, scaling=scaling, mask_BNTS=mask_BNTS, documents=documents, dropout=dropout
     )
@@ -112,10 +107,8 @@ def bosch_attention(
         out_BTHD = search_attention(module, call, bosch_mask, bosch_window, bosch_gates, backend)
         return out_BTHD.contiguous(), None
     if any(given is not None for given in (bosch_mask, bosch_window, bosch_gates)):
-        raise UserError(
-            "bosch_mask, bosch_window and bosch_gates are for stock models; this one is a hybrid, "
-            "whose groups are fixed."
-        )
+        problem = "bosch_mask, bosch_window and bosch_gates are for stock models"
+        raise UserError(f"{problem}; this one is a hybrid, whose groups are fixed.")
     calls = _calls_of_hybrid(module, query_BHTD, key, value, mask_BNTS, make_call)
     outputs = [attend(call, backend).transpose(1, 2) for call in calls]
     out_BTHD = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
@@ -137,10 +130,8 @@ def _calls_of_hybrid(
             "apart: load the model without tp_plan."
         )
     if mask_BNTS is not None and mask_BNTS.shape[1] != 1:
-        raise UserError(
-            f"the mask has {mask_BNTS.shape[1]} heads, but the heads of a hybrid are permuted; "
-            "give one mask for all heads."
-        )
+        problem = f"the mask has {mask_BNTS.shape[1]} heads, but the heads of a hybrid are permuted"
+        raise UserError(f"{problem}; give one mask for all heads.")
     if not isinstance(key, Split):  # no cache, or a plain dynamic one with all positions
         if has_empty_slots(query_BHTD, key, mask_BNTS):
             raise UserError(

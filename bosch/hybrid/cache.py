@@ -98,7 +98,6 @@ class GrowingLayer(DynamicLayer):
 
     @property
     def num_held(self) -> int:
-        """Number of positions in memory."""
         return self._stop - self._start
 
     def _held(self) -> Pair:
@@ -107,7 +106,6 @@ class GrowingLayer(DynamicLayer):
         return keys, values
 
     def _hold(self, k_BGSD: Tensor, v_BGSD: Tensor) -> None:
-        """Hold these tokens, and no others."""
         self._buffers, self._start, self._stop = (k_BGSD, v_BGSD), 0, k_BGSD.shape[2]
 
     def _append(self, k_BGTD: Tensor, v_BGTD: Tensor) -> None:
@@ -409,23 +407,19 @@ def hybridize_cache(cache: Cache, config: PretrainedConfig, attention_mask: Any 
     if layers and isinstance(layers[0], HybridLayer):
         held = {layer.window.window_tokens for layer in layers if layer.window is not None}
         if held - {window_tokens}:
-            raise UserError(
-                f"this cache was made for a window of {held.pop()} tokens, but "
-                f"config.bosch['window'] is {window_tokens} now. Start a new cache."
-            )
+            problem = f"this cache was made for a window of {held.pop()} tokens"
+            raise UserError(f"{problem}; it is {window_tokens} now. Start a new cache.")
     elif int(cache.get_seq_length()) == 0:
         # A DynamicCache() without a config makes its layers later.
         if not layers and cache.layer_class_to_replicate is not None:
             layers = [cache.layer_class_to_replicate() for _ in config.bosch["num_full"]]
+        pairs = zip(layers, config.bosch["num_full"], strict=True)
         cache.layers = [
-            _hybrid_layer(layer, num_full, num_full < num_groups, window_tokens, num_first)
-            for layer, num_full in zip(layers, config.bosch["num_full"], strict=True)
+            _hybrid_layer(x, n, n < num_groups, window_tokens, num_first) for x, n in pairs
         ]
     elif cache.is_compileable:
-        raise UserError(
-            f"this static cache already has {int(cache.get_seq_length())} tokens; pass the hybrid "
-            "an empty one, or use a DynamicCache."
-        )
+        problem = f"this static cache already has {int(cache.get_seq_length())} tokens"
+        raise UserError(f"{problem}; pass the hybrid an empty one, or use a DynamicCache.")
     if num_first:
         starts_B = None
         if isinstance(attention_mask, dict):  # of static caches: one for each type of layer
@@ -469,11 +463,8 @@ def kv_bytes(cache: Cache) -> int:
 
 
 def held_tensors(layer: Any) -> list[Tensor]:
-    """Keys and values of each part of a layer."""
     parts = [*layer.parts, *layer.sink_parts] if isinstance(layer, HybridLayer) else [layer]
     if any(hasattr(part, "_quantized_keys") for part in parts):
-        raise UserError(
-            "the size of a quantized cache is not known; count the bytes of a cache that is not "
-            "quantized."
-        )
+        problem = "the size of a quantized cache is not known"
+        raise UserError(f"{problem}; count the bytes of a cache that is not quantized.")
     return [x for part in parts for x in (part.keys, part.values) if x is not None and x.dim() == 4]

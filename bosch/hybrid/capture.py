@@ -51,18 +51,15 @@ def capture_attention(
     **others: Any,
 ) -> tuple[Tensor, None]:
     if query_BHTD.shape[0] != 1 or attention_mask is not None:
-        raise UserError(
-            f"attention statistics take one text at a time, without padding; this batch has "
-            f"{query_BHTD.shape[0]} texts."
-        )
-    out_BTHD, _ = bosch_attention(
-        module, query_BHTD, key_BGTD, value_BGTD, attention_mask, scaling, **others
-    )
+        problem = "attention statistics take one text at a time, without padding"
+        raise UserError(f"{problem}; this batch has {query_BHTD.shape[0]} texts.")
+    qkv = query_BHTD, key_BGTD, value_BGTD
+    out_BTHD, _ = bosch_attention(module, *qkv, attention_mask, scaling, **others)
     if bosch_collect is not None:
         bosch_collect(module.layer_idx, query_BHTD[0], key_BGTD[0], value_BGTD[0], scaling)
     if bosch_collect_gradient is not None:
         collect = partial(bosch_collect_gradient, module.layer_idx)
-        out_BTHD = _Tap.apply(out_BTHD, query_BHTD, key_BGTD, value_BGTD, scaling, collect)
+        out_BTHD = _Tap.apply(out_BTHD, *qkv, scaling, collect)
     return out_BTHD, None
 
 

@@ -51,14 +51,12 @@ def hybrid_config(
         "num_full": [sum(row) for row in rows],
         "permutation": [sorted(range(len(row)), key=row.__getitem__, reverse=True) for row in rows],
     }
-    made: PretrainedConfig = family_of(config).config_class(
-        **_values(config), bosch={**hybrid, **provenance}
-    )
+    values = _values(config) | {"bosch": {**hybrid, **provenance}}
+    made: PretrainedConfig = family_of(config).config_class(**values)
     return made
 
 
 def plain_config(config: PretrainedConfig) -> PretrainedConfig:
-    """The config of the model a hybrid was made from."""
     values = _values(config)
     del values["bosch"]
     made: PretrainedConfig = family_of(config).plain_config_class(**values)
@@ -71,13 +69,11 @@ def _values(config: PretrainedConfig) -> dict[str, Any]:
 
 
 def head_size(config: PretrainedConfig) -> int:
-    return int(
-        getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    )
+    size = getattr(config, "head_dim", None)
+    return int(size or config.hidden_size // config.num_attention_heads)
 
 
 def head_dimensions(config: PretrainedConfig) -> HeadDimensions:
-    """Those of a family's attention parameters."""
     return {**HEAD_DIMENSIONS, **getattr(family_of(config), "head_dimensions", {})}
 
 
@@ -101,7 +97,6 @@ def deploy(
 
 
 def sink_parameters(sinks: Sinks | None, config: PretrainedConfig) -> dict[str, Tensor]:
-    """Those of a hybrid, by name."""
     found = {}
     for layer, row in enumerate(config.bosch["permutation"] if sinks else ()):
         windowed = row[config.bosch["num_full"][layer] :]
@@ -166,9 +161,7 @@ def permute_groups(
         return tensor
     size = tensor.shape[dim]
     if size % (num_groups * head_size):
-        raise UserError(
-            f"{name} has {size} entries along dimension {dim}, not a multiple of {num_groups} "
-            f"heads of {head_size}."
-        )
+        problem = f"{name} has {size} entries along dimension {dim}"
+        raise UserError(f"{problem}, not a multiple of {num_groups} heads of {head_size}.")
     blocks = tensor.unflatten(dim, (num_groups, size // num_groups))
     return blocks.index_select(dim, torch.tensor(row, device=tensor.device)).flatten(dim, dim + 1)

@@ -51,10 +51,8 @@ def choose(call: AttentionCall, backend: str | None = None) -> str:
     """The backend that will compute this call. A named one that cannot is an error."""
     if backend is not None:
         if reason := refusal(backend, call):
-            raise UserError(
-                f"the attention backend {backend} cannot compute this call: {reason}. Leave it "
-                "out, or name another."
-            )
+            problem = f"the attention backend {backend} cannot compute this call"
+            raise UserError(f"{problem}: {reason}. Leave it out, or name another.")
         return backend
     refused = {}
     for name in by_priority(call):  # the last is sdpa, which computes every call
@@ -62,10 +60,8 @@ def choose(call: AttentionCall, backend: str | None = None) -> str:
             refused[name] = reason
             continue
         if not torch.compiler.is_compiling():
-            for said in sorted(refused.items() - _shown):
-                logger.warning(
-                    "attention backend %s is not used: %s. %s runs instead.", *said, name
-                )
+            for one in sorted(refused.items() - _shown):
+                logger.warning("attention backend %s is not used: %s. %s runs instead.", *one, name)
             _shown.update(refused.items())
         return name
     raise AssertionError(refused)
@@ -79,7 +75,6 @@ def by_priority(call: AttentionCall) -> list[str]:
 
 
 def refusal(name: str, call: AttentionCall) -> str | None:
-    """Why a backend cannot compute a call; None if it can."""
     return _unavailable(name) or BACKENDS[name].supports(call)
 
 

@@ -89,10 +89,8 @@ def keep_documents_apart(
         return visible_BNTS, None
     if cu_seqlens is not None:  # as flash-attention has them: one row of ends, from 0 on
         if batch != 1 or num_past:
-            raise UserError(
-                f"cu_seq_lens_q needs a batch of one row without a cache; this one has {batch} "
-                f"rows and {num_past} cached tokens."
-            )
+            problem = "cu_seq_lens_q needs a batch of one row without a cache"
+            raise UserError(f"{problem}; this one has {batch} rows and {num_past} cached tokens.")
         ends = tuple(cu_seqlens.tolist())
         if ends[0] != 0 or ends[-1] != num_queries or any(a >= b for a, b in pairwise(ends)):
             raise UserError(

@@ -83,12 +83,9 @@ def write_exports(out: Path, config: PretrainedConfig, source: Path) -> None:
 
 
 def full_groups(config: PretrainedConfig) -> list[list[int]]:
-    """z of a hybrid, with the groups in their original order."""
     hybrid = config.bosch
-    return [
-        [int(group in row[:num_full]) for group in range(len(row))]
-        for row, num_full in zip(hybrid["permutation"], hybrid["num_full"], strict=True)
-    ]
+    places = zip(hybrid["permutation"], hybrid["num_full"], strict=True)
+    return [[int(group in row[:full]) for group in range(len(row))] for row, full in places]
 
 
 def mask_record(config: PretrainedConfig) -> MaskFile:
@@ -97,17 +94,18 @@ def mask_record(config: PretrainedConfig) -> MaskFile:
     unit = origin.get("unit", "group")
     mask = GroupMask.from_rows(full_groups(config), config.bosch["window"], unit)
     mask = replace(mask, sink=kind_of(config))
-    model = origin.get("model") or {
-        "id": config.model_type,
-        "revision": None,
-        "weight_hash": None,
-        "num_layers": config.num_hidden_layers,
-        "num_groups": config.num_key_value_heads,
-        "num_query_heads": config.num_attention_heads,
-        "head_dim": head_size(config),
-    }
+    model = info_of(config, config.model_type)
+    if given := origin.get("model"):
+        model = ModelInfo(**given)
     known = {name: origin[name] for name in ORIGIN if name in origin}
-    return MaskFile(mask, ModelInfo(**model), **{"method": "unknown", **known})
+    return MaskFile(mask, model, **{"method": "unknown", **known})
+
+
+def info_of(
+    config: PretrainedConfig, name: str, revision: str | None = None, weight_hash: str | None = None
+) -> ModelInfo:
+    heads = config.num_key_value_heads, config.num_attention_heads, head_size(config)
+    return ModelInfo(name, revision, weight_hash, config.num_hidden_layers, *heads)
 
 
 def _model_card(config: PretrainedConfig, record: MaskFile, license_lines: Sequence[str]) -> str:

@@ -22,27 +22,16 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, GenerationConfig, PretrainedConfig, PreTrainedModel
 
-from bosch.hybrid import export
-from bosch.hybrid.conversion import (
-    Permutation,
-    hybrid_config,
-    inverse,
-    plain_config,
-    sink_parameters,
-)
+from bosch import model as models
+from bosch.hybrid import conversion, export
+from bosch.hybrid.conversion import Permutation, inverse
 from bosch.hybrid.models import PREFIX, check_native_window, family_of
 from bosch.hybrid.shards import PROGRESS, rewrite_weights, weight_files
 from bosch.hybrid.sink_files import sinks_of
 from bosch.hybrid.sinks import Sinks, attach_sinks, kind_of
 from bosch.masks.mask import MaskFile
 from bosch.masks.window import sink_as_json
-from bosch.model import (
-    LOCAL,
-    OTHER_WEIGHTS,
-    explain_library_errors,
-    find_tokenizer,
-    read_model_config,
-)
+from bosch.model import LOCAL, explain_library_errors, read_model_config
 from bosch.model_files import TOKENIZER_CONFIG, read_json_object
 from bosch.run.errors import UserError
 from bosch.run.files import CHAT_TEMPLATES, MANIFEST, STARTED, write_atomically
@@ -50,7 +39,7 @@ from bosch.run.progress import say
 
 # Not copied: weights in any format (shards.py writes them), code, and the files we write ourselves.
 # All others are: tokenizer, chat template, generation config, license.
-SKIPPED = (*OTHER_WEIGHTS, ".safetensors", ".index.json", ".py")
+SKIPPED = (*models.OTHER_WEIGHTS, ".safetensors", ".index.json", ".py")
 WRITTEN_ANEW = {"config.json", export.CARD, export.PICTURE, MANIFEST, STARTED}
 
 # The check. A short window shows a wrong order of groups more clearly, and needs only a short text.
@@ -72,9 +61,9 @@ def materialize(source: Path, record: MaskFile, out: Path, sinks: Sinks | None =
         raise UserError("this mask has static sinks: pass those of its folder (read_sinks).")
     if mask.sink != "none":
         facts["sink"] = sink_as_json(mask.sink)
-    config = hybrid_config(plain, mask.z, mask.window_tokens, **facts)
+    config = conversion.hybrid_config(plain, mask.z, mask.window_tokens, **facts)
     config.architectures = [family_of(config).model_class.__name__]
-    added = sink_parameters(sinks, config) if mask.sink == "static" else {}
+    added = conversion.sink_parameters(sinks, config) if mask.sink == "static" else {}
     _write(source, plain, out, config, config.bosch["permutation"], added)
     _judge(out, source, compare_logits(source, plain, out, config))
     export.write_exports(out, config, source)
@@ -84,7 +73,7 @@ def materialize(source: Path, record: MaskFile, out: Path, sinks: Sinks | None =
 def unmaterialize(source: Path, out: Path) -> None:
     """Write the dense model that a hybrid was made from, with its weights bit for bit."""
     hybrid = read_hybrid(source)
-    config = plain_config(hybrid)
+    config = conversion.plain_config(hybrid)
     config.architectures = [family_of(config).plain_model_class.__name__]
     _write(source, hybrid, out, config, inverse(hybrid.bosch["permutation"]))
     _judge(out, source, compare_logits(out, config, source, hybrid))
@@ -96,23 +85,17 @@ def as_layer_types(source: Path, out: Path) -> None:
     every engine of the family serves with the window's memory."""
     hybrid = read_hybrid(source)
     groups, window = hybrid.num_key_value_heads, hybrid.bosch["window"]
-    plain, num_full = plain_config(hybrid), hybrid.bosch["num_full"]
+    plain, num_full = conversion.plain_config(hybrid), hybrid.bosch["num_full"]
     if getattr(plain, "layer_types", None) is None:
-        raise UserError(
-            f"{source}: the family {plain.model_type} has no layer_types in transformers; qwen2 "
-            "and qwen3 have."
-        )
+        problem = f"{source}: the family {plain.model_type} has no layer_types in transformers"
+        raise UserError(f"{problem}; qwen2 and qwen3 have.")
     for layer, count in enumerate(num_full):
         if count not in (0, groups):
-            raise UserError(
-                f"{source}: layer {layer} has {count} of {groups} groups full, which no layer type "
-                "can say; choose a mask of whole layers (--method bosch_layer or interleave)."
-            )
+            problem = f"{source}: layer {layer} has {count} of {groups} groups full"
+            raise UserError(f"{problem}, which no layer type can say; choose whole layers.")
     if (sink := kind_of(hybrid)) != "none":
-        raise UserError(
-            f"{source} has the sink {sink}, which layer types have not; make the hybrid with "
-            "--sink none."
-        )
+        problem = f"{source} has the sink {sink}, which layer types have not"
+        raise UserError(f"{problem}; make the hybrid with --sink none.")
     kinds = ["full_attention" if count else "sliding_attention" for count in num_full]
     plain.update({"layer_types": kinds, "sliding_window": window, "use_sliding_window": True})
     family = family_of(plain)
@@ -135,7 +118,6 @@ def export_hybrid(source: Path, out: Path) -> None:
 
 
 def read_config(folder: Path) -> PretrainedConfig:
-    """The config object of a folder on this machine."""
     read_model_config(folder)  # explains what is wrong with a folder without one
     with explain_library_errors(f"transformers cannot load {folder}"):
         config: PretrainedConfig = AutoConfig.from_pretrained(folder, **LOCAL)
@@ -143,17 +125,12 @@ def read_config(folder: Path) -> PretrainedConfig:
 
 
 def refuse_unless_plain(folder: Path, config: PretrainedConfig) -> None:
-    """Refuse a model that cannot become a hybrid."""
     if config.model_type.startswith(PREFIX):
-        raise UserError(
-            f"{folder} is a hybrid already; use the model it was made from, or restore that model "
-            "first with --reverse."
-        )
+        problem = f"{folder} is a hybrid already; use the model it was made from"
+        raise UserError(f"{problem}, or restore that model first with --reverse.")
     if getattr(config, "quantization_config", None) is not None:
-        raise UserError(
-            f"{folder} is quantized, and quantized weights cannot be reordered; materialize the "
-            "unquantized model and quantize the result."
-        )
+        problem = f"{folder} is quantized, and quantized weights cannot be reordered"
+        raise UserError(f"{problem}; materialize the unquantized model and quantize the result.")
     family_of(config)
     check_native_window(config)
 
@@ -161,10 +138,8 @@ def refuse_unless_plain(folder: Path, config: PretrainedConfig) -> None:
 def read_hybrid(folder: Path) -> PretrainedConfig:
     config = read_config(folder)
     if not config.model_type.startswith(PREFIX):
-        raise UserError(
-            f"{folder} is a {config.model_type}, not a hybrid ({PREFIX}...), so there is nothing "
-            "to reverse or export; to make a hybrid of it, pass --mask."
-        )
+        problem = f"{folder} is a {config.model_type}, not a hybrid ({PREFIX}...)"
+        raise UserError(f"{problem}, so nothing to reverse or export; to make one, pass --mask.")
     return config
 
 
@@ -217,7 +192,7 @@ def _keep_tokenizer(
 
     def meaning(folder: Path, config: PretrainedConfig) -> tuple[object, ...] | None:
         """What decides the token ids, and the ids that begin and end a text."""
-        if (loaded := find_tokenizer(folder, config=config)) is None:
+        if (loaded := models.find_tokenizer(folder, config=config)) is None:
             return None
         backend = getattr(loaded, "backend_tokenizer", None)
         vocabulary = loaded.get_vocab() if backend is None else backend.to_str()

@@ -69,10 +69,8 @@ class HybridConfig:
     def __setattr__(self, name: str, value: Any) -> None:
         # vLLM's --hf-overrides, or a hand-edited config.json
         if name == "architectures" and any(hasattr(transformers, each) for each in value or ()):
-            raise UserError(
-                f"{', '.join(value)} would compute this hybrid with full attention everywhere and "
-                "its heads in another order: fluent, but wrong. Leave the architecture as it is."
-            )
+            problem = f"{', '.join(value)} would compute this hybrid with full attention everywhere"
+            raise UserError(f"{problem}: fluent, but wrong. Leave the architecture as it is.")
         if name == "num_key_value_heads" and value == GUARD:
             value = 0  # until __post_init__, which knows the permutation
         super().__setattr__(name, value)
@@ -115,10 +113,8 @@ class HybridCausalLM:
 
     def __init__(self, config: PretrainedConfig, *args: object, **kwargs: object) -> None:
         if config.bosch is None:
-            raise UserError(
-                f"a {config.model_type} model needs config.bosch (window, num_full, permutation); "
-                "make one with bosch.hybrid.conversion.deploy or recipes/materialize_model.py."
-            )
+            problem = f"a {config.model_type} needs config.bosch (window, num_full, permutation)"
+            raise UserError(f"{problem}; make one with recipes/materialize_model.py.")
         super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
         add_sinks(self, config)
 
@@ -159,17 +155,13 @@ class HybridCausalLM:
         self, requested_attention: str | None, is_init_check: bool = False
     ) -> str:
         if requested_attention not in (None, "sdpa", NAME):
-            raise UserError(
-                f"attn_implementation={requested_attention!r} would compute all groups of this "
-                "hybrid with full attention. Leave it out; to choose a kernel, use bosch_backend."
-            )
+            problem = f"attn_implementation={requested_attention!r} would drop the windows"
+            raise UserError(f"{problem}. Leave it out; to choose a kernel, use bosch_backend.")
         return NAME
 
     def init_continuous_batching(self, *args: object, **kwargs: object) -> Any:
-        raise UserError(
-            "transformers' continuous batching (generate_batch) has one kind of cache for all "
-            "groups of a layer, and a hybrid has two; use generate, or vLLM (docs/serving.md)."
-        )
+        problem = "continuous batching (generate_batch) has one kind of cache for a layer"
+        raise UserError(f"{problem}, and a hybrid two; use generate, or vLLM (docs/serving.md).")
 
 
 class BlockNorms(NamedTuple):
@@ -201,13 +193,7 @@ def hybrid_classes(
 
 
 def apply_norm(block: nn.Module, name: str | None, hidden_BTC: Tensor) -> Tensor:
-    """Hidden states after the norm of this name; None: unchanged."""
     return hidden_BTC if name is None else getattr(block, name)(hidden_BTC)
-
-
-def block_norms(config: PretrainedConfig) -> BlockNorms | None:
-    """As the family's file has them; None if it does not name them."""
-    return getattr(family_of(config), "block_norms", None)
 
 
 def family_of(config: PretrainedConfig) -> ModuleType:
@@ -215,10 +201,8 @@ def family_of(config: PretrainedConfig) -> ModuleType:
     name = config.model_type.removeprefix(PREFIX)
     known = list_plugins("bosch.families")
     if name not in known:
-        raise UserError(
-            f"model_type {config.model_type!r} is no family that this package knows; it knows "
-            f"{', '.join(known)}. To add one, write a file in bosch/families."
-        )
+        problem = f"model_type {config.model_type!r} is no family that this package knows"
+        raise UserError(f"{problem}; it knows {', '.join(known)}. To add one: bosch/families.")
     return load_plugin("bosch.families", name)
 
 
@@ -256,10 +240,8 @@ def check_hybrid(config: PretrainedConfig) -> None:
     if not _is_list(num_full, num_layers) or any(
         type(number) is not int or not 0 <= number <= num_groups for number in num_full
     ):
-        raise UserError(
-            f"config.bosch['num_full'] is {num_full}; it needs {num_layers} numbers from 0 to "
-            f"{num_groups}."
-        )
+        problem = f"config.bosch['num_full'] is {num_full}"
+        raise UserError(f"{problem}; it needs {num_layers} numbers from 0 to {num_groups}.")
     groups = sorted(range(num_groups), key=str)
     if not _is_list(rows, num_layers) or any(
         not _is_list(row, num_groups) or sorted(row, key=str) != groups for row in rows

@@ -41,10 +41,8 @@ def _register() -> None:
 
     if Version(__version__) > Version(TESTED) and os.environ.get("RANK", "0") == "0":
         # 5.24 renamed an argument: nothing failed, and no memory was saved.
-        logger.warning(
-            "transformers %s is newer than %s, the newest that this package was tested with.",
-            *(__version__, TESTED),
-        )
+        newer = "transformers %s is newer than %s, the newest that this package was tested with."
+        logger.warning(newer, __version__, TESTED)
     from bosch.hybrid import attention, models, remote_code
 
     _guard_other_attention()

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from bosch.backends._interface import AttentionCall
 from bosch.hybrid.dispatch import attend
-from bosch.hybrid.sinks import attached_source, make_sink
+from bosch.hybrid.sinks import ATTACHED, make_sink
 from bosch.masks.window import check_window
 from bosch.run.errors import UserError
 
@@ -40,10 +40,8 @@ def search_attention(
     """The output of a layer of a stock model, (B, T, H, D)."""
     has_choice = bosch_mask is not None or bosch_gates is not None
     if has_choice != (bosch_window is not None):
-        raise UserError(
-            "bosch_window needs bosch_mask or bosch_gates, and the other way round: pass both, or "
-            "neither for the dense model."
-        )
+        problem = "bosch_window needs bosch_mask or bosch_gates, and the other way round"
+        raise UserError(f"{problem}: pass both, or neither for the dense model.")
     if bosch_window is None:
         return attend(call, backend).transpose(1, 2)
     num_layers, num_groups = module.config.num_hidden_layers, call.k_BGSD.shape[1]
@@ -81,12 +79,10 @@ def search_attention(
     check_window(bosch_window)
     if row != [1] * num_groups and has_empty_slots(call.q_BHTD, call.k_BGSD, call.mask_BNTS):
         # The positions of the queries, and so their windows, are not known.
-        raise UserError(
-            "bosch_mask does not work with a static cache: use a DynamicCache or none, or "
-            "materialize the model first."
-        )
+        problem = "bosch_mask does not work with a static cache"
+        raise UserError(f"{problem}: use a DynamicCache or none, or materialize the model first.")
     num_past = call.k_BGSD.shape[2] - call.q_BHTD.shape[2]
-    sink = make_sink(attached_source(module), bosch_window, num_past, call)
+    sink = make_sink(getattr(module, ATTACHED, None), bosch_window, num_past, call)
     return mixed_attention(replace(call, sink=sink), gates_G, row, bosch_window, backend)
 
 
@@ -106,9 +102,8 @@ def mixed_attention(
         picked = replace(_pick(call, groups), **changes)
         return attend(picked, backend).transpose(1, 2).unflatten(2, (len(groups), -1))
 
-    only_full, both, only_window = (
-        [group for group, bit in enumerate(row) if bit == kind] for kind in (1, None, 0)
-    )
+    kinds = ([group for group, bit in enumerate(row) if bit == kind] for kind in (1, None, 0))
+    only_full, both, only_window = kinds
     parts_BTGRD = []
     full_BTGRD = output(only_full + both, sink=None)
     window_BTGRD = output(both + only_window, window_tokens=window_tokens)

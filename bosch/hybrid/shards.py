@@ -61,10 +61,8 @@ def rewrite_weights(
                 with safe_open(source / name, framework="pt") as opened:
                     metadata = opened.metadata()
             except SafetensorError as error:
-                raise UserError(
-                    f"{source / name} is not a complete safetensors file ({error}); fetch or copy "
-                    "it once more."
-                ) from error
+                problem = f"{source / name} is not a complete safetensors file ({error})"
+                raise UserError(f"{problem}; fetch or copy it once more.") from error
             if permutation is None:
                 shutil.copyfile(source / name, temporary)
             else:
@@ -102,10 +100,8 @@ def weight_files(folder: Path) -> list[str]:
     """The files that transformers loads: those in the index, or the single one."""
     has_index = (folder / INDEX).is_file()
     if not has_index and not (folder / SINGLE).is_file():
-        raise MissingFileError(
-            f"{folder} has neither {SINGLE} nor {INDEX}, so the model has no weights; to get them, "
-            "load it with transformers and save it with save_pretrained."
-        )
+        problem = f"{folder} has neither {SINGLE} nor {INDEX}, so the model has no weights"
+        raise MissingFileError(f"{problem}; load and save it with transformers.")
     names = weight_names(folder / INDEX) if has_index else [SINGLE]
     for name in names:
         if not (folder / name).is_file():
@@ -120,8 +116,6 @@ def save_weights(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str
     try:
         save_file(tensors, path, metadata)
     except SafetensorError as error:  # also for a full disk
-        raise UserError(
-            f"{path} cannot be written: {error}. Free some space (or fix the cause) and run the "
-            "same command again."
-        ) from error
+        problem = f"{path} cannot be written: {error}"
+        raise UserError(f"{problem}. Free some space, and run the same command again.") from error
     path.chmod(mode)

@@ -56,14 +56,11 @@ def write_sinks(folder: Path, sinks: Sinks) -> None:
 
 
 def read_sinks(folder: Path, record: MaskFile) -> Sinks:
-    """Those of the mask in this folder."""
     path, mask = folder / FILE, record.mask
     shape = mask.num_layers, mask.num_groups, record.model.head_dim
     if not path.is_file():
-        raise MissingFileError(
-            f"{path} does not exist, but the mask beside it has static sinks; copy it from where "
-            "the mask was searched."
-        )
+        problem = f"{path} does not exist, but the mask beside it has static sinks"
+        raise MissingFileError(f"{problem}; copy it from where the mask was searched.")
     try:
         sinks = Sinks(**load(path.read_bytes()))
     except (SafetensorError, TypeError) as error:

@@ -100,12 +100,6 @@ def attach_sinks(model: Any, sinks: Sinks | int | None) -> Sinks | int | None:
     return before
 
 
-def attached_source(module: Any) -> Source | None:
-    """What the windows of a dense model's layer see."""
-    source: Source | None = getattr(module, ATTACHED, None)
-    return source
-
-
 def add_sinks(model: Any, config: Any) -> None:
     """Give a hybrid the parameters that its config asks for."""
     if kind_of(config) != "static":
@@ -127,7 +121,6 @@ def kind_of(config: Any) -> str:
 
 
 def is_sink(name: str) -> bool:
-    """Whether a parameter of this name is one of ours."""
     return name.rpartition(".")[2] in (KEY, VALUE)
 
 

@@ -93,7 +93,6 @@ class GroupMask:
 
     @property
     def layer_ratios(self) -> tuple[float, ...]:
-        """The same share for each layer."""
         return tuple(row.count(0) / self.num_groups for row in self.z)
 
     def refuse_another_ratio(self, ratio: float, where: str, advice: str) -> None:
@@ -113,7 +112,6 @@ class GroupMask:
         return entries * 2 * head_dim * bytes_per_value  # 2: keys and values
 
     def dense_kv_bytes(self, context_tokens: int, head_dim: int, bytes_per_value: int = 2) -> int:
-        """The same with full attention everywhere."""
         return self.num_total * context_tokens * 2 * head_dim * bytes_per_value
 
     def row_texts(self) -> list[str]:
@@ -202,7 +200,6 @@ MODEL_FIELDS = {name: get_args(kind) or (kind,) for name, kind in get_type_hints
 
 
 def write_mask(path: Path, record: MaskFile) -> None:
-    """Write mask.json: the whole file or none of it."""
     content = CONVENTIONS | record.origin()
     content |= {"window_tokens": record.mask.window_tokens, "z": record.mask.row_texts()}
     if record.mask.sink != "none":  # so that masks without are as before there were any

@@ -108,10 +108,8 @@ def draw_distances(panels: Mapping[str, Sequence[NamedMask]], path: Path) -> Non
         for row, column in itertools.permutations(range(len(masks)), 2):
             kind = "distance" if row > column else "expected_distance"
             value = values[row, column] = compare(masks[row].mask, masks[column].mask)[kind]
-            color = "white" if value < 0.6 else "black"
-            axis.text(
-                column, row, f"{value:.2f}", ha="center", va="center", fontsize=6, color=color
-            )
+            ink = "white" if value < 0.6 else "black"
+            axis.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=6, color=ink)
         image = axis.imshow(np.ma.masked_invalid(values), cmap="viridis", vmin=0, vmax=1)
         labels = [picture_label(mask.name) for mask in masks]
         axis.set_xticks(range(len(masks)), labels, rotation=60, ha="right", fontsize=7)

@@ -24,10 +24,8 @@ def sink_tokens(sink: object, window_tokens: int | None = None) -> int:
     if kind != "tokens" or not number.isdecimal() or not int(number):
         raise UserError(f"sink is {sink!r}; it must be {SINKS} with S from 1.")
     if window_tokens is not None and int(number) > window_tokens:
-        raise UserError(
-            f"sink tokens={number} keeps more than the window of {window_tokens}; keep at most as "
-            "many first tokens as the window has, or widen it."
-        )
+        problem = f"sink tokens={number} keeps more than the window of {window_tokens}"
+        raise UserError(f"{problem}; keep at most as many tokens as the window has, or widen it.")
     return int(number)
 
 

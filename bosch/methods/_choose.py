@@ -23,10 +23,8 @@ def make_mask(name: str, inputs: Inputs) -> Selection:
     method = load_method(name)
     if method.traits.learns_from_tokens:
         if inputs.learning is None:
-            raise UserError(
-                f"--method {name} learns from tokens but got none; run recipes/recover.py, which "
-                "prepares them first."
-            )
+            problem = f"--method {name} learns from tokens but got none"
+            raise UserError(f"{problem}; run recipes/recover.py, which prepares them first.")
         everything = [(i, g) for i in range(inputs.num_layers) for g in range(inputs.num_groups)]
         if inputs.num_windowed in (0, len(everything)):
             mask = inputs.mask_of(everything[: inputs.num_windowed])

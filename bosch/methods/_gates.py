@@ -70,10 +70,8 @@ def choose_length(
     tokens = int(settings.token_share * num_tokens)
     length = settings.sequence_tokens or packed_tokens
     if packed_tokens % length:
-        raise UserError(
-            f"sequence_tokens is {length:,}, which does not divide the packed sequences of "
-            f"{packed_tokens:,} tokens."
-        )
+        problem = f"sequence_tokens is {length:,}"
+        raise UserError(f"{problem}, which does not divide sequences of {packed_tokens:,} tokens.")
     if settings.sequence_tokens is None:
         # On sequences of fewer windows, full attention sees little more than the window.
         while length % 2 == 0 and length // 2 >= LEAST_WINDOWS * window_tokens:

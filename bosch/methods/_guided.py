@@ -36,15 +36,11 @@ def check_guides(settings: GuidedSettings) -> None:
         if name not in methods:
             raise UserError(f"--rankings {name}: no such method; {suggest(name, methods)}")
         if not hasattr(load_method(name), "score_groups"):
-            raise UserError(
-                f"--rankings {name}: this method does not rank groups; use one that does, such as "
-                f"{', '.join(STARTS)}."
-            )
+            problem = f"--rankings {name}: this method does not rank groups"
+            raise UserError(f"{problem}; use one that does, such as {', '.join(STARTS)}.")
     if start is not None and settings.optimizer in WITH_PENALTY:
-        raise UserError(
-            f"--start {start}: {settings.optimizer} starts from the dense model, as in the paper; "
-            "use --optimizer swap to start from a mask."
-        )
+        problem = f"--start {start}: {settings.optimizer} starts from the dense model"
+        raise UserError(f"{problem}, as in the paper; use --optimizer swap to start from a mask.")
     if start is not None and not start.is_file():
         raise MissingFileError(f"--start {start} does not exist; pass the mask.json of a run.")
 

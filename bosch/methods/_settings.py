@@ -91,16 +91,6 @@ def brings_sink(name: str) -> Callable[[object, int], str] | None:
     return found
 
 
-def describe_sink(config: Config, settings: object = None) -> str:
-    """A line, for before work begins."""
-    if (sink := sink_of(config, settings)) != "none":
-        return f"sink {sink}"
-    return (
-        "sink none: windows alone cost pretrained models much (SmolLM2-135M, untrained, each group "
-        "on a window of 128: 1.11 of loss, with --sink static .27)"
-    )
-
-
 def learning_tokens(config: Config) -> int:
     """Tokens of the budget reserved for learning the mask; training gets the rest."""
     if not traits_of(config.method).learns_from_tokens:
@@ -113,8 +103,13 @@ def learning_tokens(config: Config) -> int:
     return int(getattr(settings, "token_share", 0.0) * config.data.tokens)
 
 
-def describe_budget(config: Config, settings: object = None) -> str:
-    """What the ratio means in the method's unit: a number of groups or of layers."""
-    shape = read_shape(config.model)
+def describe_choice(config: Config, settings: object = None) -> tuple[str, str]:
+    """What the ratio means in the method's unit, groups or layers, and the sink."""
+    shape, sink = read_shape(config.model), sink_of(config, settings)
     unit = unit_of(config.method, settings or default_settings(config.method, config.mask))
-    return describe_ratio(config.ratio, shape.num_layers, shape.num_groups, unit)
+    if sink == "none":
+        sink += (
+            ": windows alone cost pretrained models much (SmolLM2-135M, untrained, each group on a "
+            "window of 128: 1.11 of loss, with --sink static .27)"
+        )
+    return describe_ratio(config.ratio, shape.num_layers, shape.num_groups, unit), f"sink {sink}"

@@ -114,7 +114,6 @@ def single_rows(q_HTD: Tensor, k_GTD: Tensor, scaling: float, positions: list[in
 
 
 def exact_sum(values_HCS: Tensor) -> Tensor:
-    """(H,), in float64."""
     return values_HCS.sum(-1).sum(-1, dtype=torch.float64)
 
 

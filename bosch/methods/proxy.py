@@ -47,10 +47,8 @@ def score_groups(inputs: Inputs) -> Scores:
     settings: Settings = inputs.settings
     block_tokens = settings.block_tokens or max(1, inputs.window_tokens // 8)
     if max(settings.proxy_heads) >= inputs.num_heads:
-        raise UserError(
-            f"proxy.proxy_heads names head {max(settings.proxy_heads)}, but {inputs.model_info} "
-            f"has {inputs.num_heads} query heads per layer, counted from 0."
-        )
+        problem = f"proxy.proxy_heads names head {max(settings.proxy_heads)}"
+        raise UserError(f"{problem}, but the model has {inputs.num_heads} query heads, from 0.")
 
     def needed_shares(q_HTD: Tensor, k_GTD: Tensor, scaling: float) -> Tensor:
         """The share of a row's blocks, in the proxy's order, that hold `mass_share` of the mass."""

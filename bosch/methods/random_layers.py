@@ -9,7 +9,6 @@ Settings = NoSettings
 
 
 def select(inputs: Inputs) -> Selection:
-    drawn = random.Random(f"random_layers/{inputs.seed}").sample(
-        range(inputs.num_layers), inputs.num_windowed_layers
-    )
+    draw = random.Random(f"random_layers/{inputs.seed}")
+    drawn = draw.sample(range(inputs.num_layers), inputs.num_windowed_layers)
     return Selection(inputs.mask_of_layers(set(drawn)), drawn=True)

@@ -42,10 +42,8 @@ class Settings:
     def __post_init__(self) -> None:
         at_least(1, self, "razor", "probes")
         if not 0 < self.razor_recent_share <= 1 / REPEATS:
-            raise UserError(
-                f"razor_recent_share is {self.razor_recent_share}, it must be above 0 and at most "
-                f"{1 / REPEATS}: the probe is {REPEATS} such parts long."
-            )
+            problem = f"razor_recent_share is {self.razor_recent_share}"
+            raise UserError(f"{problem}, it must be above 0 and at most {1 / REPEATS}.")
 
 
 def score_groups(inputs: Inputs) -> Scores:

@@ -14,17 +14,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from bosch.run import progress
+from bosch.run import files, progress
 from bosch.run.checkout import provenance
 from bosch.run.errors import UserError, is_user_error
-from bosch.run.files import (
-    STARTED,
-    remove_leftovers,
-    seal_folder,
-    sync_directory,
-    write_atomically,
-    write_sealed_json,
-)
+from bosch.run.files import STARTED, write_atomically, write_sealed_json
 from bosch.run.lock import FolderLock
 from bosch.run.ranks import RANKS, Ranks
 from bosch.run.stage import REFERENCE, Artifact, Decision, Stage, examine, locate, plan_run
@@ -116,7 +109,7 @@ class RunFolder:
                 base.mkdir(parents=True, exist_ok=True)
                 with FolderLock(folder):  # another run may be making a shared one
                     folder.rename(old)
-                sync_directory(base)
+                files.sync_directory(base)
                 self.say(f"{stage.name}: the old one is now {old}; delete it when it is not needed")
 
     def complete(self, stage: Stage) -> Artifact:
@@ -155,7 +148,7 @@ class RunFolder:
         if stage.derived and decision.action == "run":
             shutil.rmtree(folder, ignore_errors=True)  # everything in it comes from its inputs
         folder.mkdir(parents=True, exist_ok=True)
-        remove_leftovers(folder)
+        files.remove_leftovers(folder)
         line, names = f"{stage.name}: {decision.reason}", self._names
         if stage.name in names:
             line = f"stage {names.index(stage.name) + 1} of {len(names)}, {line}"
@@ -180,12 +173,12 @@ class RunFolder:
             # After a user's error before the first file (unfinished files can be in a hidden
             # folder) the corrected settings are not to be refused as different ones.
             paths = [path for path in folder.rglob("[!.]*") if RANKS not in path.parts]
-            files = [path for path in paths if path.is_file()]
-            if is_user_error(error) and files == [folder / STARTED]:
+            written = [path for path in paths if path.is_file()]
+            if is_user_error(error) and written == [folder / STARTED]:
                 (folder / STARTED).unlink()
             raise
         seconds = seconds_so_far()
-        seal_folder(folder, facts | {"wall_seconds": seconds} | provenance())
+        files.seal_folder(folder, facts | {"wall_seconds": seconds} | provenance())
         self._verified.add(folder)
         self.say(f"{stage.name}: done in {progress.describe_seconds(sum(seconds))}")
         if stage.name.startswith("eval/"):

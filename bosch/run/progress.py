@@ -70,10 +70,11 @@ def close() -> None:
     logger.propagate = True
 
 
-def say(line: str | Text) -> None:
-    """One line for the user and for recover.log; a Text keeps its colors on a terminal."""
-    line = visible(line) if isinstance(line, str) else line
-    logger.info(str(line), extra={"styled": line})
+def say(*lines: str | Text) -> None:
+    """Lines for the user and for recover.log; a Text keeps its colors on a terminal."""
+    for line in lines:
+        line = visible(line) if isinstance(line, str) else line
+        logger.info(str(line), extra={"styled": line})
 
 
 @functools.cache
@@ -97,10 +98,7 @@ def show_rows(title: str, rows: Iterable[Mapping[str, object]], columns: Mapping
     """Print rows as a table. Columns: heading -> field of a row, with an optional format:
     `seconds:.1f`."""
     fields = [column.partition(":") for column in columns.values()]
-    lines = [
-        [None if row[name] is None else format(row[name], form) for name, _, form in fields]
-        for row in rows
-    ]
+    lines = [[None if r[n] is None else format(r[n], form) for n, _, form in fields] for r in rows]
     show_table(title, list(columns), lines)
 
 
@@ -141,7 +139,6 @@ class Bar:
         logger.info(", ".join(filter(None, [line, self.describe_pace()])), extra={"bar": True})
 
     def describe_pace(self) -> str:
-        """Speed, time left, and the figures."""
         seconds, done = time.monotonic() - self.begin, self.done - self._done_at_start
         parts = []
         if seconds > 0 and done > 0:

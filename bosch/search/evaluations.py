@@ -92,9 +92,8 @@ class MaskObjective:
         haystacks: read only these, for their outcomes; the value is then only a bound. bar: counts
         the masks that are new to this search."""
         # Those that masks fail first: they end an evaluation soonest.
-        order = haystacks or sorted(
-            range(len(self.questions)), key=lambda number: -self._expected_losses[number]
-        )
+        losses = self._expected_losses
+        order = haystacks or sorted(range(len(self.questions)), key=lambda number: -losses[number])
         limit = threshold if self._scorer.accelerations.early_end else None
         allowed = asked = [z for z in masks if not self._is_known(z, threshold)]
         if (most := self._settings.max_evaluations) is not None:
@@ -231,7 +230,6 @@ class MaskObjective:
 
 
 def _means(answers: list[Answer]) -> Means:
-    """Over the questions of a haystack."""
     count = len(answers)
     return Means(
         sum(answer.correct for answer in answers) / count,

@@ -24,8 +24,8 @@ from transformers import PreTrainedModel
 from bosch.backends._interface import AttentionCall
 from bosch.hybrid.attention import NAME
 from bosch.hybrid.dispatch import attend, refusal
-from bosch.hybrid.models import apply_norm, block_norms
-from bosch.hybrid.sinks import attached_source, sink_beyond
+from bosch.hybrid.models import apply_norm, family_of
+from bosch.hybrid.sinks import ATTACHED, sink_beyond
 from bosch.masks.window import check_window
 from bosch.run.errors import UserError
 
@@ -45,17 +45,15 @@ class Layers:
                 "This model is already a hybrid; search a mask for the dense model it came from."
             )
         if model.config._attn_implementation != NAME:
-            raise UserError(
-                f"The model was loaded with attn_implementation="
-                f"{model.config._attn_implementation!r}; load it with {NAME!r} to search a mask."
-            )
+            problem = f"The model has attn_implementation={model.config._attn_implementation!r}"
+            raise UserError(f"{problem}; load it with {NAME!r} to search a mask.")
         self.window_tokens = check_window(window_tokens)
         self.model = model
         self.core: Any = model.base_model
         self.layers: Any = self.core.layers
         self.num_groups: int = model.config.num_key_value_heads
         self.backend: str | None = getattr(model.config, "bosch_backend", None)
-        self.block_norms = block_norms(model.config)
+        self.block_norms = getattr(family_of(model.config), "block_norms", None)
         # Whether attention of single rows, which needs a mask, can run on the named backend.
         x_BHTD = torch.zeros(1, 1, 2, 64, device=model.device, dtype=model.dtype)
         mask_BNTS = torch.ones(1, 1, 2, 2, dtype=torch.bool, device=model.device)
@@ -117,7 +115,7 @@ class Layers:
         visible_NT = full_NT & (distance_NT < self.window_tokens), full_NT
         q_BGRND = q_BHND.unflatten(1, (self.num_groups, -1))
         parts_BNRD: dict[int, Tensor] = {}  # by group
-        source = attached_source(attention) if x_BTC.shape[1] > self.window_tokens else None
+        source = getattr(attention, ATTACHED, None)
         for bit in (1, 0):
             groups = [group for group, value in enumerate(row) if value == bit]
             if not groups:
@@ -129,7 +127,7 @@ class Layers:
                 scaling=attention.scaling,
                 mask_BNTS=visible_NT[bit][None, None],
             )
-            if not bit and source is not None:
+            if not bit and source is not None and x_BTC.shape[1] > self.window_tokens:
                 sink = sink_beyond(source, (rows_N - self.window_tokens)[None], k_BGTD, v_BGTD)
                 call = replace(call, sink=sink.of_groups(groups))
             out_BNGRD = attend(call, self.backend).transpose(1, 2).unflatten(2, (len(groups), -1))
@@ -162,20 +160,16 @@ class Layers:
             rows_N = torch.arange(len(ids_T), device=ids_T.device) if row is z[-1] else None
             hidden_BTC = self.run(layer, hidden_BTC, rotary, row, rows_N)
         layered_BTC = self.core.norm(hidden_BTC)
-        expected_BTC = self.core(
-            ids_T[None], use_cache=False, bosch_mask=z, bosch_window=self.window_tokens
-        ).last_hidden_state
+        how: Any = {"bosch_mask": z, "bosch_window": self.window_tokens}
+        expected_BTC = self.core(ids_T[None], use_cache=False, **how).last_hidden_state
         self.window_tokens, self.work = window, 0.0
         tolerance = 64 * torch.finfo(layered_BTC.dtype).eps * float(expected_BTC.abs().max())
         if not expected_BTC.isfinite().all():
             raise UserError(OVERFLOW)
         difference = float((layered_BTC - expected_BTC).abs().max())
         if not difference <= tolerance:
-            raise UserError(
-                f"{type(self.model).__name__} computes more than its layers in sequence: hidden "
-                f"states differ by {difference:.2g}. It cannot be searched with this version of "
-                "transformers."
-            )
+            problem = f"{type(self.model).__name__} computes more than its layers in sequence"
+            raise UserError(f"{problem}: they differ by {difference:.2g}. It cannot be searched.")
 
     def _share(self, layer: int, num_tokens: int, row: Sequence[int], rows: list[int]) -> float:
         """The share of the layer's multiplications that the computed rows take."""

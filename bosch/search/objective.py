@@ -79,9 +79,7 @@ def find_anchors(
     objective: Callable[..., Value], num_layers: int, num_groups: int, gamma: float = 0.2
 ) -> Anchors:
     """Score both ends, and refuse a calibration set on which there is nothing to choose."""
-    dense, local = (
-        objective(((bit,) * num_groups,) * num_layers, stage="anchors") for bit in (1, 0)
-    )
+    dense, local = (objective(((b,) * num_groups,) * num_layers, stage="anchors") for b in (1, 0))
     # The value alone does not tell: a log-probability of 0 is perfect, and a lower one can rank.
     if not dense.value and not dense.accuracy:
         raise UserError(

@@ -30,8 +30,6 @@ CPU_MEMORY_GB = 1.0  # default for cached states
 
 
 class Answer(NamedTuple):
-    """A model's answer to one question."""
-
     correct: bool  # every token of the answer is the arg-max
     log_probability: float  # of the answer: the sum over its tokens
 
@@ -87,10 +85,7 @@ class Scorer:
         log_NV = self.layers.log_probabilities(self._run(haystack, z))
         logs = log_NV.gather(1, haystack.targets_N[:, None])[:, 0].double().tolist()
         right = (log_NV.argmax(-1) == haystack.targets_N).tolist()
-        answers = [
-            Answer(all(right[begin:end]), math.fsum(logs[begin:end]))
-            for begin, end in haystack.bounds
-        ]
+        answers = [Answer(all(right[i:j]), math.fsum(logs[i:j])) for i, j in haystack.bounds]
         if any(math.isnan(answer.log_probability) for answer in answers):
             raise UserError(OVERFLOW)
         return answers

@@ -26,14 +26,8 @@ from bosch.run.errors import UserError
 from bosch.run.progress import Bar, say, track
 from bosch.search.evaluations import MaskObjective, open_objective
 from bosch.search.objective import Anchors, SearchEnded, Value, Z, find_anchors
-from bosch.search.optimizers._interface import (
-    WITH_PENALTY,
-    Assignment,
-    Problem,
-    Solution,
-    optimize,
-    repair,
-)
+from bosch.search.optimizers import _interface
+from bosch.search.optimizers._interface import Assignment, Problem, Solution, repair
 from bosch.search.settings import SearchSettings
 
 Variable = tuple[tuple[int, int], ...]  # the groups (layer, group) that share one decision
@@ -59,8 +53,6 @@ def open_search(inputs: Inputs, unit: Unit = "group") -> "Iterator[Search]":
 
 @dataclass
 class Search:
-    """The state of a search."""
-
     inputs: Inputs
     settings: SearchSettings
     objective: MaskObjective
@@ -93,7 +85,6 @@ class Search:
         return self.groups_of(range(self.num_layers))
 
     def mask(self, variables: Sequence[Variable], assignment: Assignment) -> Z:
-        """The current mask with these variables set to the assignment."""
         rows = [list(row) for row in self.z]
         for places, bit in zip(variables, assignment, strict=True):
             for layer, group in places:
@@ -126,10 +117,7 @@ class Search:
         planned = count_solving(len(variables), quota, max_evaluations)
         enumerated = planned == math.comb(len(variables), quota)
         method = "exhaustive" if enumerated else self.settings.optimizer
-        priors = [
-            [sum(guide[layer][group] for layer, group in places) for places in variables]
-            for guide in guides
-        ]
+        priors = [[sum(guide[l][g] for l, g in places) for places in variables] for guide in guides]
         starts = [repair((1,) * len(variables), quota, prior) for prior in priors]
         known = {}  # of masks that differ only in these variables
         for z, value in self.outcomes.items():
@@ -151,7 +139,7 @@ class Search:
                 max_evaluations=planned,
                 # Each subproblem has its own seed.
                 seed=random.Random(f"{self.inputs.seed} {name}").randrange(1_000_000),
-                starts=() if self.settings.optimizer in WITH_PENALTY else tuple(starts),
+                starts=() if self.settings.optimizer in _interface.WITH_PENALTY else tuple(starts),
                 prior=priors[0] if priors else (),
                 anchors=self.anchors,
                 settings=self.settings,
@@ -160,7 +148,7 @@ class Search:
                 questions=self.objective.questions,
                 known=known,
             )
-            solution = optimize(method, problem)
+            solution = _interface.optimize(method, problem)
         self.z = self.mask(variables, solution.assignment)
         self.reproducible &= solution.trials.reproducible
         self.drawn |= not enumerated

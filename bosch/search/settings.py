@@ -72,10 +72,8 @@ def check_optimizer(settings: SearchSettings) -> None:
 
 def check_nomad_installed() -> None:
     if find_spec("PyNomad") is None:
-        raise UserError(
-            "NOMAD is not installed: pip install PyNomadBBO, or use --optimizer swap, which needs "
-            "no package."
-        )
+        problem = "NOMAD is not installed: pip install PyNomadBBO"
+        raise UserError(f"{problem}, or use --optimizer swap, which needs no package.")
 
 
 @dataclass(frozen=True)

@@ -123,9 +123,8 @@ def count_evaluations(search: Search, settings: StageSettings) -> dict[str, int]
     """Most evaluations of each stage."""
     # How many layers get each ratio does not depend on the result of stage 1.
     layers, groups = search.num_layers, search.num_groups
-    ratios = allocate_ratios(
-        range(layers), layers, search.inputs.ratio, groups, settings.ratio_buckets
-    )
+    asked, buckets = search.inputs.ratio, settings.ratio_buckets
+    ratios = allocate_ratios(range(layers), layers, asked, groups, buckets)
     planned = {
         "stage 1": count_localizing(search, settings.kappa, 1),
         "stage 3": sum(part.evaluations for part in _plan(search, settings, ratios)),

@@ -122,10 +122,8 @@ class HubSource:
         # Offline, the library takes the newest commit in its cache, whichever was asked for.
         is_commit = re.fullmatch("[0-9a-f]{40}", wanted or "")
         if not self.is_local and is_commit and builder.hash != wanted:
-            raise MissingFileError(
-                f"{self.name}: commit {wanted} is needed, but the cache holds {builder.hash} and "
-                "the hub cannot be reached. Copy that commit into the cache."
-            )
+            problem = f"{self.name}: commit {wanted} is needed, but the cache holds {builder.hash}"
+            raise MissingFileError(f"{problem}; the hub cannot be reached. Copy it into the cache.")
         return builder
 
 

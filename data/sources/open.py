@@ -41,10 +41,8 @@ def open_sources(texts: Sequence[str], seed: int, tokens: int | None) -> tuple[W
             raise UserError(f"{name} is in the mix twice; name it once, with its total weight.")
     weights = [1.0 if weight is None else weight for _, weight in parts]
     budgets = [None if tokens is None else round(tokens * w / sum(weights)) for w in weights]
-    return tuple(
-        WeightedSource(open_source(name, seed, budget), weight)
-        for name, weight, budget in zip(names, weights, budgets, strict=True)
-    )
+    each = zip(names, weights, budgets, strict=True)
+    return tuple(WeightedSource(open_source(name, seed, most), w) for name, w, most in each)
 
 
 def split_weight(text: str) -> list[tuple[str, float | None]]:

@@ -17,8 +17,6 @@ Document = Iterable[Block]  # a long text comes in several blocks, so that it fi
 
 
 class Source(Protocol):
-    """What packing needs of a source."""
-
     name: str  # as the user wrote it
     endless: bool  # the documents never end, so a budget is needed
     tokenizer: str | None  # whose token ids the documents hold; None: they are text

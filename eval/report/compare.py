@@ -19,15 +19,8 @@ from bosch.eval import lm_eval_bridge
 from bosch.eval.report import intervals
 from bosch.eval.report.intervals import Curve, Estimate, Point, Statistic, estimate
 from bosch.eval.report.runs import LOSSES, RunResults, read_runs
-from bosch.eval.suites._reporting import (
-    AVERAGE,
-    Cell,
-    ReportedScore,
-    Row,
-    Samples,
-    condition,
-    reporting_of,
-)
+from bosch.eval.suites import _reporting
+from bosch.eval.suites._reporting import AVERAGE, ReportedScore, Row, Samples, condition
 from bosch.plugins import suggest
 from bosch.run.errors import UserError
 
@@ -219,7 +212,7 @@ def find_scores(rows: Sequence[Row]) -> list[ReportedScore]:
             by_suite.setdefault((row["suite"], condition(row)), []).append(row)
     found: list[ReportedScore] = []
     for (suite, name), members in by_suite.items():
-        for score in reporting_of(suite).reported_scores(members):
+        for score in _reporting.reporting_of(suite).reported_scores(members):
             if not name:
                 found.append(score)
             elif score.kind == "average":
@@ -228,7 +221,7 @@ def find_scores(rows: Sequence[Row]) -> list[ReportedScore]:
 
 
 def _sort_by_suite(scores: Iterable[ReportedScore]) -> list[ReportedScore]:
-    return sorted(scores, key=lambda s: (reporting_of(s.suite).report_order, s.suite))
+    return sorted(scores, key=lambda s: (_reporting.reporting_of(s.suite).report_order, s.suite))
 
 
 def read_point(score: ReportedScore, rows: Sequence[Row]) -> Point | None:
@@ -248,10 +241,10 @@ def read_point(score: ReportedScore, rows: Sequence[Row]) -> Point | None:
     )
 
 
-def headline_points(suite: str, rows: Sequence[Row]) -> dict[Cell, Point]:
+def headline_points(suite: str, rows: Sequence[Row]) -> dict[_reporting.Cell, Point]:
     """For each task and length the result by the metric that counts."""
-    headline = reporting_of(suite).headline_metric
-    cells: dict[Cell, Point] = {}
+    headline = _reporting.reporting_of(suite).headline_metric
+    cells: dict[_reporting.Cell, Point] = {}
     for row in rows:
         if row["metric"] == (headline(row["task"]) or row["metric"]):
             numbers = (row.get(name) for name in ("stderr", "tokens"))
@@ -322,10 +315,8 @@ def _find_baseline(wanted: str, runs: Sequence[RunResults]) -> Baseline:
     if settings and any(_has(run, settings) for run in runs):
         return Baseline(wanted, _pair_runs(runs, settings), "data.tokens" in settings)
     names = [*sorted({run.method for run in runs}), *(run.name for run in runs)]
-    raise UserError(
-        f"--baseline {wanted} is no method or run, and no run has such settings; "
-        f"{suggest(wanted, names)}"
-    )
+    problem = f"--baseline {wanted} is no method or run, and no run has such settings"
+    raise UserError(f"{problem}; {suggest(wanted, names)}")
 
 
 def _pair_runs(

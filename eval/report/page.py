@@ -240,9 +240,7 @@ def drops(comparison: Comparison) -> list[str]:
     for curve in (curve for score in scores for curve in comparison.curves_of(score)):
         places = enumerate(curve.steps if 0 in curve.points else ())
         gains = {step: estimate([curve], gain_to(place)) for place, step in places}
-        lost = {
-            s: gain for s, gain in gains.items() if gain.excludes_zero and (gain.value or 0) < 0
-        }
+        lost = {s: g for s, g in gains.items() if g.excludes_zero and (g.value or 0) < 0}
         if lost:
             worst = min(lost.values(), key=lambda gain: gain.value or 0)
             lines.append(

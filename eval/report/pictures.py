@@ -124,10 +124,8 @@ def make_charts(comparison: Comparison) -> list[Chart]:
         panels = [_over_training(comparison, score, "tokens") for score in comparison.parts(suite)]
         title = f"{reporting_of(suite).title} {reporting_of(suite).parts_title}"
         charts.append(Chart(parts_picture(suite), title, panels))
-    panels = [
-        _losses(comparison.runs, "validation_loss", "validation loss"),
-        _losses(comparison.runs, "loss", "training loss"),
-    ]
+    losses = {"validation_loss": "validation loss", "loss": "training loss"}
+    panels = [_losses(comparison.runs, name, title) for name, title in losses.items()]
     charts.append(Chart("losses", "losses", panels))
     charts = [replace(chart, panels=[p for p in chart.panels if p.lines]) for chart in charts]
     return [chart for chart in charts if any(panel.has_something for panel in chart.panels)]

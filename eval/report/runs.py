@@ -161,10 +161,8 @@ def is_run(path: Path) -> bool:
 
 def read_run(path: Path) -> RunResults:
     if not is_run(path):
-        raise MissingFileError(
-            f"{path} is not a run folder: it has no run.json, mask, evaluation or training. Name "
-            "the folder of a run, such as runs/NAME."
-        )
+        problem = f"{path} is not a run folder: it has no run.json, mask, evaluation or training"
+        raise MissingFileError(f"{problem}. Name the folder of a run, such as runs/NAME.")
     reader = _Reader()
     record, mask = reader.read_json(path / "run.json"), None
     config = record.get("config")
@@ -294,9 +292,7 @@ def append_run(archive: Path, run: RunResults) -> None:
         for key, cells in run.samples.items()
         for cell, scores in cells.items()
     ]
-    record["training"] = [
-        {name: row[name] for name in TRAINING_FIELDS if name in row} for row in run.training
-    ]
+    record["training"] = [{n: row[n] for n in TRAINING_FIELDS if n in row} for row in run.training]
     line = files.sealed_lines([record])
     before = archive.read_bytes() if archive.is_file() else b""
     if archive.suffix == ".gz":

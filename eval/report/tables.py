@@ -6,13 +6,8 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
 
-from bosch.eval.report.compare import (
-    SHARES,
-    Comparison,
-    Recovery,
-    headline_points,
-    seeds_of_setups,
-)
+from bosch.eval.report import compare
+from bosch.eval.report.compare import SHARES, Comparison, Recovery
 from bosch.eval.report.intervals import LEVEL, NEVER, Curve, Estimate, Point
 from bosch.eval.report.runs import LOSSES, RunResults
 from bosch.eval.suites._reporting import ReportedScore, Row, reporting_of
@@ -145,16 +140,14 @@ def _means(
     comparison: Comparison, scores: Sequence[ReportedScore], at_end: bool
 ) -> tuple[list[str], list[list[str]]]:
     """A header, and a row of means over the seeds of each setup."""
-    columns = [seeds_of_setups(comparison, score, at_end) for score in scores]
+    columns = [compare.seeds_of_setups(comparison, score, at_end) for score in scores]
     rows = {setup: [setup] for column in columns for setup in column}
     for setup, cells in rows.items():
         for column in columns:
             values = [curve.values[-1 if at_end else 0] for curve in column.get(setup, ())]
             count = len(values)
-            error = stdev(values) / math.sqrt(count) if count > 1 else math.nan
-            cells.append(
-                f"{show_score(Point(fmean(values), error))} ({count})" if count else MISSING
-            )
+            sem = stdev(values) / math.sqrt(count) if count > 1 else math.nan
+            cells.append(f"{show_score(Point(fmean(values), sem))} ({count})" if count else MISSING)
     return ["runs", *(score.title for score in scores)], list(rows.values())
 
 
@@ -203,7 +196,7 @@ def lengths_table(comparison: Comparison, suite: str) -> Table:
         with_length = [row for row in run.rows if row["suite"] == suite and row["length"]]
         for row in sorted(with_length, key=lambda row: (row["step"] is not None, row["step"])):
             found.setdefault((run.name, row["step"]), []).append(row)
-    points = {place: headline_points(suite, rows) for place, rows in found.items()}
+    points = {place: compare.headline_points(suite, rows) for place, rows in found.items()}
     columns = list(dict.fromkeys(cell for cells in points.values() for cell in cells))
     tasks = list(reporting.tasks_by_length or dict.fromkeys(task for task, _ in columns))
     columns = [cell for cell in columns if cell[0] in tasks]
@@ -265,9 +258,7 @@ def cost_table(comparison: Comparison) -> Table:
 def align(table: Table) -> list[str]:
     """The table as lines of plain text."""
     widths = [max(map(len, column)) for column in zip(table.header, *table.rows, strict=True)]
-    return [
-        "  ".join(map(str.ljust, line, widths)).rstrip() for line in (table.header, *table.rows)
-    ]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in (table.header, *table.rows)]
 
 
 # ----------------------------------------------------------------------------------------- cells

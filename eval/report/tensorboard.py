@@ -76,9 +76,8 @@ def _draw_dense_lines(shared: Path, rows: Sequence[Row]) -> None:
         else:
             step = max(step, event.step)
     places = sorted({(0, 0), (step, tokens)})
-    curve_files.replace_events(
-        folder, [e for place in places for e in curve_files.on_both_axes(*place, scalars, None)]
-    )
+    found = [e for place in places for e in curve_files.on_both_axes(*place, scalars, None)]
+    curve_files.replace_events(folder, found)
 
 
 def _scalar(row: Row) -> dict[str, float]:

@@ -32,7 +32,5 @@ def check_names(names: Iterable[str], known: Iterable[str], kind: str) -> None:
 
 def check_longest(what: str, lengths: Sequence[int], positions: int) -> None:
     if (longest := max(lengths, default=0)) > positions:
-        raise UserError(
-            f"{what} {longest}: the model reads at most {positions:,} tokens, and texts are not "
-            "truncated. Use smaller lengths, or stretch the positions with --yarn."
-        )
+        problem = f"{what} {longest}: the model reads at most {positions:,} tokens"
+        raise UserError(f"{problem}. Use smaller lengths, or stretch the positions with --yarn.")

@@ -72,10 +72,8 @@ def build_examples(
             texts = [f"Question: {shot['question']}\nAnswer: {shot['answer']}" for shot in shots]
             prompts.append("\n\n".join([*texts, f"Question: {row['question']}\nAnswer:"]))
     stop = Stop(strings=(QUESTION[task.name], *ENDS))
-    return [
-        Example(index, prompt, (row["answer"],), 256, stop)
-        for index, (prompt, row) in enumerate(zip(prompts, rows, strict=True))
-    ]
+    pairs = enumerate(zip(prompts, rows, strict=True))
+    return [Example(n, prompt, (row["answer"],), 256, stop) for n, (prompt, row) in pairs]
 
 
 def score(settings: Settings, task: Task, example: Example, prediction: str) -> dict[str, float]:
@@ -107,10 +105,8 @@ def read_split(source: str, split: str) -> list[Row]:
     if path.is_dir():
         path = find_one(path, "main", split, ("{}*.parquet",))
     elif path.is_file() and split != "test":
-        raise UserError(
-            f"{path} holds only test rows, but the task gsm8k draws its shots from train. Name a "
-            "folder with train.jsonl and test.jsonl, or use the task gsm8k_cot."
-        )
+        problem = f"{path} holds only test rows, but the task gsm8k draws its shots from train"
+        raise UserError(f"{problem}. Name a folder with both, or use the task gsm8k_cot.")
     forms = f"a folder with train.jsonl and test.jsonl, a file of test rows, or {HUB_ID}"
     rows = load_rows(path, f"GSM8K {split}", forms, split, "main")
     for number, row in enumerate(rows, 1):

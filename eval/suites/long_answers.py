@@ -85,10 +85,8 @@ def build(settings: Settings, task: Task, index: int, tokenizer: Tokenizer) -> E
         return count(head + " ".join([NOISE] * units) + tail) + budget <= task.length
 
     if not fits(0):
-        raise DoesNotFitError(
-            f"{task.name} of {len(answer)} lines cannot be built in {task.length} tokens; use a "
-            "greater length, or --eval.options long_answers.answer_tokens=N."
-        )
+        problem = f"{task.name} of {len(answer)} lines cannot be built in {task.length} tokens"
+        raise DoesNotFitError(f"{problem}; use a greater length, or lower answer_tokens.")
     prompt = head + " ".join([NOISE] * largest(fits, 0, task.length)) + tail
     begins = [match.start() for match in re.finditer(r"^\d+\. ", head, re.MULTILINE)][-len(given) :]
     distances = distances_to_end(prompt, begins, tokenizer)
@@ -128,17 +126,10 @@ def fitting_lines(
     return given, [line.split(":")[0] for line in answer], answer
 
 
-def _step(line: str) -> int:
-    word, number = line.split()[-2:]
-    return int(number) if word == "add" else -int(number)
-
-
 def shown(task: str) -> str:
     """The example in front: as the task, without filler."""
     rng = random.Random(f"{task}/example")
-    given, asked, answer = fitting_lines(
-        task, rng, 10**3, lambda text: 250 * (text.count("\n") + 1)
-    )
+    given, asked, answer = fitting_lines(task, rng, 10**3, lambda t: 250 * (t.count("\n") + 1))
     keys = f"Keys in order:\n{numbered(asked)}\n\n" if asked else ""
     return f"{numbered(given)}\n\n{keys}{REQUESTS[task]}{numbered(answer)}\n\n\n"
 
@@ -161,7 +152,8 @@ def score(settings: Settings, task: Task, example: Example, prediction: str) -> 
     scores["loops"] = float(any(one and other for one, other in pairwise(alike)))
     if task.name == "running":
         # Right by the model's own total before: else the far step is lost, not the sum.
-        steps = [_step(line) for line in example.facts["given"]]
+        signed = (line.split()[-2:] for line in example.facts["given"])
+        steps = [int(n) if word == "add" else -int(n) for word, n in signed]
         totals = {n: int(text) for n, text in found.items() if text.isdecimal()}
         before = [int(gold[0]) - steps[0], *(totals.get(n) for n in range(1, len(gold)))]
         own = [

@@ -7,16 +7,13 @@ longer runs: data.zip is downloaded and read with zipfile.
 
 import hashlib
 import json
-import math
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
-
-import numpy as np
 
 from bosch.config import at_least
 from bosch.data.toy_world.tasks import DATASETS as TOY_DATASETS
@@ -35,8 +32,6 @@ MATH = "gsm8k"  # the data set of the paper's seventh category, from the suite g
 # Of data.zip as the hub has had it since 2023-08 (its Git LFS page says so).
 PUBLISHED_ZIP_SHA256 = "cb45b11a4133c6bc1d6a44b0f8e701335ff1e543195db1103472e575857f7f64"
 LARGEST_MEMBER = 1 << 31  # bytes; the largest published data set has 13 MB
-# LongBench-E's bins for the rows' `length`.
-LENGTH_BINS = ((0, 4000, "0-4k"), (4000, 8000, "4-8k"), (8000, math.inf, "8k+"))
 
 
 @dataclass(frozen=True)
@@ -44,7 +39,7 @@ class Settings:
     data: str = TOY  # toy, LongBench's data.zip, a folder of its files, or a hub id
     gsm8k: str | None = gsm8k.HUB_ID  # the math category: file, folder or hub id; None: without it
     datasets: tuple[str, ...] = ()  # none: all
-    extended: bool = False  # LongBench-E: thirteen data sets with more even lengths
+    extended: Literal[False] = False  # was LongBench-E; fingerprints of earlier runs have it
     categories: Literal["paper", "official"] = "paper"  # whose categories are averaged
     # Longer prompts lose their middle. LongBench's number for models with 32k positions.
     max_prompt_tokens: int = 31_500
@@ -53,8 +48,6 @@ class Settings:
 
     def __post_init__(self) -> None:
         at_least(2, self, "longbench", "max_prompt_tokens")  # a prompt keeps its two ends
-        if self.extended and self.data == TOY:
-            raise UserError("The toy world has no LongBench-E; name LongBench's data.")
         check_names(self.datasets, dataset_names(self), "a data set of LongBench")
 
 
@@ -81,7 +74,6 @@ class Dataset:
     first_line_only: bool  # score only the first line of a prediction
     stops_at_newline: bool = False
     num_rows: int = 0  # 0: a toy data set, which can have any number
-    num_rows_e: int | None = None  # None: not in LongBench-E
 
 
 @cache
@@ -115,15 +107,9 @@ def read_table(name: str) -> dict[str, Any]:
 def dataset_names(settings: Settings) -> tuple[str, ...]:
     if settings.data == TOY:
         return tuple(TOY_DATASETS)
-    official = {name: spec for name, spec in datasets().items() if name not in TOY_DATASETS}
-    if settings.extended:
-        return tuple(f"{name}_e" for name, spec in official.items() if spec.num_rows_e)
+    official = tuple(name for name in datasets() if name not in TOY_DATASETS)
     has_math = settings.gsm8k is not None and settings.categories == "paper"
-    return (*official, MATH) if has_math else tuple(official)
-
-
-def find_dataset(name: str) -> Dataset:
-    return datasets()[name.removesuffix("_e")]  # also by its LongBench-E name
+    return (*official, MATH) if has_math else official
 
 
 def list_tasks(settings: Settings) -> list[Task]:
@@ -165,7 +151,7 @@ def check(settings: Settings, positions: int) -> None:
     names = {task.name for task in list_tasks(settings)}
     if MATH in names:
         sources(settings, Task(MATH))
-    if any(find_dataset(name).metric.endswith("_zh") for name in names - {MATH}):
+    if any(datasets()[name].metric.endswith("_zh") for name in names - {MATH}):
         metrics.cut_words("")
 
 
@@ -175,7 +161,7 @@ def build_examples(
     if task.name == MATH:
         given = gsm8k.Settings(str(settings.gsm8k))
         return gsm8k.build_examples(given, gsm8k.COT, tokenizer, limit)
-    spec = find_dataset(task.name)
+    spec = datasets()[task.name]
     if settings.data == TOY:
         num_rows = len(range(settings.toy_rows)[:limit])
         rows = list(longbench_rows(task.name, num_rows, settings.seed))
@@ -205,7 +191,7 @@ def cut_middle(prompt: str, tokenizer: Tokenizer, max_tokens: int) -> str:
 def score(settings: Settings, task: Task, example: Example, prediction: str) -> dict[str, float]:
     if task.name == MATH:
         return gsm8k.score(gsm8k.Settings(), gsm8k.COT, example, prediction)
-    spec, classes = find_dataset(task.name), example.facts.get("all_classes")
+    spec, classes = datasets()[task.name], example.facts.get("all_classes")
     if spec.first_line_only:
         prediction = prediction.lstrip("\n").split("\n")[0]
     is_class = spec.metric == "classification"
@@ -217,23 +203,12 @@ def score(settings: Settings, task: Task, example: Example, prediction: str) -> 
 
 
 def summarize(settings: Settings, scored: Sequence[Scored]) -> list[Result]:
-    """Each data set, each complete category, and the mean of the categories if all are complete.
-    LongBench-E has three bins of length for each data set, and no average."""
+    """Each data set, each complete category, and the mean of the categories if all are complete."""
     results: list[Result] = []
     for task in dict.fromkeys(one.task for one in scored):
         items = [one for one in scored if one.task == task]
-        if settings.extended:
-            for least, below, name in LENGTH_BINS:
-                members = [one for one in items if least <= one.example.facts["length"] < below]
-                # numpy sums pairwise and rounds by scaling; it can differ from `percent`.
-                found = task_results(members, lambda s: float(np.round(100 * np.mean(s), 2)))
-                results += [replace(one, metric=f"{one.metric} {name}") for one in found]
-        elif task.name == MATH:
-            results += gsm8k.summarize(gsm8k.Settings(), items)
-        else:
-            results += task_results(items)
-    if settings.extended:
-        return results
+        is_math = task.name == MATH
+        results += gsm8k.summarize(gsm8k.Settings(), items) if is_math else task_results(items)
     table = category_table(TOY if settings.data == TOY else settings.categories)
     counted = {r.task: r for r in results if r.task != MATH or r.metric == gsm8k.HEADLINE}
     categories = [
@@ -247,10 +222,9 @@ def summarize(settings: Settings, scored: Sequence[Scored]) -> list[Result]:
 
 
 def read_dataset(source: str, name: str) -> tuple[list[Row], str, str]:
-    """The rows of one data set (`hotpotqa`, `hotpotqa_e`), each with LongBench's fields; the file,
-    in a zip followed by the member; and the sha256 of the bytes."""
-    path, spec = locate(source), find_dataset(name)
-    patterns = ("{0}.parquet", "{0}/*.jsonl", "{0}/*.parquet")
+    """The rows of one data set, each with LongBench's fields; the file, in a zip followed by the
+    member; and the sha256 of the bytes."""
+    path, patterns = locate(source), ("{0}.parquet", "{0}/*.jsonl", "{0}/*.parquet")
     try:
         file = find_member(path, name) if path.is_file() else find_one(path, "data", name, patterns)
         rows, sha256 = read_rows(file), hashlib.sha256(file.read_bytes()).hexdigest()
@@ -259,15 +233,12 @@ def read_dataset(source: str, name: str) -> tuple[list[Row], str, str]:
     for number, row in enumerate(rows, 1):
         where = f"{file}, row {number}"
         if "input" not in row and "question" in row:
-            raise UserError(
-                f"{where} has `question` and no `input`: a copy (Xnhyacinth/LongBench) for other "
-                "prompts. Use the original data.zip of zai-org/LongBench."
-            )
+            problem = f"{where} has `question` and no `input`: a copy for other prompts"
+            raise UserError(f"{problem}. Use the original data.zip of zai-org/LongBench.")
         require(row, where, str, "input", "context")
         require(row, where, list, "answers")
         require(row, where, int, "length")
-    num_rows = spec.num_rows_e if name.endswith("_e") else spec.num_rows
-    require_count(rows, num_rows or 0, f"LongBench's {name}", str(file))
+    require_count(rows, datasets()[name].num_rows, f"LongBench's {name}", str(file))
     return rows, str(file), sha256
 
 

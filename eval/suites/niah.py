@@ -71,10 +71,8 @@ def check(settings: Settings, positions: int) -> None:
         kinds = [needles.TASKS[name] for name in settings.tasks]
         least = min(needles.least_tokens(k, length, gather(settings, k)) for k in kinds)
         if length < least:
-            raise UserError(
-                f"--niah-lengths {length}: no task can be built in so few tokens; the shortest "
-                f"takes {least:,} or more, including the answer. Use a greater length."
-            )
+            problem = f"--niah-lengths {length}: no task can be built in so few tokens"
+            raise UserError(f"{problem}; the shortest takes {least:,} or more with its answer.")
 
 
 def files(settings: Settings) -> dict[str, str]:

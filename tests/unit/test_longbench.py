@@ -38,7 +38,7 @@ ROWS = [make_row(i, "hotpotqa", context=f"一 {i}") for i in range(200)]
 
 # Of the prompts, limits, metrics and sizes of the 21 data sets, as JSON with sorted keys: a changed
 # character is a change of the benchmark.
-DATASETS_SHA256 = "8b3d640cb398282b573857f1890dad1fc89ea119307d9c4f76d43d36f1647d34"
+DATASETS_SHA256 = "9cfc8c8622d91bbf5b4fd23c07c4fa0e3128e58e726135132e96af85652d4e2f"
 
 
 def test_the_data_sets_are_those_of_the_specification() -> None:
@@ -127,18 +127,14 @@ def test_the_best_answer_counts_and_four_sets_take_the_first_line() -> None:
     assert score("triviaqa", " \nred", "red") == 0.0  # blanks are a line
     assert score("trec", "Food\nAnimal", "Food", classes=["Food", "Animal"]) == 1.0
     assert score("hotpotqa", "x") == 0.0
-    assert score("hotpotqa_e", "x", "x") == 1.0
     with pytest.raises(UserError, match=r"trec .*`all_classes`"):
         score("trec", "Food", "Food")
 
 
-def make_scored(name: str, scores: list[float], lengths: list[int] | None = None) -> list[Scored]:
-    is_math = name == "gsm8k"
-    metric = longbench.gsm8k.HEADLINE if is_math else datasets()[name.removesuffix("_e")].metric
-    facts = [{"length": length} for length in lengths or [0] * len(scores)]
+def make_scored(name: str, scores: list[float]) -> list[Scored]:
+    metric = longbench.gsm8k.HEADLINE if name == "gsm8k" else datasets()[name].metric
     return [
-        Scored(Task(name), Example(i, "", (), 1, facts=facts[i]), {metric: score})
-        for i, score in enumerate(scores)
+        Scored(Task(name), Example(i, "", (), 1), {metric: score}) for i, score in enumerate(scores)
     ]
 
 
@@ -167,15 +163,3 @@ def test_the_average_is_the_plain_mean_of_the_seven_categories() -> None:
     without_math = [one for one in scored if one.task.name != "gsm8k"]
     results = longbench.summarize(Settings(data="x/y"), without_math)
     assert len([result for result in results if result.metric == "mean"]) == 6  # and no average
-
-
-def test_longbench_e_has_three_bins_by_length() -> None:
-    settings = Settings(data="x/y", extended=True)
-    scored = make_scored("qasper_e", [1.0, 0.5, 0.25, 1.0], [3999, 4000, 7999, 8000])
-    results = longbench.summarize(settings, scored)
-    assert [(r.task, r.metric, r.value, r.n) for r in results] == [
-        ("qasper_e", "qa_f1 0-4k", 100.0, 1),
-        ("qasper_e", "qa_f1 4-8k", 37.5, 2),
-        ("qasper_e", "qa_f1 8k+", 100.0, 1),
-    ]
-    assert len(longbench.list_tasks(settings)) == 13

@@ -78,8 +78,6 @@ class EvaluationsSpentError(Exception):
 
 @dataclass
 class Trials:
-    """The masks tried so far."""
-
     problem: Problem
     table: dict[Assignment, Value] = field(default_factory=dict)  # in the order of the trials
     best: Assignment | None = None  # of those that meet the quota; the first of equals
@@ -134,8 +132,6 @@ class Trials:
 
 @dataclass(frozen=True)
 class Solution:
-    """The result of an optimizer."""
-
     assignment: Assignment  # meets the quota
     value: Value | None  # None: the search ended before any mask of the quota was evaluated
     trials: Trials

@@ -84,8 +84,6 @@ def search(trials: Trials) -> None:
 
 
 class _Child:
-    """The process, and the pipe to it."""
-
     def __init__(self) -> None:
         self.pipe, theirs = Pipe()
         self.process = subprocess.Popen(

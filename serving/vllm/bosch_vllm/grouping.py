@@ -28,9 +28,8 @@ def get_kv_cache_groups(config: Any, specs: dict[str, Any]) -> list[Any]:
         blocks.setdefault(module.rpartition(".")[2], {})[module] = spec
     if not all("_block" in block for block in blocks):
         return list(stock(config, specs))
-    uniform = {
-        block: UniformTypeKVCacheSpecs.from_specs(ByOwner(held)) for block, held in blocks.items()
-    }
+    unite = UniformTypeKVCacheSpecs.from_specs
+    uniform = {block: unite(ByOwner(held)) for block, held in blocks.items()}
     return [KVCacheGroupSpec(list(held), uniform[block]) for block, held in blocks.items()]
 
 

@@ -58,13 +58,9 @@ class HybridAttention(nn.Module):
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         cuts = query.split(self.q_sizes, -1), key.split(self.kv_sizes, -1)
         each = zip(self.parts, *cuts, value.split(self.kv_sizes, -1), strict=True)
-        return torch.cat(
-            [
-                self._narrow(part(self._pad(q), self._pad(k), self._pad(v)))
-                for part, q, k, v in each
-            ],
-            -1,
-        )
+        pad = self._pad
+        found = [self._narrow(part(pad(q), pad(k), pad(v))) for part, q, k, v in each]
+        return torch.cat(found, -1)
 
     def _pad(self, x: Tensor) -> Tensor:
         if self.padded == self.head_size:
@@ -100,10 +96,8 @@ def split_attention(model: Any, config: Any) -> None:
     for layer, pieces in zip(model.model.layers, packing, strict=True):
         stock = layer.self_attn.attn
         if not stock.attn_backend.supports_block_size(block):
-            raise ValueError(
-                f"--block-size {block} does not fit the attention kernels of "
-                f"{stock.attn_backend.get_name()}; leave it out, and they get one that fits."
-            )
+            problem = f"--block-size {block} does not fit {stock.attn_backend.get_name()}"
+            raise ValueError(f"{problem}; leave it out, and the kernels get one that fits.")
         del built[stock.layer_name]
         layer.self_attn.attn = HybridAttention(layer.self_attn, pieces, hybrid, config)
     logger.info(

@@ -7,10 +7,8 @@ RUN_WITH = ("0.32",)  # minor versions of vLLM that the tests ran with
 
 def check_version(version: str) -> None:
     if ".".join(version.split(".")[:2]) not in RUN_WITH:
-        raise ValueError(
-            f"bosch_vllm was run with vLLM {', '.join(RUN_WITH)} only, and this is {version}; "
-            "install one of those, or run the tests of serving/vllm with yours and add it there."
-        )
+        problem = f"bosch_vllm was run with vLLM {', '.join(RUN_WITH)} only, and this is {version}"
+        raise ValueError(f"{problem}; install that, or run the tests of serving/vllm with yours.")
 
 
 def check_hybrid(hybrid: Mapping[str, object] | None, num_layers: int, num_groups: int) -> None:
@@ -24,19 +22,13 @@ def check_hybrid(hybrid: Mapping[str, object] | None, num_layers: int, num_group
         or type(window) is not int
         or window < 1
     ):
-        raise ValueError(
-            f"config.bosch of this folder has no window and no number of full groups for each of "
-            f"{num_layers} layers: another version of bosch-hybrid wrote it. Materialize again."
-        )
+        problem = f"config.bosch has no window or no numbers of full groups of {num_layers} layers"
+        raise ValueError(f"{problem}: another version of bosch-hybrid wrote it. Materialize again.")
     sink = hybrid.get("sink", {"kind": "none"})
     kind = sink.get("kind") if isinstance(sink, Mapping) else None
     if kind not in ("none", "static"):
-        raise ValueError(
-            f"the windows of this hybrid see {sink}; this plug-in serves static sinks, and none. "
-            "vLLM frees the first tokens with their window: use transformers' generate."
-        )
+        problem = f"this hybrid's windows see {sink}; this plug-in serves static sinks, and none"
+        raise ValueError(f"{problem}. Use transformers' generate.")
     if all(n == num_groups for n in num_full):
-        raise ValueError(
-            "no group of this hybrid is on the window, so nothing would be saved; serve the model "
-            "that it was made from."
-        )
+        problem = "no group of this hybrid is on the window, so nothing would be saved"
+        raise ValueError(f"{problem}; serve the model that it was made from.")

@@ -19,9 +19,8 @@ class HybridSettings(VerifyAndUpdateConfig):
     def verify_and_update_config(vllm_config: Any) -> None:
         check_version(vllm.__version__)
         config = vllm_config.model_config.hf_config
-        check_hybrid(
-            getattr(config, "bosch", None), config.num_hidden_layers, config.num_key_value_heads
-        )
+        hybrid, num_groups = getattr(config, "bosch", None), config.num_key_value_heads
+        check_hybrid(hybrid, config.num_hidden_layers, num_groups)
         layout = vllm_config.additional_config.get("bosch_layout", "units")
         parallel, cache = vllm_config.parallel_config, vllm_config.cache_config
         keeps_all = vllm_config.scheduler_config.disable_hybrid_kv_cache_manager
