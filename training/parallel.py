@@ -7,6 +7,7 @@ two on a CPU, on eight GPUs and on many nodes.
 """
 
 import atexit
+import gc
 import datetime
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -70,6 +71,9 @@ def start_world() -> torch.device:
 
 def leave_world() -> None:
     if dist.is_initialized():
+        # Sharded models are garbage in cycles that hold the group. Left to the interpreter's end,
+        # a thread of gloo may still free a tensor then, and the process aborts (seen rarely).
+        gc.collect()
         dist.destroy_process_group()
 
 
