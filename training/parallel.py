@@ -7,8 +7,8 @@ two on a CPU, on eight GPUs and on many nodes.
 """
 
 import atexit
-import gc
 import datetime
+import gc
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
