@@ -286,12 +286,10 @@ def write_set(
     settings: CalibrationSettings,
     tokenizer: "Tokenizer",
     tokenizer_hash: str,
-    test_texts: Iterable[str] = (),
     positions: int | None = None,
 ) -> Calibration:
-    """Build the set, check it against the test texts, and write it into a folder."""
+    """Build the set and write it into a folder."""
     calibration, contexts, material = build_set(settings, tokenizer, positions)
-    num_compared = check_disjoint((context.text for context in contexts), test_texts)
     write_calibration(folder, calibration)
     lines = ""
     for context in contexts:
@@ -306,13 +304,11 @@ def write_set(
         "contexts": Counter(context.task for context in contexts),
         "questions": calibration.num_questions,
         "longest": calibration.longest,
-        "test_examples_compared": num_compared,
         "files": {name: hash_file(folder / name) for name in (FILE, TEXTS)},
     }
     write_sealed_json(folder / FACTS, facts)
-    compared = f"; none of their needles in {num_compared} test examples" if num_compared else ""
     say(
         f"calibration: {calibration.num_questions} questions in {len(contexts)} contexts of at "
-        f"most {calibration.longest:,} tokens{compared}"
+        f"most {calibration.longest:,} tokens"
     )
     return calibration

@@ -1,11 +1,8 @@
 """Builds the calibration set that masks are scored on: the stage `calibration`.
 
-    python recipes/calibrate.py --model DIR --length 512 --questions-per-context 4 --out calibration
-    python recipes/calibrate.py --model Qwen/Qwen3-1.7B-Base --essays PaulGrahamEssays.json
-    python recipes/calibrate.py --model DIR --questions FILE.jsonl   # text, question, answer a line
-
-`--against FILES` names test examples, built by `bosch niah build` or kept by an evaluation. A set
-that shares a needle with one of them is refused.
+python recipes/calibrate.py --model DIR --length 512 --questions-per-context 4 --out calibration
+python recipes/calibrate.py --model Qwen/Qwen3-1.7B-Base --essays PaulGrahamEssays.json
+python recipes/calibrate.py --model DIR --questions FILE.jsonl   # text, question, answer a line
 """
 
 from collections.abc import Sequence
@@ -17,10 +14,9 @@ from bosch.command_line import run_stage
 from bosch.config import FLAT, CalibrationConfig, Config, shared_fields
 from bosch.data.calibration import TOY, CalibrationSettings, build_set, check_material, write_set
 from bosch.data.tokenizer_files import describe_tokenizer, read_tokenizer
-from bosch.eval.rows import read_rows
 from bosch.model import find_model, load_tokenizer, read_shape
 from bosch.recipes import presets
-from bosch.run.errors import MissingFileError, UserError, run_main
+from bosch.run.errors import run_main
 from bosch.run.fingerprint import hash_file, plain
 from bosch.run.progress import say
 from bosch.run.stage import Stage
@@ -30,11 +26,8 @@ VERSION = 1  # raised when the same settings give other examples
 
 @dataclass(frozen=True)
 class Options:
-    """Build the examples that masks are scored on."""
-
     model: str  # model whose tokenizer is used: a Hugging Face folder or hub id
     calibration: Annotated[CalibrationSettings, FLAT]
-    against: tuple[Path, ...] = ()  # test examples that must share no needle with it
     out: Path = Path("calibration")  # folder to write
 
 
@@ -48,7 +41,7 @@ def main(arguments: Sequence[str]) -> None:
 def check_and_build(options: Options, name: str) -> Stage:
     presets.check_length("--length", options.calibration.length, options.model)
     check(options.model, options.calibration)
-    return make_stage(name, options)
+    return make_stage(name, options.model, options.calibration)
 
 
 def check(model: str, settings: CalibrationSettings) -> None:
@@ -59,8 +52,7 @@ def check(model: str, settings: CalibrationSettings) -> None:
 
 
 def build(config: Config) -> Stage:
-    """The stage `calibration` of recover.py."""
-    return make_stage("calibration", Options(config.model, settings_of(config)), shared=True)
+    return make_stage("calibration", config.model, settings_of(config), shared=True)
 
 
 def settings_of(config: Config) -> CalibrationSettings:
@@ -68,20 +60,9 @@ def settings_of(config: Config) -> CalibrationSettings:
     return CalibrationSettings(**shared, seed=config.seed)
 
 
-def make_stage(name: str, options: Options, shared: bool = False) -> Stage:
-    model, settings, texts = options.model, options.calibration, list[str]()
-    for path in options.against:  # files of `bosch niah build` or of an evaluation
-        if not path.is_file():
-            raise MissingFileError(f"--against {path}: no such file.")
-        for number, row in enumerate(read_rows(path), start=1):
-            if not isinstance(text := row.get("input", row.get("prompt")), str):
-                problem = f"row {number} has no text in a field `input` or `prompt`"
-                raise UserError(f"--against {path}: {problem}.")
-            texts.append(text)
-    facts: dict[str, object] = {
-        "tokenizer": read_tokenizer(model).hash if find_model(model) else model,
-        "against": [hash_file(path) for path in options.against],
-    }
+def make_stage(name: str, model: str, settings: CalibrationSettings, shared: bool = False) -> Stage:
+    tokenizer = read_tokenizer(model).hash if find_model(model) else model
+    facts: dict[str, object] = {"tokenizer": tokenizer, "against": []}  # as in earlier runs
     essays = Path(settings.essays)
     if settings.questions:  # all that decides the set
         if (path := Path(settings.questions)).is_file():
@@ -96,7 +77,7 @@ def make_stage(name: str, options: Options, shared: bool = False) -> Stage:
     def run(folder: Path) -> None:
         tokenizer, positions = load_tokenizer(model), read_shape(model).positions
         tokenizer_hash = describe_tokenizer(tokenizer).hash
-        write_set(folder, settings, tokenizer, tokenizer_hash, texts, positions)
+        write_set(folder, settings, tokenizer, tokenizer_hash, positions)
 
     return Stage(name, run=run, settings=facts, version=VERSION, shared=shared)
 

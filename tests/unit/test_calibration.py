@@ -28,7 +28,7 @@ from bosch.recipes.presets import smoke
 from bosch.recipes.recover import main as recover
 from bosch.run import progress
 from bosch.run.errors import UserError
-from bosch.run.files import read_sealed_json, verify_folder
+from bosch.run.files import verify_folder
 from bosch.run.folder import RunFolder
 from bosch.run.stage import follow_reference
 from tests import odd_tokenizers
@@ -104,12 +104,12 @@ def test_the_seed_decides_the_bytes(tmp_path: Path, tokenizer: PreTrainedTokeniz
     for name, seed in (("one", 0), ("two", 0), ("three", 1)):
         settings = sets.CalibrationSettings(examples=6, length=512, essays="toy", seed=seed)
         (tmp_path / name).mkdir()
-        written = sets.write_set(tmp_path / name, settings, tokenizer, "hash", test_texts=["text"])
+        written = sets.write_set(tmp_path / name, settings, tokenizer, "hash")
         found.append({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()})
     assert found[0] == found[1]
     assert set(found[0]) == {"calibration.safetensors", "examples.jsonl", sets.FACTS}
     facts = json.loads(found[0][sets.FACTS])
-    assert (facts["questions"], facts["test_examples_compared"]) == (6, 1)
+    assert facts["questions"] == 6
     read = read_calibration(tmp_path / "three")
     assert [h.questions for h in read.haystacks] == [h.questions for h in written.haystacks]
     values = [set(re.findall(rb"\b\d{7}\b", files["examples.jsonl"])) for files in found[1:]]
@@ -168,24 +168,6 @@ def test_command_writes_a_sealed_set_that_reads_back(written: Path) -> None:
     verify_folder(written)
     calibration = read_calibration(written)
     assert (calibration.num_questions, calibration.longest <= 384) == (6, True)
-
-
-@pytest.mark.parametrize("field", ["input", "prompt"])
-def test_a_set_with_a_tests_needle_is_refused(field: str, written: Path, tmp_path: Path) -> None:
-    text = json.loads((written / "examples.jsonl").read_text().splitlines()[0])["text"]
-    test = tmp_path / "test.jsonl"
-    # A line separator inside a text must not count as the end of a row.
-    rows = [{field: "Nothing.\N{LINE SEPARATOR}Nothing at all."}, {field: f"Leaked. {text}"}]
-    test.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), "utf-8")
-    with pytest.raises(UserError, match="test example 2"):
-        command("--against", str(test), out=tmp_path / "calibration")
-    assert not (tmp_path / "calibration" / "manifest.json").exists()
-    test.write_text('{"question": "Where?"}\n')
-    with pytest.raises(UserError, match=r"row 1 .*`input` or `prompt`"):
-        command("--against", str(test), out=tmp_path / "none")
-    test.write_text(json.dumps(rows[0]) + "\n")
-    command("--against", str(test), out=tmp_path / "other")
-    assert read_sealed_json(tmp_path / "other" / "calibration.json")["test_examples_compared"] == 1
 
 
 def test_set_is_compared_with_the_examples_of_the_runs_evaluation(tmp_path: Path) -> None:
