@@ -1,10 +1,10 @@
-"""Compare masks: their distances, their distribution over depth, and what ratios share.
+"""Compare masks: their distances, and what the masks of two ratios share.
 
     python recipes/analyze_masks.py runs/*/mask/mask.json --out analysis
 
-Prints a table for each analysis, with overlap and turnover of random masks for comparison. All
-numbers are in analysis.json; distances.png and depth.png show them. `--replacement 3` also writes
-the masks of the paper's table 5: `recover.py --method from_file --path FILE` scores one.
+Prints a table for each analysis, beside the figures of random masks. All numbers are in
+analysis.json; distances.png shows the distances. `--replacement 3` also writes the masks of the
+paper's table 5: `recover.py --method from_file --path FILE` scores one.
 """
 
 import itertools
@@ -20,7 +20,7 @@ from bosch.command_line import parse
 from bosch.config import POSITIONAL
 from bosch.masks import analysis
 from bosch.masks.analysis import NamedMask, compare
-from bosch.masks.picture import draw_depth, draw_distances
+from bosch.masks.picture import draw_distances
 from bosch.run.checkout import provenance
 from bosch.run.errors import UserError, run_main
 from bosch.run.files import write_atomically
@@ -31,8 +31,6 @@ Rows = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Options:
-    """Compare masks of one or more models."""
-
     masks: Annotated[tuple[Path, ...], POSITIONAL]  # mask.json files or run folders
     out: Path = Path("analysis")  # folder for numbers and pictures
     replacement: int = 0  # masks to write for each pair of ratios, for the test of the paper's C.1
@@ -46,8 +44,8 @@ def main(arguments: Sequence[str]) -> None:
     chains = analysis.find_chains(masks)
     # Of each method, masks at adjacent ratios.
     steps = [(name, *two) for name, chain in chains.items() for two in itertools.pairwise(chain)]
-    results = {
-        "masks": describe_masks(masks, options.out),
+    results: dict[str, Any] = {
+        "masks": [{"name": m.full_name, "model": m.model, "file": str(m.path)} for m in masks],
         "pairs": compare_pairs(masks, options.out),
         "turnover": measure_turnover(steps),
     }
@@ -56,34 +54,6 @@ def main(arguments: Sequence[str]) -> None:
     text = json.dumps(results | {"provenance": provenance()}, indent=1, allow_nan=False)
     write_atomically(options.out / "analysis.json", text + "\n")
     say(f"numbers and pictures in {options.out}")
-
-
-def describe_masks(masks: Sequence[NamedMask], out: Path) -> Rows:
-    """Each mask's layer ratios, and its longest blocks of neighboring layers of one kind."""
-    several_models = len({mask.model for mask in masks}) > 1
-    rows, drawn, lines = [], [], []
-    for mask in masks:
-        blocks = analysis.longest_blocks(mask.mask)
-        facts = {
-            "name": mask.full_name,
-            "file": str(mask.path),
-            "model": mask.model,
-            "method": mask.record.method,
-            "seed": mask.record.seed,
-            "ratio_asked": mask.record.ratio_asked,
-            "ratio": mask.mask.ratio,
-            "window_tokens": mask.mask.window_tokens,
-            "layer_ratios": mask.mask.layer_ratios,
-            "longest_blocks": blocks,
-        }
-        rows.append(facts)
-        name = mask.full_name + (f" {mask.record.model.id}" if several_models else "")
-        drawn.append((name, mask))
-        spans = [f"{len(block)} (from {block[0]})" if block else "0" for block in blocks.values()]
-        lines.append((name, *spans))
-    show_table("Longest block of layers", ("", *blocks), lines)
-    draw_depth(drawn, out / "depth.png")
-    return rows
 
 
 def compare_pairs(masks: Sequence[NamedMask], out: Path) -> Rows:
@@ -112,7 +82,6 @@ def compare_pairs(masks: Sequence[NamedMask], out: Path) -> Rows:
 
 
 def measure_turnover(steps: Sequence[tuple[str, NamedMask, NamedMask]]) -> Rows:
-    """T and T~ between adjacent ratios of a method (table 3)."""
     rows: Rows = [
         {"method": name, "smaller_ratio": smaller.ratio, "larger_ratio": larger.ratio}
         | analysis.turnover(smaller.mask, larger.mask)

@@ -1,12 +1,11 @@
 """What masks have in common, compared with random masks of the same ratios: distances, turnover,
-blocks of layers, and the masks of the paper's replacement test.
+and the masks of the paper's replacement test.
 
 A mask is treated as the set of its windowed groups (A in the paper): the Jaccard distance of
 figures 2, 7 and 8 and the turnover of table 3 compare two such sets. The null model is exact: the
 number of groups that random masks share follows a hypergeometric distribution.
 """
 
-import itertools
 import math
 import random
 from collections.abc import Iterable, Sequence
@@ -162,21 +161,6 @@ def turnover(smaller: GroupMask, larger: GroupMask) -> dict[str, float | None]:
     raw, chance = ((total - both[name]) / total for name in ("shared", "expected_shared"))
     normalized, expected = (share / most if most else None for share in (raw, chance))
     return {"raw": raw, "normalized": normalized, "chance": chance, "normalized_chance": expected}
-
-
-def longest_blocks(mask: GroupMask) -> dict[str, tuple[int, ...]]:
-    """For each kind, the layers of the longest run of neighboring layers (the first of several)."""
-    shares, limit = mask.layer_ratios, mask.ratio - 1e-9
-    kinds = {
-        "full": [share == 0 for share in shares],
-        "fuller than the mask": [share < limit for share in shares],
-        "windowed": [share == 1 for share in shares],
-    }
-    blocks = {}
-    for kind, flags in kinds.items():
-        runs = itertools.groupby(range(mask.num_layers), key=flags.__getitem__)
-        blocks[kind] = max((tuple(run) for flag, run in runs if flag), key=len, default=())
-    return blocks
 
 
 def write_replacements(

@@ -121,22 +121,6 @@ def draw_distances(panels: Mapping[str, Sequence[NamedMask]], path: Path) -> Non
     write_picture(figure, path)
 
 
-def draw_depth(masks: Sequence[tuple[str, NamedMask]], path: Path) -> None:
-    """Each layer's share of windowed groups, one row per mask."""
-    num_layers = max(mask.mask.num_layers for _, mask in masks)
-    figure, (axis,) = _grid(1, 2.6 + 0.26 * num_layers, 1.3 + 0.26 * len(masks))
-    shares = np.full((len(masks), num_layers), np.nan)
-    for row, (_, mask) in enumerate(masks):
-        shares[row, : mask.mask.num_layers] = mask.mask.layer_ratios
-    image = axis.imshow(np.ma.masked_invalid(shares), cmap="Blues", vmin=0, vmax=1, aspect="auto")
-    axis.set_yticks(range(len(masks)), [picture_label(name) for name, _ in masks], fontsize=7)
-    axis.set_xticks(range(0, num_layers, max(1, num_layers // 16)))
-    axis.set_xlabel("layer", fontsize=8)
-    figure.colorbar(image, ax=axis, label="windowed", shrink=0.9)
-    figure.suptitle("Share of windowed groups in each layer", fontsize=9)
-    write_picture(figure, path)
-
-
 def _grid(count: int, width: float, height: float) -> tuple["Figure", Sequence[Any]]:
     """A figure with this many panels of this size in inches, and their axes."""
     from matplotlib.figure import Figure
