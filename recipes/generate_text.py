@@ -2,7 +2,6 @@
 
     python recipes/generate_text.py --model DIR --prompt "Once upon a time"
     python recipes/generate_text.py --model DIR --prompt-file long.txt --prefill-chunk 8192
-    python recipes/generate_text.py --model DIR --prompt "Once" --engine vllm     docs/serving.md
 
 For a group with a sliding window, a hybrid's cache keeps at most the window.
 """
@@ -13,25 +12,19 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from bosch.command_line import parse
 from bosch.config import TokenCount, at_least
-from bosch.eval.settings import Engine
 from bosch.masks.mask import describe_bytes
-from bosch.model import fetch_model, load_model, load_tokenizer, read_model_config
+from bosch.model import fetch_model, load_model, load_tokenizer
 from bosch.run import progress
 from bosch.run.errors import MissingFileError, UserError, run_main
 from bosch.run.plain_text import visible_lines
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 @dataclass(frozen=True)
 class Options:
-    """Generate text. The same seed gives the same text on the same machine."""
-
     model: str  # folder of a model, dense or hybrid, or a hub id
     prompt: Annotated[str | None, "TEXT"] = None
     prompt_file: Annotated[Path | None, "FILE"] = None  # instead of --prompt
@@ -39,9 +32,8 @@ class Options:
     temperature: float = 0.0  # of sampling; 0: always the most likely token
     top_k: int = 0  # sample from this many most likely tokens; 0: from all
     top_p: float = 1.0  # sample from the most likely tokens that together have this probability
-    seed: int = 0  # of sampling
+    seed: int = 0  # of sampling: the same seed, the same text on the same machine
     prefill_chunk: TokenCount | None = None  # tokens of the prompt read at once; None: all
-    engine: Engine = "transformers"  # vllm: see docs/serving.md
 
     def __post_init__(self) -> None:
         at_least(1, self, "", "max_tokens", "prefill_chunk")
@@ -50,8 +42,6 @@ class Options:
             raise UserError(f"top_p is {self.top_p}, it must be above 0 and at most 1.")
         if (self.prompt is None) == (self.prompt_file is None):
             raise UserError("Pass either --prompt or --prompt-file.")
-        if self.engine == "vllm" and self.prefill_chunk:
-            raise UserError("--engine vllm chooses itself what --prefill-chunk says.")
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -72,24 +62,6 @@ def main(arguments: Sequence[str]) -> None:
     ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
     if not ids.shape[1]:
         raise UserError("The prompt is empty; the model needs at least one token to start from.")
-    if options.engine == "vllm":
-        from bosch.eval.engine_vllm import start_engine
-
-        config = read_model_config(folder)
-        # vLLM's own choice would be half precision for weights in float32.
-        dtype = config.get("dtype") or config.get("torch_dtype") or "auto"
-        engine = start_engine(folder, dtype=dtype)
-        from vllm import SamplingParams  # start_engine says so where it is missing
-
-        names = ("temperature", "top_k", "top_p", "seed", "max_tokens")
-        how = SamplingParams(**{name: getattr(options, name) for name in names})
-        began, read = time.perf_counter(), ids[0].tolist()
-        (output,) = engine.generate([{"prompt_token_ids": read}], how, use_tqdm=False)
-        seconds, (answer,) = time.perf_counter() - began, output.outputs
-        print_text(answer.text, stream_end=True)
-        num_made = len(answer.token_ids)
-        print(f"prompt: {len(read):,} tokens, answer: {num_made:,}, {seconds:.2f} s")
-        return
     from bosch.training.parallel import choose_device  # imports torch
 
     model = load_model(folder, "auto", str(choose_device(os.environ)))
@@ -100,8 +72,7 @@ def main(arguments: Sequence[str]) -> None:
     generate(model, tokenizer, ids, options)
 
 
-def generate(model: Any, tokenizer: Any, ids: "Tensor", options: Options) -> None:
-    """Print the text while it is generated, then speed and cache size."""
+def generate(model: Any, tokenizer: Any, ids: Any, options: Options) -> None:
     import torch
     from transformers import TextStreamer
 
@@ -120,11 +91,11 @@ def generate(model: Any, tokenizer: Any, ids: "Tensor", options: Options) -> Non
     class Streamer(TextStreamer):
         on_finalized_text = staticmethod(print_text)
 
-        def put(self, value: "Tensor") -> None:
+        def put(self, value: Any) -> None:
             times.append(time.perf_counter())
             super().put(value)
 
-    def refuse_non_finite(ids: "Tensor", logits_NV: "Tensor") -> "Tensor":
+    def refuse_non_finite(ids: Any, logits_NV: Any) -> Any:
         if not logits_NV.amax(-1).isfinite().all():  # sampling would end in an error of torch
             problem = "its logits are not finite numbers. Its weights are damaged, or overflow"
             raise UserError(f"{options.model}: {problem} in their number format.")
