@@ -8,7 +8,7 @@ The Makefile runs this with the machine's own Python, so it needs only the stand
 `.venv-oldest` with the lowest versions that pyproject.toml admits, `newest` `.venv-newest` with the
 highest.
 
-`.venv/setup.json` records what was installed. It is written first, as "not finished", and marked
+`.venv/setup.json` records what was installed. It says "not finished" while pip runs and is marked
 finished last, so a set-up that was killed is never taken for a complete one. An extra X whose build
 needs torch has a partner X-build, and comes after that: if it fails, .venv is complete without it.
 """
@@ -108,14 +108,10 @@ def install(environment: Path, extras: list[str], lock: int, from_nothing: bool)
     extras = sorted(wanted - {*built_last} | {f"{extra}-build" for extra in built_last})
     record_file, python = environment / RECORD, f"{environment}/bin/python"
     record = {"folder": str(environment), "fingerprint": fingerprint(environment), "extras": extras}
-    record_file.write_text(json.dumps(record | {"finished": False}))
     if from_nothing:
-        for path in environment.iterdir():  # not the record, which must survive a kill here
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            elif path != record_file:
-                path.unlink()
-        venv.EnvBuilder(with_pip=True, symlinks=True).create(environment)
+        record_file.unlink(missing_ok=True)  # a kill here must leave nothing that says finished
+        venv.EnvBuilder(clear=True, with_pip=True, symlinks=True).create(environment)
+    record_file.write_text(json.dumps(record | {"finished": False}))
     (environment / "constraints.txt").write_text(versions(environment))
     # Only pip's errors are shown: it also warns of the machine's own settings.
     pip = [python, "-m", "pip", "--disable-pip-version-check", "--no-input", "install", "-qq"]
@@ -153,7 +149,6 @@ def install(environment: Path, extras: list[str], lock: int, from_nothing: bool)
 
 
 def fingerprint(environment: Path) -> str:
-    """Hash of everything that decides what is installed."""
     text = requirements() + versions(environment) + Path(__file__).read_text()
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -191,7 +186,6 @@ def read_record(environment: Path) -> dict[str, Any] | None:
 
 
 def is_linux_without_gpu() -> bool:
-    """Whether pip may download CUDA packages that are of no use here."""
     driver = Path("/proc/driver/nvidia/version")
     return sys.platform == "linux" and not driver.exists() and not shutil.which("nvidia-smi")
 
