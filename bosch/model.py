@@ -209,8 +209,6 @@ def read_model_config(folder: Path) -> dict[str, Any]:
     if (folder / INDEX).is_file():
         weight_names(folder / INDEX)  # refuses names of files elsewhere
     config = read_json_object(path)
-    if "auto_map" in config:
-        _refuse_unknown_code(config, path)
     # transformers silently ignores a file that it cannot read, and with it the end tokens.
     generation = folder / GENERATION
     ends = read_json_object(generation).get("eos_token_id") if generation.is_file() else None
@@ -236,14 +234,6 @@ def read_model_config(folder: Path) -> dict[str, Any]:
         values["head_dim"] = values["head_dim"] or getattr(completed, "hidden_size", 0) // heads
     known = {k: v for k, v in config.items() if v is not None and k not in missing}
     return {name: value for name, value in values.items() if value} | known
-
-
-def _refuse_unknown_code(config: dict[str, Any], path: Path) -> None:
-    """`auto_map` names code in the folder. A model type that is known works without it."""
-    from transformers import CONFIG_MAPPING
-
-    if (model_type := str(config.get("model_type"))) not in CONFIG_MAPPING:
-        raise UserError(f"{path}: only its auto_map knows model_type {model_type!r}. {NEVER_RUN}.")
 
 
 def names_code(path: Path) -> bool:
@@ -287,8 +277,6 @@ def _read_tokenizer(model: str | Path, **arguments: Any) -> "PreTrainedTokenizer
 
     folder = find_model(str(model))
     if folder is not None:
-        if names_code(config := folder / "config.json"):
-            _refuse_unknown_code(read_json_object(config), config)
         path = folder / TOKENIZER_CONFIG
         files = read_json_object(path).get("fast_tokenizer_files") if path.is_file() else None
         for name in files if isinstance(files, list) else []:
