@@ -1,9 +1,6 @@
 """The shapes of some models, from their config.json, so that planning a run downloads nothing."""
 
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
+from typing import Any
 
 FIELDS = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 COMMON = {
@@ -38,7 +35,7 @@ SIZES = ("1.7B", "8B", "14B", "30B-A3B")
 PAPER_MODELS = {f"Qwen/Qwen3-{size}-Base": f"Qwen3-{size}" for size in SIZES}
 
 
-def known_config(model: str) -> "PretrainedConfig | None":
+def known_config(model: str) -> Any:
     """The config of a model above: `Qwen3-8B`, `Qwen/Qwen3-8B-Base`. None: it is not known."""
     from transformers import Qwen3Config, Qwen3MoeConfig  # seconds
 

@@ -22,6 +22,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from bosch.calibration import Calibration
 from bosch.masks.mask import GroupMask, Unit, num_windowed
 from bosch.masks.window import sink_tokens
 from bosch.model import ModelInfo
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from bosch.calibration import Calibration
     from bosch.hybrid.sinks import Sinks
 
 ParameterGroup = dict[str, Any]  # of a torch optimizer
@@ -64,13 +64,9 @@ class Scores:
     drawn: bool = False  # whether they depend on the seed
 
     def __post_init__(self) -> None:
-        for layer, row in enumerate(self.groups):
-            for group, value in enumerate(row):
-                if not math.isfinite(value):
-                    raise UserError(
-                        f"The score of layer {layer}, group {group} is {value}: the attention "
-                        "overflows in the model's number format. Load it in another one."
-                    )
+        if not all(math.isfinite(value) for row in self.groups for value in row):
+            problem = "A group's score is no finite number: the attention overflows in the model's"
+            raise UserError(f"{problem} number format. Load it in another one.")
 
     @classmethod
     def of_heads(
@@ -116,28 +112,13 @@ class Learner(Protocol):
     def figures(self) -> dict[str, float]: ...  # added to the metrics of a step
 
 
-class TrainLearner(Protocol):
-    """Train a copy of the model and a learner on tokens: what the recipe gives to a method that
-    learns. Every rank calls it. After a kill it resumes from the checkpoints in `folder`."""
-
-    def __call__(
-        self,
-        learner: Learner,
-        folder: Path,
-        num_steps: int,
-        batch_sequences: int,  # per step, over all ranks
-        sequence_tokens: int,  # must divide the length of the packed sequences
-        weights_rate: float | None = None,  # peak learning rate; None: that of the recovery
-        weights_out: Path | None = None,  # where to write the trained model; None: nowhere
-        sinks: "Sinks | int | None" = None,  # that windows see; or how many first tokens
-    ) -> None: ...
-
-
 @dataclass(frozen=True)
 class Learning:
     """Tokens and a function that trains on them: `bosch` imports neither `data` nor `training`."""
 
-    train: TrainLearner
+    # Of training/learner.py: trains a copy of the model and a learner. Every rank calls it, and
+    # after a kill it resumes from the checkpoints in the folder that it is given.
+    train: Callable[..., None]
     num_tokens: int  # of mask and training together; what a method uses counts in comparisons
     sequence_tokens: int  # length of a packed sequence
 
@@ -148,7 +129,7 @@ class Inputs:
 
     model_info: ModelInfo
     load_model: "Callable[[], PreTrainedModel]"  # in evaluation mode, attn_implementation="bosch"
-    load_calibration: "Callable[[], Calibration]"
+    load_calibration: Callable[[], Calibration]
     window_tokens: int
     ratio: float
     seed: int
@@ -178,7 +159,7 @@ class Inputs:
         return measure_sinks(model, [haystack.ids_T for haystack in self.calibration.haystacks])
 
     @cached_property
-    def calibration(self) -> "Calibration":
+    def calibration(self) -> Calibration:
         return self.load_calibration()
 
     @property

@@ -43,7 +43,7 @@ def inputs_without_model(
 
 @dataclass
 class ConvexToy:
-    """`train` is a TrainLearner."""
+    """`train` is that of a Learning."""
 
     cost_LG: Tensor
 
