@@ -10,7 +10,6 @@ named here as text: this file starts them and uses nothing of them.
 import importlib
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import bosch
 from bosch.command_line import choose_word
@@ -35,24 +34,19 @@ PROGRAMS = {  # word -> module and what it does
 }
 
 
-def main() -> None:
-    is_module = Path(sys.argv[0]).name == "__main__.py"
-    start("python -m bosch" if is_module else "bosch", sys.argv[1:])
-
-
-def start(name: str, arguments: Sequence[str]) -> None:
-    """`name`: what the command is called in its usage lines."""
+def main(arguments: Sequence[str] | None = None) -> None:
+    words = sys.argv[1:] if arguments is None else list(arguments)
 
     def run() -> None:
-        if list(arguments) == ["--version"]:
+        if words == ["--version"]:
             print(f"bosch {bosch.__version__}")
             return
         about = {word: text for word, (_, text) in PROGRAMS.items()}
-        word, rest = choose_word(name, about, arguments)
-        sys.argv = [f"{name} {word}", *rest]  # by which a program knows how it was called
+        word, rest = choose_word("bosch", about, words)
+        sys.argv = [f"bosch {word}", *rest]  # by which a program knows how it was called
         importlib.import_module(PROGRAMS[word][0]).main(rest)
 
-    exit_on_user_error(run, debug="--debug" in arguments)
+    exit_on_user_error(run, debug="--debug" in words)
 
 
 if __name__ == "__main__":

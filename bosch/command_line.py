@@ -11,30 +11,28 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType, UnionType
+from types import UnionType
 from typing import Annotated, Any, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from bosch.config import FLAT, NO_OPTION, POSITIONAL, show_value
 from bosch.plugins import first_sentence, suggest
 from bosch.run import progress
-from bosch.run.errors import UserError, exit_on_user_error
+from bosch.run.errors import UserError
 from bosch.run.folder import RunFolder, home_of
 from bosch.run.ranks import rank_and_world
 from bosch.run.stage import Stage
 
 T = TypeVar("T")
-# How sys.argv begins in a program that the command `bosch` has started (bosch/__main__.py).
-CONSOLE = ("bosch ", "python -m bosch ")
+CONSOLE = "bosch "  # how sys.argv begins in a program that bosch/__main__.py has started
 REQUIRED = dataclasses.MISSING
 KINDS = {int: "a whole number", float: "a number"}
-Commands = Mapping[str, tuple[type, Callable[[Any], None]]]  # word -> its options, what runs it
+Commands = Mapping[str, Callable[[Any], None]]  # word -> what runs it, given its options
 
 
 class Parser(argparse.ArgumentParser):
     """argparse with UserErrors, that takes `_` for `-` in the names of options, as people copy them
     from run.json."""
 
-    aliases: Mapping[str, str] = MappingProxyType({})  # a further name of some options
     hidden: Sequence[str] = ()  # options that the help leaves out
 
     def __init__(self, **options: Any) -> None:
@@ -105,9 +103,8 @@ class Parser(argparse.ArgumentParser):
                 nargs = "+" if nargs and is_required else nargs
                 into.add_argument(dest, metavar=name.upper(), nargs=nargs, type=read, help=text)
                 continue
-            names = [f"--{name}", *filter(None, [self.aliases.get(f"--{name}")])]
             how: dict[str, Any] = {"type": read, "help": text, "required": is_required}
-            into.add_argument(*names, dest=dest, nargs=nargs, metavar=metavar, **how)
+            into.add_argument(f"--{name}", dest=dest, nargs=nargs, metavar=metavar, **how)
 
 
 def parse(
@@ -116,29 +113,26 @@ def parse(
     defaults: Mapping[str, Any] | None = None,
     prog: str = "",
     description: str = "",
-    aliases: Mapping[str, str] | None = None,
     rarely_set: Sequence[str] = (),
     rest: list[str] | None = None,
 ) -> T:
     """The settings that a command line asks for. UserError for whatever the user got wrong.
 
     defaults: values of fields in place of the class's. prog, description: if not the file and the
-    docstring of the class's recipe. aliases: a further name of some options. rarely_set: those that
-    only --help-all shows. rest: gets the words that belong to no option, which are refused without.
+    docstring of the class's recipe. rarely_set: options that only --help-all shows. rest: gets the
+    words that belong to no option, which are refused without.
     """
     recipe, defaults = sys.modules[kind.__module__], defaults or {}
     prog = prog or called_as(Path(str(recipe.__file__)).name)
     description = (description or recipe.__doc__ or "").replace("%", "%%")
     if prog.startswith(CONSOLE):  # the examples of a recipe, as the command `bosch` runs them
-        module = f"-m {prog.removeprefix('python -m ')}"
-        launched = re.sub(r"(accelerate launch.*?) recipes/\w+\.py", rf"\1 {module}", description)
+        launched = re.sub(r"(accelerate launch.*?) recipes/\w+\.py", rf"\1 -m {prog}", description)
         description = re.sub(r"python recipes/\w+\.py", prog, launched)
     width = min(shutil.get_terminal_size().columns, 120)
     parser = Parser(
         description=description,
         formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, 2, 32, width),
     )
-    parser.aliases = aliases or {}
     parser.hidden = () if "--help-all" in arguments else rarely_set
     parser.add_argument("-h", "--help", action="help", help="show this text")
     if rarely_set:
@@ -281,11 +275,10 @@ def run_stage(
     arguments: Sequence[str],
     build: Callable[[T, str], Stage],
     defaults: Mapping[str, Any] | None = None,
-    aliases: Mapping[str, str] | None = None,
 ) -> T:
     """The command of a single stage, in the folder `out` of its options. build(options, name): the
     stage, after it has refused what cannot work."""
-    options = parse(kind, arguments, defaults, aliases=aliases)
+    options = parse(kind, arguments, defaults)
     rank, world = rank_and_world()
     progress.set_up(rank)
     out = Path(vars(options)["out"]).absolute()
@@ -307,36 +300,20 @@ def choose_word(
         print(f"usage: {prog} COMMAND [OPTIONS]", "", *lines, "", end, sep="\n")
         raise SystemExit(0)
     word, *rest = arguments
-    if word.startswith("-"):
-        raise UserError(f"{prog} {word}: a command comes first, one of {', '.join(about)}.")
     if word not in about:
         raise UserError(f"{prog} {word}: no such command; {suggest(word, tuple(about))}")
     return word, rest
 
 
-def run_subcommand(prog: str, commands: Commands, arguments: Sequence[str] | None = None) -> None:
-    """Run what the first word names with the settings that the others come to. `arguments`: None
-    for those of this process."""
-    words = sys.argv[1:] if arguments is None else arguments
-    about = {word: first_sentence(kind.__doc__ or "") for word, (kind, _) in commands.items()}
-
-    def run() -> None:
-        word, rest = choose_word(called_as(prog), about, words)
-        kind, function = commands[word]
-        function(parse(kind, rest, prog=f"{called_as(prog)} {word}", description=about[word]))
-
-    exit_on_user_error(run, debug="--debug" in words)
+def run_subcommand(prog: str, commands: Commands, arguments: Sequence[str]) -> None:
+    """Run what the first word names, with the options that its parameter's class makes."""
+    kinds = {word: next(iter(get_type_hints(run).values())) for word, run in commands.items()}
+    about = {word: first_sentence(kind.__doc__ or "") for word, kind in kinds.items()}
+    word, rest = choose_word(called_as(prog), about, arguments)
+    prog = f"{called_as(prog)} {word}"
+    commands[word](parse(kinds[word], rest, prog=prog, description=about[word]))
 
 
 def called_as(program: str) -> str:
     """What a usage line calls a program: `bosch recover` where that started it, else `program`."""
     return sys.argv[0] if sys.argv[0].startswith(CONSOLE) else program
-
-
-def as_typed(program: str) -> str:
-    """How to start a program of this environment: by name if the environment is active, else by
-    path, relative if that is inside the working folder."""
-    path, here, active = Path(sys.executable).with_name(program), Path.cwd(), shutil.which(program)
-    if active and Path(active) == path:
-        return program
-    return str(path.relative_to(here) if path.is_relative_to(here) else path)

@@ -1,8 +1,8 @@
 """Evaluates a model, dense or hybrid, on suites of tasks: NIAH, LongBench, GSM8K, lm-eval's tasks.
 
     python recipes/evaluate_model.py --model tiny-qwen3 --suite niah longbench --out evaluation
-    accelerate launch recipes/evaluate_model.py --model DIR --lengths 4096 8192 --essays FILE
-    python recipes/evaluate_model.py --model DIR --lengths 65536 --yarn 2 --essays FILE
+    accelerate launch recipes/evaluate_model.py --model DIR --niah-lengths 4096 8192
+    python recipes/evaluate_model.py --model DIR --niah-lengths 65536 --yarn 2
     python recipes/evaluate_model.py --model HYBRID --window 256 --suite lm-eval:arc_easy,piqa
 
 Options of a suite of your own go behind `--options` (docs/extending.md). Run the same command again
@@ -19,7 +19,7 @@ from bosch.command_line import run_stage
 from bosch.config import FLAT, Config, JudgingConfig, TokenCount, at_least, shared_fields
 from bosch.eval.judging import LM_EVAL, Judging, check_attention, check_data, judge, judging_of
 from bosch.eval.results import collect_results, show_evaluation
-from bosch.eval.settings import PLAIN, SUITES, Engine, GenerationSettings, Label, configure_suites
+from bosch.eval.settings import SUITES, Engine, GenerationSettings, Label, configure_suites
 from bosch.eval.suites._interface import Request
 from bosch.masks.window import check_window
 from bosch.plugins import list_plugins
@@ -30,18 +30,10 @@ from bosch.run.ranks import rank_and_world
 from bosch.run.stage import Artifact, Stage
 
 VERSION = 1  # raised when the same model and settings give other predictions
-SHORT = {
-    "--samples": "--limit",
-    "--niah-lengths": "--lengths",
-    "--niah-essays": "--essays",
-    "--longbench-categories": "--categories",
-}
 
 
 @dataclass(frozen=True)
 class Options:
-    """Evaluate a model on suites of tasks."""
-
     model: str  # a Hugging Face folder or hub id, dense or hybrid
     judging: Annotated[JudgingConfig, FLAT]
     suite: tuple[str, ...] = ("niah",)  # names of files in eval/suites, and lm-eval:TASK,TASK
@@ -52,7 +44,6 @@ class Options:
     yarn: float | None = None  # stretch the positions by this factor: 2 for 64k, 4 for 128k
     # Positions the model was trained on, 32,768 for Qwen3; None: as in its config.json.
     yarn_from: Annotated[TokenCount | None, "POSITIONS"] = None
-    plain: bool = False  # without speed-ups (scores are the same)
     engine: Engine = "transformers"  # vllm: the same scores in fp32 (docs/serving.md)
 
     def __post_init__(self) -> None:
@@ -68,7 +59,7 @@ def main(arguments: Sequence[str]) -> None:
     essays = config.eval.niah_essays or config.calibration.essays
     values = shared_fields(JudgingConfig, config.eval) | {"niah_essays": essays}
     usual = {"model": config.model, "judging": JudgingConfig(**values)}
-    options = run_stage(Options, arguments, check_and_build, usual, SHORT)
+    options = run_stage(Options, arguments, check_and_build, usual)
     if rank_and_world()[0] == 0:
         show_evaluation(options.out.absolute())
         if options.judging.samples:
@@ -93,14 +84,9 @@ def check_and_build(options: Options, name: str) -> Stage:
         from bosch.eval.engine_vllm import check_engine  # imports torch
 
         check_engine()
-        for asked, is_asked in (
-            ("--attention", settings.attention != "auto"),
-            ("lm-eval's tasks", tasks),
-            ("more than one process", rank_and_world()[1] > 1),
-        ):
-            if is_asked:
-                raise UserError(f"--engine vllm cannot have {asked}; leave one of the two out.")
-    how = PLAIN if options.plain else GenerationSettings(batch=settings.batch)
+        if settings.attention != "auto" or tasks or rank_and_world()[1] > 1:
+            problem = "cannot have --attention, lm-eval's tasks or more than one process"
+            raise UserError(f"--engine vllm {problem}; leave it or them out.")
     judging = Judging(
         (),
         lm_eval_tasks=tuple(tasks),
@@ -110,7 +96,9 @@ def check_and_build(options: Options, name: str) -> Stage:
         window_tokens=window,
         yarn=options.yarn,
         precision=settings.precision,
-        generation=replace(how, prefill_chunk=settings.prefill_chunk, engine=options.engine),
+        generation=GenerationSettings(
+            batch=settings.batch, prefill_chunk=settings.prefill_chunk, engine=options.engine
+        ),
         yarn_from=options.yarn_from,
         attention=settings.attention,
     )

@@ -25,8 +25,6 @@ from bosch.run.stage import Stage
 
 @dataclass(frozen=True)
 class Options:
-    """Tokenize training text and pack it into sequences."""
-
     model: str  # model whose tokenizer is used: a Hugging Face folder or hub id
     source: tuple[str, ...]  # training text; to mix several, add @WEIGHT to each
     packing: Annotated[PackConfig, FLAT]
@@ -37,8 +35,7 @@ def main(arguments: Sequence[str]) -> None:
     config = presets.for_stage(arguments)
     packing = PackConfig(**shared_fields(PackingConfig, config.data))
     usual = {"model": config.model, "source": config.data.source, "packing": packing}
-    short = {"--sequence-length": "--seq-len"}
-    options = run_stage(Options, arguments, check_and_build, usual, short)
+    options = run_stage(Options, arguments, check_and_build, usual)
     say(f"tokens in {options.out}")
 
 

@@ -8,18 +8,19 @@ Run the same command again to resume where it stopped. --help-all shows all opti
 """
 
 import shlex
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Annotated
 
-from bosch.command_line import as_typed, parse, peek
-from bosch.config import FLAT, NO_OPTION, Config, above_0, describe_config
+from bosch.command_line import parse, peek
+from bosch.config import FLAT, NO_OPTION, Config, above_0, describe_config, fill_in
 from bosch.data import packed
 from bosch.eval.judging import check_attention, check_calibration, check_data, judging_of
 from bosch.eval.report.compare import compare, has_recovered
-from bosch.eval.report.page import summarize
+from bosch.eval.report.page import summarize, write_report
 from bosch.masks.kv_budget import with_kv_budget
 from bosch.methods._settings import describe_choice, learning_tokens, traits_of
 from bosch.model_files import read_json_object
@@ -58,8 +59,6 @@ RARELY_SET = """
 
 @dataclass(frozen=True)
 class Command:
-    """Settings, where the run is stored, and which stages to redo."""
-
     config: Annotated[Config, FLAT]
     # Where defaults come from: tiny (the embedded model), smoke (seconds, for tests) or paper.
     preset: Annotated[str | None, "NAME"] = None
@@ -90,9 +89,10 @@ class Command:
 
 def main(arguments: Sequence[str]) -> None:
     # Configure.
-    command, (rank, world) = parse_command(arguments), rank_and_world()
-    config, is_first = command.config, rank == 0
+    rank, world = rank_and_world()
     set_up(rank)
+    command = parse_command(arguments)
+    config, is_first = command.config, rank == 0
     if command.rehearse is not None:  # of the paper's models without fetching anything
         presets.check_lengths(config)
         train_model.rehearse(config, command.rehearse)
@@ -132,31 +132,24 @@ def main(arguments: Sequence[str]) -> None:
             folder.set_aside(redo)
             # Without what is fitted to this machine: run.json tells runs apart.
             folder.save_config(command.config, arguments)
-            if trains:
-                from bosch.training.rehearsal import training_seconds
-
-                plan = train_model.make_plan(config, world)
-                seconds = training_seconds(plan, train_model.schedule_of(config))
-                folder.expected["train"] = seconds
         for stage in stages:
             folder.complete(stage)
             if stage.name == "eval/dense" and is_first:  # the test examples are there now
                 check_calibration(config, folder.path)
-        if is_first:
-            # Again: no checksum tells whether what only shows results is still intact.
+        if is_first:  # each time: what only shows results has no checksum
             evaluate_model.publish(folder.path)
+            comparison = compare([folder.path])
+            written = write_report(comparison, folder.path / "report")
     if is_first:
-        comparison = compare([folder.path])
         say(*summarize(comparison))
         compare_runs.warn(comparison)
-        say(f"report in {folder.path / 'report' / 'report.html'}; for details:")
-        runs = shlex.quote(str(folder.path.parent))
-        say(f"  {as_typed('tensorboard')} --logdir {runs}")
-        say(f"  {as_typed('bosch')} compare {runs}/*")
+        say(f"report in {written[0]}; for details:")
+        programs, runs = Path(sys.executable).parent, shlex.quote(str(folder.path.parent))
+        say(f"  {programs / 'tensorboard'} --logdir {runs}")
+        say(f"  {programs / 'bosch'} compare {runs}/*")
 
 
 def parse_command(arguments: Sequence[str]) -> Command:
-    """The command of these arguments. UserError for whatever the user got wrong."""
     preset, model = peek(arguments, "preset", "model").values()
     config, origin = presets.choose(preset, model)
     defaults = {"config": config, "preset": preset, "chosen_by": tuple(origin)}
@@ -169,12 +162,8 @@ def parse_command(arguments: Sequence[str]) -> Command:
         if given := peek(arguments, "data.tokens")["data.tokens"]:
             raise UserError(f"--hours and --data.tokens {given} both set the tokens; pass one.")
         if (record := command.run_path / RUN).is_file():  # begun with as many as fitted then
-            try:
-                tokens = int(read_json_object(record)["config"]["data"]["tokens"])
-            except (KeyError, TypeError, ValueError):
-                problem = "holds no data.tokens, which --hours reads; pass --data.tokens"
-                raise UserError(f"{record} {problem}.") from None
-            config = replace(config, data=replace(config.data, tokens=tokens))
+            stored = fill_in(read_json_object(record).get("config") or {})
+            config = replace(config, data=replace(config.data, tokens=stored["data"]["tokens"]))
         else:
             config, line = train_model.with_hours(config, command.hours)
             lines.append(line)
@@ -187,6 +176,7 @@ def check_and_build(
     """The chain, and lines on the texts of the evaluations. All that cannot work is refused here,
     at once, before anything is written and before hours are spent."""
     config, is_new = command.config, not folder.path.exists()
+    training = config.train, config.data.document_mask, config.model
     stages, texts = list[Stage](), list[str]()
 
     def build() -> None:
@@ -194,10 +184,8 @@ def check_and_build(
         stages.extend(build_chain(config, folder, command.zero_shot, fit))
 
     def check_room() -> None:
-        for stage in stages:
-            if stage.name == prepare_lessons.NAME:
-                place = locate(folder.path, stage)
-                prepare_lessons.check_room(config.model, config.train, config.data.tokens, place)
+        for place in (locate(folder.path, s) for s in stages if s.name == prepare_lessons.NAME):
+            prepare_lessons.check_room(config.model, config.train, config.data.tokens, place)
 
     def check_texts() -> None:
         if not is_new:
@@ -217,7 +205,7 @@ def check_and_build(
         build,
         partial(search_mask.check_attention, config),
         lambda: check_attention(judging_of(config)),
-        lambda: None if command.zero_shot else train_model.check_machine(config, folder.world),
+        lambda: None if command.zero_shot else train_model.check_settings(*training),
         lambda: packed.check_sources(config, folder.path, stages),
         check_room,
         check_texts,
@@ -240,7 +228,7 @@ def build_chain(
     # The search before any evaluation: it refuses at once a calibration set that is of no use.
     untrained = [calibration, *(packing if learns else []), mask, dense, model, start]
     if zero_shot:
-        return [*untrained, compare_runs.build(run_path, [dense, start])]
+        return untrained
 
     def evaluate(step: int, tokens: int, exported: Path) -> bool:
         if step:  # step 0 is evaluated before training
@@ -258,19 +246,17 @@ def build_chain(
         for step in schedule.exported_steps
         if step
     }
-    trained = [*([] if learns else packing), *filter(None, [lessons]), train, *checkpoints.values()]
-    report = compare_runs.build(run_path, [train, dense, start, *checkpoints.values()])
-    return [*untrained, *trained, report]
+    trained = [*filter(None, [lessons]), train, *checkpoints.values()]
+    return [*untrained, *([] if learns else packing), *trained]
 
 
 def introduce(command: Command, config: Config) -> None:
     """Print what this run will do, before work begins."""
-    lines = [f"run folder {command.run_path}", *describe_choice(config), *command.chosen_by]
-    lines += [*describe_config(config), *presets.warnings(config)]
+    say(f"run folder {command.run_path}", *describe_choice(config), *command.chosen_by)
+    say(*describe_config(config), *presets.warnings(config))
     if used := learning_tokens(config):
         of = f"{used:,} of the {config.data.tokens:,} tokens"
-        lines.append(f"{of} are used to learn the mask, the rest to train")
-    say(*lines)
+        say(f"{of} are used to learn the mask, the rest to train")
 
 
 if __name__ == "__main__":

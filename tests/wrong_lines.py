@@ -81,14 +81,16 @@ WRONG_LINES = {
     "train --model good --tokens-from tokens --out out --tokens 1M": "tokens",
     # evaluate
     "evaluate --suite niha": "niha 'niah'",
-    "evaluate --lengths 9999": "9999",
+    "evaluate --niah-lengths 9999": "9999",
     "evaluate --model good --yarn-from 512": "--yarn-from --yarn",
     "evaluate --suite gsm8k --gsm8k-data other.jsonl": "other.jsonl `question`",
     "evaluate --suite lm-eval:own --include-path nowhere": "--include-path nowhere folder",
     "evaluate --engine vllm": "vllm docs/serving.md",
     "evaluate --model hybrid --window 2048": "--window 2048",
-    f"evaluate --model {SMALL} --lengths 256 --window 8": f"--window 8: {SMALL}",
-    "evaluate --suite longbench --categories official --longbench-data good": "good narrativeqa",
+    f"evaluate --model {SMALL} --niah-lengths 256 --window 8": f"--window 8: {SMALL}",
+    "evaluate --suite longbench --longbench-data good --longbench-categories official": (
+        "good narrativeqa"
+    ),
     f"evaluate --model {SMALL} --options niah.sede=1": "niah: sede=1: 'seed'",
     # compare, sweep
     "compare nowhere": "nowhere",

@@ -18,7 +18,7 @@ from bosch.masks.formats import export_mask, import_mask
 from bosch.masks.mask import describe_bytes, describe_ratio, read_mask, write_mask
 from bosch.masks.picture import draw_mask, mask_lines, mask_title
 from bosch.model import fetch_config, read_model_info
-from bosch.run.errors import MissingFileError, UserError
+from bosch.run.errors import MissingFileError, UserError, run_main
 from bosch.run.plain_text import visible
 
 Format = Literal["duo"]
@@ -55,12 +55,8 @@ class Show:
     context: tuple[int, ...] = (4096, 32768, 131072)  # tokens to print the cache of, in bfloat16
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    commands: Commands = {
-        "show": (Show, run_show),
-        "import": (Import, run_import),
-        "export": (Export, run_export),
-    }
+def main(arguments: Sequence[str]) -> None:
+    commands: Commands = {"show": run_show, "import": run_import, "export": run_export}
     run_subcommand("python -m bosch.masks", commands, arguments)
 
 
@@ -119,4 +115,4 @@ def report(out: Path, *notes: str) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

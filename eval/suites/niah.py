@@ -26,7 +26,7 @@ from bosch.eval.suites._common import Tokenizer, check_longest, check_names, tas
 from bosch.eval.suites._interface import Example, Request, Result, Scored, Stop, Task, average
 from bosch.eval.suites._reporting import AVERAGE, ReportedScore, Row, over_lengths
 from bosch.model import load_tokenizer
-from bosch.run.errors import MissingFileError, UserError
+from bosch.run.errors import MissingFileError, UserError, run_main
 
 TOY = "toy"
 PAPER_LENGTHS = (4096, 8192, 16384, 32768)
@@ -219,8 +219,8 @@ class Build:
     punkt: Path | None = None  # folder of the English Punkt data, for essays that need it
 
 
-def main(args: Sequence[str] | None = None) -> None:
-    run_subcommand("python -m bosch.eval.suites.niah", {"build": (Build, run_build)}, args)
+def main(args: Sequence[str]) -> None:
+    run_subcommand("python -m bosch.eval.suites.niah", {"build": run_build}, args)
 
 
 def run_build(command: Build) -> None:
@@ -251,4 +251,4 @@ def write_needles(settings: Settings, tokenizer: Tokenizer, out: Path) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -24,7 +24,7 @@ from bosch.eval.suites import niah
 from bosch.eval.suites._common import Tokenizer, check_longest, check_names, task_results
 from bosch.eval.suites._interface import Example, Request, Result, Scored, Stop, Task, average
 from bosch.eval.suites._reporting import AVERAGE, ReportedScore, Row, over_lengths, with_average
-from bosch.run.errors import UserError
+from bosch.run.errors import UserError, run_main
 from bosch.run.fingerprint import hash_file
 
 TASKS = (*needles.TASKS, *ruler.TASKS)  # in RULER's order
@@ -69,7 +69,7 @@ def configure(request: Request) -> tuple[Settings, int]:
 def check(settings: Settings, positions: int) -> None:
     if settings.essays is None:
         raise UserError(
-            "suite ruler hides its needles in essays; name them: --eval.niah-essays, or --essays."
+            "suite ruler hides its needles in essays; name them: --eval.niah-essays, --niah-essays."
         )
     check_longest("suite ruler, length", settings.lengths, positions)
 
@@ -181,8 +181,8 @@ class Build:
     seed: int = needles.DEFAULT_SEED
 
 
-def main(args: Sequence[str] | None = None) -> None:
-    run_subcommand("python -m bosch.eval.suites.ruler", {"build": (Build, run_build)}, args)
+def main(args: Sequence[str]) -> None:
+    run_subcommand("python -m bosch.eval.suites.ruler", {"build": run_build}, args)
 
 
 def run_build(command: Build) -> None:
@@ -201,4 +201,4 @@ def run_build(command: Build) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

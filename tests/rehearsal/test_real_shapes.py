@@ -138,9 +138,9 @@ def test_the_chain_at_a_real_shape_within_its_memory(config: Any, tmp_path: Path
                "--mask", "run/mask/mask.json", "--out", "hybrid")  # fmt: skip
     assert told.peak_gb < weights_gb
 
-    run(tmp_path, config, "prepare_tokens", "--model", "model", "--source", "toy", "--seq-len",
-        SEQUENCE, "--tokens", SEQUENCE, "--held-out-sequences", 0, "--workers", 1,
-        "--out", "tokens")  # fmt: skip
+    run(tmp_path, config, "prepare_tokens", "--model", "model", "--source", "toy",
+        "--sequence-length", SEQUENCE, "--tokens", SEQUENCE, "--held-out-sequences", 0,
+        "--workers", 1, "--out", "tokens")  # fmt: skip
     told = run(tmp_path, config, "train_model", "--model", "hybrid", "--tokens-from", "tokens",
                "--batch-sequences", 1, "--precision", "bf16", "--kernels", "torch",
                "--out", "train")  # fmt: skip

@@ -105,8 +105,8 @@ def test_the_command_shows_a_table_and_continues_where_it_stopped(
     hybrid: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     judged, narrow = tmp_path / "judged", tmp_path / "narrow"
-    options = ("--model", hybrid, "--suite", "niah", "longbench", "--lengths", 256, "--limit", 1)
-    options = (*options, "--niah-tasks", "niah_single_2", "--out")
+    options = ("--model", hybrid, "--suite", "niah", "longbench", "--niah-lengths", 256)
+    options = (*options, "--samples", 1, "--niah-tasks", "niah_single_2", "--out")
     command(*options, judged)
     said = capsys.readouterr().out
     assert re.search(r"niah_single_2 +│ +string_match_all", said)
@@ -115,9 +115,8 @@ def test_the_command_shows_a_table_and_continues_where_it_stopped(
     command(*options, judged)
     assert "judged: complete, reused" in capsys.readouterr().out
     with pytest.raises(UserError, match="limit: 1 -> 2"):
-        command(*options, judged, "--limit", 2)
-    # Another window, without the speed-ups: another evaluation.
-    command(*options, narrow, "--window", 8, "--plain")
+        command(*options, judged, "--samples", 2)
+    command(*options, narrow, "--window", 8)
     first, second = (hash_file(out / "niah" / "predictions.jsonl") for out in (judged, narrow))
     assert first != second
     scores = json.loads((narrow / "niah" / "scores.json").read_text())
@@ -127,8 +126,8 @@ def test_the_command_shows_a_table_and_continues_where_it_stopped(
 def test_predictions_of_one_model_are_not_used_for_another(
     hybrid: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = ("--limit", 1, "--lengths", 256, "--niah-tasks", "niah_single_1", "niah_single_2")
-    options = (*options, "--out", tmp_path / "judged")
+    options = ("--niah-tasks", "niah_single_1", "niah_single_2", "--niah-lengths", 256)
+    options = (*options, "--samples", 1, "--out", tmp_path / "judged")
     monkeypatch.setattr(runner, "write_rows", raise_killed)
     with pytest.raises(RuntimeError, match="killed"):
         command("--model", hybrid, *options)
@@ -254,19 +253,19 @@ def test_lm_eval_s_numbers_become_rows() -> None:
 
 
 def test_lm_eval_runs_a_task_or_is_named_as_missing(tmp_path: Path) -> None:
-    arguments = ["--model", "tiny-qwen3-2layer", "--suite", "lm-eval:niah_single_1", "--limit", "1"]
-    arguments += ["--out", str(tmp_path / "judged")]
+    arguments = ["--model", "tiny-qwen3-2layer", "--suite", "lm-eval:niah_single_1"]
+    arguments += ["--samples", "1", "--out", str(tmp_path / "judged")]
     if find_spec("lm_eval") is None:
         with pytest.raises(UserError, match=how_to_install("lm-eval", "lm-eval")):
             evaluate_model.main(arguments)
         return
     tasks = write_task(tmp_path / "tasks", "one two three", " four")
-    own = ["--suite", f"lm-eval:{NAME}", "--include-path", str(tasks), "--limit", "1"]
+    own = ["--suite", f"lm-eval:{NAME}", "--include-path", str(tasks), "--samples", "1"]
     evaluate_model.main([*arguments[:2], *own, "--out", str(tmp_path / "owned")])
     (row,) = json.loads((tmp_path / "owned" / "lm-eval" / "scores.json").read_text())["rows"]
     assert (row["task"], row["n"]) == (NAME, 1)
     with pytest.raises(MissingFileError, match=r"the data of hellaswag: .*HF_HOME"):
         evaluate_model.main([*arguments[:2], "--suite", "lm-eval:hellaswag", *arguments[-2:]])
-    evaluate_model.main([*arguments, "--lengths", "256"])
+    evaluate_model.main([*arguments, "--niah-lengths", "256"])
     (row,) = json.loads((tmp_path / "judged" / "lm-eval" / "scores.json").read_text())["rows"]
     assert (row["task"], row["length"], row["n"]) == ("niah_single_1", 256, 1)

@@ -71,7 +71,7 @@ def test_a_hub_out_of_reach_is_tried_once_and_in_silence() -> None:
     with socket.socket() as unused:  # bound, but nobody listens
         unused.bind(("127.0.0.1", 0))
         endpoint = f"http://127.0.0.1:{unused.getsockname()[1]}"
-        program = "from bosch.__main__ import start; start('bosch', ['recover', '--model', 'a/b'])"
+        program = "from bosch.__main__ import main; main(['recover', '--model', 'a/b'])"
         variables = {"HF_ENDPOINT": endpoint, "HF_HUB_OFFLINE": "", "NO_PROXY": "*"}
         done = run_python(program, env=variables | dict.fromkeys(hub.PROXIES, ""))
     assert done.returncode == 2, done.stderr

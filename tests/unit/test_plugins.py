@@ -288,7 +288,7 @@ def test_every_stage_runs_on_the_example_of_a_backend(
     train = f"--method interleave --train.attention mine --run-dir {run}"
     search = f"--preset smoke --method bosch_layer --ratio 0.5 --run-dir {tmp_path / 'search'}"
     search += f" --attention mine --calibration {run / 'calibration'}"
-    judge = "--lengths 256 --essays toy --limit 1 --attention mine --out"
+    judge = "--niah-lengths 256 --niah-essays toy --samples 1 --attention mine --out"
     for kind, command in (
         ("gradients", (*RECOVER, *train.split())),
         ("none", (SEARCH[0], *search.split())),

@@ -51,7 +51,7 @@ def from_sources(*source: str) -> Config:
 
 
 def command(*more: str, out: Path) -> None:
-    options = f"--model {smoke().model} --seq-len 128 --tokens 2048 --workers 1"
+    options = f"--model {smoke().model} --sequence-length 128 --tokens 2048 --workers 1"
     main([*options.split(), "--held-out-sequences", "2", "--out", str(out), *more])
 
 
@@ -121,7 +121,7 @@ def test_a_small_corpus_is_trained_on_more_than_once_as_the_refusal_says(tmp_pat
     ):
         run.complete(stage_of(config))
     out = tmp_path / "mine"
-    budget = ["--seq-len", str(LENGTH), "--tokens", str(BUDGET // 4), "--epochs", "4"]
+    budget = ["--sequence-length", str(LENGTH), "--tokens", str(BUDGET // 4), "--epochs", "4"]
     command("--source", str(corpus), *budget, out=out)
     assert isinstance(build(reusing(out)), Artifact)
     tokens = open_tokens(out, read_tokenizer(config.model).hash)

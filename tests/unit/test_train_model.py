@@ -18,8 +18,8 @@ SMALL = "--batch-sequences 2 --precision fp32 --kernels torch --max-steps 2".spl
 @pytest.fixture(scope="module")
 def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("packed") / "tokens"
-    options = f"--model {presets.SMOKE_MODEL} --tokens 4k --seq-len 128 --held-out-sequences 2"
-    prepare_tokens.main([*options.split(), "--workers", "1", "--out", str(folder)])
+    options = f"--model {presets.SMOKE_MODEL} --tokens 4k --sequence-length 128 --workers 1"
+    prepare_tokens.main([*options.split(), "--held-out-sequences", "2", "--out", str(folder)])
     progress.close()
     return folder
 

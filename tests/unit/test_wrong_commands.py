@@ -14,7 +14,8 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 import benchmarks.__main__
-from bosch.__main__ import PROGRAMS, start
+from bosch.__main__ import PROGRAMS
+from bosch.__main__ import main as run_bosch
 from bosch.assets import asset_folder
 from bosch.hybrid.materialize import materialize
 from bosch.hybrid.shards import INDEX, SINGLE
@@ -60,7 +61,7 @@ def test_a_wrong_command_ends_in_one_sentence_and_leaves_the_files(
     monkeypatch.setattr(sys, "argv", ["bosch"])  # the command sets it
     before = contents(inputs)
     with pytest.raises(SystemExit) as stop:
-        start("bosch", shlex.split(line))
+        run_bosch(shlex.split(line))
     printed = capsys.readouterr()
     check(stop.value.code, printed.out, printed.err, line, words)
     assert contents(inputs) == before
@@ -153,8 +154,8 @@ def make_inputs(folder: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["bosch"])
         patch.chdir(folder)
-        start("bosch", shlex.split(f"tokens --model good {TOKENS} --out tokens"))
-        start("bosch", shlex.split(f"calibrate --model good {CALIBRATION} --out calibration"))
+        run_bosch(shlex.split(f"tokens --model good {TOKENS} --out tokens"))
+        run_bosch(shlex.split(f"calibrate --model good {CALIBRATION} --out calibration"))
     HELD.append(FolderLock(folder / "in_use").__enter__())
 
 
