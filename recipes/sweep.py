@@ -35,10 +35,10 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from bosch.command_line import parse
-from bosch.config import Config
+from bosch.config import Config, at_least
 from bosch.eval.judging import judging_of
 from bosch.eval.report.runs import RunResults, append_run, is_run, read_archive, read_run
 from bosch.eval.settings import Label
@@ -60,28 +60,47 @@ NOT_FOR_SWEEPS = (
 TAIL_BYTES = 4_000  # of a chain's stderr, searched for the reason it failed
 
 
+def split(text: str) -> tuple[str, ...]:
+    if not (words := tuple(word.strip() for word in text.split(",") if word.strip())):
+        raise UserError(f"{text!r} is empty; name at least one.")
+    return words
+
+
+def split_counts(text: str) -> tuple[int, ...]:
+    if not all(word.isdecimal() and int(word) for word in split(text)):
+        raise UserError(f"{text}: give numbers of tokens, separated by commas.")
+    return tuple(map(int, split(text)))
+
+
+Words = Annotated[Any, split, "A,B"]
+Counts = Annotated[Any, split_counts, "TOKENS,TOKENS"]
+
+
 @dataclass(frozen=True)
 class Options:
-    """Run the chain for every method, ratio and seed, then compare."""
-
-    methods: str  # names of files in bosch/methods, separated by commas
-    ratios: str = "0.75"  # shares of KV groups on the sliding window, separated by commas
+    methods: Words  # names of files in bosch/methods
+    ratios: Words = ("0.75",)  # shares of KV groups on the sliding window
     seeds: int = 1  # number of seeds: 0, 1, ...
     # Further settings of recover.py, each with its values: window=32,64 train.clip-norm=0.5,1
     vary: Annotated[tuple[str, ...], "NAME=VALUE,VALUE"] = ()
     baseline: str | None = None  # method, or NAME=VALUE of --vary, to compare the others with
-    windows: str = ""  # further window sizes to evaluate, in tokens, separated by commas
-    lengths: str = ""  # further text lengths to evaluate (NIAH), in tokens, separated by commas
+    windows: Counts = ()  # further window sizes to evaluate
+    lengths: Counts = ()  # further text lengths to evaluate (NIAH)
     rows: Path | None = None  # .jsonl or .jsonl.gz file of finished runs, which are not run again
     out: Path | None = None  # folder for the report; None: runs/comparison
     # Command that runs one chain; None: recover.py, by accelerate launch if there are several GPUs.
     command: str | None = None
 
+    def __post_init__(self) -> None:
+        at_least(1, self, "", "seeds")
+        if self.out and self.out.is_file():
+            raise UserError(f"--out {self.out} is a file; name a folder for the report.")
+        if self.rows and not self.rows.name.endswith((".jsonl", ".jsonl.gz")):
+            raise UserError(f"--rows {self.rows} must end in .jsonl or .jsonl.gz.")
+
 
 @dataclass(frozen=True)
 class Chain:
-    """One run of the sweep."""
-
     path: Path
     arguments: list[str]  # of recover.py
     config: Config  # the settings that the arguments give
@@ -98,8 +117,8 @@ class Chain:
 
     @property
     def is_complete(self) -> bool:
-        ends = ["report"] if self.is_zero_shot else ["report", "train"]
-        return all((self.path / end / MANIFEST).is_file() for end in ends)
+        end = "eval/step-000000" if self.is_zero_shot else "train"
+        return (self.path / end / MANIFEST).is_file()
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -143,26 +162,11 @@ def list_chains(options: Options, rest: Sequence[str]) -> list[Chain]:
     for word in rest:
         if (option := word.partition("=")[0].replace("_", "-")) in NOT_FOR_SWEEPS:
             raise UserError(f"{option} cannot be set in a sweep; use recipes/recover.py.")
-    for option, text in (("--methods", options.methods), ("--ratios", options.ratios)):
-        if not split(text):
-            raise UserError(f"{option} {text!r} is empty; name at least one.")
-    if options.seeds < 1:
-        raise UserError(f"--seeds is {options.seeds}; it is a number of seeds, at least 1.")
-    if options.out and options.out.is_file():
-        raise UserError(f"--out {options.out} is a file; name a folder for the report.")
-    rows = options.rows
-    if rows and (rows.is_dir() or not rows.name.endswith((".jsonl", ".jsonl.gz"))):
-        raise UserError(f"--rows {rows} must be a file whose name ends in .jsonl or .jsonl.gz.")
-    for option, text in (("--windows", options.windows), ("--lengths", options.lengths)):
-        if not all(word.isdecimal() and int(word) for word in split(text)):
-            raise UserError(f"{option} {text}: give numbers of tokens, separated by commas.")
-    windows, lengths = ([*map(int, split(text))] for text in (options.windows, options.lengths))
-
-    axes = []
+    axes, windows, lengths = [], options.windows, options.lengths
     for text in options.vary:
         name, _, values = text.removeprefix("--").partition("=")
         name = name.replace("_", "-")
-        if not name or not split(values):
+        if not name or not values:
             raise UserError(f"--vary {text}: write a setting of recover.py as NAME=VALUE,VALUE.")
         if f"--{name}" in NOT_FOR_SWEEPS:
             raise UserError(f"--vary {text}: --{name} is none of them; see --methods and --ratios.")
@@ -170,7 +174,7 @@ def list_chains(options: Options, rest: Sequence[str]) -> list[Chain]:
 
     chains, variants = [], [*itertools.product(*axes)]
     for seed, ratio, method, varied in itertools.product(
-        range(options.seeds), split(options.ratios), split(options.methods), variants
+        range(options.seeds), options.ratios, options.methods, variants
     ):
         words, suffix = ["--method", method, "--ratio", ratio, "--seed", str(seed), *rest], ""
         for name, value in varied:
@@ -187,25 +191,18 @@ def list_chains(options: Options, rest: Sequence[str]) -> list[Chain]:
         suites = judging_of(config).suites if lengths else ()
         if lengths and not any(hasattr(suite.settings, "lengths") for suite in suites):
             problem = "no suite has text lengths; --eval.suites niah has"
-            raise UserError(f"--lengths {options.lengths}: {problem}.")
+            raise UserError(f"--lengths {lengths[0]}: {problem}.")
         further = windows if config.ratio else []  # the dense control has no window
         chains.append(Chain(path, words, config, command.zero_shot, further, lengths))
     if (baseline := options.baseline) and not any(baseline in chain.kinds for chain in chains):
-        known = f"--methods {options.methods} or a value of --vary"
-        raise UserError(f"--baseline {baseline} is not one of {known}.")
+        known = ", ".join(options.methods)
+        raise UserError(f"--baseline {baseline} is none of {known} or the values of --vary.")
     return chains
-
-
-def split(text: str) -> list[str]:
-    return [word.strip() for word in text.split(",") if word.strip()]
 
 
 def start_command(text: str | None) -> list[str]:
     if text is not None:
-        try:
-            command = shlex.split(text)
-        except ValueError as error:
-            raise UserError(f"--command {text}: {error}") from error
+        command = shlex.split(text)
         if not command or shutil.which(command[0]) is None:
             raise UserError(f"--command {text!r} does not start with a program.")
         return command

@@ -80,7 +80,7 @@ class FakeRun:
         mask = GroupMask.from_windowed(windowed, info.num_layers, info.num_groups, 64)
         record = MaskFile(mask, info, self.method, provenance=self.provenance)
         write_mask(folder / "mask" / "mask.json", record)
-        for stage in ("mask", "report"):
+        for stage in ("mask", "eval/step-000000"):
             (folder / stage).mkdir(exist_ok=True)
             (folder / stage / "manifest.json").write_text('{"wall_seconds": [61.5]}')
         return folder

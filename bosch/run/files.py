@@ -149,7 +149,6 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def sync_directory(folder: Path) -> None:
-    """Force a folder's entries (a rename, a new file) to the disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

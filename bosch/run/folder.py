@@ -6,7 +6,6 @@ import dataclasses
 import gc
 import json
 import os
-import shutil
 import sys
 import threading
 import time
@@ -20,7 +19,16 @@ from bosch.run.errors import UserError, is_user_error
 from bosch.run.files import STARTED, write_atomically, write_sealed_json
 from bosch.run.lock import FolderLock
 from bosch.run.ranks import RANKS, Ranks
-from bosch.run.stage import REFERENCE, Artifact, Decision, Stage, examine, locate, plan_run
+from bosch.run.stage import (
+    REFERENCE,
+    Artifact,
+    Decision,
+    Stage,
+    StageBlockedError,
+    examine,
+    locate,
+    stages_to_redo,
+)
 
 Say = Callable[[str], None]
 RUN = "run.json"
@@ -49,10 +57,7 @@ class RunFolder:
         self._lock, self._ranks = FolderLock(home or path, say), Ranks(home or path, rank, world)
         self._verified: set[Path] = set()
         self._calls = 0  # numbers the stages, so that their events differ
-        self._names: list[str] = []  # of all stages, and those that have not begun
-        self._left: list[str] = []
-        self._eval_seconds = 0.0  # of an evaluation
-        self.expected: dict[str, float] = {}  # seconds of a stage, before it begins
+        self._names: list[str] = []  # of all stages
 
     def __enter__(self) -> Self:
         if self.rank == 0:
@@ -70,20 +75,23 @@ class RunFolder:
     def plan(
         self, stages: Sequence[Stage], fresh: str | None = None, start: str | None = None
     ) -> list[Decision]:
-        """Like `plan_run`, but remembers which folders are verified, so no file is read twice."""
+        """What each stage of a chain will do, in order. Changes nothing. No file is read twice."""
         self._names = [stage.name for stage in stages]
-        self._left = [*self._names]
-        progress.time_after = self._time_after
-        return plan_run(self.path, stages, fresh, start, self._verified)
-
-    def _time_after(self) -> tuple[float, bool]:
-        """Seconds of the stages that have not begun, and whether they are but a lower bound: until
-        an evaluation has been timed. Stages of unknown time, mostly short, count as 0."""
-        seconds = [
-            self._eval_seconds if name.startswith("eval/") else self.expected.get(name, 0)
-            for name in self._left
-        ]
-        return sum(seconds), not self._eval_seconds
+        redone, decisions = stages_to_redo(stages, fresh, start), list[Decision]()
+        option = f"--fresh {fresh}" if fresh else f"--from {start}"
+        for stage in stages:
+            try:
+                decision = Decision(stage, "run", f"because of {option}")
+                if stage not in redone:
+                    decision = examine(self.path, stage, self._verified)
+                for before in decisions:
+                    if before.action == "blocked" and before.stage in stage.inputs.values():
+                        needed = before.stage.name
+                        raise StageBlockedError(f"{stage.name} needs {needed}, which is blocked")
+            except StageBlockedError as error:
+                decision = Decision(stage, "blocked", str(error))
+            decisions.append(decision)
+        return decisions
 
     def save_config(self, config: Any, command: Sequence[str]) -> None:
         """Describe the run in run.json: every setting, the command, versions and commit."""
@@ -130,8 +138,6 @@ class RunFolder:
                 held.enter_context(FolderLock(folder, self.say, wait=True))
                 # Another run may have made it while we waited.
                 decision = examine(self.path, stage, self._verified)
-            if stage.name in self._left:
-                self._left.remove(stage.name)
             if decision.action == "reuse":
                 self.say(f"{stage.name}: {decision.reason}")
             else:
@@ -145,8 +151,6 @@ class RunFolder:
         return Artifact(folder, stage.fingerprint)
 
     def _make(self, stage: Stage, folder: Path, decision: Decision, begun: str, ran: str) -> None:
-        if stage.derived and decision.action == "run":
-            shutil.rmtree(folder, ignore_errors=True)  # everything in it comes from its inputs
         folder.mkdir(parents=True, exist_ok=True)
         files.remove_leftovers(folder)
         line, names = f"{stage.name}: {decision.reason}", self._names
@@ -181,8 +185,6 @@ class RunFolder:
         files.seal_folder(folder, facts | {"wall_seconds": seconds} | provenance())
         self._verified.add(folder)
         self.say(f"{stage.name}: done in {progress.describe_seconds(sum(seconds))}")
-        if stage.name.startswith("eval/"):
-            self._eval_seconds = sum(seconds)
 
     def _run(self, stage: Stage, folder: Path) -> Callable[[], None] | None:
         inputs = dict[str, Artifact]()

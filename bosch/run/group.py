@@ -71,14 +71,12 @@ class Group:
         return cast(T, result)
 
     def gather(self, value: T) -> list[T]:
-        """Every rank's value, by rank, on every rank."""
         values = [value] * self.world
         if self.world > 1:
             dist.all_gather_object(values, value, group=self.gloo)
         return values
 
     def sum(self, *values: float) -> list[float]:
-        """The sum of each value over the ranks, in float64."""
         total = torch.tensor(values, dtype=torch.float64)
         if self.world > 1:
             dist.all_reduce(total, group=self.gloo)

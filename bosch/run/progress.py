@@ -14,14 +14,13 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from bosch.run.files import open_own_file
+from bosch.run.files import refuse_link, refuse_no_file
 from bosch.run.plain_text import visible
 
 LINE_SECONDS = 60.0  # at least, between two plain lines of one bar
@@ -31,8 +30,6 @@ PLAIN_COLUMNS = 120  # width of a table that does not go to a terminal
 logger = logging.getLogger("bosch")
 _console: Console | None = None  # a terminal to draw bars on; None: plain lines only
 _bars: "list[Bar]" = []  # those shown now, the outermost first
-# Tells the seconds of the stages after the running ones, and whether it is more. A run sets it.
-time_after: Callable[[], tuple[float, bool]] | None = None
 
 
 def set_up(rank: int = 0) -> None:
@@ -54,15 +51,16 @@ def log_to(path: Path) -> None:
     if any(isinstance(handler, logging.NullHandler) for handler in logger.handlers):
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    handler = _LogFile(path)
+    refuse_link(path)
+    refuse_no_file(path)
+    handler = logging.FileHandler(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%d %H:%M:%S"))
     logger.addHandler(handler)
 
 
 def close() -> None:
-    """Undo set_up and log_to."""
-    global _console, time_after
-    _console = time_after = None
+    global _console
+    _console = None
     say_once.cache_clear()
     for handler in list(logger.handlers):
         logger.removeHandler(handler)
@@ -142,24 +140,14 @@ class Bar:
         seconds, done = time.monotonic() - self.begin, self.done - self._done_at_start
         parts = []
         if seconds > 0 and done > 0:
-            pace, left = done / seconds, self.seconds_left()
+            pace, left = done / seconds, self.total - self.done
             parts.append(f"{pace:{',.0f' if pace >= 100 else '.3g'}} {self.unit}/s")
             total = f"in {describe_seconds(seconds)}"
-            parts.append(f"{describe_seconds(left)} left" if left > 0 else total)
-            after, is_least = time_after() if left > 0 and time_after else (0.0, True)
-            if after or not is_least:
-                after += sum(bar.seconds_left() for bar in {*_bars, self})
-                least = "at least " if is_least else ""
-                parts.append(f"the whole run {least}{describe_seconds(after)}")
+            parts.append(f"{describe_seconds(left / pace)} left" if left > 0 else total)
         for name, value in self.figures.items():
             shown = f"{value:.4g}" if isinstance(value, float) else value
             parts.append(f"{name.replace('_', ' ')} {shown}")
         return ", ".join(parts)
-
-    def seconds_left(self) -> float:
-        """As far as the work done so far tells: 0 without any."""
-        done = self.done - self._done_at_start
-        return max(0, self.total - self.done) * (time.monotonic() - self.begin) / max(1, done)
 
 
 @contextlib.contextmanager
@@ -204,11 +192,6 @@ def disable_bars_of_libraries() -> None:
         hub.disable_progress_bars()
     if logging_of_transformers := sys.modules.get("transformers.utils.logging"):
         logging_of_transformers.disable_progress_bar()
-
-
-class _LogFile(logging.FileHandler):
-    def _open(self) -> Any:
-        return open_own_file(Path(self.baseFilename), self.mode)
 
 
 class _LineHandler(logging.Handler):

@@ -6,8 +6,8 @@ their settings and inputs stay the same.
         artifact = run.complete(mask)  # search(folder, calibration=Artifact), unless it is complete
 
 A stage writes one folder: `started.json` first, `manifest.json` last. After a kill, `run` is called
-again and continues from the files it had written. This file only reads: what will happen to each
-stage, and why. `--dry-run` prints it, bosch/run/folder.py does it.
+again and continues from the files it had written. This file only reads: what will happen to a
+stage, and why. bosch/run/folder.py does it.
 """
 
 import functools
@@ -61,7 +61,6 @@ class Stage:
     version: int = 1  # raised when the same settings give another result
     ranks: Literal["first", "all"] = "first"  # which ranks call `run`; the others wait
     shared: bool = False  # kept in runs/shared and built once for all runs that need it
-    derived: bool = False  # a view of its inputs: made again by itself when they change
     # Checksums of files of the model that decide texts (bosch/model.py). A change is refused, but
     # they are not in the fingerprint, so that folders of earlier versions are still reused.
     model_files: Mapping[str, str] = field(default_factory=dict)
@@ -91,37 +90,9 @@ class StageBlockedError(UserError):
 
 @dataclass(frozen=True)
 class Decision:
-    """What will happen to one stage, and why."""
-
     stage: Stage
     action: Literal["reuse", "resume", "run", "blocked"]
     reason: str
-
-
-def plan_run(
-    run_path: Path,
-    stages: Sequence[Stage],
-    fresh: str | None = None,
-    start: str | None = None,
-    verified: set[Path] | None = None,
-) -> list[Decision]:
-    """What each stage of a chain will do, in order. Reads files, changes nothing."""
-    redone = stages_to_redo(stages, fresh, start)
-    option = f"--fresh {fresh}" if fresh else f"--from {start}"
-    decisions: list[Decision] = []
-    for stage in stages:
-        try:
-            decision = Decision(stage, "run", f"because of {option}")
-            if stage not in redone:
-                decision = examine(run_path, stage, set() if verified is None else verified)
-            for before in decisions:
-                if before.action == "blocked" and before.stage in stage.inputs.values():
-                    needed = before.stage.name
-                    raise StageBlockedError(f"{stage.name} needs {needed}, which is blocked")
-        except StageBlockedError as error:
-            decision = Decision(stage, "blocked", str(error))
-        decisions.append(decision)
-    return decisions
 
 
 def follow_reference(folder: Path) -> Path:
@@ -190,12 +161,8 @@ def examine(run_path: Path, stage: Stage, verified: set[Path]) -> Decision:
             return Decision(stage, "run", f"starts{where}")
         old = read_sealed_json(folder / STARTED, "fingerprint", *stage.facts)
     except DamagedArtifactError as damage:
-        if stage.derived:
-            return Decision(stage, "run", f"made again, because {damage}")
         raise StageBlockedError(f"{damage} Use --fresh {stage.name} to make it again.") from damage
     if old["fingerprint"] != stage.fingerprint:
-        if stage.derived:
-            return Decision(stage, "run", "made again, because its inputs changed")
         raise _conflict(folder, stage, old)
     recorded = old.get("model_files", stage.model_files)  # earlier versions recorded none
     if changes := differences(recorded, stage.model_files):

@@ -48,7 +48,7 @@ class TrainingCurves:
             if self._works:
                 append(newest_file(self._folder), training_events([row], self._name))
         except OSError as error:  # said once, not at every step of a long run
-            say(f"TensorBoard: no more curves ({error}); compare_runs.py --rebuild-tb makes them")
+            say(f"TensorBoard: no more curves ({error}); the same command makes them again")
             self._works = False
 
 
@@ -59,7 +59,7 @@ def tolerating_write_errors(run_path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         place = run_path / FOLDER
-        say(f"TensorBoard: cannot write {place} ({error}); compare_runs.py --rebuild-tb does later")
+        say(f"TensorBoard: cannot write {place} ({error}); the same command does later")
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

@@ -15,7 +15,6 @@ from bosch.eval.report.tables import MISSING, make_tables, short_table
 from bosch.eval.rows import read_rows, write_rows
 from bosch.recipes import compare_runs
 from bosch.run.errors import MissingFileError, UserError
-from bosch.run.folder import RunFolder
 from tests.run_folders import FakeRun, recovering
 
 
@@ -234,15 +233,6 @@ def test_report_is_one_file_with_nothing_outside_it(tmp_path: Path) -> None:
     rows = read_rows(tmp_path / "report" / "results.jsonl")
     assert {row["run"] for row in rows} == {run.name for run in runs}
     assert set(rows[0]) == set("run step tokens suite task length metric value stderr n".split())
-
-
-def test_curves_of_a_live_run_are_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    going_on, ended = (FakeRun(name).write(tmp_path) for name in ("bosch", "fisher"))
-    with RunFolder(going_on):
-        compare_runs.main([str(going_on), str(ended), "--rebuild-tb"])
-    assert not (going_on / "tb").exists()
-    assert (ended / "tb").is_dir()
-    assert str(going_on / "tb") in capsys.readouterr().out
 
 
 def test_missing_and_damaged_parts_of_runs_are_named(tmp_path: Path) -> None:

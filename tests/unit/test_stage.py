@@ -14,7 +14,6 @@ from bosch.run.stage import (
     Artifact,
     Stage,
     StageBlockedError,
-    plan_run,
     refuse_blocked,
     stages_to_redo,
 )
@@ -53,7 +52,7 @@ def complete(path: Path, stages: Sequence[Stage], fresh: str | None = None) -> l
 
 
 def actions(path: Path, stages: Sequence[Stage], fresh: str | None = None) -> dict[str, str]:
-    return {step.stage.name: step.action for step in plan_run(path, stages, fresh)}
+    return {step.stage.name: step.action for step in RunFolder(path).plan(stages, fresh)}
 
 
 def test_complete_stages_are_reused_and_record_what_made_them(tmp_path: Path) -> None:
@@ -76,7 +75,9 @@ def test_other_settings_are_refused_with_the_difference_and_the_options(tmp_path
     complete(tmp_path / "run", chain())
     calibration, mask, model, _ = chain()
     newer = replace(mask, version=2)
-    steps = plan_run(tmp_path / "run", [calibration, newer, replace(model, inputs={"mask": newer})])
+    steps = RunFolder(tmp_path / "run").plan(
+        [calibration, newer, replace(model, inputs={"mask": newer})]
+    )
     assert "1 -> 2" in steps[1].reason
     assert "its input mask" in steps[2].reason
     with pytest.raises(StageBlockedError) as refused:
@@ -135,7 +136,9 @@ def test_flipped_byte_in_any_file_is_named(tmp_path: Path) -> None:
             flipped = bytearray(original)
             flipped[position] ^= 1
             path.write_bytes(flipped)
-            blocked = [s for s in plan_run(tmp_path / "run", chain()) if s.action == "blocked"]
+            blocked = [
+                s for s in RunFolder(tmp_path / "run").plan(chain()) if s.action == "blocked"
+            ]
             assert blocked, path
             assert str(path) in blocked[0].reason
         with pytest.raises(StageBlockedError, match=path.name):
@@ -162,14 +165,14 @@ def test_plan_shows_what_each_stage_would_do_and_changes_nothing(tmp_path: Path)
     complete(tmp_path / "run", chain()[:2])
     planned = actions(tmp_path / "run", chain()).values()
     assert list(planned) == ["reuse", "reuse", "run", "run"]
-    steps = plan_run(tmp_path / "run", chain(Settings(ratio=0.5)))
+    steps = RunFolder(tmp_path / "run").plan(chain(Settings(ratio=0.5)))
     assert [step.action for step in steps] == ["reuse", "blocked", "blocked", "run"]
     assert "mask" in steps[2].reason
     with pytest.raises(StageBlockedError, match=r"ratio: 0\.75 -> 0\.5"):
         refuse_blocked(steps)
     for option in ("fresh", "start"):
         with pytest.raises(UserError, match=r"maks: .*'mask'"):
-            plan_run(tmp_path / "run", chain(), **{option: "maks"})
+            RunFolder(tmp_path / "run").plan(chain(), **{option: "maks"})
 
 
 def test_fresh_makes_a_stage_and_what_depends_on_it_again(tmp_path: Path) -> None:
@@ -227,16 +230,6 @@ def test_inner_folder_is_checked_by_its_own_manifest(tmp_path: Path) -> None:
     (inner / "weights.bin").write_bytes(b"0124")
     with pytest.raises(DamagedArtifactError, match=r"step-10/weights\.bin"):
         verify_folder(tmp_path / "train")
-
-
-def test_a_damaged_view_is_made_again(tmp_path: Path) -> None:
-    stages = [Stage("view", run=write_result, derived=True), Stage("other", run=write_result)]
-    complete(tmp_path, stages)
-    for name in ("started.json", "manifest.json", "result.txt"):
-        (tmp_path / "view" / name).write_text("x")
-        assert actions(tmp_path, stages) == {"view": "run", "other": "reuse"}
-        assert any(f"{tmp_path}/view/{name}" in line for line in complete(tmp_path, stages))
-        assert (tmp_path / "view" / "result.txt").read_text() == "nothing before"
 
 
 def test_changed_files_of_the_model_are_named_and_earlier_folders_reused(tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ def test_finished_runs_are_evaluated_at_further_windows_and_lengths(tmp_path: Pa
 
 
 def test_runs_are_listed_seed_by_seed_with_the_names_of_single_runs() -> None:
-    options = sweep.Options("bosch,fisher", "0.5, .75", seeds=2)
+    options = sweep.Options(("bosch", "fisher"), ("0.5", ".75"), seeds=2)
     chains = sweep.list_chains(options, "--preset smoke --eval.samples 4".split())
     ends = ("bosch-r0.5", "fisher-r0.5", "bosch-r0.75", "fisher-r0.75", "bosch-r0.5-s1")
     assert [chain.path.name for chain in chains[:5]] == [f"tiny-qwen3-2layer-{e}" for e in ends]
@@ -110,7 +110,7 @@ def test_runs_are_listed_seed_by_seed_with_the_names_of_single_runs() -> None:
 
 def test_each_variant_is_a_run_with_a_folder_of_its_own() -> None:
     vary = ("window=16,32", "train.peak-learning-rate=1e-3,3e-4", "data.source=a/b")
-    options = sweep.Options("fisher", "0.5", vary=vary)
+    options = sweep.Options(("fisher",), ("0.5",), vary=vary)
     chains = sweep.list_chains(options, ["--preset", "smoke"])
     name = "tiny-qwen3-2layer-fisher-r0.5-window-{}-peak-learning-rate-{}-source-a_b"
     pairs = [(w, rate) for w in (16, 32) for rate in ("1e-3", "3e-4")]
