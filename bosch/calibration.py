@@ -30,7 +30,6 @@ class Question:
 
     @property
     def predicting(self) -> range:
-        """Positions that predict an answer token."""
         return range(self.answer.start - 1, self.answer.stop - 1)
 
 

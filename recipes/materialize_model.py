@@ -29,8 +29,6 @@ VERSION = 1  # raise it when the same model and mask give other files
 
 @dataclass(frozen=True)
 class Options:
-    """Turn a model and a mask into a hybrid, or a hybrid back into the model it was made from."""
-
     model: str  # folder of a model, or a hub id
     out: Path  # folder to write
     mask: Annotated[Path | None, "FILE"] = None  # a mask.json; None: the model is a hybrid already
@@ -78,8 +76,6 @@ def check_and_build(options: Options, name: str) -> Stage:
 
 
 def build(config: Config, mask: Stage) -> Stage:
-    """The stage `model` of recover.py."""
-
     def run(out: Path, mask: Artifact) -> None:
         from bosch.method import WEIGHTS  # imports torch, which takes seconds
 

@@ -30,8 +30,6 @@ VERSION = 1  # raised when the same teacher and tokens give other files
 
 @dataclass(frozen=True)
 class Options:
-    """Store the likeliest tokens that a dense model expects at every place of packed text."""
-
     model: str  # the teacher: folder or hub id of a dense model (of a hybrid without its windows)
     tokens_from: Path  # folder that prepare_tokens.py wrote
     likeliest: int = 32  # tokens stored for each; all others together are one number

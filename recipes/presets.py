@@ -8,7 +8,6 @@ FSDP.
 """
 
 import os
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import cache
@@ -32,7 +31,6 @@ from bosch.model import check_weights, fetch_config, find_model, load_tokenizer,
 from bosch.plugins import suggest
 from bosch.run.errors import UserError, check_all
 from bosch.run.fingerprint import plain
-from bosch.run.progress import disable_bars_of_libraries
 from bosch.run.stage import differences
 
 TINY_MODEL, SMOKE_MODEL = "tiny-qwen3", "tiny-qwen3-2layer"
@@ -276,8 +274,6 @@ def check_model(model: str) -> None:
     """Refuse, before hours are spent on it, a model that cannot become a hybrid."""
     from bosch.hybrid.materialize import read_config, refuse_unless_plain  # seconds
 
-    if not sys.stdout.isatty():  # there the bar of the weights would be lines
-        disable_bars_of_libraries()
     folder = fetch_config(model)
     refuse_unless_plain(folder, read_config(folder))
     check_weights(model)

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bosch.calibration import Calibration
 from bosch.config import CalibrationConfig, Config, JudgingConfig, MaskConfig
 from bosch.eval.judging import Judging
 from bosch.eval.results import read_scores
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from bosch.calibration import Calibration
     from bosch.hybrid.sinks import Sinks
 
 
@@ -55,7 +55,6 @@ class Mask(MaskFile):
 
     @property
     def ratio(self) -> float:
-        """Share of the groups that have the window."""
         return self.mask.ratio
 
     def kv_bytes(self, tokens: int, bytes_per_value: int = 2) -> int:
@@ -84,7 +83,7 @@ class Mask(MaskFile):
 
 def calibrate(
     tokenizer: "PreTrainedTokenizerBase", *, seed: int = 0, **settings: Any
-) -> "Calibration":
+) -> Calibration:
     """Build the examples on which masks are scored: needles to find in long texts.
 
     settings: fields of bosch.config.CalibrationConfig, such as examples=48, length=4096 and
@@ -99,7 +98,7 @@ def calibrate(
 
 def search_mask(
     model: "PreTrainedModel",
-    calibration: "Calibration | None" = None,
+    calibration: Calibration | None = None,
     *,
     ratio: float,
     window: int,
@@ -126,7 +125,7 @@ def search_mask(
     chosen = _settings(partial(replace, usual), type(usual), settings)
     check_settings(method, chosen)
 
-    def load_calibration() -> "Calibration":
+    def load_calibration() -> Calibration:
         if calibration is None:
             raise UserError(f"method {method} takes examples: pass those of bosch.calibrate.")
         return calibration
@@ -284,7 +283,6 @@ def describe(model: "PreTrainedModel") -> ModelInfo:
 
 @contextlib.contextmanager
 def _evaluating(model: "PreTrainedModel", folder: str | Path | None) -> Iterator[Path]:
-    """The model in evaluation mode, and a folder to work in."""
     was_training = model.training
     with tempfile.TemporaryDirectory() as temporary:
         path = Path(temporary if folder is None else folder)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from bosch import model as models
+from bosch.calibration import Calibration, read_calibration
 from bosch.command_line import parse, peek
 from bosch.config import FLAT, Config, Dials, TrainConfig, shared_fields
 from bosch.masks.kv_budget import with_kv_budget
@@ -60,10 +61,13 @@ def build(
     inputs: dict[str, Stage | Artifact] = {}
     if traits.reads_calibration or measures_sinks:
         if calibration is None:
-            remedy = "pass --calibration DIR, which calibrate.py makes"
-            if traits.reads_calibration:
-                raise UserError(f"--method {config.method} needs calibration examples: {remedy}.")
-            raise UserError(f"--sink static needs calibration examples: {remedy}, or --sink none.")
+            needs, remedy = (
+                f"--method {config.method}",
+                "--calibration DIR, which calibrate.py makes",
+            )
+            if not traits.reads_calibration:
+                needs, remedy = "--sink static", f"{remedy}, or --sink none"
+            raise UserError(f"{needs} needs calibration examples: pass {remedy}.")
         inputs["calibration"] = calibration
     if traits.learns_from_tokens:
         assert tokens is not None  # main and recover.py see to it
@@ -94,8 +98,6 @@ def run_method(
     calibration: Artifact | None = None,
     tokens: Artifact | None = None,
 ) -> None:
-    """Choose the mask and write it into `folder`, resuming from what an earlier attempt left."""
-    from bosch.calibration import Calibration, read_calibration  # imports torch
     from bosch.masks.picture import draw_mask, mask_title
 
     def load_calibration() -> Calibration:
@@ -174,8 +176,6 @@ def check_attention(config: Config) -> None:
 
 @dataclass(frozen=True)
 class Options:
-    """Choose the groups that get the sliding window."""
-
     dials: Annotated[Dials, FLAT]
     settings: Annotated[Any, FLAT]  # the method's
     kv_budget: str | None = None  # in place of --ratio: 4GiB@128k, the smallest ratio that fits
@@ -193,6 +193,8 @@ def main(arguments: Sequence[str]) -> None:
     if "--list" in arguments:
         print("\n".join(methods.list_methods()))
         return
+    rank, world = rank_and_world()
+    set_up(rank)
     # The method is read first, because its settings are options of the command line too.
     preset, model, method = peek(arguments, "preset", "model", "method").values()
     config, origin = presets.choose(preset, model)
@@ -209,8 +211,6 @@ def main(arguments: Sequence[str]) -> None:
     if options.kv_budget is not None:
         config, line = with_kv_budget(config, options.kv_budget, arguments, settings)
         origin = [*origin, line]
-    rank, world = rank_and_world()
-    set_up(rank)
     presets.check_model(config.model)
     if config.ratio:
         presets.check_window(config.window, config.model)

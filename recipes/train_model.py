@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from bosch.command_line import run_stage
 from bosch.config import FLAT, NO_OPTION, Config, TokenCount, TrainConfig, at_least, check_shares
@@ -27,12 +27,7 @@ from bosch.run.folder import home_of
 from bosch.run.progress import say, show_rows
 from bosch.run.ranks import rank_and_world
 from bosch.run.stage import Artifact, Stage
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
-
-    from bosch.training.rehearsal import Plan
-    from bosch.training.schedule import TrainSchedule
+from bosch.training.schedule import TrainSchedule, make_schedule
 
 TEACHER = "train.teacher"
 # What --hours chooses from, and the training's share of them.
@@ -54,17 +49,13 @@ class Settings:
         at_least(1, self, "", "tokens")
         check_shares("--evaluated", self.evaluated)
 
-    def schedule(self, budget: int, length: int, device_type: str = "cpu") -> "TrainSchedule":
-        from bosch.training.schedule import make_schedule
-
+    def schedule(self, budget: int, length: int, device_type: str = "cpu") -> TrainSchedule:
         world, before = rank_and_world()[1], self.tokens_before
         return make_schedule(self.train, budget, length, self.evaluated, world, device_type, before)
 
 
 @dataclass(frozen=True)
 class Options:
-    """Train a hybrid or dense model on packed tokens."""
-
     model: str  # folder or hub id of a hybrid or dense model
     tokens_from: Path  # folder that prepare_tokens.py wrote
     out: Path  # folder to write
@@ -96,18 +87,16 @@ def check_and_build(options: Options, name: str) -> Stage:
         folder, lessons = options.lessons_from, Artifact.load(options.lessons_from)
         try:
             facts = read_sealed_json(folder / STARTED, "settings", "inputs")
-            found, of_tokens = facts["settings"], facts["inputs"]["tokens"]
+            found = facts["settings"] | facts["inputs"]
             train = replace(settings.train, stored_top_k=found["likeliest"])
-            asked = {"temperature": train.temperature, "document_mask": settings.document_mask}
-            other = [name for name, value in asked.items() if found[name] != value]
         except (MissingFileError, KeyError) as error:
             raise UserError(f"{folder} holds no lessons; prepare_lessons.py makes them.") from error
         if train.objective != "distill":
             raise UserError("--lessons-from is what a teacher says; pass --objective distill.")
-        if of_tokens != tokens.fingerprint:
-            raise UserError(f"{folder} holds lessons on other tokens than {tokens.folder} does.")
-        for name in other:
-            raise UserError(f"{folder} was made with {name} {found[name]}, not {asked[name]}.")
+        asked = {"temperature": train.temperature, "document_mask": settings.document_mask}
+        for name, value in (asked | {"tokens": tokens.fingerprint}).items():
+            if found[name] != value:
+                raise UserError(f"{folder} was made with {name} {found[name]}, not {value}.")
         settings = replace(settings, train=train)
     elif settings.train.stored_top_k:
         raise UserError("train.stored_top_k needs --lessons-from; prepare_lessons.py makes them.")
@@ -117,17 +106,6 @@ def check_and_build(options: Options, name: str) -> Stage:
     schedule = settings.schedule(budget, packed.seq_len, device.type)
     Loader(packed, settings.train.batch_sequences).sequences(schedule.num_steps - 1)
     return build(settings, model, tokens, lessons, name)
-
-
-def check_machine(config: Config, world_size: int) -> None:
-    """Refuse, before hours of search, a batch that these ranks cannot share, and what cannot run
-    here."""
-    from bosch.training.parallel import choose_device
-    from bosch.training.schedule import choose_micro_batch
-
-    device, length = choose_device(os.environ), config.data.sequence_length
-    choose_micro_batch(config.train, length, world_size, device.type)
-    check_settings(config.train, config.data.document_mask, config.model)
 
 
 def check_settings(settings: TrainConfig, packed: bool, model: str) -> None:
@@ -142,9 +120,6 @@ def check_settings(settings: TrainConfig, packed: bool, model: str) -> None:
     dtype = torch.bfloat16 if settings.precision == "bf16" else torch.float32
     choose_kernels(settings.kernels, device)
     check_backend("train.attention", settings.attention, device, dtype, True, packed)
-    if settings.trained != "lora" and settings.lora_rank != default.lora_rank:
-        problem = f"train.lora_rank is {settings.lora_rank}, but train.trained {settings.trained}"
-        raise UserError(f"{problem}; pass --train.trained lora.")
     if settings.objective != "distill":
         for name in ("distill_weight", "temperature", "stored_top_k", "layer_weight", "teacher"):
             if (value := getattr(settings, name)) != getattr(default, name):
@@ -179,12 +154,13 @@ def fit_memory(config: Config, world_size: int, is_named: bool) -> Config:
     return replace(config, train=replace(config.train, micro_batch_sequences=micro))
 
 
-def make_plan(config: Config, num_gpus: int, kernels: str = "torch") -> "Plan":
+def make_plan(config: Config, num_gpus: int, kernels: str = "torch") -> Any:
+    """A training step as training/rehearsal.py estimates it."""
     from bosch.known_models import known_config
     from bosch.training.model_start import read_config
     from bosch.training.rehearsal import Plan, as_hybrid
 
-    def shape_of(name: str) -> "PretrainedConfig":
+    def shape_of(name: str) -> Any:
         known = known_config(name) if find_model(name) is None else None
         return known or read_config(fetch_config(name))
 
@@ -207,7 +183,6 @@ def rehearse(config: Config, num_gpus: int) -> None:
 
 
 def settings_of(config: Config) -> Settings:
-    """Those of recover.py's training."""
     data, before = config.data, learning_tokens(config)
     return Settings(config.train, data.tokens, config.eval.checkpoints, data.document_mask, before)
 
@@ -234,8 +209,7 @@ def with_hours(config: Config, hours: float) -> tuple[Config, str]:
     return config, line
 
 
-def schedule_of(config: Config) -> "TrainSchedule":
-    """Steps and tokens of recover.py's training."""
+def schedule_of(config: Config) -> TrainSchedule:
     return settings_of(config).schedule(config.data.tokens, config.data.sequence_length)
 
 
@@ -251,9 +225,9 @@ def build(
     """The stage. `on_checkpoint`: of training/loop.py. `fit`: the config with a micro-batch that
     fits here."""
     inputs = {"model": model, "tokens": tokens}
-    facts = {name: value for name, value in vars(settings).items() if name != "tokens_before"}
-    if settings.tokens_before:
-        facts["tokens_before"] = settings.tokens_before
+    facts = dict(vars(settings))
+    if not settings.tokens_before:
+        del facts["tokens_before"]  # as in runs without a learned mask from the first on
     if lessons is not None:
         inputs["lessons"] = lessons
     elif settings.train.objective == "distill" and settings.train.teacher is not None:
@@ -264,17 +238,16 @@ def build(
         from bosch.training.loop import TrainJob, train
 
         packed = open_tokens(tokens.folder, read_tokenizer(model.folder).hash)
-        used = {"model": model.fingerprint, "tokens_folder": tokens.fingerprint}
         sources: dict[str, Any] = {n: given.folder for n, given in learned_from.items()}
         job = TrainJob(
             fit().train if fit else settings.train,
             model.folder,
             packed,
             out,
-            packed.train.rows.size if settings.tokens is None else settings.tokens,
+            settings.tokens or packed.train.rows.size,
             settings.evaluated,
             settings.document_mask,
-            facts | used,
+            facts | {"model": model.fingerprint, "tokens_folder": tokens.fingerprint},
             on_checkpoint,
             run_folder=home_of(out),
             tokens_before=settings.tokens_before,
