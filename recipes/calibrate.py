@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated
 
 from bosch.command_line import run_stage
-from bosch.config import FLAT, CalibrationConfig, Config, shared_fields
+from bosch.config import FLAT, Config
 from bosch.data.calibration import TOY, CalibrationSettings, build_set, check_material, write_set
 from bosch.data.tokenizer_files import describe_tokenizer, read_tokenizer
 from bosch.model import find_model, load_tokenizer, read_shape
@@ -56,8 +56,7 @@ def build(config: Config) -> Stage:
 
 
 def settings_of(config: Config) -> CalibrationSettings:
-    shared = shared_fields(CalibrationConfig, config.calibration)
-    return CalibrationSettings(**shared, seed=config.seed)
+    return CalibrationSettings(**vars(config.calibration), seed=config.seed)
 
 
 def make_stage(name: str, model: str, settings: CalibrationSettings, shared: bool = False) -> Stage:

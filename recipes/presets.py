@@ -14,15 +14,7 @@ from functools import cache
 from pathlib import Path
 
 from bosch.command_line import peek
-from bosch.config import (
-    CalibrationConfig,
-    Config,
-    DataConfig,
-    EvalConfig,
-    MaskConfig,
-    TrainConfig,
-    shared_fields,
-)
+from bosch.config import CalibrationConfig, Config, DataConfig, EvalConfig, MaskConfig, TrainConfig
 from bosch.data.calibration import CalibrationSettings, gather_material, least_length
 from bosch.data.needles import PAPER_TASKS
 from bosch.eval.suites.niah import GROUPS
@@ -238,13 +230,12 @@ def check_needles(config: Config) -> None:
 
 def lacking_group(config: Config, length: int, questions: int = 1) -> str | None:
     """A group of NIAH tasks of which none fits into texts of this length."""
-    fields = shared_fields(CalibrationConfig, config.calibration)
-    fields |= {"length": length, "examples": questions, "questions_per_context": questions}
-    settings = CalibrationSettings(**fields)
+    asked = {"length": length, "examples": questions, "questions_per_context": questions}
+    settings = CalibrationSettings(**{**vars(config.calibration), **asked})
     material, tokenizer = gather_material(settings), load_tokenizer(config.model)
     for group, tasks in GROUPS.items():
-        asked = set(tasks) & set(settings.tasks)
-        least = [least_length(name, settings, material, tokenizer) for name in asked]
+        known = set(tasks) & set(settings.tasks)
+        least = [least_length(name, settings, material, tokenizer) for name in known]
         if min(least, default=0) > length:
             return group
     return None

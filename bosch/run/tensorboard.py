@@ -44,12 +44,11 @@ class TrainingCurves:
             self._works = True
 
     def add(self, row: Row) -> None:
-        try:
-            if self._works:
+        if self._works:
+            self._works = False  # what went wrong is said once, not at every step of a long run
+            with tolerating_write_errors(self._folder.parent):
                 append(newest_file(self._folder), training_events([row], self._name))
-        except OSError as error:  # said once, not at every step of a long run
-            say(f"TensorBoard: no more curves ({error}); the same command makes them again")
-            self._works = False
+                self._works = True
 
 
 @contextlib.contextmanager
