@@ -61,13 +61,10 @@ def build(
     inputs: dict[str, Stage | Artifact] = {}
     if traits.reads_calibration or measures_sinks:
         if calibration is None:
-            needs, remedy = (
-                f"--method {config.method}",
-                "--calibration DIR, which calibrate.py makes",
-            )
-            if not traits.reads_calibration:
-                needs, remedy = "--sink static", f"{remedy}, or --sink none"
-            raise UserError(f"{needs} needs calibration examples: pass {remedy}.")
+            remedy = "pass --calibration DIR, which calibrate.py makes"
+            if traits.reads_calibration:
+                raise UserError(f"--method {config.method} needs calibration examples: {remedy}.")
+            raise UserError(f"--sink static needs calibration examples: {remedy}, or --sink none.")
         inputs["calibration"] = calibration
     if traits.learns_from_tokens:
         assert tokens is not None  # main and recover.py see to it

@@ -95,8 +95,8 @@ def check_and_build(options: Options, name: str) -> Stage:
             raise UserError("--lessons-from is what a teacher says; pass --objective distill.")
         asked = {"temperature": train.temperature, "document_mask": settings.document_mask}
         for name, value in (asked | {"tokens": tokens.fingerprint}).items():
-            if found[name] != value:
-                raise UserError(f"{folder} was made with {name} {found[name]}, not {value}.")
+            if (there := found.get(name)) != value:
+                raise UserError(f"The lessons of {folder} are for {name} {there}, not {value}.")
         settings = replace(settings, train=train)
     elif settings.train.stored_top_k:
         raise UserError("train.stored_top_k needs --lessons-from; prepare_lessons.py makes them.")
