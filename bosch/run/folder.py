@@ -210,11 +210,8 @@ def measured(folder: Path) -> Iterator[Callable[[], list[float]]]:
     attempts count too."""
     path, begin, stopped = folder / ".wall_seconds.json", time.monotonic(), threading.Event()
     earlier: list[float] = []
-    # Only a statistic: without a valid file the time is counted from now on.
-    with contextlib.suppress(FileNotFoundError, ValueError, TypeError, RecursionError):
-        found = json.loads(path.read_text())
-        if all(type(seconds) is float and 0 <= seconds < 1e9 for seconds in found):
-            earlier = list(found)
+    with contextlib.suppress(UserError):  # only a statistic: else counted from now on
+        earlier = files.read_sealed_json(path, "seconds")["seconds"]
 
     def seconds_so_far() -> list[float]:
         return [*earlier, round(time.monotonic() - begin, 3)]
@@ -222,7 +219,7 @@ def measured(folder: Path) -> Iterator[Callable[[], list[float]]]:
     def save() -> None:
         while not stopped.wait(SAVE_SECONDS):
             with contextlib.suppress(OSError):  # of a full disk
-                write_atomically(path, json.dumps(seconds_so_far()))
+                write_sealed_json(path, {"seconds": seconds_so_far()})
 
     threading.Thread(target=save, daemon=True, name="wall time").start()
     try:
