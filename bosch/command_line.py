@@ -285,6 +285,7 @@ def run_stage(
     stage = build(options, out.name)
     with RunFolder(out.parent, rank, world, progress.say, home=home_of(out)) as run:
         run.complete(stage)
+    progress.say(f"the result is in {vars(options)['out']}")
     return options
 
 

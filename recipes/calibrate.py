@@ -18,7 +18,6 @@ from bosch.model import find_model, load_tokenizer, read_shape
 from bosch.recipes import presets
 from bosch.run.errors import run_main
 from bosch.run.fingerprint import hash_file, plain
-from bosch.run.progress import say
 from bosch.run.stage import Stage
 
 VERSION = 1  # raised when the same settings give other examples
@@ -34,8 +33,7 @@ class Options:
 def main(arguments: Sequence[str]) -> None:
     config = presets.for_stage(arguments)
     usual = {"model": config.model, "calibration": settings_of(config)}
-    options = run_stage(Options, arguments, check_and_build, usual)
-    say(f"calibration set in {options.out}")
+    run_stage(Options, arguments, check_and_build, usual)
 
 
 def check_and_build(options: Options, name: str) -> Stage:

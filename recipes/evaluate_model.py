@@ -64,7 +64,6 @@ def main(arguments: Sequence[str]) -> None:
         show_evaluation(options.out.absolute())
         if options.judging.samples:
             say(f"scored on the first {options.judging.samples} examples of each task")
-        say(f"predictions and scores in {options.out}")
 
 
 def check_and_build(options: Options, name: str) -> Stage:

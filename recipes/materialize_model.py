@@ -21,7 +21,6 @@ from bosch.masks.mask import read_mask
 from bosch.recipes import presets
 from bosch.run.errors import UserError, run_main
 from bosch.run.fingerprint import hash_file
-from bosch.run.progress import say
 from bosch.run.stage import Artifact, Stage
 
 VERSION = 1  # raise it when the same model and mask give other files
@@ -45,8 +44,7 @@ class Options:
 
 
 def main(arguments: Sequence[str]) -> None:
-    options = run_stage(Options, arguments, check_and_build)
-    say(f"model in {options.out}")
+    run_stage(Options, arguments, check_and_build)
 
 
 def check_and_build(options: Options, name: str) -> Stage:

@@ -21,7 +21,6 @@ from bosch.recipes import presets
 from bosch.recipes.train_model import TEACHER, check_settings
 from bosch.run.errors import run_main
 from bosch.run.files import MANIFEST
-from bosch.run.progress import say
 from bosch.run.stage import Artifact, Stage
 
 NAME = "lessons"
@@ -42,8 +41,7 @@ class Options:
 def main(arguments: Sequence[str]) -> None:
     config = presets.for_stage(arguments)
     usual = {"model": config.model, "precision": config.train.precision}
-    options = run_stage(Options, arguments, check_and_build, usual)
-    say(f"lessons in {options.out}")
+    run_stage(Options, arguments, check_and_build, usual)
 
 
 def check_and_build(options: Options, name: str) -> Stage:

@@ -19,7 +19,6 @@ from bosch.data.pack import PackConfig
 from bosch.data.packed import make_stage
 from bosch.recipes import presets
 from bosch.run.errors import run_main
-from bosch.run.progress import say
 from bosch.run.stage import Stage
 
 
@@ -35,8 +34,7 @@ def main(arguments: Sequence[str]) -> None:
     config = presets.for_stage(arguments)
     packing = PackConfig(**shared_fields(PackingConfig, config.data))
     usual = {"model": config.model, "source": config.data.source, "packing": packing}
-    options = run_stage(Options, arguments, check_and_build, usual)
-    say(f"tokens in {options.out}")
+    run_stage(Options, arguments, check_and_build, usual)
 
 
 def check_and_build(options: Options, name: str) -> Stage:
