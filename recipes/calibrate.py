@@ -20,8 +20,6 @@ from bosch.run.errors import run_main
 from bosch.run.fingerprint import hash_file, plain
 from bosch.run.stage import Stage
 
-VERSION = 1  # raised when the same settings give other examples
-
 
 @dataclass(frozen=True)
 class Options:
@@ -76,7 +74,7 @@ def make_stage(name: str, model: str, settings: CalibrationSettings, shared: boo
         tokenizer_hash = describe_tokenizer(tokenizer).hash
         write_set(folder, settings, tokenizer, tokenizer_hash, positions)
 
-    return Stage(name, run=run, settings=facts, version=VERSION, shared=shared)
+    return Stage(name, run=run, settings=facts, shared=shared)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,6 @@ from bosch.run.files import MANIFEST
 from bosch.run.stage import Artifact, Stage
 
 NAME = "lessons"
-VERSION = 1  # raised when the same teacher and tokens give other files
 
 
 @dataclass(frozen=True)
@@ -86,7 +85,7 @@ def build(
         write_lessons(out, folder, packed, settings, document_mask)
 
     inputs = {"tokens": tokens}
-    return Stage(name, run, facts, inputs, version=VERSION, ranks="all", shared=shared)
+    return Stage(name, run, facts, inputs, ranks="all", shared=shared)
 
 
 def check_room(model: str, settings: TrainConfig, tokens: int, folder: Path) -> None:

@@ -32,7 +32,6 @@ from bosch.training.schedule import TrainSchedule, make_schedule
 TEACHER = "train.teacher"
 # What --hours chooses from, and the training's share of them.
 FEWEST_TOKENS, MOST_TOKENS, TRAINING_SHARE = 300_000, 30_000_000, 0.6
-VERSION = 1  # raised when the same settings, model and tokens give other weights
 
 
 @dataclass(frozen=True)
@@ -257,7 +256,7 @@ def build(
             say(f"{name}: stopped by {stopped_by}, and saved; the same command resumes here")
             raise SystemExit(0)
 
-    return Stage(name, run, facts, inputs, version=VERSION, ranks="all")
+    return Stage(name, run, facts, inputs, ranks="all")
 
 
 if __name__ == "__main__":
