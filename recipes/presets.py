@@ -162,8 +162,7 @@ def scaled_paper(model: str, sink: str = "none") -> Config:
     )
 
 
-PRESETS: dict[str, Callable[..., Config]]
-PRESETS = {"tiny": tiny, "smoke": smoke, "small": small, "paper": paper}
+PRESETS: dict[str, Callable[..., Config]] = {f.__name__: f for f in (tiny, smoke, small, paper)}
 
 
 def choose(preset: str | None, model: str | None) -> tuple[Config, list[str]]:

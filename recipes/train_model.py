@@ -48,9 +48,10 @@ class Settings:
         at_least(1, self, "", "tokens")
         check_shares("--evaluated", self.evaluated)
 
-    def schedule(self, budget: int, length: int, device_type: str = "cpu") -> TrainSchedule:
+    def schedule(self, budget: int, length: int) -> TrainSchedule:
+        """But for the size of micro-batches on GPUs, which changes no step."""
         world, before = rank_and_world()[1], self.tokens_before
-        return make_schedule(self.train, budget, length, self.evaluated, world, device_type, before)
+        return make_schedule(self.train, budget, length, self.evaluated, world, "cpu", before)
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,6 @@ def check_and_build(options: Options, name: str) -> Stage:
     from bosch.data.loader import Loader, open_tokens
     from bosch.hybrid.models import check_native_window
     from bosch.training.model_start import read_config
-    from bosch.training.parallel import choose_device
 
     settings, lessons = options.settings, None
     if (until := settings.train.until) != "budget":
@@ -101,8 +101,7 @@ def check_and_build(options: Options, name: str) -> Stage:
         raise UserError("train.stored_top_k needs --lessons-from; prepare_lessons.py makes them.")
     check_native_window(read_config(model.folder))
     packed = open_tokens(tokens.folder, read_tokenizer(model.folder).hash)
-    budget, device = settings.tokens or packed.train.rows.size, choose_device(os.environ)
-    schedule = settings.schedule(budget, packed.seq_len, device.type)
+    schedule = settings.schedule(settings.tokens or packed.train.rows.size, packed.seq_len)
     Loader(packed, settings.train.batch_sequences).sequences(schedule.num_steps - 1)
     return build(settings, model, tokens, lessons, name)
 
