@@ -7,7 +7,13 @@ from pathlib import Path
 import pytest
 
 from bosch.run.errors import MissingFileError, UserError
-from bosch.run.files import DamagedArtifactError, seal_folder, verify_folder, write_atomically
+from bosch.run.files import (
+    DamagedArtifactError,
+    seal_folder,
+    verify_folder,
+    write_atomically,
+    write_sealed_json,
+)
 from bosch.run.fingerprint import speed_only
 from bosch.run.folder import RunFolder
 from bosch.run.stage import (
@@ -110,7 +116,7 @@ def test_failed_stage_continues_with_its_whole_files_and_all_its_time(tmp_path: 
         attempts.append(sorted(path.name for path in folder.glob("[!.]*")))
         assert not list(folder.rglob("*.tmp"))
         write_atomically(folder / f"part-{len(attempts)}", "x")
-        write_atomically(folder / ".wall_seconds.json", "[5.0]")  # as it is saved meanwhile
+        write_sealed_json(folder / ".wall_seconds.json", {"seconds": [5.0]})  # as saved meanwhile
         if len(attempts) == 1:
             (folder / ".step-000003.tmp" / "rank-0").mkdir(parents=True)
             (folder / ".step-000003.tmp" / ".sizes.json.tmp").touch()
