@@ -64,9 +64,13 @@ class Scores:
     drawn: bool = False  # whether they depend on the seed
 
     def __post_init__(self) -> None:
-        if not all(math.isfinite(value) for row in self.groups for value in row):
-            problem = "A group's score is no finite number: the attention overflows in the model's"
-            raise UserError(f"{problem} number format. Load it in another one.")
+        for layer, row in enumerate(self.groups):
+            for group, value in enumerate(row):
+                if not math.isfinite(value):
+                    raise UserError(
+                        f"The score of layer {layer}, group {group} is {value}: the attention "
+                        "overflows in the model's number format. Load it in another one."
+                    )
 
     @classmethod
     def of_heads(
