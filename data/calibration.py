@@ -1,11 +1,10 @@
 """The calibration set: texts with hidden needles and questions about them, or questions of the
 user's own, on which masks are scored.
 
-data/needles.py builds it like the test set, but with other seeds and from another region of the
-essays, or the toy world's calibration split. With q questions per context, one text hides q needles
-and asks for one after another: one prefill scores all questions, and each counts as one example.
-The search reads the file of bosch/calibration.py; beside it are `examples.jsonl`, the texts, and
-`calibration.json`, what they were made of, with hashes."""
+Needles are hidden as in the test set, but with other seeds and in another region of the essays, or
+in the toy world's calibration split. With q questions per context, one text hides q needles and
+asks for one after another: one prefill scores them all, and each counts as one example. The search
+reads the file of bosch/calibration.py; beside it are the texts and what they were made of."""
 
 import json
 import math
@@ -73,20 +72,6 @@ class ContextText:
     def text(self) -> str:
         return "".join(prompt + answer for prompt, answer in self.pieces)
 
-    def needles(self, tokenizer: "Tokenizer") -> list[range]:
-        """The tokens in which the answer of each question is hidden: a needle sentence, or the
-        whole prompt of a question of the user's own, since nobody says where in it that is."""
-        if self.example is None:
-            return [range(len(tokenizer(self.pieces[0][0])["input_ids"]))]
-        encoded = tokenizer(self.example.prompt, return_offsets_mapping=True)
-        offsets = list(enumerate(encoded["offset_mapping"]))
-        spans = {}
-        for needle in self.example.needles:
-            begin, end = needle.start, needle.start + len(needle.sentence)
-            inside = [i for i, (first, last) in offsets if first < end and last > max(begin, first)]
-            spans[needle.value] = range(inside[0], inside[-1] + 1)
-        return [spans[values[0]] for values in self.answers]
-
 
 def read_questions(path: Path) -> list[ContextText]:
     """The user's own: JSON lines with text, question and answer, or with a text alone, of which the
@@ -96,25 +81,21 @@ def read_questions(path: Path) -> list[ContextText]:
         raise MissingFileError(f"{path} does not exist; name a file with your questions.")
     contexts = []
     for number, row in read_lines(path):
-        place, fields = f"{path}, line {number}", row or {}
-        is_text = fields.keys() & {"text", "question", "answer"} == {"text"}
-        text, question, answer = (
-            "" if is_text and name != "text" else str(take_field(fields, name, place, None)).strip()
-            for name in ("text", "question", "answer")
-        )
+        place = f"{path}, {number}"
+        is_text = row.keys() & {"text", "question", "answer"} == {"text"}
+        names = ("text",) if is_text else ("text", "question", "answer")
+        text, *asked = (str(take_field(row, name, place, None)).strip() for name in names)
         if is_text:
             quarter = len(text) * 3 // 4
             blank = text.find(" ", quarter)  # cut before a word, where the text has blanks
             cut = quarter if blank < 0 else blank
             prompt, answer = text[:cut], text[cut:]
-            lacking = "no text that could be continued"
         else:
-            prompt, answer = f"{text}\n{question}".strip(), answer and f" {answer}"
-            lacking = "no answer" if not answer else "neither text nor question"
+            prompt, answer = f"{text}\n{asked[0]}".strip(), asked[1] and f" {asked[1]}"
         if not answer or not prompt:
-            raise UserError(f"{place} has {lacking}; fill it in, or leave the line out.")
-        pieces, answers = ((prompt, answer),), ((answer.strip(),),)
-        contexts.append(ContextText("own", pieces, answers, place=place))
+            problem = f"{place} has too little text, or no answer"
+            raise UserError(f"{problem}; fill it in, or leave the line out.")
+        contexts.append(ContextText("own", ((prompt, answer),), ((answer.strip(),),), place=place))
     if not contexts:
         raise UserError(f"{path} holds no questions; write one a line, as a JSON object.")
     return contexts
@@ -133,9 +114,9 @@ def gather_material(settings: CalibrationSettings) -> Material:
 
 
 def check_material(settings: CalibrationSettings) -> None:
-    """Refuse questions and essays that cannot be read, and a length that no task fits into."""
+    """Refuse essays that cannot be read, and a length that no task fits into. `build_set` refuses
+    questions of the user's own, as quickly."""
     if settings.questions:
-        read_questions(Path(settings.questions))
         return
     length, material = settings.length, gather_material(settings)
     if min(needles.least_tokens(TASKS[name], length, material) for name in settings.tasks) > length:
@@ -148,8 +129,8 @@ def build_contexts(
     """Task by task. A task that does not fit the length is left out, with a message; the others
     share its part."""
     tasks, left_out = list(settings.tasks), []
+    num_contexts = settings.examples // settings.questions_per_context
     while tasks:
-        num_contexts = settings.examples // settings.questions_per_context
         share, remainder = divmod(num_contexts, len(tasks))
         contexts: list[ContextText] = []
         try:
@@ -157,12 +138,11 @@ def build_contexts(
                 count = share + (number < remainder)
                 contexts += build_task(name, count, settings, material, tokenizer)
         except needles.DoesNotFitError as error:
-            left_out.append(str(error))
+            left_out.append(f"calibration: left out: {error}")
             tasks.remove(name)
-            continue
-        for why in left_out:
-            say(f"calibration: left out: {why}")
-        return contexts
+        else:
+            say(*left_out)
+            return contexts
     raise UserError(NO_TASK_FITS.format(settings.length))
 
 
@@ -209,18 +189,28 @@ def ask_questions(
 
 
 def encode(context: ContextText, tokenizer: "Tokenizer") -> Haystack:
-    """The context in tokens, with the positions of the answers and of their needles."""
+    """The context in tokens, with the positions of the answers and of their needles: the needle
+    sentence, or the whole prompt of a question of the user's own, since nobody says where in it the
+    answer is."""
     import torch
 
+    hidden = {}
+    if context.example:
+        encoded = tokenizer(context.example.prompt, return_offsets_mapping=True)
+        offsets = list(enumerate(encoded["offset_mapping"]))
+        for each in context.example.needles:
+            begin, end = each.start, each.start + len(each.sentence)
+            inside = [i for i, (first, last) in offsets if first < end and last > max(begin, first)]
+            hidden[each.value] = range(inside[0], inside[-1] + 1)
     ids: list[int] = []
     questions = []
-    hidden = context.needles(tokenizer)
-    for number, (prompt, answer) in enumerate(context.pieces):
+    for (prompt, answer), values in zip(context.pieces, context.answers, strict=True):
         # Tokens that a tokenizer puts before any text come before the first piece only.
-        ids += encode_after(ids, prompt, tokenizer) if number else tokenizer(prompt)["input_ids"]
+        ids += encode_after(ids, prompt, tokenizer) if ids else tokenizer(prompt)["input_ids"]
         start = len(ids)
         ids += encode_after(ids, answer, tokenizer)
-        questions.append(Question(range(start, len(ids)), hidden[number], context.task))
+        needle = hidden[values[0]] if context.example else range(start)
+        questions.append(Question(range(start, len(ids)), needle, context.task))
     return Haystack(torch.tensor(ids), tuple(questions))
 
 

@@ -6,7 +6,7 @@ import re
 import threading
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 
 import numpy as np
@@ -37,23 +37,15 @@ class Position:
 
 @dataclass
 class Chunk:
-    """Consecutive pieces of documents."""
+    """Consecutive pieces of documents, and once they are encoded their tokens: one piece after
+    another, each document with its begin and end token."""
 
     blocks: list[Block]
     begins: list[bool]  # whether a document begins with this piece
     ends: list[bool]
     after: Position = Position()
-
-
-@dataclass(frozen=True)
-class Encoded:
-    """A chunk's tokens, one piece after another, each document with its begin and end token."""
-
-    ids: NDArray[np.unsignedinteger]
-    lengths: NDArray[np.int64]  # tokens of each piece; 0: a document without text
-    begins: NDArray[np.bool_]
-    ends: NDArray[np.bool_]
-    after: Position
+    ids: NDArray[np.unsignedinteger] = field(init=False)
+    lengths: NDArray[np.int64] = field(init=False)  # of each piece; 0: a document without text
 
 
 def read_chunks(source: Source, start: Position, chunk_chars: int) -> Iterator[Chunk]:
@@ -108,23 +100,26 @@ class Encoder:
         self._begin, self._end = ([] if number is None else [number] for number in ids)
         self._source = source_tokenizer.load() if source_tokenizer else None
 
-    def encode(self, chunk: Chunk) -> Encoded:
-        texts = as_texts(chunk.blocks, self._source)
-        pieces = [[piece for piece, _ in cut_document((text,))] for text in texts]
+    def encode(self, chunk: Chunk) -> Chunk:
+        pieces = [
+            [piece for piece, _ in cut_document((text,))]
+            for text in as_texts(chunk.blocks, self._source)
+        ]
         flat = list(itertools.chain.from_iterable(pieces))
         encodings = iter(self._model.encode_batch_fast(flat, add_special_tokens=False))
         parts: list[list[int]] = []
-        lengths = np.zeros(len(texts), np.int64)
+        chunk.lengths = np.zeros(len(pieces), np.int64)
         flags = zip(pieces, chunk.begins, chunk.ends, strict=True)
         for number, (text_pieces, begins, ends) in enumerate(flags):
             ids = [next(encodings).ids for _ in text_pieces]
             if begins and ends and not any(ids):
                 continue
             document = [self._begin if begins else [], *ids, self._end if ends else []]
-            lengths[number] = sum(map(len, document))
+            chunk.lengths[number] = sum(map(len, document))
             parts += document
-        all_ids = np.fromiter(itertools.chain.from_iterable(parts), self._dtype, int(lengths.sum()))
-        return Encoded(all_ids, lengths, np.array(chunk.begins), np.array(chunk.ends), chunk.after)
+        total = int(chunk.lengths.sum())
+        chunk.ids = np.fromiter(itertools.chain.from_iterable(parts), self._dtype, total)
+        return chunk
 
 
 def as_texts(blocks: Sequence[Block], tokenizer: Tokenizer | None) -> list[str]:
@@ -162,24 +157,17 @@ def encode_in_order(
     tokenizer: TokenizerText,
     source_tokenizer: TokenizerText | None,
     workers: int,
-) -> Generator[Encoded, None, None]:
+) -> Generator[Chunk, None, None]:
     """The chunks, encoded by `workers` threads, in order. Only a few are in memory at a time.
 
     Threads are enough: tokenizers releases Python's lock while it encodes, 95 % of the time."""
     thread = threading.local()  # a tokenizer for each thread: its cache is not made for sharing
 
-    def encode(chunk: Chunk) -> Encoded:
+    def encode(chunk: Chunk) -> Chunk:
         if not hasattr(thread, "encoder"):
             thread.encoder = Encoder(tokenizer, source_tokenizer)
-        return cast(Encoded, thread.encoder.encode(chunk))
+        return cast(Chunk, thread.encoder.encode(chunk))
 
     # The threads of tokenizers itself cost a quarter more and ignore --workers.
-    name = "TOKENIZERS_PARALLELISM"
-    before = os.environ.get(name)
-    os.environ[name] = "false"
-    try:
-        yield from map_in_threads(encode, chunks, workers, 2 * workers)
-    finally:
-        os.environ.pop(name)
-        if before is not None:
-            os.environ[name] = before
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    return map_in_threads(encode, chunks, workers, num_ahead=2 * workers)

@@ -7,8 +7,6 @@ are stored in `data/punkt_spans` need neither nltk nor its data.
 """
 
 import hashlib
-import json
-import os
 import re
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -19,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from bosch.data.sources.source import refuse_half_pair
+from bosch.model_files import read_json_object
 from bosch.run.checkout import how_to_install
 from bosch.run.errors import MissingFileError, UserError
 
@@ -41,16 +40,13 @@ def read_essays(path: Path, punkt: Path | None = None) -> "Essays":
     files = sorted(file for file in path.glob("*.txt") if file.is_file()) or [path]
     if files == [path] and path.is_dir():
         raise UserError(f"{path} holds no .txt files; essays are read from them.")
-    text = "".join(map(read_utf8, files))
     if path.suffix == ".json" and path.is_file():
-        try:
-            content = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise UserError(f"{path} is not a JSON file ({error}).") from error
-        if not isinstance(content, dict) or not isinstance(content.get("text"), str):
+        text = read_json_object(path).get("text")
+        if not isinstance(text, str):
             raise UserError(f'{path} must be one JSON object, {{"text": "..."}}.')
-        text = content["text"]
         refuse_half_pair(text, str(path))
+    else:
+        text = "".join(map(read_utf8, files))
     return make_essays(text, path.name, punkt)
 
 
@@ -157,9 +153,8 @@ def find_sentence_ends(words: Sequence[str], name: str, punkt: Path | None) -> S
     except ImportError as error:
         problem = f"Splitting {name} into sentences needs nltk, which is not installed"
         raise UserError(f"{problem}: {how_to_install('nltk', 'eval')}") from error
-    named = [*os.environ.get("NLTK_DATA", "").split(os.pathsep), *nltk.data.path]
     inside = ("", "english", "punkt_tab/english", "tokenizers/punkt_tab/english")
-    roots = [punkt] if punkt else [Path(root) for root in named if root]
+    roots = [punkt] if punkt else map(Path, nltk.data.path)  # NLTK_DATA is among them
     for folder in (root / path for root in roots for path in inside):
         if all((folder / file).is_file() for file in PUNKT_FILES):
             break

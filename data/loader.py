@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from bosch.data import token_files
 from bosch.data.token_files import DOC_ENDS, HELD_OUT, HELD_OUT_DOC_ENDS, SUMMARY, TOKENS
 from bosch.run.errors import MissingFileError, UserError
-from bosch.run.files import MANIFEST, read_sealed_json, verify_folder
+from bosch.run.files import MANIFEST, DamagedArtifactError, read_sealed_json, verify_folder
 
 if TYPE_CHECKING:
     import torch
@@ -121,9 +121,11 @@ def open_tokens(folder: Path, tokenizer_hash: str) -> TokenFolder:
     seq_len = int(summary["seq_len"])
 
     def read(tokens: str, ends: str, count: int) -> Sequences:
-        dtype = np.dtype(f"<u{summary['token_bytes']}")
-        path = folder / tokens
-        token_files.check_size(path, count * seq_len * dtype.itemsize)
+        dtype, path = np.dtype(f"<u{summary['token_bytes']}"), folder / tokens
+        size = count * seq_len * dtype.itemsize
+        if not path.is_file() or path.stat().st_size != size:
+            problem = f"{path} is missing, or has not the {size:,} bytes that {SUMMARY} says"
+            raise DamagedArtifactError(f"{problem}. {token_files.MAKE_AGAIN}")
         # An empty file cannot be mapped.
         flat = np.memmap(path, dtype, mode="r") if count else np.empty(0, dtype)
         return Sequences(flat.reshape(count, seq_len), token_files.read_array(folder / ends))

@@ -11,14 +11,18 @@ import uuid
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 
+from bosch.data.tokenizer_files import fast_backend
 from bosch.run.errors import UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+P = TypeVar("P", bound="Prompt")
+
 DEFAULT_SEED = 42
+SHORT_LENGTH = 4_096  # below it RULER's sizes are smaller
 DEPTHS_PERCENT = tuple(round(i * 100 / 39) for i in range(40))
 
 NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
@@ -38,6 +42,11 @@ SPELLED = NEEDLE.format(type="numbers or uuids", key="some-key", value="01234567
 
 class DoesNotFitError(UserError):
     """A task needs more tokens than the length has."""
+
+
+def does_not_fit(task: str, length: int, reason: str) -> DoesNotFitError:
+    advice = "Use a greater length, or leave this task out."
+    return DoesNotFitError(f"{task} cannot be built in {length} tokens: {reason}. {advice}")
 
 
 @dataclass(frozen=True)
@@ -84,22 +93,13 @@ class EssaySource(Protocol):
     def sentences(self, num_words: int) -> list[str]: ...  # of the first `num_words` words
 
 
-class Words(Protocol):
-    """What keys are drawn from: as much of a sequence as `random.choice` needs."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int, /) -> str: ...
-
-
 @dataclass(frozen=True)
 class Sizes:
     """The step of a haystack's size, and the room reserved for the answer. Defaults: RULER's."""
 
     essay_step_words: int = 500
     line_step: int = 25
-    short_line_step: int = 5  # for lengths below short_length
-    short_length: int = 4096
+    short_line_step: int = 5  # below SHORT_LENGTH
     answer_tokens: int = 128
     # Upper bound of the size search, as a multiple of what the tokens of the smallest haystack
     # suggest. A small one is mostly template and suggests too little; None: a unit per token.
@@ -109,7 +109,7 @@ class Sizes:
         """The smallest haystack, and the step by which a larger one shrinks, in words or lines."""
         if task.haystack == "essay":
             return self.essay_step_words
-        return self.short_line_step if length < self.short_length else self.line_step
+        return self.short_line_step if length < SHORT_LENGTH else self.line_step
 
 
 TOY_SIZES = Sizes(20, line_step=1, short_line_step=1, answer_tokens=40, search_factor=None)
@@ -118,7 +118,7 @@ TOY_SIZES = Sizes(20, line_step=1, short_line_step=1, answer_tokens=40, search_f
 @dataclass(frozen=True)
 class Material:
     essays: EssaySource | None  # None: the task's haystack is not essays
-    words: Words
+    words: Sequence[str]  # keys are drawn from them
     sizes: Sizes = Sizes()
     facts: dict[str, str] = field(default_factory=dict)  # names and hashes of essays and words
 
@@ -190,41 +190,32 @@ def build_examples(
     count_tokens, sizes = token_counter(tokenizer), material.sizes
     rng = random.Random(seed)
 
-    def build(num_units: int) -> NeedleExample:
+    def draw(num_units: int) -> NeedleExample:
         example = write_example(task, num_units, rng, seed, material.words, material.essays)
         return replace(example, length=count_tokens(example.prompt) + sizes.answer_tokens)
 
-    is_essay = task.haystack == "essay"
-    step = sizes.step(task, length)
-    smallest = step if is_essay else max(step, task.num_needles)
-    tokens_per_unit = (build(smallest).length - sizes.answer_tokens) / smallest
-    high = int(length / tokens_per_unit * sizes.search_factor) if sizes.search_factor else length
-    best = largest(lambda units: build(units).length <= length, smallest, max(high, 2 * smallest))
+    step, budget = sizes.step(task, length), sizes.answer_tokens
+    least = 1 if task.haystack == "essay" else task.num_needles
+    best = find_size(draw, max(step, least), length, budget, factor=sizes.search_factor)
+    tried = range(best, least - 1, -step)
+    return [first_that_fits(task.name, length, draw, tried) for _ in range(num_samples)]
 
-    def build_fitting() -> NeedleExample:
-        """Drawn again until it fits, each time a step smaller if possible."""
-        num_units = best
-        too_long: list[int] = []  # the lengths of the smallest haystack
-        # Until further draws are pointless, judged by those lengths. RULER tries forever.
-        while len(too_long) < 50 or (
-            min(too_long) - length <= 3 * (max(too_long) - min(too_long)) + 10
-            and len(too_long) < 2000
-        ):
-            example = build(num_units)
-            if example.length <= length:
-                return example
-            if num_units > step and num_units - step >= (1 if is_essay else task.num_needles):
-                num_units -= step
-            else:
-                too_long.append(example.length)
-        unit = "words" if is_essay else "lines"
-        raise DoesNotFitError(
-            f"{task.name} cannot be built in {length} tokens: with its smallest haystack ({unit}: "
-            f"{num_units}) it needs {min(too_long)}, including the answer. Use a greater length, "
-            "or leave this task out."
-        )
 
-    return [build_fitting() for _ in range(num_samples)]
+def find_size(
+    draw: Callable[[int], Prompt],
+    low: int,
+    length: int,
+    budget: int,
+    room: int | None = None,
+    factor: int | None = 3,
+) -> int:
+    """The largest size, from `low` on, of a prompt that takes at most `room` tokens, with `budget`
+    for its answer. The search ends at `factor` times the size for `length` tokens that the smallest
+    prompt suggests; None: at one a token."""
+    tokens_per_unit = (draw(low).length - budget) / low
+    high = int(length / tokens_per_unit * factor) if factor else length
+    most = length if room is None else room
+    return largest(lambda size: draw(size).length <= most, low, max(high, 2 * low))
 
 
 def largest(fits: Callable[[int], bool], low: int, high: int) -> int:
@@ -238,6 +229,22 @@ def largest(fits: Callable[[int], bool], low: int, high: int) -> int:
         else:
             high = middle - 1
     return best
+
+
+def first_that_fits(task: str, length: int, draw: Callable[[int], P], sizes: Sequence[int]) -> P:
+    """A prompt, drawn until it fits: once of each size, and then again and again of the last."""
+    for size in sizes[:-1]:
+        if (drawn := draw(size)).length <= length:
+            return drawn
+    too_long: list[int] = []
+    # Until further draws are pointless, judged by the lengths so far. RULER tries forever.
+    while len(too_long) < 50 or (
+        min(too_long) - length <= 3 * (max(too_long) - min(too_long)) + 10 and len(too_long) < 2000
+    ):
+        if (drawn := draw(sizes[-1])).length <= length:
+            return drawn
+        too_long.append(drawn.length)
+    raise does_not_fit(task, length, f"with its answer it needs {min(too_long)}")
 
 
 def least_tokens(task: NeedleTask, length: int, material: Material) -> int:
@@ -256,7 +263,7 @@ def write_example(
     num_units: int,
     rng: random.Random,
     shuffle_seed: int,
-    words: Words,
+    words: Sequence[str],
     essays: EssaySource | None,
 ) -> NeedleExample:
     """One new example on `num_units` words of the essays, or lines. The draws from `rng` are in
@@ -343,22 +350,18 @@ def pairs_in(text: str) -> set[tuple[str, str]]:
 
 
 def token_counter(tokenizer: "PreTrainedTokenizerBase") -> Callable[[str], int]:
-    """`len(tokenizer.tokenize(text))`, in about half the time if the tokenizer is a fast one.
-    Refuses one that leaves a letter or digit out, or has the unknown token for it."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    is_fast = backend is not None
-    encoded = tokenizer(SPELLED, add_special_tokens=False, return_offsets_mapping=is_fast)
-    unknown = {getattr(tokenizer, "unk_token_id", None)}
-    if backend is not None and (name := getattr(backend.model, "unk_token", None)):
+    """`len(tokenizer.tokenize(text))`, in about half the time. Refuses a tokenizer that leaves a
+    letter or digit out, or has the unknown token for it."""
+    backend = fast_backend(tokenizer)
+    encoded = tokenizer(SPELLED, add_special_tokens=False, return_offsets_mapping=True)
+    unknown = {tokenizer.unk_token_id}
+    if name := getattr(backend.model, "unk_token", None):
         unknown.add(backend.token_to_id(name))  # it may be in tokenizer.json only
-    spans = encoded["offset_mapping"] if is_fast else [(0, len(SPELLED))]
-    covered = {i for start, end in spans for i in range(start, end)}
+    covered = {i for start, end in encoded["offset_mapping"] for i in range(start, end)}
     lost = [i for i, sign in enumerate(SPELLED) if sign.isalnum() and i not in covered]
     if lost or not unknown.isdisjoint(encoded["input_ids"]):
         problem = f"This tokenizer cannot spell a needle, as it lacks characters of {SPELLED!r}"
         raise UserError(f"{problem}. Use one of English letters, digits and punctuation.")
-    if backend is None:
-        return lambda text: len(tokenizer.tokenize(text))
     backend.no_truncation()  # like `tokenize`: a tokenizer's file may ask for either
     backend.no_padding()
     return lambda text: len(backend.encode_batch_fast([text], add_special_tokens=False)[0])

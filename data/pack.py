@@ -15,16 +15,14 @@ import numpy as np
 
 from bosch.config import NO_OPTION, PackingConfig, at_least
 from bosch.data import encode, token_files
-from bosch.data.encode import Encoded, Position, encode_in_order, share_reproduced
+from bosch.data.encode import Chunk, Position, encode_in_order, share_reproduced
 from bosch.data.sources.files import FileSource
-from bosch.data.sources.hub import HubSource
-from bosch.data.sources.mds import ProLongSource
-from bosch.data.sources.source import Source, WeightedSource
+from bosch.data.sources.source import Source
 from bosch.data.token_files import DOC_ENDS, HELD_OUT, PROGRESS, SUMMARY, TOKENS, GrowingFiles
 from bosch.data.tokenizer_files import TokenizerText, read_source_tokenizer
 from bosch.run.errors import UserError
 from bosch.run.files import read_sealed_json, write_sealed_json
-from bosch.run.fingerprint import fingerprint, hash_file, speed_only
+from bosch.run.fingerprint import fingerprint, speed_only
 from bosch.run.progress import Bar, say, track
 
 VERSION = 1  # raise it when the same settings give other bytes
@@ -68,10 +66,6 @@ class Counts:
     documents_too_short: int = 0
     dropped_too_short: int = 0
     documents_empty: int = 0  # without text; also rows of a hub dataset without the field
-    documents_used: int = 0  # up to the one in which the budget was met; 0 without a budget
-    files: int = 0  # of a source of files
-    files_used: int = 0  # in the order of their paths, up to the one in which the budget was met
-    last_file: str = ""  # that one
 
 
 @dataclass
@@ -88,64 +82,47 @@ class Progress:
 
 
 def pack_documents(
-    sources: Sequence[WeightedSource], tokenizer: TokenizerText, config: PackConfig, folder: Path
+    sources: Sequence[Source], tokenizer: TokenizerText, config: PackConfig, folder: Path
 ) -> None:
-    """Write the folder's files. Resumes a killed packing; leaves a complete folder as it is."""
+    """Write the folder's files. A killed packing resumes, from its very end too: what is written
+    last is then written again."""
     quotas = split_quotas(sources, config)
-    begun, finished = (
-        read_sealed_json(folder / name, needed) if (folder / name).exists() else {}
-        for name, needed in ((PROGRESS, "files"), (SUMMARY, "fingerprint"))
-    )
+    path = folder / PROGRESS
+    begun = read_sealed_json(path, "files") if path.exists() else {}
     # A source on the hub is read to the end at one commit: that of an earlier try, else the newest.
-    known, commits = (begun or finished).get("commits", {}), {}
-    for each in (weighted.source for weighted in sources):
-        if isinstance(each, HubSource | ProLongSource) and not each.is_local:
-            if each.name in known:
-                each.pin(known[each.name])
-            commits[each.name] = str(each.commit)
+    known, commits = begun.get("commits", {}), {}
+    for source in sources:
+        if not source.is_local:
+            if source.name in known:
+                source.pin(known[source.name])
+            commits[source.name] = str(source.commit)
     facts = {  # everything that determines the bytes
         "version": VERSION,
         "config": config,
         "tokenizer": tokenizer.hash,
-        "sources": [{"weight": source.weight} | source.source.facts() for source in sources],
+        "sources": [{"weight": source.weight} | source.facts() for source in sources],
     }
-    name = fingerprint(facts)
-    if (begun or finished) and name != (finished.get("fingerprint") or begun["facts"]):
-        problem = f"{folder} was begun with other settings, another tokenizer or other source files"
-        raise UserError(f"{problem}; use an empty folder, or what it was begun with.")
-    if finished:
-        token_files.check_complete(folder)
-        return token_files.remove_progress(folder)
-    progress = Progress(name, commits, [Counts() for _ in sources])
+    progress = Progress(fingerprint(facts), commits, [Counts() for _ in sources])
     if begun:
+        if begun["facts"] != progress.facts:
+            problem = f"{folder} was begun with other settings, another tokenizer or other sources"
+            raise UserError(f"{problem}; use an empty folder, or what it was begun with.")
         begun["position"] = Position(**begun["position"])
         begun["counts"] = [Counts(**counts) for counts in begun["counts"]]
         progress = Progress(**begun)
     done = sum(counts.tokens_kept for counts in progress.counts)
     total = sum(train or 0 for _, train in quotas)
     with (
-        GrowingFiles(folder, tokenizer.dtype.itemsize, progress.files) as files,
+        contextlib.closing(GrowingFiles(folder, tokenizer.dtype.itemsize, progress.files)) as files,
         track("tokens", total=total, unit="tokens", done=done) as bar,
     ):
         packing = Packing(tokenizer, config, files, progress, bar)
         while (number := progress.source) < len(sources):
-            packing.pack_source(sources[number].source, *quotas[number])
+            packing.pack_source(sources[number], *quotas[number])
         packing.finish(facts)
-    for source, counts in zip(sources, progress.counts, strict=True):
-        name = source.source.name
-        if counts.documents_empty:
-            say(f"{name}: {counts.documents_empty:,} of {counts.documents:,} documents are empty")
-        if counts.files_used < counts.files:
-            say(
-                f"{name}: {counts.files_used:,} of {counts.files:,} files read; the budget was met "
-                f"in {counts.last_file}, and later files are not trained on. To use all of them, "
-                "name files or folders as sources with weights (a.jsonl@0.5 b/@0.5)"
-            )
 
 
-def split_quotas(
-    sources: Sequence[WeightedSource], config: PackConfig
-) -> list[tuple[int, int | None]]:
+def split_quotas(sources: Sequence[Source], config: PackConfig) -> list[tuple[int, int | None]]:
     """(held-out tokens, training tokens) of each source; the sums are exact. None: all it has."""
     weights = [source.weight for source in sources]
     held_out = share_out(config.held_out_sequences * config.sequence_length, weights)
@@ -154,7 +131,7 @@ def split_quotas(
         return list(zip(held_out, share_out(tokens, weights), strict=True))
     if len(set(weights)) > 1:
         raise UserError("A mix with weights needs a budget: give --tokens, or no weights.")
-    for source in (weighted.source for weighted in sources):
+    for source in sources:
         if source.endless:
             raise UserError(f"The source {source.name} never ends; give a budget with --tokens.")
     return [(tokens, None) for tokens in held_out]
@@ -199,8 +176,8 @@ class Packing:
                     break
                 if number % self.config.shard_chunks == 0:
                     self.end_shard()
+        empty = f" ({counts.documents_empty:,} empty)" if counts.documents_empty else ""
         if counts.tokens_held_out < held_out or counts.tokens_kept < (train or 0):
-            empty = f" ({counts.documents_empty:,} empty)" if counts.documents_empty else ""
             raise UserError(
                 f"{source.name} has {counts.tokens_held_out + counts.tokens_kept:,} tokens in "
                 f"{counts.documents:,} documents{empty}, but {held_out + (train or 0):,} are "
@@ -209,41 +186,43 @@ class Packing:
                 "--data.held-out-sequences). To train on them more than once, pack them with "
                 "prepare_tokens.py --epochs N and use that folder (recover.py --data.tokens-from)."
             )
-        if counts.tokens_kept == 0 and train is None:
-            problem = f"{source.name} leaves no tokens to train on: all were held out or dropped"
-            raise UserError(f"{problem}. Add text, or lower --held-out-sequences.")
+        if empty:
+            say(f"{source.name}: {counts.documents:,} documents{empty}")
         if isinstance(source, FileSource):
-            used = counts.documents if train is None else counts.documents_used
-            reached = source.files_of(max(1, used))
-            counts.files, counts.files_used = len(source.files), len(reached)
-            counts.last_file = reached[-1]
+            reached = progress.position.document + (progress.position.piece > 0)
+            used = [file for file, first in source.first_documents.items() if first < reached]
+            if len(used) < len(source.files):
+                say(
+                    f"{source.name}: {len(used):,} of {len(source.files):,} files read, up to "
+                    f"{used[-1]}; later files are not trained on. To use all of them, name files "
+                    "or folders as sources with weights (a.jsonl@0.5 b/@0.5)"
+                )
         progress.source += 1
         progress.position, progress.gap_left = Position(), 0
         self.end_shard()
 
     def end_shard(self) -> None:
-        self.files.end_shard()
-        self.progress.files = self.files.done
+        self.progress.files = self.files.end_shard()
         write_sealed_json(self.files.folder / PROGRESS, asdict(self.progress))
 
-    def place_tokens(self, chunk: Encoded, held_out: int, train: int | None) -> bool:
+    def place_tokens(self, chunk: Chunk, held_out: int, train: int | None) -> bool:
         """Cut the next tokens of a source: the first are held out, then comes a gap, then training
         tokens up to the quota. The gap is the rest of the document in which the held-out slice
         ends, at most a sequence. True if the quota is met."""
         progress, counts = self.progress, self.progress.counts[self.progress.source]
         # Without documents that are too short. One in several pieces is never too short.
-        whole = chunk.begins & chunk.ends
+        ends = np.array(chunk.ends)
+        whole = np.array(chunk.begins) & ends
         empty = whole & (chunk.lengths == 0)
         short = whole & ~empty & (chunk.lengths < self.config.min_document_tokens)
-        counts.documents += int(chunk.ends.sum())
+        counts.documents += int(ends.sum())
         counts.tokens_read += len(chunk.ids)
         counts.documents_empty += int(empty.sum())
         counts.documents_too_short += int(short.sum())
         counts.dropped_too_short += int(chunk.lengths[short].sum())
         ids = chunk.ids[np.repeat(~short, chunk.lengths)]
         lengths = np.where(short, 0, chunk.lengths)
-        piece_ends = np.cumsum(lengths)
-        document_ends = piece_ends[chunk.ends & (lengths > 0)]
+        document_ends = np.cumsum(lengths)[ends & (lengths > 0)]
 
         gap = min(held_out - counts.tokens_held_out, len(ids))  # where the held-out tokens end
         counts.tokens_held_out += gap
@@ -258,17 +237,13 @@ class Packing:
         for name, first, last in ((HELD_OUT, 0, gap), (TOKENS, begin, end)):
             inside = document_ends[(document_ends > first) & (document_ends <= last)]
             self.files.append(name, ids[first:last], inside - first)
-        if counts.tokens_held_out < held_out or counts.tokens_kept != train:
-            return False
-        counts.dropped_at_budget = len(ids) - end
-        last_piece = int(np.searchsorted(piece_ends, end))
-        counts.documents_used = progress.position.document + (progress.position.piece > 0)
-        counts.documents_used += int(chunk.begins[: last_piece + 1].sum())
-        return True
+        is_met = counts.tokens_held_out == held_out and counts.tokens_kept == train
+        if is_met:
+            counts.dropped_at_budget = len(ids) - end
+        return is_met
 
     def finish(self, facts: dict[str, Any]) -> None:
-        """Write the files that are known only at the end, then remove the progress file. If killed
-        in between, a resumed packing does this again."""
+        """Write the files that are known only at the end."""
         config, files, progress, folder = self.config, self.files, self.progress, self.files.folder
         num_tokens = sum(counts.tokens_kept for counts in progress.counts)
         num_sequences, tail = divmod(num_tokens, config.sequence_length)
@@ -292,8 +267,6 @@ class Packing:
         seeds = ([config.seed, epoch] for epoch in range(config.epochs))
         order = [np.random.default_rng(seed).permutation(num_sequences) for seed in seeds]
         token_files.write_array(folder / token_files.ORDER, np.array(order, "<u4"))
-        others = (DOC_ENDS, HELD_OUT, token_files.HELD_OUT_DOC_ENDS, token_files.ORDER)
-        checksums = {name: hash_file(folder / name) for name in others}
         described = zip(facts["sources"], progress.counts, strict=True)
         summary = {
             "fingerprint": progress.facts,
@@ -307,10 +280,8 @@ class Packing:
             "sources": [{"source": source} | asdict(counts) for source, counts in described],
             "commits": progress.commits,
             "facts": facts,
-            "checksums": checksums | {TOKENS: files.done[0][1]},
         }
         write_sealed_json(folder / SUMMARY, summary)
-        token_files.remove_progress(folder)
         say(
             f"tokens: {num_sequences:,} sequences of {config.sequence_length:,} "
             f"({num_tokens - tail:,} tokens), {tail:,} tokens in no sequence"

@@ -40,20 +40,20 @@ def make_stage(
     the hub by its name and options; its commit is in the summary of the tokens."""
     opened = open_sources(sources, packing.seed, packing.tokens)
     facts: list[dict[str, object]] = []
-    for each in opened:
-        facts.append({"name": each.source.name, "weight": each.weight})
-        if not getattr(each.source, "is_local", True):
+    for source in opened:
+        facts.append({"name": source.name, "weight": source.weight})
+        if not source.is_local:
             continue
-        facts[-1] |= each.source.facts()
-        first = next(iter(next(iter(each.source.read(0)), ())), "")
+        facts[-1] |= source.facts()
+        first = next(iter(next(iter(source.read(0)), ())), "")
         if isinstance(first, str) and "\0" in first[:1_000]:
-            raise UserError(f"{each.source.name}: the first document holds NUL characters.")
-        if each.source.endless and packing.min_document_tokens:
-            texts = ("".join(map(str, text)) for text in islice(each.source.read(0), 1_000))
+            raise UserError(f"{source.name}: the first document holds NUL characters.")
+        if source.endless and packing.min_document_tokens:
+            texts = ("".join(map(str, text)) for text in islice(source.read(0), 1_000))
             if max(len(text.encode()) for text in texts) < packing.min_document_tokens:
                 raise UserError(  # a token is a byte or more
                     f"min_document_tokens is {packing.min_document_tokens:,}, and "
-                    f"{each.source.name} has no documents so long; choose less."
+                    f"{source.name} has no documents so long; choose less."
                 )
 
     def read_ending() -> TokenizerText:
@@ -79,11 +79,11 @@ def check_sources(config: Config, run_path: Path, stages: Sequence[Stage]) -> No
     packing = [stage for stage in stages if stage.name == NAME]
     if not packing or (locate(run_path, packing[0]) / MANIFEST).is_file():
         return
-    sources = [e.source for e in open_sources(config.data.source, config.seed, config.data.tokens)]
+    sources = open_sources(config.data.source, config.seed, config.data.tokens)
     for tokenizer in sorted({source.tokenizer for source in sources if source.tokenizer}):
         read_source_tokenizer(tokenizer)
     for source in sources:
-        _ = getattr(source, "commit", None)
+        _ = source.commit
     files = [file for source in sources[:1] for file in getattr(source, "files", [])]
     num_bytes = sum(file.stat().st_size for file in files)
     is_plain = files and all(file.suffix in TEXT + LINES for file in files)

@@ -2,7 +2,7 @@
 (`cwe`), frequent coded words (`fwe`), and questions on documents of SQuAD (`qa_1`) and HotpotQA
 (`qa_2`). With the same seed, tokenizer and word list the bytes are RULER's.
 
-So the draws keep RULER's order: one generator, `Draws.random`, serves the search for the size and
+So the draws keep RULER's order: one generator, `Maker.random`, serves the search for the size and
 all samples, and each fixed shuffle has a fresh one. The templates are in ruler_tasks.json.
 """
 
@@ -20,17 +20,16 @@ from typing import Any
 
 import numpy as np
 
+from bosch.data import needles
 from bosch.data.key_words import words_of
-from bosch.data.needles import NOISE, DoesNotFitError, Prompt, largest
+from bosch.data.needles import NOISE, SHORT_LENGTH, Prompt
 from bosch.run.errors import MissingFileError, UserError
 
 TEMPLATES: dict[str, Any] = json.loads(Path(__file__).with_name("ruler_tasks.json").read_text())
 TASKS = ("vt", "cwe", "fwe", "qa_1", "qa_2")
-SHORT_LENGTH = 4_096  # below it sizes are smaller
 NUM_HOPS = 5  # names that have the value
 ONE_SHOT_VALUE = "12345"
 ONE_SHOT_TOKENS = 500
-MOST_TRIES = 200  # at the smallest size, before a task is given up; RULER tries forever
 
 Count = Callable[[str], int]  # tokens of a text
 
@@ -41,20 +40,15 @@ class RulerExample(Prompt):
     sources: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True)
-class Built:
-    """A prompt that is not measured yet."""
-
-    text: str
-    outputs: tuple[str, ...]
-    sources: tuple[str, ...] = ()  # what the answer needs, as it stands in the text
+Sample = Callable[[int], RulerExample]  # of each number
 
 
-class Draws:
-    """The random generators of a file of examples."""
+class Maker:
+    """What the prompts of a file are made with."""
 
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
+    def __init__(self, task: str, length: int, seed: int, count: Count, files: "Files") -> None:
+        self.task, self.length, self.seed, self.count, self.files = task, length, seed, count, files
+        self.budget = TEMPLATES[task]["answer_tokens"]
         self.random = random.Random(seed)
         self.numpy = np.random.RandomState(seed)  # RULER's, frozen for ever
 
@@ -68,27 +62,28 @@ class Draws:
         """The same permutation for every list of one length."""
         random.Random(self.seed).shuffle(items)
 
+    def whole(self, **values: object) -> str:
+        return fill(self.task, "text", **values) + fill(self.task, "prefix", **values)
+
+    def example(
+        self, text: str, outputs: Sequence[str], sources: Sequence[str] = ()
+    ) -> RulerExample:
+        """sources: what the answer needs, as it stands in the text."""
+        start = text.rindex(fill(self.task, "prefix", query="", num_v="")[:10])
+        length, places = self.count(text) + self.budget, map(text.index, sources)
+        return RulerExample(text[:start], text[start:], tuple(outputs), length, tuple(places))
+
+    def fitting(self, build: Callable[[int], RulerExample], sizes: Sequence[int]) -> RulerExample:
+        return needles.first_that_fits(self.task, self.length, build, sizes)
+
 
 def build_examples(
     task: str, length: int, num_samples: int, seed: int, count: Count, files: "Files"
 ) -> list[RulerExample]:
     """The first samples of RULER's file. Each fits into `length` tokens with its answer."""
     makers = {"vt": chains, "cwe": common_words, "fwe": coded_words}
-    sample = makers.get(task, partial(documents, task))(Draws(seed), length, count, files)
-    examples = []
-    for index in range(num_samples):
-        built = sample(index)
-        start = built.text.rindex(fill(task, "prefix", query="", num_v="")[:10])
-        examples.append(
-            RulerExample(
-                built.text[:start],
-                built.text[start:],
-                built.outputs,
-                count(built.text) + TEMPLATES[task]["answer_tokens"],
-                tuple(built.text.index(source) for source in built.sources),
-            )
-        )
-    return examples
+    sample = makers.get(task, documents)(Maker(task, length, seed, count, files))
+    return [sample(index) for index in range(num_samples)]
 
 
 def fill(task: str, part: str, **values: object) -> str:
@@ -96,126 +91,91 @@ def fill(task: str, part: str, **values: object) -> str:
     return re.sub(r"\{(\w+)\}", lambda match: str(values[match[1]]), TEMPLATES[task][part])
 
 
-def whole(task: str, **values: object) -> str:
-    return fill(task, "text", **values) + fill(task, "prefix", **values)
-
-
-def until_it_fits(
-    task: str,
-    length: int,
-    size: int,
-    step: int,
-    build: Callable[[int], Built],
-    count: Count,
-    budget: int | None = None,
-) -> Built:
-    """Drawn again until it fits, each time a step smaller if possible."""
-    least, budget = 0, TEMPLATES[task]["answer_tokens"] if budget is None else budget
-    for _ in range(size // step + MOST_TRIES):
-        try:
-            built = build(size)
-            needed = count(built.text) + budget
-        except ValueError as error:  # too few lines or documents for what is put there
-            if size <= step:
-                raise too_short(task, length, f"it holds {size} of them: {error}") from None
-        else:
-            if needed <= length:
-                return built
-            least = min(least or needed, needed)
-        if size > step:
-            size -= step
-    raise too_short(task, length, f"the smallest needs {least:,}")
-
-
-def too_short(task: str, length: int, reason: str) -> DoesNotFitError:
-    return DoesNotFitError(
-        f"{task} cannot be built in {length} tokens: {reason}. Use a greater length, or leave this "
-        "task out."
-    )
-
-
-def chains(draws: Draws, length: int, count: Count, files: "Files") -> Callable[[int], Built]:
+def chains(make: Maker) -> Sample:
     """A chain of assignments in noise, below an example of one."""
 
-    def chain(num_lines: int, is_example: bool = False) -> Built:
-        names = [draws.name(ascii_uppercase, 3 if is_example else 5) for _ in range(NUM_HOPS)]
-        value = ONE_SHOT_VALUE if is_example else draws.value()
+    def chain(num_lines: int, is_example: bool = False) -> tuple[str, list[str], list[str]]:
+        names = [make.name(ascii_uppercase, 3 if is_example else 5) for _ in range(NUM_HOPS)]
+        value = ONE_SHOT_VALUE if is_example else make.value()
         if len(set(names)) < NUM_HOPS:
-            raise UserError(f"vt, seed {draws.seed}: two variables got one name; use another seed.")
+            raise UserError(f"vt, seed {make.seed}: two variables got one name; use another seed.")
         lines = [NOISE] * num_lines
-        places = sorted(draws.random.sample(range(num_lines), NUM_HOPS))
+        places = sorted(make.random.sample(range(num_lines), NUM_HOPS))
         assigned = [f"VAR {names[0]} = {value}"]
         assigned += [f"VAR {b} = VAR {a} " for a, b in pairwise(names)]
         for number, (place, line) in enumerate(zip(places, assigned, strict=True)):
             lines.insert(place + number, line)
-        text = whole("vt", context="\n".join(lines), query=value, num_v=NUM_HOPS)
-        return Built(text, tuple(names), tuple(assigned))
+        text = make.whole(context="\n".join(lines), query=value, num_v=NUM_HOPS)
+        return text, names, assigned
 
-    def fit(step: int, room: int, tokens: int, is_example: bool = False) -> int:
-        per_line = count(chain(step, is_example).text) / step
-        high = max(int(tokens / per_line * 3), 2 * step)
-        return largest(lambda n: count(chain(n, is_example).text) <= room, step, high)
+    def build_example(num_lines: int) -> RulerExample:
+        return make.example(*chain(num_lines, is_example=True))
 
-    size = fit(5, ONE_SHOT_TOKENS, ONE_SHOT_TOKENS, is_example=True)
-    one_shot = until_it_fits("vt", ONE_SHOT_TOKENS, size, 5, lambda n: chain(n, True), count, 0)
-    example = f"{one_shot.text} {' '.join(one_shot.outputs)}\n"
+    room = ONE_SHOT_TOKENS + make.budget  # it needs none, for its answer is in it
+    size = needles.find_size(build_example, 5, ONE_SHOT_TOKENS, make.budget, room)
+    tried = range(size, NUM_HOPS - 1, -5)
+    one_shot = needles.first_that_fits("vt", room, build_example, tried)
+    example = f"{one_shot.prompt} {' '.join(one_shot.outputs)}\n"
 
-    def build(num_lines: int) -> Built:
-        built, text = chain(num_lines), example
+    def build(num_lines: int) -> RulerExample:
+        below, names, assigned = chain(num_lines)
+        text = example
         for word in example.split()[-NUM_HOPS:]:
-            text = text.replace(word, draws.name(ascii_uppercase, len(word)))
-        text = text.replace(ONE_SHOT_VALUE, draws.value())
-        return Built(f"{text}\n{built.text}", built.outputs, built.sources)
+            text = text.replace(word, make.name(ascii_uppercase, len(word)))
+        text = text.replace(ONE_SHOT_VALUE, make.value())
+        return make.example(f"{text}\n{below}", names, assigned)
 
-    step = 5 if length < SHORT_LENGTH else 10
-    room = length - count(example) - TEMPLATES["vt"]["answer_tokens"]
-    size = fit(step, room, length)
-    return lambda index: until_it_fits("vt", length, size, step, build, count)
+    step = 5 if make.length < SHORT_LENGTH else 10
+    room = make.length - make.count(example)
+    size = needles.find_size(
+        lambda n: make.example(*chain(n)), step, make.length, make.budget, room
+    )
+    return lambda index: make.fitting(build, range(size, NUM_HOPS - 1, -step))
 
 
-def common_words(draws: Draws, length: int, count: Count, files: "Files") -> Callable[[int], Built]:
+def common_words(make: Maker) -> Sample:
     """A numbered list in which ten words are more frequent, below an example of one."""
     words = sorted({word for kind in ("noun", "adjective", "verb") for word in words_of(kind)})
-    draws.shuffle(words)
+    make.shuffle(words)
 
     def listed(num_words: int, often: int, seldom: int) -> tuple[str, tuple[str, ...]]:
-        known = words if num_words <= len(words) else files.english_words()
-        chosen = draws.random.sample(known, num_words)
+        known = words if num_words <= len(words) else make.files.english_words()
+        chosen = make.random.sample(known, num_words)
         items = chosen[:10] * often + chosen[10:] * seldom
-        draws.shuffle(items)
+        make.shuffle(items)
         return numbered(items), tuple(chosen[:10])
 
-    def build(num_words: int) -> Built:
-        sizes = ((20, 3, 1), (6, 1)) if length < SHORT_LENGTH else ((40, 10, 3), (30, 3))
+    def build(num_words: int) -> RulerExample:
+        sizes = ((20, 3, 1), (6, 1)) if make.length < SHORT_LENGTH else ((40, 10, 3), (30, 3))
         context, answer = listed(*sizes[0])
-        example = f"{whole('cwe', context=context)} {numbered(answer)}\n"
+        example = f"{make.whole(context=context)} {numbered(answer)}\n"
         context, answer = listed(num_words, *sizes[1])
-        return Built(example + whole("cwe", context=context), answer)
+        return make.example(example + make.whole(context=context), answer)
 
-    room = length - TEMPLATES["cwe"]["answer_tokens"]
-    per_word = count(build(4_096).text) / 4_096
-    high = max(int(length // per_word) * 2, 20)
-    size = largest(lambda n: count(build(n).text) <= room, 10, high)
-    return lambda index: until_it_fits("cwe", length, size, 10, build, count)
+    per_word = (build(4_096).length - make.budget) / 4_096
+    high = max(int(make.length // per_word) * 2, 20)
+    size = needles.largest(lambda n: build(n).length <= make.length, 10, high)
+    return lambda index: make.fitting(build, range(size, 0, -10))
 
 
 def numbered(words: Sequence[str]) -> str:
     return " ".join(f"{number}. {word}" for number, word in enumerate(words, 1))
 
 
-def coded_words(draws: Draws, length: int, count: Count, files: "Files") -> Callable[[int], Built]:
+def coded_words(make: Maker) -> Sample:
     """Words of random letters, the most frequent in their order, as by Zipf's law."""
-    room = length - TEMPLATES["fwe"]["answer_tokens"]
+    room = make.length - make.budget
     num_words, step = room // 50, room // 32
     if num_words < 4:
-        raise too_short("fwe", length, "its vocabulary would have fewer than four words")
+        reason = "its vocabulary would have fewer than four words"
+        raise needles.does_not_fit("fwe", make.length, reason)
 
     def draw_vocabulary() -> list[str]:
         drawn: set[str] = set()
         while len(drawn) < num_words:
-            drawn.add(draws.name(ascii_lowercase, 6))
+            drawn.add(make.name(ascii_lowercase, 6))
         vocabulary = sorted(drawn)
-        draws.shuffle(vocabulary)
+        make.shuffle(vocabulary)
         vocabulary[0] = "..."
         return vocabulary
 
@@ -223,21 +183,21 @@ def coded_words(draws: Draws, length: int, count: Count, files: "Files") -> Call
         coded = []
         for rank, word in enumerate(vocabulary, 1):
             coded += [word] * int(size * rank**-2.0 / (math.pi**2 / 6))
-        draws.shuffle(coded)
-        return whole("fwe", context=" ".join(coded))
+        make.shuffle(coded)
+        return make.whole(context=" ".join(coded))
 
     searched, size = draw_vocabulary(), room // 6
-    while count(text(size, searched)) < room:
+    while make.count(text(size, searched)) < room:
         size += step
     size -= step
 
-    def sample(index: int) -> Built:
+    def sample(index: int) -> RulerExample:
         vocabulary, smaller = draw_vocabulary(), size
-        while count(built := text(smaller, vocabulary)) > room:
+        while make.count(built := text(smaller, vocabulary)) > room:
             if smaller < 0:
-                raise too_short("fwe", length, "its template alone is longer")
+                raise needles.does_not_fit("fwe", make.length, "its template alone is longer")
             smaller -= step
-        return Built(built, tuple(vocabulary[1:4]))
+        return make.example(built, vocabulary[1:4])
 
     return sample
 
@@ -322,13 +282,11 @@ def hotpot(content: Any) -> Corpus:
     ]
 
 
-def documents(
-    task: str, draws: Draws, length: int, count: Count, files: Files
-) -> Callable[[int], Built]:
+def documents(make: Maker) -> Sample:
     """A question on documents of which some hold the answer."""
-    texts, questions = files.questions(task)
+    texts, questions = make.files.questions(make.task)
 
-    def build(index: int, num_documents: int) -> Built:
+    def build(index: int, num_documents: int) -> RulerExample:
         question = questions[index]
         gold, more = question.gold, question.more
         num_others = num_documents - len(gold)
@@ -336,24 +294,22 @@ def documents(
             chosen = list(islice(cycle(range(len(texts))), num_documents))
         elif num_others > len(more):
             rest = sorted({*range(len(texts))} - {*gold, *more})
-            chosen = [*gold, *more, *draws.random.sample(rest, num_others - len(more))]
+            chosen = [*gold, *more, *make.random.sample(rest, num_others - len(more))]
         else:
-            chosen = [*gold, *draws.random.sample(more, num_others)]
-        draws.shuffle(chosen)
+            chosen = [*gold, *make.random.sample(more, num_others)]
+        make.shuffle(chosen)
         shown = [f"Document {place}:\n{texts[number]}" for place, number in enumerate(chosen, 1)]
         sources = [text for text, number in zip(shown, chosen, strict=True) if number in gold]
         holding = [text for text in sources if any(one in text for one in question.answers)]
-        context = whole(task, context="\n\n".join(shown), query=question.text)
-        return Built(context, question.answers, tuple(holding or sources))
+        context = make.whole(context="\n\n".join(shown), query=question.text)
+        return make.example(context, question.answers, holding or sources)
 
-    room = length - TEMPLATES[task]["answer_tokens"]
-    per_document = count(build(0, 10).text) / 10
-    high = max(int(length / per_document * 3), 20)
-    size = largest(lambda n: count(build(0, n).text) <= room, 10, high)
+    size = needles.find_size(partial(build, 0), 10, make.length, make.budget)
 
-    def sample(index: int) -> Built:
+    def sample(index: int) -> RulerExample:
         if index >= len(questions):
-            raise UserError(f"{task} has {len(questions)} questions; ask for no more samples.")
-        return until_it_fits(task, length, size, 10, lambda n: build(index, n), count)
+            raise UserError(f"{make.task} has {len(questions)} questions; ask for no more samples.")
+        least = len(questions[index].gold)
+        return make.fitting(partial(build, index), range(max(size, least), least - 1, -10))
 
     return sample

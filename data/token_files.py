@@ -9,55 +9,49 @@
     tokens.json    the summary: tokenizer hash, length, sources, counts, what was dropped
 
 Tokens are appended as they come. After every shard of work the files are forced to disk, and
-`.progress.json` records their sizes and checksums."""
+`.packing.json` records their sizes and checksums. Hidden files are no results, so they stay."""
 
-import contextlib
 import io
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from bosch.run.files import DamagedArtifactError, open_own_file, read_sealed_json, write_atomically
-from bosch.run.fingerprint import hash_file
+from bosch.run.files import DamagedArtifactError, open_own_file, write_atomically
 
 TOKENS, HELD_OUT = "tokens.bin", "held_out.bin"
 DOC_ENDS, HELD_OUT_DOC_ENDS = "doc_ends.npy", "held_out_doc_ends.npy"
-ORDER, SUMMARY, PROGRESS = "order.npy", "tokens.json", ".progress.json"
-# In the order of GrowingFiles.files. The ends become .npy files once their number is known.
+ORDER, SUMMARY, PROGRESS = "order.npy", "tokens.json", ".packing.json"
+# In the order of `done`. The ends become .npy files once their number is known.
 GROWING = (TOKENS, HELD_OUT, ".doc_ends.u64", ".held_out_doc_ends.u64")
 
 MAKE_AGAIN = "Pack the tokens again (recover.py --fresh tokens; or remove the folder)."
 
 
-class GrowingFiles(contextlib.AbstractContextManager["GrowingFiles"]):
+class GrowingFiles:
     """Appends to the files, starting where the last complete shard ended: `done` holds the size and
     checksum of each file there, and is empty before the first."""
 
     def __init__(self, folder: Path, token_bytes: int, done: Sequence[tuple[int, str]]):
-        self.folder, self.token_bytes, self.done = folder, token_bytes, list(done)
+        self.folder, self.token_bytes = folder, token_bytes
         self.sizes = [size for size, _ in done] or [0] * len(GROWING)
         self._digests = [self._hash_start(number) for number in range(len(GROWING))]
-        self.files: list[IO[bytes]] = []
-        for number, name in enumerate(GROWING):  # what is on disk is checked before it grows
-            if done and self._digests[number].hexdigest() != done[number][1]:
+        for number, (size, checksum) in enumerate(done):
+            if self._digests[number].hexdigest() != checksum:
                 raise DamagedArtifactError(
-                    f"{folder / name} is damaged or missing: the checksum of its first "
-                    f"{self.sizes[number]:,} bytes differs from {PROGRESS}. {MAKE_AGAIN}"
+                    f"{folder / GROWING[number]} is damaged or missing: the checksum of its first "
+                    f"{size:,} bytes differs from {PROGRESS}. {MAKE_AGAIN}"
                 )
-            self.files.append(open_own_file(folder / name, "a+b"))
+        self._files = [open_own_file(folder / name, "a+b") for name in GROWING]
         self.truncate()
 
-    def __exit__(self, *error: object) -> None:
-        for file in self.files:
+    def close(self) -> None:
+        for file in self._files:
             file.close()
-        if not self.done:
-            for name in GROWING:
-                (self.folder / name).unlink(missing_ok=True)
 
     def append(self, name: str, ids: NDArray[np.integer], ends: NDArray[np.int64]) -> None:
         """Append tokens, and where among them documents end."""
@@ -65,27 +59,27 @@ class GrowingFiles(contextlib.AbstractContextManager["GrowingFiles"]):
         ends = (ends + self.sizes[number] // self.token_bytes).astype("<u8")
         for place, array in ((number, ids), (number + 2, ends)):
             data = np.ascontiguousarray(array).view(np.uint8).data
-            self.files[place].write(data)
+            self._files[place].write(data)
             self._digests[place].update(data)
             self.sizes[place] += len(data)
 
-    def end_shard(self) -> None:
-        """Force all files to disk and note the shard in `done`, which the caller saves."""
-        for file in self.files:
+    def end_shard(self) -> list[tuple[int, str]]:
+        """Force all files to disk. Returns `done`, which the caller saves."""
+        for file in self._files:
             file.flush()
             os.fsync(file.fileno())
         digests = (digest.hexdigest() for digest in self._digests)
-        self.done = list(zip(self.sizes, digests, strict=True))
+        return list(zip(self.sizes, digests, strict=True))
 
     def cut_tokens(self, num_tokens: int) -> None:
         """Leave the tokens behind these out: of the next shard, and after `truncate` of the disk.
         A kill in between changes nothing, because a resumed packing truncates too."""
-        self.files[0].flush()
+        self._files[0].flush()
         self.sizes[0] = num_tokens * self.token_bytes
         self._digests[0] = self._hash_start(0)
 
     def truncate(self) -> None:
-        for file, size in zip(self.files, self.sizes, strict=True):
+        for file, size in zip(self._files, self.sizes, strict=True):
             file.truncate(size)
 
     def write_ends(self, name: str, path: str, parts: Sequence[int]) -> None:
@@ -117,27 +111,3 @@ def read_array(path: Path) -> NDArray[Any]:
         raise DamagedArtifactError(
             f"{path} is damaged or missing ({error}). {MAKE_AGAIN}"
         ) from error
-
-
-def check_size(path: Path, size: int) -> None:
-    found = path.stat().st_size if path.is_file() else None
-    if found != size:
-        state = "is missing" if found is None else f"has {found:,} bytes"
-        raise DamagedArtifactError(f"{path} {state}, but {SUMMARY} says {size:,}. {MAKE_AGAIN}")
-
-
-def check_complete(folder: Path) -> None:
-    """Before the folder has its manifest: check what a killed packing left complete."""
-    summary = read_sealed_json(folder / SUMMARY, "checksums")
-    size = summary["num_sequences"] * summary["seq_len"] * summary["token_bytes"]
-    check_size(folder / TOKENS, size)
-    for name, checksum in summary["checksums"].items():
-        if not (folder / name).is_file() or hash_file(folder / name) != checksum:
-            raise DamagedArtifactError(
-                f"{folder / name} is damaged: its checksum differs from {SUMMARY}. {MAKE_AGAIN}"
-            )
-
-
-def remove_progress(folder: Path) -> None:
-    for name in (PROGRESS, *GROWING[2:]):
-        (folder / name).unlink(missing_ok=True)

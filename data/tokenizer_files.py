@@ -56,16 +56,21 @@ class TokenizerText:
         return tokenizer
 
 
-def describe_tokenizer(tokenizer: "PreTrainedTokenizerBase") -> TokenizerText:
-    """How documents are encoded with a transformers tokenizer: with its begin token, if it adds one
-    itself, and its end token."""
+def fast_backend(tokenizer: "PreTrainedTokenizerBase") -> Tokenizer:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if not isinstance(backend, Tokenizer):
         name = getattr(tokenizer, "name_or_path", tokenizer)
         raise UserError(f"{name} has no fast tokenizer (tokenizer.json), which is needed here.")
+    return backend
+
+
+def describe_tokenizer(tokenizer: "PreTrainedTokenizerBase") -> TokenizerText:
+    """How documents are encoded with a transformers tokenizer: with its begin token, if it adds one
+    itself, and its end token."""
+    text = fast_backend(tokenizer).to_str()
     adds_begin = tokenizer("a")["input_ids"][:1] == [tokenizer.bos_token_id]
     begin = tokenizer.bos_token_id if adds_begin else None
-    return TokenizerText(backend.to_str(), begin, tokenizer.eos_token_id)
+    return TokenizerText(text, begin, tokenizer.eos_token_id)
 
 
 def read_tokenizer(model: str | Path) -> TokenizerText:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from bosch.data.sources.files import read_lines, read_table
+from bosch.data.sources.files import rows_of
 from bosch.run.errors import MissingFileError, UserError
 from bosch.run.files import write_atomically
 from bosch.run.hub import prepare_hub
@@ -20,8 +20,7 @@ KINDS: dict[type, str] = {str: "a string", list: "a list of strings", int: "a wh
 def read_rows(path: Path) -> list[Row]:
     if not path.is_file():
         raise MissingFileError(f"{path} does not exist; name a JSONL file, an object per line.")
-    numbered = read_table(path, 0) if path.suffix == ".parquet" else read_lines(path)
-    return [row for _, row in numbered if row is not None]
+    return [row for _, row in rows_of(path)]
 
 
 def write_rows(path: Path, rows: Iterable[Row]) -> None:

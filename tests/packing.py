@@ -12,7 +12,7 @@ import pytest
 from bosch.data import encode
 from bosch.data.pack import PackConfig, pack_documents
 from bosch.data.sources.files import FileSource
-from bosch.data.sources.source import Source, WeightedSource
+from bosch.data.sources.source import Source
 from bosch.data.tokenizer_files import TokenizerText, describe_tokenizer
 from tests.toy_tokenizer import train_tokenizer
 
@@ -26,7 +26,7 @@ def pack(
 ) -> dict[str, bytes]:
     """Pack a source; return the files written."""
     out.mkdir(exist_ok=True)
-    pack_documents([WeightedSource(source, 1.0)], tokenizer, config, out)
+    pack_documents([source], tokenizer, config, out)
     return {path.name: path.read_bytes() for path in sorted(out.iterdir())}
 
 

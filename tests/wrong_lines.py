@@ -113,7 +113,7 @@ WRONG_LINES = {
     "analyze": "",
     "mask show broken.json": "broken.json",
     "mask show nested_mask.json": "nested_mask.json nested",
-    "mask import nan.tsv --format duo --model good --window 8 --ratio .5": "nan.tsv 'nan'",
+    "mask import nan.tsv --model good --window 8 --ratio .5": "nan.tsv nan",
     # suites
     f"ruler build --task x --length 256 --tokenizer {SMALL} --out out": "",
     "ruler build --task qa_1 --length 1024 --tokenizer good --squad notes.npz --out o": "notes.npz",

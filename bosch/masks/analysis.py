@@ -93,12 +93,13 @@ def find_chains(masks: Sequence[NamedMask]) -> dict[str, list[NamedMask]]:
         kinds.setdefault(kind, []).append(mask)
     chains: dict[tuple[str, ...], list[NamedMask]] = {}
     for (method, *others), of_kind in kinds.items():
-        for seed in dict.fromkeys(mask.record.seed for mask in of_kind):
-            if seed is None and any(mask.record.seed is not None for mask in of_kind):
+        # Masks with a seed come last, so that they are used.
+        of_kind.sort(key=lambda mask: mask.record.seed is not None)
+        seeds = dict.fromkeys(mask.record.seed for mask in of_kind)
+        for seed in seeds:
+            if seed is None and len(seeds) > 1:
                 continue
-            # Masks with the seed come last, so that they are used.
             members = [mask for mask in of_kind if mask.record.seed in (seed, None)]
-            members.sort(key=lambda mask: mask.record.seed is not None)
             chain = {mask.ratio: mask for mask in members}
             if len(chain) < 2:
                 continue

@@ -3,13 +3,14 @@ line per layer and one number per KV head. Groups with larger numbers keep full 
 config.json beside it has the window, `recent_size`, and `sink_size`: S of the sink `tokens=S`.
 """
 
-import contextlib
 import json
 import math
 import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from bosch.masks.mask import GroupMask, MaskFile, num_windowed
 from bosch.masks.window import sink_tokens
@@ -33,34 +34,27 @@ def import_mask(
         problem = "is a folder" if path.is_dir() else "does not exist"
         raise MissingFileError(f"{path} {problem}; pass the file to import.")
     try:
-        lines = path.read_text("utf-8").splitlines()
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not a text file, so it holds no table ({error}).") from error
-    layers = [line.split() for line in lines if line.strip()]
+        table = np.loadtxt(path.read_text("utf-8").splitlines(), ndmin=2)
+    except ValueError as error:  # also a UnicodeDecodeError
+        raise UserError(f"{path} holds no table of numbers ({error}).") from error
     num_layers, num_groups = model.num_layers, model.num_groups
-    if len(layers) != num_layers:
-        raise UserError(f"{path} has {len(layers)} lines, but {model} has {num_layers} layers.")
-    table: list[list[float]] = []
-    for layer, row in enumerate(layers):
-        if len(row) != num_groups:
-            values = f"layer {layer} has {len(row)} values"
-            raise UserError(f"{path}: {values}, but {model} has {num_groups} groups.")
-        with contextlib.suppress(ValueError):
-            table.append([float(text) for text in row])
-        if len(table) == layer or not all(map(math.isfinite, table[layer])):
-            raise UserError(f"{path}: layer {layer} is {row}; each value must be a finite number.")
+    if table.shape != (num_layers, num_groups):
+        size = f"{table.shape[0]} lines of {table.shape[1]} numbers"
+        raise UserError(f"{path} has {size}, but {model} is {num_layers} x {num_groups} groups.")
+    for layer, row in enumerate(table.tolist()):
+        if not all(map(math.isfinite, row)):
+            raise UserError(f"{path}: layer {layer} is {row}; each value must be finite.")
     sizes = read_sizes(path.parent / "config.json")
     notes = []
-    recent, window = sizes.get("recent_size"), window_tokens
+    recent = sizes.get("recent_size")
+    if (window := recent if window_tokens is None else window_tokens) is None:
+        raise UserError(f"{path} does not contain the window; pass --window.")
     source = "the recent_size in config.json beside the table"
-    if window is None:
-        if recent is None:
-            raise UserError(f"{path} does not contain the window; pass --window.")
-        window = recent
+    if window_tokens is None:
         notes.append(f"the window is {window} tokens, from {source}.")
     elif recent not in (None, window):
         notes.append(f"{source} is {recent}, but --window {window} is used.")
-    windowed, tie = smallest(table, num_windowed(ratio, num_layers, num_groups), seed)
+    windowed, tie = smallest(table.tolist(), num_windowed(ratio, num_layers, num_groups), seed)
     if tie:
         notes.append(
             f"{tie['num_tied']} groups are tied at the value {tie['value']:g}; the seed {seed} "

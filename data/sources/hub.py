@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from bosch.data.sources.source import Block, Document, first_line, take_field, write_address
+from bosch.data.sources.source import Block, Document, Source, first_line, take_field, write_address
 from bosch.plugins import suggest
 from bosch.run.errors import MissingFileError, UserError
 from bosch.run.fingerprint import fingerprint_files
@@ -24,7 +24,7 @@ NETWORK_ERRORS = (
 
 
 @dataclass
-class HubSource:
+class HubSource(Source):
     """Rows of one split, at one commit."""
 
     dataset: str
@@ -34,8 +34,6 @@ class HubSource:
     revision: str | None = None
     streaming: bool = True
     tokenizer: str | None = None
-
-    endless = False
 
     def __post_init__(self) -> None:
         if not self.dataset:
@@ -52,12 +50,10 @@ class HubSource:
         self.name = write_address(f"hf:{self.dataset}", options | {"revision": self.revision})
         remedy = (
             f"{self.dataset} --local-dir {folder.name}`, copy that folder here and write "
-            f"{write_address(f'hf:{folder.name}', options)}; or fill the cache there with `python "
-            f'-c "import datasets; datasets.load_dataset({self.dataset!r}, {self.config!r})"`, '
-            "copy the cache (HF_HOME) here and add streaming=no."
+            f"{write_address(f'hf:{folder.name}', options)}; or copy a cache (HF_HOME) into which "
+            "`datasets` has loaded it, and add streaming=no."
         )
         self.is_local = folder.is_dir()
-        # Around calls into `datasets` only: what it raises has no common class.
         self._asking = partial(asking_the_hub, self.name, None if self.is_local else remedy)
 
     def facts(self) -> dict[str, object]:
@@ -104,11 +100,9 @@ class HubSource:
 
     @property
     def commit(self) -> str | None:
-        """The commit that is read; without a network the one in the cache. None for a folder."""
         return None if self.is_local else str(self._builder.hash)
 
     def pin(self, commit: str) -> None:
-        """Read this commit, even if the dataset has changed since."""
         self.revision = commit
         vars(self).pop("_builder", None)
 
@@ -138,11 +132,10 @@ def asking_the_hub(name: str, remedy: str | None) -> Iterator[None]:
         yield
     except Exception as error:
         # Libraries wrap the network's errors, and the outermost says only that something failed.
-        kinds: set[str] = set()
-        cause: BaseException | None = error
-        while cause is not None:
-            kinds |= {kind.__name__ for kind in type(cause).__mro__}
-            cause = cause.__cause__ or cause.__context__
+        causes: list[BaseException] = [error]
+        while cause := causes[-1].__cause__ or causes[-1].__context__:
+            causes.append(cause)
+        kinds = {kind.__name__ for cause in causes for kind in type(cause).__mro__}
         if remedy is not None and kinds & {*NETWORK_ERRORS}:
             raise MissingFileError(
                 f"{name} is not in the cache of this machine and the hub cannot be reached "

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bosch.data.sources.hub import asking_the_hub
-from bosch.data.sources.source import Document, write_address
+from bosch.data.sources.source import Document, Source, write_address
 from bosch.plugins import suggest
 from bosch.run.errors import MissingFileError, UserError
 from bosch.run.files import path_inside
@@ -69,10 +69,8 @@ class Shard:
     columns: tuple[tuple[str, str, int | None], ...]  # name, encoding, bytes if they are fixed
 
 
-class ProLongSource:
+class ProLongSource(Source):
     """Documents of one domain (`prolong-64k/book-65536`), in the order of folders and shards."""
-
-    endless = False
 
     def __init__(
         self, address: str, tokens: int | None, tokenizer: str = LLAMA_3, folder: str | None = None
@@ -87,7 +85,7 @@ class ProLongSource:
         options = {"tokenizer": tokenizer if tokenizer != LLAMA_3 else None, "folder": folder}
         self.name = write_address(address, options)
         self.repository, self.copy, self.tokens = REPOSITORIES[repository], folder, tokens
-        self.tokenizer: str | None = tokenizer
+        self.tokenizer = tokenizer
         self.is_local = folder is not None
         self._indexes, self._pinned = f"{self.domain}/*{INDEX}", ""  # a pattern, a commit
 
@@ -119,13 +117,11 @@ class ProLongSource:
 
     @property
     def commit(self) -> str | None:
-        """The commit that is read: the newest, or without a network the one in the cache."""
         if not self._pinned and not self.is_local:
             self._fetch(self._indexes)
         return self._pinned or None
 
     def pin(self, commit: str) -> None:
-        """Read this commit, even if the repository has changed since."""
         self._pinned = commit
 
     def _fetch(self, *patterns: str) -> Path:
@@ -149,9 +145,8 @@ class ProLongSource:
         return Path(folder)
 
     def read(self, start: int) -> Iterator[Document]:
-        samples = (sample for shard in self.shards for sample in read_samples(shard))
-        documents = (ids[begin:end] for ids, spans in samples for begin, end in spans)
-        yield from ((ids,) for ids in islice(documents, start, None))
+        documents = (ids for shard in self.shards for ids in read_documents(shard))
+        return ((ids,) for ids in islice(documents, start, None))
 
 
 def read_index(path: Path) -> list[Shard]:
@@ -159,15 +154,13 @@ def read_index(path: Path) -> list[Shard]:
     try:
         for entry in json.loads(path.read_bytes())["shards"]:
             file = path_inside(path.parent, entry["raw_data"]["basename"], path, flat=True)
-            kind = (entry["format"], entry["version"], entry["compression"] or None)
             names, encodings = entry["column_names"], entry["column_encodings"]
             columns = tuple(zip(names, encodings, entry["column_sizes"], strict=True))
+            kind = (entry["format"], entry["version"], entry["compression"] or None)
             if kind != ("mds", 2, None):
                 raise UserError(f"{file} must be mds version 2 without compression, not {kind}.")
-            if "pkl" in encodings:  # reading one can run any code
-                raise UserError(f"{file} has a column that is a pickle, which is refused.")
-            if IDS not in names:
-                raise UserError(f"{file} has no column {IDS!r}, only {', '.join(map(str, names))}.")
+            if IDS not in names or "pkl" in encodings:  # reading a pickle can run any code
+                raise UserError(f"{file} must have a column {IDS!r} and no pickle, not {columns}.")
             size, count = int(entry["raw_data"]["bytes"]), int(entry["samples"])
             shards.append(Shard(file, size, count, columns))
     except UserError:
@@ -177,8 +170,8 @@ def read_index(path: Path) -> list[Shard]:
     return shards
 
 
-def read_samples(shard: Shard) -> Iterator[tuple[NDArray[np.uint32], list[tuple[int, int]]]]:
-    """(ids, spans of the documents in them) of each sample. The file is memory-mapped."""
+def read_documents(shard: Shard) -> Iterator[NDArray[np.uint32]]:
+    """The ids of each document. The file is memory-mapped."""
     path, where = shard.path, ""
     if not path.is_file():
         raise MissingFileError(f"{path} is missing, though {path.parent / INDEX} lists it.")
@@ -193,35 +186,34 @@ def read_samples(shard: Shard) -> Iterator[tuple[NDArray[np.uint32], list[tuple[
             raise ValueError(f"its table of samples is not that of {shard.num_samples} samples")
         for number, (begin, end) in enumerate(pairwise(offsets)):
             where = f"sample {number}: "
-            yield read_sample(data[begin:end], shard)
+            yield from cut_sample(data[begin:end], shard)
     except (ValueError, IndexError, KeyError, TypeError, OverflowError) as error:
         raise UserError(f"{path} is damaged: {where}{error}. Fetch the file again.") from error
 
 
-def read_sample(
-    sample: NDArray[np.uint8], shard: Shard
-) -> tuple[NDArray[np.uint32], list[tuple[int, int]]]:
-    variable = [name for name, _, size in shard.columns if not size]
-    position = 4 * len(variable)
-    sizes = dict(zip(variable, np.frombuffer(sample[:position], "<u4").tolist(), strict=True))
-    values = {}
+def cut_sample(sample: NDArray[np.uint8], shard: Shard) -> list[NDArray[np.uint32]]:
+    """Its documents; without the column of spans the sample is one."""
+    num_sizes = sum(not fixed for *_, fixed in shard.columns)
+    sizes = iter(np.frombuffer(sample, "<u4", num_sizes).tolist())
+    values, position = {}, 4 * num_sizes
     for name, encoding, fixed in shard.columns:
-        size = fixed or sizes[name]
+        end = position + (fixed or next(sizes))
         if name in (IDS, SPANS):
-            values[name] = decode_array(encoding, sample[position : position + size])
-        position += size
+            values[name] = decode_array(encoding, sample[position:end])
+        position = end
     if position != len(sample):
         raise ValueError(f"its columns take {position} bytes, but it has {len(sample)}")
     ids = values[IDS]
     if ids.ndim != 1 or ids.dtype.kind not in "iu" or (ids.size and int(ids.min()) < 0):
         raise ValueError(f"ids are {ids.dtype} of shape {ids.shape}, no list of whole numbers")
-    if SPANS not in values:  # the sample is one document
-        return ids.astype(np.uint32), [(0, len(ids))]
+    ids = ids.astype(np.uint32)
+    if SPANS not in values:
+        return [ids]
     spans = values[SPANS].reshape(-1, 2).astype(np.int64)
     steps = np.diff(spans.reshape(-1), prepend=0, append=len(ids))
     if (steps < 0).any() or (steps[1::2] < 1).any():
         raise ValueError(f"its documents do not follow each other within its {len(ids)} ids")
-    return ids.astype(np.uint32), [(begin, end) for begin, end in spans.tolist()]
+    return [ids[begin:end] for begin, end in spans.tolist()]
 
 
 def decode_array(encoding: str, data: NDArray[np.uint8]) -> NDArray[Any]:

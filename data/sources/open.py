@@ -18,7 +18,7 @@ from typing import Any
 from bosch.data.sources.files import FileSource
 from bosch.data.sources.hub import HubSource
 from bosch.data.sources.mds import MIX_64K, REPOSITORIES, ProLongSource
-from bosch.data.sources.source import Source, WeightedSource
+from bosch.data.sources.source import Source
 from bosch.data.toy_world.documents import ToyDocuments
 from bosch.plugins import suggest
 from bosch.run.errors import MissingFileError, UserError
@@ -26,7 +26,7 @@ from bosch.run.errors import MissingFileError, UserError
 SWITCH = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
 
 
-def open_sources(texts: Sequence[str], seed: int, tokens: int | None) -> tuple[WeightedSource, ...]:
+def open_sources(texts: Sequence[str], seed: int, tokens: int | None) -> list[Source]:
     """The sources of a mix. `seed` is the toy world's; `tokens` limits what ProLong downloads."""
     parts = [part for text in texts for part in split_weight(text)]
     if not parts:
@@ -40,9 +40,12 @@ def open_sources(texts: Sequence[str], seed: int, tokens: int | None) -> tuple[W
         if names.count(name) > 1:
             raise UserError(f"{name} is in the mix twice; name it once, with its total weight.")
     weights = [1.0 if weight is None else weight for _, weight in parts]
-    budgets = [None if tokens is None else round(tokens * w / sum(weights)) for w in weights]
-    each = zip(names, weights, budgets, strict=True)
-    return tuple(WeightedSource(open_source(name, seed, most), w) for name, w, most in each)
+    sources = []
+    for name, weight in zip(names, weights, strict=True):
+        budget = None if tokens is None else round(tokens * weight / sum(weights))
+        sources.append(open_source(name, seed, budget))
+        sources[-1].weight = weight
+    return sources
 
 
 def split_weight(text: str) -> list[tuple[str, float | None]]:

@@ -3,8 +3,6 @@ resumes where it stopped. A document is text, or token ids of a tokenizer that t
 are always decoded and encoded again, never used as they are."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,25 +14,31 @@ Block = str | NDArray[np.uint32]  # text, or token ids of the source's own token
 Document = Iterable[Block]  # a long text comes in several blocks, so that it fits in memory
 
 
-class Source(Protocol):
+class Source:
     name: str  # as the user wrote it
-    endless: bool  # the documents never end, so a budget is needed
-    tokenizer: str | None  # whose token ids the documents hold; None: they are text
+    endless = False  # the documents never end, so a budget is needed
+    tokenizer: str | None = None  # whose token ids the documents hold; None: they are text
+    weight = 1.0  # share of the tokens, relative to the other sources
+    is_local = True  # else it is read from the hub, at one commit
 
     def facts(self) -> dict[str, object]:
         """What determines the documents: hashes of files, or a dataset and its revision."""
-        ...
+        raise NotImplementedError
 
     def read(self, start: int) -> Iterator[Document]:
         """The documents from number `start` on, the same every time. Read each one before asking
         for the next."""
-        ...
+        raise NotImplementedError
 
+    @property
+    def commit(self) -> str | None:
+        """The commit on the hub that is read: the newest, or without a network the one in the
+        cache. None: the source is local."""
+        return None
 
-@dataclass(frozen=True)
-class WeightedSource:
-    source: Source
-    weight: float  # share of the tokens, relative to the other sources
+    def pin(self, commit: str) -> None:
+        """Read this commit, even if there is a newer one."""
+        raise NotImplementedError
 
 
 def write_address(address: str, options: dict[str, str | None]) -> str:
@@ -48,10 +52,7 @@ def take_field(row: dict[str, object], field: str, where: str, tokenizer: str | 
     if field not in row:
         raise UserError(f"{where} has no field {field!r}: {suggest(field, list(map(str, row)))}")
     value = row[field]
-    # Parquet gives numpy arrays, JSON gives lists.
-    is_ids = isinstance(value, list | np.ndarray) and all(
-        isinstance(item, int | np.integer) for item in value[:100]
-    )
+    is_ids = isinstance(value, list) and all(isinstance(item, int) for item in value[:100])
     if isinstance(value, str) and tokenizer is None:
         refuse_half_pair(value, f"{where}: {field!r}")
         return value

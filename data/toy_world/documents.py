@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from bosch.data.sources.source import Source
 from bosch.data.toy_world.tasks import DATASETS
 from bosch.data.toy_world.world import World, paragraph
 
@@ -25,12 +26,11 @@ WORDS_OF_PROSE = 20
 WORDS_OF_ENTRY = 4
 
 
-class ToyDocuments:
+class ToyDocuments(Source):
     """Document i depends on nothing but the seed and i."""
 
     name = "toy"
     endless = True
-    tokenizer: str | None = None
 
     def __init__(self, seed: int):
         self.seed = seed

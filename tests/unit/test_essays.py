@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import random
 import re
 import shutil
@@ -104,11 +103,11 @@ def test_missing_punkt_data_names_the_four_files(tmp_path: Path, untrained_punkt
     assert all(name in str(error.value) for name in named)
 
 
-def test_punkt_data_is_found_through_nltk_data_and_stored_ends_are_read_back(
+def test_punkt_data_is_found_in_nltks_folders_and_stored_ends_are_read_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, untrained_punkt: Path
 ) -> None:
     shutil.copytree(untrained_punkt, tmp_path / "second/tokenizers/punkt_tab/english")
-    monkeypatch.setenv("NLTK_DATA", os.pathsep.join([str(tmp_path), str(tmp_path / "second")]))
+    monkeypatch.setattr("nltk.data.path", [str(tmp_path), str(tmp_path / "second")])
     essays = reader.make_essays(TEXT, "text", untrained_punkt)
     assert reader.make_essays(TEXT, "text").sentence_ends == essays.sentence_ends
     ends = essays.sentence_ends  # stored as those in `data/punkt_spans` are

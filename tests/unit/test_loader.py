@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from bosch.data.loader import IGNORED, Loader, Sequences, check_reuse, open_tokens, prefetch
 from bosch.data.pack import PackConfig, pack_documents
-from bosch.data.sources.source import WeightedSource
 from bosch.data.tokenizer_files import TokenizerText, describe_tokenizer
 from bosch.data.toy_world.documents import ToyDocuments
 from bosch.run.errors import MissingFileError, UserError
@@ -36,7 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, tokenizer: TokenizerText) -
     folder = tmp_path_factory.mktemp("tokens")
     # With this seed no batch at the border of two epochs contains a sequence twice.
     config = PackConfig(SEQ_LEN, SEQ_LEN * 50, held_out_sequences=5, epochs=2, seed=42, workers=1)
-    pack_documents([WeightedSource(ToyDocuments(0), 1.0)], tokenizer, config, folder)
+    pack_documents([ToyDocuments(0)], tokenizer, config, folder)
     seal_folder(folder, {"fingerprint": fingerprint("tokens")})
     return folder
 

@@ -266,9 +266,9 @@ def test_window_and_sinks_are_those_beside_the_table_and_go_out_again(tmp_path: 
 
 def test_what_is_wrong_with_a_table_is_named(tmp_path: Path) -> None:
     for text, value in (
-        ("1 1 0 0\n", "has 1 lines, but org/small (0123456789ab) has 2 layers"),
-        ("1 1 0 0\n1 1 0\n", "layer 1 has 3 values, but org/small"),
-        ("1 1 0 0\n1 nan 0 0\n", "layer 1 is ['1', 'nan', '0', '0']"),
+        ("1 1 0 0\n", "has 1 lines of 4 numbers, but org/small (0123456789ab) is 2 x 4"),
+        ("1 1 0 0\n1 1 0\n", "columns changed from 4 to 3"),
+        ("1 1 0 0\n1 nan 0 0\n", "layer 1 is [1.0, nan, 0.0, 0.0]"),
     ):
         (tmp_path / "heads.tsv").write_text(text)
         with pytest.raises(UserError, match=re.escape(value)):
@@ -282,7 +282,7 @@ def test_import_and_export_by_command(tmp_path: Path, capsys: pytest.CaptureFixt
     model = make_model(tmp_path / "small")
     (tmp_path / "heads.tsv").write_text("0.9\t0.8\t0.1\t0.2\n0.3\t0.4\t0.5\t1.0\n")
     mask, table = tmp_path / "mask.json", tmp_path / "out.tsv"
-    main(["import", str(tmp_path / "heads.tsv"), "--format", "duo", "--model", str(model),
+    main(["import", str(tmp_path / "heads.tsv"), "--model", str(model),
           "--window", "16", "--ratio", "0.55", "--out", str(mask)])  # fmt: skip
     assert "--ratio 0.55 means 5 of 8 groups, 0.625\n" in capsys.readouterr().out
     record = read_mask(mask, read_model_info(model))

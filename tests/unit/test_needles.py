@@ -219,10 +219,10 @@ def test_examples_where_the_smallest_haystack_fits_only_sometimes_are_drawn_unti
 
 
 def test_a_length_that_no_haystack_fits_is_refused_with_one_that_would(build: Any) -> None:
-    for name, unit in (("niah_single_2", "words: 500"), ("niah_multikey_3", "lines: 5")):
+    for name in ("niah_single_2", "niah_multikey_3"):
         with pytest.raises(needles.DoesNotFitError, match=rf"{name} .* 300 ") as error:
             build(name, 300, 2)
-        needed = max(map(int, re.findall(r"\d+", str(error.value).partition(unit)[2])))
+        needed = max(map(int, re.findall(r"\d+", str(error.value).partition("needs")[2])))
         assert len(build(name, needed + 8, 2)) == 2  # a few more tokens, for other draws
 
 

@@ -12,7 +12,7 @@ import pytest
 from bosch.assets import asset_folder
 from bosch.data.needles import token_counter
 from bosch.data.ruler import TASKS as NEW
-from bosch.data.ruler import Draws, read_source
+from bosch.data.ruler import Files, Maker, read_source
 from bosch.eval.metrics import string_match_part
 from bosch.eval.suites import ruler
 from bosch.eval.suites._interface import Example, Scored, Task
@@ -155,8 +155,8 @@ def test_numpys_stream_is_the_frozen_one() -> None:
             pass
         return value + 10000
 
-    draws = Draws(7)
-    assert [int(draws.value()) for _ in range(500)] == [draw() for _ in range(500)]
+    make = Maker("vt", 1_024, 7, len, Files())
+    assert [int(make.value()) for _ in range(500)] == [draw() for _ in range(500)]
 
 
 def test_what_cannot_be_built_is_said(rows: Any) -> None:

@@ -83,6 +83,7 @@ def test_long_text_comes_in_blocks_that_split_no_character(tmp_path: Path) -> No
     [
         ("empty.txt", b"", ""),
         ("latin.txt", b"a" * (BLOCK_BYTES + 10) + b"\xe9", f"{BLOCK_BYTES + 10:,} .*UTF-8"),
+        ("latin.txt.gz", gzip.compress(b"a\xe9", mtime=0), "byte 1 .*UTF-8"),
         ("torn.jsonl", b'{"text": "a"}\n{"text": "b', "line 2"),
         ("other.jsonl", b'{"txt": "a"}\n', "line 1 .*'text': did you mean 'txt'"),
         ("ids.jsonl", b'{"text": [1, 2, 3]}\n', r"line 1: 'text' .*\?tokenizer="),
@@ -168,9 +169,9 @@ def test_prolong_mix_is_that_of_its_first_stage() -> None:
     assert sum(MIX_64K.values()) == pytest.approx(1)
     sources = open_sources(["prolong-64k?tokenizer=llama"], 0, 10**9)
     assert [source.weight for source in sources] == list(MIX_64K.values())
-    assert {source.source.tokenizer for source in sources} == {"llama"}
+    assert {source.tokenizer for source in sources} == {"llama"}
     half = open_sources(["prolong-64k@0.5"], 0, 10**9)[0]
-    assert (half.source.name, half.weight) == ("prolong-64k/thestackv1_concat_by_repo-65536", 0.15)
+    assert (half.name, half.weight) == ("prolong-64k/thestackv1_concat_by_repo-65536", 0.15)
     counted = open_sources(["prolong-64k@2e9"], 0, 10**9)  # weights may be numbers of tokens
     expected = [2e9 * share for share in MIX_64K.values()]
     assert [source.weight for source in counted] == pytest.approx(expected)
