@@ -56,7 +56,7 @@ def register() -> None:
 def bosch_attention(
     module: Any,
     query_BHTD: Tensor,
-    key: Any,  # a tensor, or the `Split` of a hybrid's cache
+    key: Any,  # a tensor, or both are the `Split` of a hybrid's cache
     value: Any,
     attention_mask: Tensor | None,
     scaling: float,
@@ -121,8 +121,8 @@ def _calls_of_hybrid(
     """One for the layer's full groups, and one for its groups with a window."""
     config, num_queries = module.config, query_BHTD.shape[2]
     num_groups, num_full = config.num_key_value_heads, config.bosch["num_full"][module.layer_idx]
-    parts = key[:2] if isinstance(key, Split) else (key,)
-    num_given = sum(part.shape[1] for part in parts if part is not None)
+    parts = [pair[0] for pair in key[:2] if pair] if isinstance(key, Split) else [key]
+    num_given = sum(part.shape[1] for part in parts)
     if num_given != num_groups:
         raise UserError(
             f"layer {module.layer_idx} of this hybrid has {num_groups} KV heads, but this process "
@@ -142,23 +142,23 @@ def _calls_of_hybrid(
         num_past = key.shape[2] - num_queries
         if num_past and num_full < num_groups and not torch.compiler.is_compiling():
             mention_plain_cache()
-        key, value = (Split(x[:, :num_full], x[:, num_full:], num_past) for x in (key, value))
+        sizes = num_full, num_groups - num_full
+        k, v = (x.split(sizes, dim=1) for x in (key, value))
+        key = Split((k[0], v[0]), (k[1], v[1]), num_past)
 
     calls = []
     num_full_heads = num_full * (query_BHTD.shape[1] // num_groups)
     if num_full:
         # A static cache has empty slots after the keys.
         end = key.first_query + num_queries if isinstance(key.first_query, int) else None
-        k_BGSD, v_BGSD = key.full_BGSD[:, :, :end], value.full_BGSD[:, :, :end]
+        k_BGSD, v_BGSD = (x[:, :, :end] for x in key.full)
         calls.append(make_call(query_BHTD[:, :num_full_heads], k_BGSD, v_BGSD))
     if num_full < num_groups:
         width = check_window(config.bosch["window"])
-        whole = make_call(query_BHTD[:, num_full_heads:], key.window_BGLD, value.window_BGLD)
-        first = None if key.first_BGND is None else (key.first_BGND, value.first_BGND)
-        sink = make_sink(source_of(module), width, key.first_query, whole, first)
+        whole = make_call(query_BHTD[:, num_full_heads:], *key.window)
+        sink = make_sink(source_of(module), width, key.first_query, whole, key.first)
         windowed = replace(whole, window_tokens=width, sink=sink)
-        if key.positions_L is not None:  # the ring of a static cache: a mask, by positions
-            positions_L = key.positions_L
+        if (positions_L := key.positions_L) is not None:  # the ring of a static cache: a mask
             new_T1 = torch.arange(num_queries, device=positions_L.device)[:, None]
             queries_T1 = key.first_query + new_T1
             inside_TL = (positions_L >= 0) & (positions_L <= queries_T1)
@@ -166,7 +166,7 @@ def _calls_of_hybrid(
             mask_BNTS = mask_BNTS.index_select(-1, positions_L.clamp_min(0)) & inside_TL
             windowed = replace(windowed, mask_BNTS=mask_BNTS, window_tokens=None)
         elif mask_BNTS is not None:  # its last columns are those of the keys
-            mask_BNTS = mask_BNTS[..., -key.window_BGLD.shape[2] :]
+            mask_BNTS = mask_BNTS[..., -whole.k_BGSD.shape[2] :]
             windowed = replace(windowed, mask_BNTS=mask_BNTS)
         calls.append(windowed)
     return calls
