@@ -40,7 +40,7 @@ PREFIX = "bosch_"  # of the model_type
 # In place of num_key_value_heads in a saved config: the rows of `permutation` have that length.
 # Plain families want a whole number, so that only our classes can load the checkpoint. If only the
 # model_type differed, transformers would log it and run the dense model.
-GUARD = "bosch_hybrid"  # older folders have it as their layer types
+GUARD = "bosch_hybrid"
 
 
 @dataclass
@@ -53,11 +53,6 @@ class HybridConfig:
     write_code: ClassVar[Callable[[Path, Any], dict[str, str]] | None] = None
 
     def __post_init__(self, **kwargs: Any) -> None:
-        own_types = getattr(self, "layer_types", None)
-        if own_types is not None and GUARD in own_types:
-            self.layer_types: list[str] | None = ["full_attention"] * len(own_types)
-        if GUARD in (kwargs.get("layer_types") or ()):
-            del kwargs["layer_types"]
         if vars(self)["num_key_value_heads"] == 0:
             match self.bosch:
                 case {"permutation": [list() as first, *_]}:
@@ -101,13 +96,11 @@ class HybridCausalLM:
         # With the plain signature, where transformers looks up a model's arguments.
         plain: Any = super().forward  # type: ignore[misc]
         forward: Any = cls.forward
-        parameters = inspect.signature(plain).parameters.values()
-        names = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD][1:]  # no self
+        _, *names = inspect.signature(plain).parameters  # no self
 
         @functools.wraps(plain)
         def signed(self: Any, *args: object, **kwargs: Any) -> object:
-            named = dict(zip(names, args, strict=False))
-            return forward(self, *args[len(names) :], **named, **kwargs)
+            return forward(self, **dict(zip(names, args, strict=False)), **kwargs)
 
         cls.forward = signed  # type: ignore[method-assign]
 
