@@ -47,13 +47,10 @@ def search_attention(
     num_layers, num_groups = module.config.num_hidden_layers, call.k_BGSD.shape[1]
     gates_G, layer = None, module.layer_idx
     if bosch_gates is not None:
-        given = type(bosch_gates).__name__
-        if isinstance(bosch_gates, Tensor):
-            given = f"{tuple(bosch_gates.shape)} of {bosch_gates.dtype}"
-        fits = getattr(bosch_gates, "shape", None) == (num_layers, num_groups)
-        if not fits or not bosch_gates.is_floating_point():
+        shape = tuple(getattr(bosch_gates, "shape", ()))
+        if shape != (num_layers, num_groups) or not bosch_gates.is_floating_point():
             raise UserError(
-                f"bosch_gates is {given}; it must be a tensor of {num_layers} layers x "
+                f"bosch_gates has the shape {shape}; it must be a tensor of {num_layers} layers x "
                 f"{num_groups} KV heads with floating-point numbers from 0 (window) to 1 (full "
                 "attention). For masks of 0 and 1 use bosch_mask."
             )
@@ -98,26 +95,21 @@ def mixed_attention(
     def output(groups: list[int], **changes: Any) -> Tensor:
         """(B, T, G, R, D) of some groups, all full or all windowed."""
         if not groups:
-            return call.q_BHTD.new_empty(0)
+            return call.q_BHTD.transpose(1, 2).unflatten(2, (len(row), -1))[:, :, :0]
         picked = replace(_pick(call, groups), **changes)
         return attend(picked, backend).transpose(1, 2).unflatten(2, (len(groups), -1))
 
     kinds = ([group for group, bit in enumerate(row) if bit == kind] for kind in (1, None, 0))
     only_full, both, only_window = kinds
-    parts_BTGRD = []
     full_BTGRD = output(only_full + both, sink=None)
     window_BTGRD = output(both + only_window, window_tokens=window_tokens)
-    if only_full:
-        parts_BTGRD.append(full_BTGRD[:, :, : len(only_full)])
+    full_BTGRD, mixed_BTMRD = full_BTGRD.tensor_split([len(only_full)], dim=2)
     if both:
         assert gates_G is not None
         z_M11 = gates_G[both].to(full_BTGRD.dtype)[:, None, None]
         # Exact at both ends: lerp(a, b, 0) is a and lerp(a, b, 1) is b.
-        of_window, of_full = window_BTGRD[:, :, : len(both)], full_BTGRD[:, :, len(only_full) :]
-        parts_BTGRD.append(torch.lerp(of_window, of_full, z_M11))
-    if only_window:
-        parts_BTGRD.append(window_BTGRD[:, :, len(both) :])
-    out_BTGRD = parts_BTGRD[0] if len(parts_BTGRD) == 1 else torch.cat(parts_BTGRD, dim=2)
+        mixed_BTMRD = torch.lerp(window_BTGRD[:, :, : len(both)], mixed_BTMRD, z_M11)
+    out_BTGRD = torch.cat([full_BTGRD, mixed_BTMRD, window_BTGRD[:, :, len(both) :]], dim=2)
     groups = only_full + both + only_window
     if groups != sorted(groups):
         out_BTGRD = out_BTGRD[:, :, sorted(range(len(groups)), key=groups.__getitem__)]
