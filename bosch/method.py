@@ -127,7 +127,6 @@ class TrainLearner(Protocol):
         num_steps: int,
         batch_sequences: int,  # per step, over all ranks
         sequence_tokens: int,  # must divide the length of the packed sequences
-        weights_rate: float | None = None,  # peak learning rate; None: that of the recovery
         weights_out: Path | None = None,  # where to write the trained model; None: nowhere
         sinks: "Sinks | int | None" = None,  # that windows see; or how many first tokens
     ) -> None: ...
