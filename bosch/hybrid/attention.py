@@ -3,14 +3,16 @@
 SEARCH: a stock model of a family in bosch/families takes a mask of groups as an argument of its
 forward call (bosch/hybrid/search_mode.py). DEPLOY: a materialized model has `config.bosch`; in each
 layer its groups are ordered [full..., window...], and each kind is computed by one call. Further
-arguments: `bosch_backend` names a backend (so does `config.bosch_backend`, for every call), and
-`cu_seq_lens_q` says where packed documents end if their position_ids do not.
+arguments: `bosch_backend` names a backend (so does `config.bosch_backend`, for every call),
+`cu_seq_lens_q` says where packed documents end if their position_ids do not, and `bosch_observe`
+takes a stock layer's number, queries, keys, values, scaling and output, and returns the output.
 """
 # B batch, H query heads, G kv heads, T queries, S keys, L keys of a window cache, D head size, N 1
 # or H
 
 import functools
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -65,6 +67,7 @@ def bosch_attention(
     bosch_window: int | None = None,
     bosch_gates: Tensor | None = None,
     bosch_backend: str | None = None,
+    bosch_observe: Callable[..., Tensor] | None = None,
     position_ids: Tensor | None = None,
     cu_seq_lens_q: Tensor | None = None,
     **others: object,
@@ -105,8 +108,11 @@ def bosch_attention(
     if not is_hybrid:
         call = make_call(query_BHTD, key, value)
         out_BTHD = search_attention(module, call, bosch_mask, bosch_window, bosch_gates, backend)
-        return out_BTHD.contiguous(), None
-    if any(given is not None for given in (bosch_mask, bosch_window, bosch_gates)):
+        out_BTHD = out_BTHD.contiguous()
+        if bosch_observe is not None:
+            out_BTHD = bosch_observe(module.layer_idx, query_BHTD, key, value, scaling, out_BTHD)
+        return out_BTHD, None
+    if any(given is not None for given in (bosch_mask, bosch_window, bosch_gates, bosch_observe)):
         problem = "bosch_mask, bosch_window and bosch_gates are for stock models"
         raise UserError(f"{problem}; this one is a hybrid, whose groups are fixed.")
     calls = _calls_of_hybrid(module, query_BHTD, key, value, mask_BNTS, make_call)
