@@ -8,7 +8,6 @@ calibration set count as damaged, as do incomplete lines, and those examples are
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bosch.method import Inputs
@@ -35,7 +34,7 @@ def measure_haystacks(
 
     def resume() -> dict[int, Result]:
         drop_torn_line(path)
-        return {line["index"]: line["result"] for line in read_results(path, made_of)}
+        return {line["index"]: line["result"] for _, line in read_lines(path, made_of) if line}
 
     def measure_mine() -> Result | None:
         if ranks.rank >= len(missing):
@@ -70,8 +69,3 @@ def identify(inputs: Inputs, method: str) -> str:
     if inputs.sink != "none":
         facts["sink"] = inputs.sink
     return fingerprint(facts | {"method": method, "haystacks": haystacks})
-
-
-def read_results(path: Path, made_of: str) -> list[dict[str, Any]]:
-    """Number (`index`), seconds and result of each example so far."""
-    return [line for _, line in read_lines(path, made_of) if line is not None]

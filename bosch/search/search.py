@@ -129,7 +129,7 @@ class Search:
                 quota=quota,
                 evaluate=evaluate,
                 max_evaluations=planned,
-                # Each subproblem has its own seed.
+                # Each subproblem has its own; a small one, as NOMAD draws `seed` times first.
                 seed=random.Random(f"{self.inputs.seed} {name}").randrange(1_000_000),
                 starts=() if self.settings.optimizer in _interface.WITH_PENALTY else tuple(starts),
                 prior=priors[0] if priors else (),
