@@ -89,21 +89,6 @@ class HybridCausalLM:
     config: Any
     training: bool
 
-    def __init_subclass__(cls, **kwargs: object) -> None:
-        super().__init_subclass__(**kwargs)
-        if HybridCausalLM not in cls.__bases__:  # a subclass of a family's class, as FSDP's
-            return
-        # With the plain signature, where transformers looks up a model's arguments.
-        plain: Any = super().forward  # type: ignore[misc]
-        forward: Any = cls.forward
-        _, *names = inspect.signature(plain).parameters  # no self
-
-        @functools.wraps(plain)
-        def signed(self: Any, *args: object, **kwargs: Any) -> object:
-            return forward(self, **dict(zip(names, args, strict=False)), **kwargs)
-
-        cls.forward = signed  # type: ignore[method-assign]
-
     def __init__(self, config: PretrainedConfig, *args: object, **kwargs: object) -> None:
         if config.bosch is None:
             problem = f"a {config.model_type} needs config.bosch (window, num_full, permutation)"
@@ -177,12 +162,18 @@ def hybrid_classes(
 ) -> tuple[Any, Any]:
     """The config and the model class of a family's hybrid. Its file, `module`, must also give them
     their own names, by which pickle and the loading code of a hybrid's folder find them."""
+    _, *names = inspect.signature(plain_model.forward).parameters  # no self
+
+    @functools.wraps(plain_model.forward)  # its signature says a model's arguments to transformers
+    def forward(self: Any, *args: object, **kwargs: Any) -> object:
+        named: dict[str, Any] = dict(zip(names, args, strict=False))
+        return HybridCausalLM.forward(self, **named, **kwargs)
 
     def make(mixin: type, plain: Any, **attributes: object) -> Any:
         return type(f"Bosch{plain.__name__}", (mixin, plain), {"__module__": module, **attributes})
 
     config = make(HybridConfig, plain_config, model_type=PREFIX + plain_config.model_type)
-    return config, make(HybridCausalLM, plain_model, config_class=config)
+    return config, make(HybridCausalLM, plain_model, config_class=config, forward=forward)
 
 
 def apply_norm(block: nn.Module, name: str | None, hidden_BTC: Tensor) -> Tensor:
