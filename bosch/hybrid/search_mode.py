@@ -57,15 +57,11 @@ def search_attention(
         gates_G = bosch_gates[layer]
     row: list[int | None] = [None] * num_groups
     if bosch_mask is not None:
-        if not hasattr(bosch_mask, "__len__"):  # a GroupMask, say
-            raise UserError(
-                f"bosch_mask is a {type(bosch_mask).__name__}; it must be rows of 0 and 1, such as "
-                "z of a GroupMask (and bosch_window its window_tokens), or use "
-                "bosch.masked(model, mask)."
-            )
-        if len(bosch_mask) != num_layers:
-            raise UserError(f"bosch_mask has {len(bosch_mask)} layers; the model has {num_layers}.")
-        of_layer: Any = bosch_mask[layer]
+        rows: Any = bosch_mask if hasattr(bosch_mask, "__len__") else ()  # a GroupMask has none
+        if len(rows) != num_layers:
+            problem = f"bosch_mask has {len(rows)} layers of 0 and 1; the model has {num_layers}"
+            raise UserError(f"{problem}. Pass z of a GroupMask, or use bosch.masked(model, mask).")
+        of_layer = rows[layer]
         row = of_layer.tolist() if hasattr(of_layer, "tolist") else list(of_layer)
         known = (0, 1) if gates_G is None else (0, 1, None)
         if len(row) != num_groups or any(bit not in known for bit in row):
