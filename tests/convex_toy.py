@@ -64,7 +64,6 @@ class ConvexToy:
         num_steps: int,
         batch_sequences: int,
         sequence_tokens: int,
-        weights_rate: float | None = None,
         weights_out: Path | None = None,
         sinks: object = None,
     ) -> None:

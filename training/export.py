@@ -27,7 +27,6 @@ from bosch.run.errors import UserError
 from bosch.run.fingerprint import fingerprint
 from bosch.run.group import Group
 from bosch.run.progress import say
-from bosch.training.checkpoint import plain_name
 from bosch.training.model_start import DOWN, LORA_SCALE, UP
 from bosch.training.parallel import whole
 
@@ -102,13 +101,6 @@ class Weights:
         if unknown := sorted(in_files.keys() - self._owner.keys()):
             problem = f"{source} has a tensor {unknown[0]}, unknown to its config.json"
             raise UserError(f"{problem}. Save the model again.")
-        known, written = set(self._owner.values()), {self._owner[name] for name in in_files}
-        parameters: dict[Tensor, set[str]] = {}  # tied ones have several names
-        for name, parameter in model.named_parameters(remove_duplicate=False):
-            parameters.setdefault(parameter, set()).add(plain_name(name))
-        for names in parameters.values():
-            if not written & names and names <= known:
-                raise UserError(f"{source} lacks {min(names)}, which its config.json asks for.")
 
     def gather(self, file: Path, keep: bool) -> dict[str, Tensor]:
         """A file's tensors, whole and on the CPU; empty without `keep`. Every rank calls this."""

@@ -2,12 +2,10 @@
 
 Guards: a step with an infinite loss is not made; spikes are reported.
 
-Interruption: a signal or a STOP file ends training after the current step, and ranks do not outlive
-their launcher. (bosch/run/ranks.py sees to it that no rank waits for a dead one.)
-
-When `accelerate launch` with one process is ended, it does not signal that process. So we ask the
-kernel for a SIGTERM when the parent ends. With several processes it passes SIGTERM on, and kills
-those that still run after 30 seconds (TORCH_ELASTIC_SHUTDOWN_TIMEOUT changes that).
+Interruption: a signal or a STOP file ends training after the current step. When `accelerate launch`
+with one process is ended, it does not signal that process, so we ask the kernel for a SIGTERM when
+the parent ends. With several it passes SIGTERM on, and kills those that still run after 30 seconds
+(TORCH_ELASTIC_SHUTDOWN_TIMEOUT changes that).
 """
 
 import ctypes
@@ -40,10 +38,6 @@ ENDS = "training saves and ends after this step; press Ctrl-C again to end it at
 LAUNCHER_VARIABLES = {"ACCELERATE_MIXED_PRECISION", "TORCHELASTIC_RUN_ID"}
 
 
-class TrainingFailedError(UserError):
-    """Loss or gradient stays infinite or NaN."""
-
-
 class Guards:
     """Decides whether the optimizer makes a step. Part of the checkpoint."""
 
@@ -65,7 +59,7 @@ class Guards:
             batch = " ".join(map(str, sequences))
             say(f"step {step}: skipped, loss {loss} and gradient norm {norm}; sequences {batch}")
             if self.in_a_row >= MOST_SKIPPED_IN_A_ROW:
-                raise TrainingFailedError(
+                raise UserError(
                     f"loss or gradient was not finite in {self.in_a_row} steps in a row, the last "
                     f"at step {step} with the sequences {batch}. These steps were skipped. Check "
                     "these sequences, or lower train.peak_learning_rate."

@@ -35,7 +35,6 @@ class LearnerTraining:
         num_steps: int,
         batch_sequences: int,
         sequence_tokens: int,
-        weights_rate: float | None = None,
         weights_out: Path | None = None,
         sinks: Sinks | int | None = None,
     ) -> str | None:
@@ -49,7 +48,6 @@ class LearnerTraining:
             batch_sequences=batch_sequences,
             micro_batch_sequences=micro,
             max_steps=num_steps,
-            peak_learning_rate=weights_rate or self.settings.peak_learning_rate,
             objective="next-token",
             until="budget",
             trained="all",

@@ -3,14 +3,16 @@
 SEARCH: a stock model of a family in bosch/families takes a mask of groups as an argument of its
 forward call (bosch/hybrid/search_mode.py). DEPLOY: a materialized model has `config.bosch`; in each
 layer its groups are ordered [full..., window...], and each kind is computed by one call. Further
-arguments: `bosch_backend` names a backend (so does `config.bosch_backend`, for every call), and
-`cu_seq_lens_q` says where packed documents end if their position_ids do not.
+arguments: `bosch_backend` names a backend (so does `config.bosch_backend`, for every call),
+`cu_seq_lens_q` says where packed documents end if their position_ids do not, and `bosch_observe`
+takes a stock layer's number, queries, keys, values, scaling and output, and returns the output.
 """
 # B batch, H query heads, G kv heads, T queries, S keys, L keys of a window cache, D head size, N 1
 # or H
 
 import functools
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -56,7 +58,7 @@ def register() -> None:
 def bosch_attention(
     module: Any,
     query_BHTD: Tensor,
-    key: Any,  # a tensor, or the `Split` of a hybrid's cache
+    key: Any,  # a tensor, or both are the `Split` of a hybrid's cache
     value: Any,
     attention_mask: Tensor | None,
     scaling: float,
@@ -65,6 +67,7 @@ def bosch_attention(
     bosch_window: int | None = None,
     bosch_gates: Tensor | None = None,
     bosch_backend: str | None = None,
+    bosch_observe: Callable[..., Tensor] | None = None,
     position_ids: Tensor | None = None,
     cu_seq_lens_q: Tensor | None = None,
     **others: object,
@@ -105,8 +108,11 @@ def bosch_attention(
     if not is_hybrid:
         call = make_call(query_BHTD, key, value)
         out_BTHD = search_attention(module, call, bosch_mask, bosch_window, bosch_gates, backend)
-        return out_BTHD.contiguous(), None
-    if any(given is not None for given in (bosch_mask, bosch_window, bosch_gates)):
+        out_BTHD = out_BTHD.contiguous()
+        if bosch_observe is not None:
+            out_BTHD = bosch_observe(module.layer_idx, query_BHTD, key, value, scaling, out_BTHD)
+        return out_BTHD, None
+    if any(given is not None for given in (bosch_mask, bosch_window, bosch_gates, bosch_observe)):
         problem = "bosch_mask, bosch_window and bosch_gates are for stock models"
         raise UserError(f"{problem}; this one is a hybrid, whose groups are fixed.")
     calls = _calls_of_hybrid(module, query_BHTD, key, value, mask_BNTS, make_call)
@@ -121,8 +127,8 @@ def _calls_of_hybrid(
     """One for the layer's full groups, and one for its groups with a window."""
     config, num_queries = module.config, query_BHTD.shape[2]
     num_groups, num_full = config.num_key_value_heads, config.bosch["num_full"][module.layer_idx]
-    parts = key[:2] if isinstance(key, Split) else (key,)
-    num_given = sum(part.shape[1] for part in parts if part is not None)
+    parts = [pair[0] for pair in key[:2] if pair] if isinstance(key, Split) else [key]
+    num_given = sum(part.shape[1] for part in parts)
     if num_given != num_groups:
         raise UserError(
             f"layer {module.layer_idx} of this hybrid has {num_groups} KV heads, but this process "
@@ -142,23 +148,23 @@ def _calls_of_hybrid(
         num_past = key.shape[2] - num_queries
         if num_past and num_full < num_groups and not torch.compiler.is_compiling():
             mention_plain_cache()
-        key, value = (Split(x[:, :num_full], x[:, num_full:], num_past) for x in (key, value))
+        sizes = num_full, num_groups - num_full
+        k, v = (x.split(sizes, dim=1) for x in (key, value))
+        key = Split((k[0], v[0]), (k[1], v[1]), num_past)
 
     calls = []
     num_full_heads = num_full * (query_BHTD.shape[1] // num_groups)
     if num_full:
         # A static cache has empty slots after the keys.
         end = key.first_query + num_queries if isinstance(key.first_query, int) else None
-        k_BGSD, v_BGSD = key.full_BGSD[:, :, :end], value.full_BGSD[:, :, :end]
+        k_BGSD, v_BGSD = (x[:, :, :end] for x in key.full)
         calls.append(make_call(query_BHTD[:, :num_full_heads], k_BGSD, v_BGSD))
     if num_full < num_groups:
         width = check_window(config.bosch["window"])
-        whole = make_call(query_BHTD[:, num_full_heads:], key.window_BGLD, value.window_BGLD)
-        first = None if key.first_BGND is None else (key.first_BGND, value.first_BGND)
-        sink = make_sink(source_of(module), width, key.first_query, whole, first)
+        whole = make_call(query_BHTD[:, num_full_heads:], *key.window)
+        sink = make_sink(source_of(module), width, key.first_query, whole, key.first)
         windowed = replace(whole, window_tokens=width, sink=sink)
-        if key.positions_L is not None:  # the ring of a static cache: a mask, by positions
-            positions_L = key.positions_L
+        if (positions_L := key.positions_L) is not None:  # the ring of a static cache: a mask
             new_T1 = torch.arange(num_queries, device=positions_L.device)[:, None]
             queries_T1 = key.first_query + new_T1
             inside_TL = (positions_L >= 0) & (positions_L <= queries_T1)
@@ -166,7 +172,7 @@ def _calls_of_hybrid(
             mask_BNTS = mask_BNTS.index_select(-1, positions_L.clamp_min(0)) & inside_TL
             windowed = replace(windowed, mask_BNTS=mask_BNTS, window_tokens=None)
         elif mask_BNTS is not None:  # its last columns are those of the keys
-            mask_BNTS = mask_BNTS[..., -key.window_BGLD.shape[2] :]
+            mask_BNTS = mask_BNTS[..., -whole.k_BGSD.shape[2] :]
             windowed = replace(windowed, mask_BNTS=mask_BNTS)
         calls.append(windowed)
     return calls

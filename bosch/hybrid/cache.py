@@ -2,7 +2,7 @@
 
 `hybridize_cache` replaces the layers of a new cache of transformers (dynamic, static, quantized or
 offloaded) with `HybridLayer`s; `generate` and `forward` of our models call it. A `HybridLayer`
-returns a `Split` for keys and one for values, which transformers passes on to the attention.
+returns a `Split` in the place of keys and of values, which transformers passes to the attention.
 """
 # B batch, G kv heads, T new tokens, S tokens held, L tokens of the window part, N first tokens, D
 # head size
@@ -30,13 +30,13 @@ Pair = tuple[Tensor, Tensor]  # keys and values
 
 
 class Split(NamedTuple):
-    """Keys or values of one layer, with the new tokens; a part without groups is None."""
+    """Keys and values of one layer, with the new tokens; a part without groups is None."""
 
-    full_BGSD: Tensor | None
-    window_BGLD: Tensor | None  # the last L positions in order, unless `positions_L` is set
+    full: Pair | None
+    window: Pair | None  # the last L positions in order, unless `positions_L` is set
     first_query: int | Tensor  # position of the first new token; a 0-dim tensor in a static cache
     positions_L: Tensor | None = None  # of the window's entries; negative: the entry is empty
-    first_BGND: Tensor | None = None  # of the window's groups, the first tokens that they keep
+    first: Pair | None = None  # of the window's groups, the first tokens that they keep
 
 
 class GrowingLayer(DynamicLayer):
@@ -47,21 +47,16 @@ class GrowingLayer(DynamicLayer):
     SPARE_TOKENS = 256  # room after a prompt, so that a short answer does not move the buffer
 
     def __init__(self) -> None:
-        # No super().__init__(): it would assign keys and values, which are properties here.
+        # No super().__init__(): it would assign what are properties here.
         self.reset()
 
-    @property
-    def keys(self) -> Tensor | None:  # type: ignore[override]
-        return None if self._buffers is None else self._held()[0]
-
-    @property
-    def values(self) -> Tensor | None:  # type: ignore[override]
-        return None if self._buffers is None else self._held()[1]
+    is_initialized = property(lambda self: self._buffers is not None)
+    keys = property(lambda self: self._buffers and self._held()[0])
+    values = property(lambda self: self._buffers and self._held()[1])
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.dtype, self.device = key_states.dtype, key_states.device
         self._hold(key_states[:, :, :0], value_states[:, :, :0])
-        self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> Pair:
         if not self.is_initialized:
@@ -76,7 +71,6 @@ class GrowingLayer(DynamicLayer):
         self._stop -= min(_tokens_to_remove(tokens_to_remove), self.num_held)
 
     def reset(self) -> None:
-        self.is_initialized = False
         self._buffers: Pair | None = None
         self._start = self._stop = 0  # the part of the buffers in use
 
@@ -90,11 +84,10 @@ class GrowingLayer(DynamicLayer):
         self._change(lambda x: x[indices])
 
     def offload(self) -> None:
-        self._move("cpu")
+        self._change(lambda x: x.to("cpu", non_blocking=True))
 
     def prefetch(self) -> None:
-        if self.is_initialized:
-            self._move(self.device)
+        self._change(lambda x: x.to(self.device, non_blocking=True))
 
     @property
     def num_held(self) -> int:
@@ -132,11 +125,6 @@ class GrowingLayer(DynamicLayer):
         if self._buffers is not None:
             self._hold(*map(change, self._held()))
 
-    def _move(self, device: torch.device | str) -> None:
-        if self._buffers is not None:
-            keys, values = (x.to(device, non_blocking=True) for x in self._buffers)
-            self._buffers = keys, values
-
 
 class RollingLayer(GrowingLayer):
     """The last W-1 positions, which a new token sees besides itself. `update` returns them followed
@@ -148,9 +136,6 @@ class RollingLayer(GrowingLayer):
         super().__init__()
         self.window_tokens = window_tokens
         self.record_past = False
-
-    def activate_past_recording(self) -> None:
-        self.record_past = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> Pair:
         if not self.is_initialized:
@@ -209,7 +194,7 @@ class RingLayer(StaticLayer):
         super().__init__(max_cache_len=min(window_tokens, max_cache_len))
         self.window_tokens = window_tokens
 
-    def roll(self, k_BGTD: Tensor, v_BGTD: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    def roll(self, k_BGTD: Tensor, v_BGTD: Tensor) -> tuple[Pair, Tensor | None]:
         """Keys and values that the new tokens can see, and their positions. None: these are only
         the new tokens."""
         slots, new = self.max_cache_len, k_BGTD.shape[2]
@@ -218,26 +203,24 @@ class RingLayer(StaticLayer):
             self.lazy_initialization(k_BGTD, v_BGTD)
         first = self.cumulative_length.clone()
         self.cumulative_length.add_(new)
-        keys, values, positions_L = k_BGTD, v_BGTD, None
+        pairs: Any = ((self.keys, k_BGTD), (self.values, v_BGTD))
+        seen, positions_L = (k_BGTD, v_BGTD), None
         if new > 1 and not is_first:
             # The last of several tokens would overwrite what the first sees: it is read before.
             positions_L = first + torch.arange(1 - slots, new, device=self.device)
             past_slots = positions_L[: slots - 1] % slots
-            keys, values = (
-                torch.cat([buffer.index_select(2, past_slots), x_BGTD], dim=2)  # type: ignore[union-attr]
-                for buffer, x_BGTD in ((self.keys, k_BGTD), (self.values, v_BGTD))
-            )
+            k, v = (torch.cat([held.index_select(2, past_slots), x], 2) for held, x in pairs)
+            seen = k, v
         # Write the last of the new tokens to their slots.
         count = min(new, slots)
         to_slots = (self.cumulative_length + torch.arange(-count, 0, device=self.device)) % slots
-        for buffer, x_BGTD in ((self.keys, k_BGTD), (self.values, v_BGTD)):
-            assert buffer is not None
-            buffer.index_copy_(2, to_slots, x_BGTD[:, :, -count:])
+        for held, x_BGTD in pairs:
+            held.index_copy_(2, to_slots, x_BGTD[:, :, -count:])
         if new > 1 or is_first:
-            return keys, values, positions_L
+            return seen, positions_L
         # Slot s holds the newest position that is s modulo the number of slots.
         age_L = (first - torch.arange(slots, device=self.device)) % slots
-        return self.keys, self.values, first - age_L  # type: ignore[return-value]
+        return (self.keys, self.values), first - age_L  # type: ignore[return-value]
 
 
 class FirstLayer(GrowingLayer):
@@ -350,20 +333,18 @@ class HybridLayer(CacheLayerMixin):
         first_query = self.get_seq_length()
         if isinstance(first_query, Tensor):
             first_query = first_query.clone()  # a static layer returns its own counter
-        k, v = list(self._cut(key_states)), list(self._cut(value_states))
-        k_full = v_full = k_window = v_window = positions = k_first = v_first = None
+        k, v = self._cut(key_states), self._cut(value_states)
+        first = full = window = positions_L = None
         if self.first is not None:
-            k_first, v_first = self.first.keep(k[-1], v[-1], first_query)
+            first = self.first.keep(k[-1], v[-1], first_query)
         if self.full is not None:
-            k_full, v_full = self.full.update(k[0], v[0], *args, **kwargs)
+            full = self.full.update(k[0], v[0], *args, **kwargs)
         if isinstance(self.window, RingLayer):
-            k_window, v_window, positions = self.window.roll(k[-1], v[-1])
+            window, positions_L = self.window.roll(k[-1], v[-1])
         elif self.window is not None:
-            k_window, v_window = self.window.update(k[-1], v[-1], *args, **kwargs)
-        return (
-            Split(k_full, k_window, first_query, positions, k_first),
-            Split(v_full, v_window, first_query, positions, v_first),
-        )
+            window = self.window.update(k[-1], v[-1], *args, **kwargs)
+        split = Split(full, window, first_query, positions_L, first)
+        return split, split
 
     def get_seq_length(self) -> int:
         return self.parts[0].get_seq_length()
@@ -378,7 +359,7 @@ class HybridLayer(CacheLayerMixin):
 
     def activate_past_recording(self) -> None:
         if isinstance(self.window, RollingLayer):
-            self.window.activate_past_recording()
+            self.window.record_past = True
 
     offload = _of_each_part("offload")
     prefetch = _of_each_part("prefetch")

@@ -159,9 +159,5 @@ def permute_groups(
     dim, num_groups = dimensions.get(parameter), len(row)
     if dim is None:
         return tensor
-    size = tensor.shape[dim]
-    if size % (num_groups * head_size):
-        problem = f"{name} has {size} entries along dimension {dim}"
-        raise UserError(f"{problem}, not a multiple of {num_groups} heads of {head_size}.")
-    blocks = tensor.unflatten(dim, (num_groups, size // num_groups))
+    blocks = tensor.unflatten(dim, (num_groups, -1))
     return blocks.index_select(dim, torch.tensor(row, device=tensor.device)).flatten(dim, dim + 1)

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -91,9 +90,8 @@ def full_groups(config: PretrainedConfig) -> list[list[int]]:
 def mask_record(config: PretrainedConfig) -> MaskFile:
     """The mask of a hybrid as in mask.json, with the window that the config has now."""
     origin: Mapping[str, Any] = config.bosch.get(MASK_KEY) or {}
-    unit = origin.get("unit", "group")
-    mask = GroupMask.from_rows(full_groups(config), config.bosch["window"], unit)
-    mask = replace(mask, sink=kind_of(config))
+    z, window = tuple(map(tuple, full_groups(config))), config.bosch["window"]
+    mask = GroupMask(z, window, origin.get("unit", "group"), kind_of(config))
     model = info_of(config, config.model_type)
     if given := origin.get("model"):
         model = ModelInfo(**given)

@@ -3,13 +3,10 @@
     materialize(Path("Qwen3-8B"), read_mask(Path("mask.json")), Path("hybrid"))
     unmaterialize(Path("hybrid"), Path("dense-again"))          # the original weights, bit for bit
 
-Weights are rewritten file by file (bosch/hybrid/shards.py). A check then compares the logits of the
-new folder with those of the source in search mode, with one model in memory at a time. config.json
-is written after the check, so an unchecked folder cannot be loaded.
-
-Loaded as the plain family, such a folder would be a dense model that answers fluently and wrong;
-what its config does against that is in bosch/hybrid/models.py. Tensors keep the plain family's
-names, so that LoRA and quantizers work.
+Weights are rewritten file by file (bosch/hybrid/shards.py) under the plain family's names, so that
+LoRA and quantizers work. A check then compares the logits of the new folder with those of the
+source in search mode, with one model in memory at a time. config.json is written after the check,
+so an unchecked folder cannot be loaded.
 """
 
 import copy
@@ -63,7 +60,7 @@ def materialize(source: Path, record: MaskFile, out: Path, sinks: Sinks | None =
         facts["sink"] = sink_as_json(mask.sink)
     config = conversion.hybrid_config(plain, mask.z, mask.window_tokens, **facts)
     config.architectures = [family_of(config).model_class.__name__]
-    added = conversion.sink_parameters(sinks, config) if mask.sink == "static" else {}
+    added = conversion.sink_parameters(sinks, config)
     _write(source, plain, out, config, config.bosch["permutation"], added)
     _judge(out, source, compare_logits(source, plain, out, config))
     export.write_exports(out, config, source)
@@ -98,13 +95,12 @@ def as_layer_types(source: Path, out: Path) -> None:
         raise UserError(f"{problem}; make the hybrid with --sink none.")
     kinds = ["full_attention" if count else "sliding_attention" for count in num_full]
     plain.update({"layer_types": kinds, "sliding_window": window, "use_sliding_window": True})
-    family = family_of(plain)
-    plain.architectures = [family.plain_model_class.__name__]
+    plain.architectures = [family_of(plain).plain_model_class.__name__]
     _write(source, hybrid, out, plain)  # groups of whole layers were never moved
     own, stock = copy.deepcopy(hybrid), copy.deepcopy(plain)
     own.bosch["window"] = stock.sliding_window = min(CHECK_WINDOW, window)
-    ours, _ = logits(family.model_class, source, own)
-    theirs, _ = logits(family.plain_model_class, out, stock, attention="eager")
+    ours, _ = logits(source, own)
+    theirs, _ = logits(out, stock, attention="eager")
     _judge(out, source, float((ours - theirs).abs().max() / ours.abs().max()))
     _publish(out, plain)
 
@@ -222,11 +218,11 @@ def compare_logits(
 ) -> float:
     """The largest difference of the hybrid's logits from those of search mode, relative to the
     largest logit."""
-    family, shortened = family_of(hybrid), copy.deepcopy(hybrid)
+    shortened = copy.deepcopy(hybrid)
     window = shortened.bosch["window"] = min(CHECK_WINDOW, hybrid.bosch["window"])
-    deployed, sinks = logits(family.model_class, hybrid_folder, shortened)
+    deployed, sinks = logits(hybrid_folder, shortened)
     mask = {"bosch_mask": export.full_groups(hybrid), "bosch_window": window}
-    searched, _ = logits(family.plain_model_class, plain_folder, plain, sinks, **mask)
+    searched, _ = logits(plain_folder, plain, sinks, **mask)
     return float((deployed - searched).abs().max() / searched.abs().max())
 
 
@@ -244,7 +240,6 @@ def _judge(out: Path, source: Path, difference: float) -> None:
 
 @torch.no_grad()
 def logits(
-    model_class: Any,
     folder: Path,
     config: PretrainedConfig,
     sinks: Sinks | int | None = None,
@@ -253,24 +248,16 @@ def logits(
 ) -> tuple[Tensor, Sinks | int | None]:
     """The last logits of a random text in float64, from weights that stay in their own type, and a
     hybrid's sinks. `sinks`: those that a dense model gets."""
-    with explain_library_errors(f"transformers cannot load {folder}"):
-        model, loading = model_class.from_pretrained(
-            folder,
-            config=config,
-            attn_implementation=attention,
-            experts_implementation="eager",  # the grouped kernel has no float64
-            dtype="auto",
-            output_loading_info=True,
-            # Not used here. Where a folder has none, transformers reads config.json, which is
-            # written after this check.
-            generation_config=GenerationConfig(),
-            **LOCAL,
-        )
-    if loading["missing_keys"]:
-        missing = ", ".join(sorted(loading["missing_keys"])[:3])
-        raise UserError(f"{folder} has no weights {missing}; fetch or copy it once more.")
     device = _device_with_room(folder)
-    model.to(device).eval()
+    how: dict[str, Any] = {
+        "config": config,
+        "attn_implementation": attention,
+        "experts_implementation": "eager",  # the grouped kernel has no float64
+        # Not used here. Where a folder has none, transformers reads config.json, which is written
+        # after this check.
+        "generation_config": GenerationConfig(),
+    }
+    model: Any = models.load_model(folder, "auto", device, **how)
     own_sinks = sinks_of(model) if config.model_type.startswith(PREFIX) else None
     if sinks is not None:
         attach_sinks(model, sinks)

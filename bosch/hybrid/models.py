@@ -40,7 +40,7 @@ PREFIX = "bosch_"  # of the model_type
 # In place of num_key_value_heads in a saved config: the rows of `permutation` have that length.
 # Plain families want a whole number, so that only our classes can load the checkpoint. If only the
 # model_type differed, transformers would log it and run the dense model.
-GUARD = "bosch_hybrid"  # older folders have it as their layer types
+GUARD = "bosch_hybrid"
 
 
 @dataclass
@@ -53,11 +53,6 @@ class HybridConfig:
     write_code: ClassVar[Callable[[Path, Any], dict[str, str]] | None] = None
 
     def __post_init__(self, **kwargs: Any) -> None:
-        own_types = getattr(self, "layer_types", None)
-        if own_types is not None and GUARD in own_types:
-            self.layer_types: list[str] | None = ["full_attention"] * len(own_types)
-        if GUARD in (kwargs.get("layer_types") or ()):
-            del kwargs["layer_types"]
         if vars(self)["num_key_value_heads"] == 0:
             match self.bosch:
                 case {"permutation": [list() as first, *_]}:
@@ -93,23 +88,6 @@ class HybridCausalLM:
 
     config: Any
     training: bool
-
-    def __init_subclass__(cls, **kwargs: object) -> None:
-        super().__init_subclass__(**kwargs)
-        if HybridCausalLM not in cls.__bases__:  # a subclass of a family's class, as FSDP's
-            return
-        # With the plain signature, where transformers looks up a model's arguments.
-        plain: Any = super().forward  # type: ignore[misc]
-        forward: Any = cls.forward
-        parameters = inspect.signature(plain).parameters.values()
-        names = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD][1:]  # no self
-
-        @functools.wraps(plain)
-        def signed(self: Any, *args: object, **kwargs: Any) -> object:
-            named = dict(zip(names, args, strict=False))
-            return forward(self, *args[len(names) :], **named, **kwargs)
-
-        cls.forward = signed  # type: ignore[method-assign]
 
     def __init__(self, config: PretrainedConfig, *args: object, **kwargs: object) -> None:
         if config.bosch is None:
@@ -184,12 +162,18 @@ def hybrid_classes(
 ) -> tuple[Any, Any]:
     """The config and the model class of a family's hybrid. Its file, `module`, must also give them
     their own names, by which pickle and the loading code of a hybrid's folder find them."""
+    _, *names = inspect.signature(plain_model.forward).parameters  # no self
+
+    @functools.wraps(plain_model.forward)  # its signature says a model's arguments to transformers
+    def forward(self: Any, *args: object, **kwargs: Any) -> object:
+        named: dict[str, Any] = dict(zip(names, args, strict=False))
+        return HybridCausalLM.forward(self, **named, **kwargs)
 
     def make(mixin: type, plain: Any, **attributes: object) -> Any:
         return type(f"Bosch{plain.__name__}", (mixin, plain), {"__module__": module, **attributes})
 
     config = make(HybridConfig, plain_config, model_type=PREFIX + plain_config.model_type)
-    return config, make(HybridCausalLM, plain_model, config_class=config)
+    return config, make(HybridCausalLM, plain_model, config_class=config, forward=forward)
 
 
 def apply_norm(block: nn.Module, name: str | None, hidden_BTC: Tensor) -> Tensor:

@@ -47,28 +47,21 @@ def search_attention(
     num_layers, num_groups = module.config.num_hidden_layers, call.k_BGSD.shape[1]
     gates_G, layer = None, module.layer_idx
     if bosch_gates is not None:
-        given = type(bosch_gates).__name__
-        if isinstance(bosch_gates, Tensor):
-            given = f"{tuple(bosch_gates.shape)} of {bosch_gates.dtype}"
-        fits = getattr(bosch_gates, "shape", None) == (num_layers, num_groups)
-        if not fits or not bosch_gates.is_floating_point():
+        shape = tuple(getattr(bosch_gates, "shape", ()))
+        if shape != (num_layers, num_groups) or not bosch_gates.is_floating_point():
             raise UserError(
-                f"bosch_gates is {given}; it must be a tensor of {num_layers} layers x "
+                f"bosch_gates has the shape {shape}; it must be a tensor of {num_layers} layers x "
                 f"{num_groups} KV heads with floating-point numbers from 0 (window) to 1 (full "
                 "attention). For masks of 0 and 1 use bosch_mask."
             )
         gates_G = bosch_gates[layer]
     row: list[int | None] = [None] * num_groups
     if bosch_mask is not None:
-        if not hasattr(bosch_mask, "__len__"):  # a GroupMask, say
-            raise UserError(
-                f"bosch_mask is a {type(bosch_mask).__name__}; it must be rows of 0 and 1, such as "
-                "z of a GroupMask (and bosch_window its window_tokens), or use "
-                "bosch.masked(model, mask)."
-            )
-        if len(bosch_mask) != num_layers:
-            raise UserError(f"bosch_mask has {len(bosch_mask)} layers; the model has {num_layers}.")
-        of_layer: Any = bosch_mask[layer]
+        rows: Any = bosch_mask if hasattr(bosch_mask, "__len__") else ()  # a GroupMask has none
+        if len(rows) != num_layers:
+            problem = f"bosch_mask has {len(rows)} layers of 0 and 1; the model has {num_layers}"
+            raise UserError(f"{problem}. Pass z of a GroupMask, or use bosch.masked(model, mask).")
+        of_layer = rows[layer]
         row = of_layer.tolist() if hasattr(of_layer, "tolist") else list(of_layer)
         known = (0, 1) if gates_G is None else (0, 1, None)
         if len(row) != num_groups or any(bit not in known for bit in row):
@@ -98,26 +91,21 @@ def mixed_attention(
     def output(groups: list[int], **changes: Any) -> Tensor:
         """(B, T, G, R, D) of some groups, all full or all windowed."""
         if not groups:
-            return call.q_BHTD.new_empty(0)
+            return call.q_BHTD.transpose(1, 2).unflatten(2, (len(row), -1))[:, :, :0]
         picked = replace(_pick(call, groups), **changes)
         return attend(picked, backend).transpose(1, 2).unflatten(2, (len(groups), -1))
 
     kinds = ([group for group, bit in enumerate(row) if bit == kind] for kind in (1, None, 0))
     only_full, both, only_window = kinds
-    parts_BTGRD = []
     full_BTGRD = output(only_full + both, sink=None)
     window_BTGRD = output(both + only_window, window_tokens=window_tokens)
-    if only_full:
-        parts_BTGRD.append(full_BTGRD[:, :, : len(only_full)])
+    full_BTGRD, mixed_BTMRD = full_BTGRD.tensor_split([len(only_full)], dim=2)
     if both:
         assert gates_G is not None
         z_M11 = gates_G[both].to(full_BTGRD.dtype)[:, None, None]
         # Exact at both ends: lerp(a, b, 0) is a and lerp(a, b, 1) is b.
-        of_window, of_full = window_BTGRD[:, :, : len(both)], full_BTGRD[:, :, len(only_full) :]
-        parts_BTGRD.append(torch.lerp(of_window, of_full, z_M11))
-    if only_window:
-        parts_BTGRD.append(window_BTGRD[:, :, len(both) :])
-    out_BTGRD = parts_BTGRD[0] if len(parts_BTGRD) == 1 else torch.cat(parts_BTGRD, dim=2)
+        mixed_BTMRD = torch.lerp(window_BTGRD[:, :, : len(both)], mixed_BTMRD, z_M11)
+    out_BTGRD = torch.cat([full_BTGRD, mixed_BTMRD, window_BTGRD[:, :, len(both) :]], dim=2)
     groups = only_full + both + only_window
     if groups != sorted(groups):
         out_BTGRD = out_BTGRD[:, :, sorted(range(len(groups)), key=groups.__getitem__)]

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
@@ -16,6 +15,7 @@ from bosch.hybrid.conversion import head_size
 from bosch.hybrid.sinks import KEY, VALUE, Sinks, kind_of
 from bosch.masks.mask import MaskFile
 from bosch.masks.window import sink_tokens
+from bosch.model import explain_library_errors
 from bosch.run.errors import MissingFileError, UserError
 from bosch.run.files import write_atomically
 
@@ -61,10 +61,8 @@ def read_sinks(folder: Path, record: MaskFile) -> Sinks:
     if not path.is_file():
         problem = f"{path} does not exist, but the mask beside it has static sinks"
         raise MissingFileError(f"{problem}; copy it from where the mask was searched.")
-    try:
+    with explain_library_errors(f"{path} is not a file of sinks"):
         sinks = Sinks(**load(path.read_bytes()))
-    except (SafetensorError, TypeError) as error:
-        raise UserError(f"{path} is not a file of sinks: {error}.") from error
     for name, x_LGD in sinks._asdict().items():
         if tuple(x_LGD.shape) != shape:
             raise UserError(f"{path}: {name} is {tuple(x_LGD.shape)}; this model needs {shape}.")

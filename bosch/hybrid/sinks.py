@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from bosch.backends._interface import AttentionCall, Sink
 from bosch.masks.window import sink_from_json, sink_tokens
-from bosch.run.errors import UserError
 
 KEY, VALUE = "window_sink_key", "window_sink_value"  # of a hybrid's attention modules
 ATTACHED = "search_sink"  # attribute of a dense model and of its attention modules
@@ -114,10 +113,7 @@ def add_sinks(model: Any, config: Any) -> None:
 
 def kind_of(config: Any) -> str:
     """none, static or tokens=S."""
-    try:
-        return sink_from_json(config.bosch.get("sink", "none"))
-    except UserError as error:
-        raise UserError(f"config.bosch['sink']: {error}") from None
+    return sink_from_json(config.bosch.get("sink", "none"))
 
 
 def is_sink(name: str) -> bool:

@@ -10,11 +10,11 @@ from typing import Any
 from bosch.masks.formats import smallest
 from bosch.masks.mask import MaskFile, write_mask
 from bosch.method import Inputs, Scores, Selection
-from bosch.methods._examples import FILE, identify, read_results
+from bosch.methods._examples import FILE, identify
 from bosch.methods._settings import load_method
 from bosch.run.checkout import provenance
 from bosch.run.errors import UserError
-from bosch.run.files import write_atomically
+from bosch.run.files import read_lines, write_atomically
 from bosch.run.fingerprint import plain
 
 
@@ -84,7 +84,8 @@ def write_selection(name: str, inputs: Inputs, selection: Selection, began: floa
         write_atomically(folder / "scores.json", text)
     seconds = time.monotonic() - began
     if (path := folder / FILE).is_file():  # those of earlier attempts count too
-        seconds = sum(line["seconds"] for line in read_results(path, identify(inputs, name)))
+        lines = read_lines(path, identify(inputs, name))
+        seconds = sum(line["seconds"] for _, line in lines if line)
     cost = {"method": name, "seconds": round(seconds, 3), **(selection.cost or {})}
     write_atomically(folder / "time.json", json.dumps(cost) + "\n")
     write_mask(folder / "mask.json", record)

@@ -8,7 +8,6 @@ calibration set count as damaged, as do incomplete lines, and those examples are
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bosch.method import Inputs
@@ -26,28 +25,22 @@ Result = dict[str, Any]  # of one example: statistics by name, as JSON
 def measure_haystacks(
     inputs: Inputs, method: str, measure: "Callable[[Haystack], Result]"
 ) -> list[Result]:
-    """The results of `measure` on each haystack."""
-    haystacks = inputs.calibration.haystacks
-    return measure_each(inputs, method, len(haystacks), "examples", lambda n: measure(haystacks[n]))
-
-
-def measure_each(
-    inputs: Inputs, method: str, count: int, unit: str, measure: Callable[[int], Result]
-) -> list[Result]:
-    """`measure(0)` to `measure(count - 1)`, on every rank. Results in the folder are reused."""
+    """The results of `measure` on each haystack, on every rank. Those in the folder are reused."""
     from bosch.run.group import Group, joined  # imports torch
 
     path, made_of = inputs.folder / FILE, identify(inputs, method)
+    haystacks = inputs.calibration.haystacks
+    numbers = range(len(haystacks))
 
     def resume() -> dict[int, Result]:
         drop_torn_line(path)
-        return {line["index"]: line["result"] for line in read_results(path, made_of)}
+        return {line["index"]: line["result"] for _, line in read_lines(path, made_of) if line}
 
     def measure_mine() -> Result | None:
         if ranks.rank >= len(missing):
             return None
         index, began = missing[ranks.rank], time.monotonic()
-        result = measure(index)
+        result = measure(haystacks[index])
         seconds = round(time.monotonic() - began, 3)
         return {"index": index, "seconds": seconds, "result": result}
 
@@ -55,14 +48,14 @@ def measure_each(
         ranks = Group.current()
         results = ranks.from_rank_0(resume)
         opened = open_own_file(path, "ab") if ranks.rank == 0 else nullcontext()
-        with opened as file, track(method, count, unit, done=len(results)) as bar:
-            while missing := [index for index in range(count) if index not in results]:
+        with opened as file, track(method, len(numbers), "examples", done=len(results)) as bar:
+            while missing := [index for index in numbers if index not in results]:
                 for line in filter(None, ranks.gather(ranks.all_succeed(measure_mine))):
                     if file is not None:
                         append_line(file, line, made_of)
                     results[line["index"]] = line["result"]
                     bar.advance()
-    return [results[index] for index in range(count)]
+    return [results[index] for index in numbers]
 
 
 def identify(inputs: Inputs, method: str) -> str:
@@ -76,8 +69,3 @@ def identify(inputs: Inputs, method: str) -> str:
     if inputs.sink != "none":
         facts["sink"] = inputs.sink
     return fingerprint(facts | {"method": method, "haystacks": haystacks})
-
-
-def read_results(path: Path, made_of: str) -> list[dict[str, Any]]:
-    """Number (`index`), seconds and result of each example so far."""
-    return [line for _, line in read_lines(path, made_of) if line is not None]

@@ -1,13 +1,12 @@
 """Shared by the methods that learn gates: how long they learn, and the way from gates to the mask.
 
-The stage's folder holds, besides the files of training, `learned.json` (the final values of the
-gates; a stage killed after that does not learn again) and, with `weights=learned`, the trained
-weights. The course of the gates is in `metrics.jsonl` and TensorBoard, as means of each layer."""
+The stage's folder holds the files of training and, with `weights=learned`, the trained weights. The
+course of the gates is in `metrics.jsonl` and TensorBoard, as means of each layer."""
 # U units, which have one gate each: [layer][group] or [layer][0]
 
 import math
-from dataclasses import asdict, dataclass, replace
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
 
 from bosch.config import above_0, at_least
 from bosch.gates import ConstrainedGates, GateLearner, Granularity, ScalarGates, lowest
@@ -15,11 +14,9 @@ from bosch.masks.mask import Unit
 from bosch.method import WEIGHTS, Inputs, ParameterGroup, Scores, Selection
 from bosch.model import read_model_info
 from bosch.run.errors import UserError
-from bosch.run.files import read_lines, sealed_lines, write_atomically
 from bosch.run.progress import say
 from bosch.run.ranks import rank_and_world
 
-LEARNED = "learned.json"
 MOST_SEQUENCE_TOKENS = 8_192  # ConSA's
 LEAST_WINDOWS = 4
 
@@ -34,18 +31,13 @@ class GateSettings:
     steps: int = 1_000  # fewer if the tokens do not suffice
     # Largest share of the tokens. ConSA's first stage takes 1B tokens, 40 % of BOSCH's.
     token_share: float = 0.4
-    # Length of a sequence; must divide the packed length. None: ConSA's 8,192, or shorter if the
-    # tokens hold too few steps, since gates need many steps to settle; at least four windows.
-    sequence_tokens: int | None = None
     batch_sequences: int | None = None  # per step; None: so that `steps` steps use the tokens
-    weights_learning_rate: float | None = None  # peak; None: that of the recovery training
     # original: the mask is for the original model, as searched masks are. learned: for the weights
     # trained with the gates, as in ConSA; the recovery then sees the same tokens again.
     weights: Literal["original", "learned"] = "original"
 
     def __post_init__(self) -> None:
-        at_least(1, self, "", "steps", "sequence_tokens", "batch_sequences")
-        above_0(self, "", "weights_learning_rate")
+        at_least(1, self, "", "steps", "batch_sequences")
         above_0(self, "", "token_share", most=1)
 
     @property
@@ -53,8 +45,7 @@ class GateSettings:
         return "layer" if self.granularity == "layer" else "group"
 
 
-@dataclass(frozen=True)
-class Length:
+class Length(NamedTuple):
     """How long gates are learned."""
 
     num_steps: int
@@ -66,18 +57,13 @@ def choose_length(
     settings: GateSettings, num_tokens: int, packed_tokens: int, window_tokens: int, world: int = 1
 ) -> Length:
     """The requested steps, or as many as the tokens hold. `packed_tokens`: length of a packed
-    sequence."""
-    tokens = int(settings.token_share * num_tokens)
-    length = settings.sequence_tokens or packed_tokens
-    if packed_tokens % length:
-        problem = f"sequence_tokens is {length:,}"
-        raise UserError(f"{problem}, which does not divide sequences of {packed_tokens:,} tokens.")
-    if settings.sequence_tokens is None:
-        # On sequences of fewer windows, full attention sees little more than the window.
-        while length % 2 == 0 and length // 2 >= LEAST_WINDOWS * window_tokens:
-            if length <= MOST_SEQUENCE_TOKENS and tokens // length >= settings.steps:
-                break
-            length //= 2
+    sequence, which is halved until the tokens hold the steps: gates need many to settle."""
+    tokens, length = int(settings.token_share * num_tokens), packed_tokens
+    # On sequences of fewer windows, full attention sees little more than the window.
+    while length % 2 == 0 and length // 2 >= LEAST_WINDOWS * window_tokens:
+        if length <= MOST_SEQUENCE_TOKENS and tokens // length >= settings.steps:
+            break
+        length //= 2
     sequences = tokens // length
     # Rounded down to a multiple of 2, or of 8 if there are enough sequences, so that the
     # gates are the same with that many processes as with one.
@@ -98,52 +84,39 @@ def learn(
     inputs: Inputs, gates: ConstrainedGates | ScalarGates, groups: list[ParameterGroup]
 ) -> Selection:
     """Train gates and weights together, and return the mask. Every rank calls this."""
-    learning, path, settings = inputs.learning, inputs.folder / LEARNED, inputs.settings
+    learning, settings, window = inputs.learning, inputs.settings, inputs.window_tokens
     assert learning is not None  # make_mask has checked
-    rank, world = rank_and_world()
-    window = inputs.window_tokens
-    if path.is_file():  # killed after that, and perhaps resumed with another number of processes
-        learned = next((line.content for line in read_lines(path)), None)
-        if learned is None or learned.keys() != {"table", "figures", "length"}:
-            raise UserError(f"{path} is damaged; remove it to learn the gates again.")
-    else:
-        tokens = learning.num_tokens, learning.sequence_tokens
-        chosen = choose_length(settings, *tokens, window, world)
-        if chosen.sequence_tokens <= window:
-            say(
-                f"warning: a window of {window:,} tokens covers whole sequences of "
-                f"{chosen.sequence_tokens:,} tokens: the gates learn nothing from them"
-            )
-        learning.train(
-            GateLearner(gates, groups, window, chosen.num_steps),
-            inputs.folder,
-            chosen.num_steps,
-            chosen.batch_sequences,
-            chosen.sequence_tokens,
-            settings.weights_learning_rate,
-            inputs.folder / WEIGHTS if settings.weights == "learned" else None,
-            # Not of inputs.model, which would stay in memory beside the one that is trained.
-            inputs.sinks_of(inputs.load_model()) if inputs.sink != "none" else None,
+    tokens = learning.num_tokens, learning.sequence_tokens
+    length = choose_length(settings, *tokens, window, rank_and_world()[1])
+    if length.sequence_tokens <= window:
+        say(
+            f"warning: a window of {window:,} tokens covers whole sequences of "
+            f"{length.sequence_tokens:,} tokens: the gates learn nothing from them"
         )
-        table, figures = gates.table(), gates.figures()
-        learned = {"table": table, "figures": figures, "length": asdict(chosen)}
-        if rank == 0:
-            write_atomically(path, sealed_lines([learned]))
-    length, table_U, figures = learned["length"], learned["table"], learned["figures"]
+    learning.train(
+        GateLearner(gates, groups, window, length.num_steps),
+        inputs.folder,
+        *length,
+        inputs.folder / WEIGHTS if settings.weights == "learned" else None,
+        # Not of inputs.model, which would stay in memory beside the one that is trained.
+        inputs.sinks_of(inputs.load_model()) if inputs.sink != "none" else None,
+    )
+    table_U, figures = gates.table(), gates.figures()
     units, drawn = lowest(table_U, settings.granularity, inputs.ratio, inputs.seed)
     if settings.unit == "layer":
         mask = inputs.mask_of_layers({layer for layer, _ in units})
     else:
         mask = inputs.mask_of(units)
-    used, aside = math.prod(length.values()), int(settings.token_share * learning.num_tokens)
-    details = length | {"learning_tokens": used, "closed_at_budget": len(units)} | figures
+    used, aside = math.prod(length), int(settings.token_share * learning.num_tokens)
+    details = length._asdict() | {"learning_tokens": used, "closed_at_budget": len(units)} | figures
     notes = [f"{used:,} tokens were used for the mask; comparisons count them"]
     if aside - used > aside / 100:
         notes.append(
             f"{aside:,} tokens were reserved for it; a lower token_share leaves more for training"
         )
-    if (steps := length["num_steps"]) < settings.steps:
-        notes.append(f"the tokens suffice for {steps} of the {settings.steps} requested steps")
+    if length.num_steps < settings.steps:
+        steps = f"{length.num_steps} of the {settings.steps} requested steps"
+        notes.append(f"the tokens suffice for {steps}")
     if (threshold := gates.threshold) is not None:
         by_threshold = sum(value <= threshold for row in table_U for value in row)
         details["closed_by_threshold"] = by_threshold

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from bosch.calibration import Haystack
-from bosch.hybrid.capture import capturing
 from bosch.method import Inputs
 from bosch.methods._examples import Result, measure_haystacks
 
@@ -28,13 +27,16 @@ def per_layer(inputs: Inputs, ids_T: Tensor, statistic: LayerStatistic) -> Tenso
     """A statistic of every layer of the dense model on one haystack, (L, H, ...), on the CPU."""
     statistics: dict[int, Tensor] = {}
 
-    def collect(layer: int, q_HTD: Tensor, k_GTD: Tensor, v_GTD: Tensor, scaling: float) -> None:
-        statistics[layer] = statistic(q_HTD, k_GTD, scaling).cpu()
+    def observe(
+        layer: int, q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor, scaling: float, out: Tensor
+    ) -> Tensor:
+        statistics[layer] = statistic(q_BHTD[0], k_BGTD[0], scaling).cpu()
+        return out
 
     model = inputs.model
-    with torch.no_grad(), capturing(model):
+    with torch.no_grad():
         ids_BT = ids_T[None].to(model.device)
-        model.base_model(ids_BT, use_cache=False, bosch_collect=collect)
+        model.base_model(ids_BT, use_cache=False, bosch_observe=observe)
     return torch.stack([statistics[layer] for layer in range(inputs.num_layers)])
 
 

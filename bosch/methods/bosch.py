@@ -4,16 +4,29 @@ Three stages as in the paper, each with a signal: stage 1 asks what every group 
 ranks the groups of all layers and so gives each layer its share, stage 3 swaps groups, those first
 that promise most by the outcomes of each haystack so far. `bosch_paper` is the search as published.
 """
+# N groups of the model, S scores
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from bosch.config import above_0
-from bosch.method import Inputs, MethodTraits, Selection
-from bosch.methods._guided import GuidedSettings, check_guides, guides_of
+from bosch.method import Inputs, MethodTraits, Selection, Table
+from bosch.methods._guided import GuidedSettings, check_guides, rankings_of
+from bosch.run.progress import say, track
+
+if TYPE_CHECKING:
+    from bosch.search.search import Search
 
 traits = MethodTraits(searches=True)
 check = check_guides
+
+LOWEST = -20.0  # log-probability: below it, worse answers are not told apart
 
 
 @dataclass(frozen=True)
@@ -34,11 +47,10 @@ class Settings(GuidedSettings):
 
 
 def select(inputs: Inputs) -> Selection:
-    from bosch.search import probes  # imports torch
-    from bosch.search.finish import announce, finish
+    from bosch.search.finish import announce, finish  # imports torch
     from bosch.search.search import count_solving, open_search
 
-    settings, make_guides = inputs.settings, guides_of(inputs)
+    settings = inputs.settings
     with open_search(inputs) as search:
         groups, guides = search.all_groups(), []
         swaps = max(2, round(settings.effort * settings.kappa * search.num_layers))
@@ -47,8 +59,55 @@ def select(inputs: Inputs) -> Selection:
         announce(search, {"stage 1": len(groups), "stage 3": swaps} if is_choice else {"mask": 1})
         with search.until_ended():
             if is_choice:
-                worth = probes.probe_groups(search, settings.probed)
-                guides = probes.rank_groups(search, [worth, *make_guides()])
+                worth = probe_groups(search, settings.probed)
+                guides = rank_groups(search, [worth, *rankings_of(inputs)])
             enough = search.anchors.dense.value if settings.until_dense else math.inf
             search.solve("stage 3", groups, search.num_windowed, swaps, guides, enough=enough)
         return finish(search)
+
+
+def probe_groups(search: "Search", share: float) -> Table:
+    """What every group is worth: the answers' mean log-probability in a share of the haystacks when
+    the group is kept alone in its layer, against keeping another one, all other layers full.
+
+    One evaluation a group, the same at every ratio. The paper's stage 1 windows layers at the
+    ratio, where their best masks lose nothing; with one group left, every layer tells."""
+    num_haystacks, dense = len(search.objective.questions), search.dense()
+    read = [int(i / share + 1e-9) for i in range(math.ceil(num_haystacks * share - 1e-9))]
+    layers, groups = range(search.num_layers), range(search.num_groups)
+    table: list[tuple[float, ...]] = []
+    with track("stage 1", len(layers) * len(groups), "evaluations") as bar:
+        for layer in reversed(layers):  # from the top, where a probe costs least
+            # The only group of a layer is windowed instead.
+            rows = [tuple(int(g == kept and len(groups) > 1) for g in groups) for kept in groups]
+            masks = [(*dense[:layer], row, *dense[layer + 1 :]) for row in rows]
+            values = search.evaluate(masks, None, "stage 1", [False] * len(masks), bar, read)
+            logs = [[value.haystacks[n].log_probability for n in read] for value in values]
+            worth = [fmean(max(log, LOWEST) for log in row) for row in logs]
+            if len(groups) == 1:
+                table.insert(0, (-worth[0],))
+                continue
+            rest = [fmean(worth[:kept] + worth[kept + 1 :]) for kept in groups]
+            table.insert(0, tuple(round(a - b, 4) for a, b in zip(worth, rest, strict=True)))
+    search.details["group_worth"] = table
+    return tuple(table)
+
+
+def rank_groups(search: "Search", guides: Sequence[Table]) -> list[Table]:
+    """All groups in one order, by the first guide and the mean of the others in equal parts, before
+    the guides themselves. Where a layer's groups lie in it says how many get the window."""
+    num_groups = search.num_groups
+    first, *others = (mean_rank([np.ravel(guide)]) for guide in guides)
+    rank_N = mean_rank([first, mean_rank(others)] if others else [first])
+    windowed = np.argsort(rank_N, kind="stable")[: search.num_windowed]
+    counts = np.bincount(windowed // num_groups, minlength=search.num_layers).tolist()
+    search.details["ratios"] = [count / num_groups for count in counts]
+    say("stage 2, groups on the window from the bottom layer up: " + " ".join(map(str, counts)))
+    return [tuple(map(tuple, rank_N.reshape(-1, num_groups).tolist())), *guides]
+
+
+def mean_rank(scores_SN: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """The mean rank of each entry over several scores."""
+    order_SN = np.argsort(scores_SN, axis=1, kind="stable")
+    mean_N: NDArray[Any] = np.argsort(order_SN, axis=1).mean(0)
+    return mean_N

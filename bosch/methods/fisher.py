@@ -21,7 +21,6 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from bosch.calibration import Haystack
-from bosch.hybrid.capture import capturing
 from bosch.method import Inputs, MethodTraits, Scores
 from bosch.methods._examples import Result, measure_haystacks
 from bosch.methods._statistics import add_up, attention_rows, exact_sum, row_scores
@@ -40,8 +39,6 @@ class Settings:
     # would dominate, with thousands of tokens per answer. all: the mean over all but the first
     # token.
     loss_tokens: Literal["answer", "all"] = "answer"
-    # Recompute each layer in the backward pass, to hold only one layer's activations at a time.
-    recompute: bool = True
 
 
 def score_groups(inputs: Inputs) -> Scores:
@@ -68,42 +65,64 @@ def measure_haystack(inputs: Inputs, haystack: Haystack) -> Result:
             sums_PH[1] += exact_sum(saliency_HCS)
         sums[layer] = tuple(sums_PH.tolist())
 
-    model, settings = inputs.model, inputs.settings
-    with frozen(model, settings.recompute), capturing(model), torch.enable_grad():
+    def observe(layer: int, q: Tensor, k: Tensor, v: Tensor, scaling: float, out: Tensor) -> Tensor:
+        tapped: Tensor = Tap.apply(out, q, k, v, scaling, partial(collect, layer))
+        return tapped
+
+    model = inputs.model
+    with computing_again(model), torch.enable_grad():
         ids_T = haystack.ids_T.to(model.device)
         with torch.no_grad():
             embeddings_BTD = model.get_input_embeddings()(ids_T[None])
         hidden_BTD = model.base_model(
             inputs_embeds=embeddings_BTD.requires_grad_(),
             use_cache=False,
-            bosch_collect_gradient=collect,
+            bosch_observe=observe,
         ).last_hidden_state
         # The gradient of the loss at the last hidden states, a few rows of logits at a time.
         spans = [question.predicting for question in haystack.questions]
-        if settings.loss_tokens == "all":
+        if inputs.settings.loss_tokens == "all":
             spans = [range(len(ids_T) - 1)]
-        last_TD, head = hidden_BTD[0].detach().requires_grad_(), model.get_output_embeddings()
+        gradient_TD, head = torch.zeros_like(hidden_BTD[0]), model.get_output_embeddings()
         for span in spans:
             for start in range(span.start, span.stop, HEAD_ROWS):
                 stop = min(start + HEAD_ROWS, span.stop)
-                logits_NV = head(last_TD[start:stop])
+                last_ND = hidden_BTD[0, start:stop].detach().requires_grad_()
+                logits_NV = head(last_ND)
                 logits_NV = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32))
                 next_N = ids_T[start + 1 : stop + 1].to(logits_NV.device)
-                (F.cross_entropy(logits_NV, next_N, reduction="sum") / len(span)).backward()
-        hidden_BTD.backward(last_TD.grad[None])
+                loss = F.cross_entropy(logits_NV, next_N, reduction="sum") / len(span)
+                gradient_TD[start:stop] += torch.autograd.grad(loss, last_ND)[0]
+        torch.autograd.grad(hidden_BTD, embeddings_BTD, gradient_TD[None])
     local, total = zip(*(sums[layer] for layer in range(inputs.num_layers)), strict=True)
     return {"local": local, "total": total}
 
 
+class Tap(torch.autograd.Function):
+    """The identity. Its backward hands the gradient to `collect` and passes it on. (A hook never
+    fires on a tensor that is computed again, and its closure would keep q, k and v in memory.)"""
+
+    @staticmethod
+    def forward(
+        ctx: Any, out_BTHD: Tensor, q: Tensor, k: Tensor, v: Tensor, scaling: float, collect: Any
+    ) -> Tensor:
+        ctx.save_for_backward(q, k, v)
+        ctx.scaling, ctx.collect = scaling, collect
+        return out_BTHD.view_as(out_BTHD)
+
+    @staticmethod
+    def backward(ctx: Any, do_BTHD: Tensor) -> tuple[Tensor | None, ...]:
+        q_HTD, k_GTD, v_GTD = (x[0] for x in ctx.saved_tensors)
+        ctx.collect(q_HTD, k_GTD, v_GTD, ctx.scaling, do_BTHD[0].transpose(0, 1))
+        return do_BTHD, None, None, None, None, None
+
+
 @contextmanager
-def frozen(model: PreTrainedModel, recompute: bool) -> Iterator[None]:
-    """Inside the block no parameter gets a gradient, and those of each layer's activations are
-    checkpointed. The switch of transformers for that puts the whole model in training mode and
-    leaves a hook behind."""
-    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    model.requires_grad_(False)
-    blocks = model.modules() if recompute else ()
-    layers: list[Any] = [block for block in blocks if isinstance(block, GradientCheckpointingLayer)]
+def computing_again(model: PreTrainedModel) -> Iterator[None]:
+    """Inside the block each layer is computed again in the backward pass, so that only one layer's
+    activations are held. The switch of transformers for that puts the whole model in training mode
+    and leaves a hook behind."""
+    layers: list[Any] = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
     for layer in layers:
         layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
     try:
@@ -111,5 +130,3 @@ def frozen(model: PreTrainedModel, recompute: bool) -> Iterator[None]:
     finally:
         for layer in layers:
             del layer.forward  # restores the method of the class
-        for parameter in trainable:
-            parameter.requires_grad_(True)

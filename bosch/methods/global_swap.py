@@ -3,7 +3,7 @@
 It gets as many evaluations as `bosch_paper` plans with the same kappa."""
 
 from bosch.method import Inputs, MethodTraits, Selection
-from bosch.methods._guided import GuidedSettings, check_guides, guides_of
+from bosch.methods._guided import GuidedSettings, check_guides, rankings_of
 from bosch.search.settings import StageSettings
 
 traits = MethodTraits(searches=True)
@@ -16,12 +16,12 @@ def select(inputs: Inputs) -> Selection:
     from bosch.search.finish import announce, finish
     from bosch.search.search import open_search
 
-    settings, make_guides = inputs.settings, guides_of(inputs)
+    settings = inputs.settings
     with open_search(inputs) as search:
         planned = stages.count_evaluations(search, StageSettings(kappa=settings.kappa))
         evaluations = max(1, sum(planned.values()) - len(settings.rankings))
         announce(search, {"swaps": evaluations})
         with search.until_ended():
-            groups, guides = search.all_groups(), make_guides()
+            groups, guides = search.all_groups(), rankings_of(inputs)
             search.solve("swaps", groups, search.num_windowed, evaluations, guides)
         return finish(search)

@@ -5,7 +5,7 @@ Equations 11 to 14 of the paper; a small share is local. (Under equation 14 the 
 share local, but then ranks in ascending order, which fits "fewer blocks".) The share says how
 concentrated a head is, not how near it looks: a head that copies from a single far block counts as
 local. Blocks are counted from the start, and the last one ends at the row's own token."""
-# H query heads, G kv heads, P proxy heads, T tokens, C rows of a chunk, S keys, K blocks, D head
+# H query heads, G kv heads, T tokens, C rows of a chunk, S keys, K blocks, D head
 # size
 
 from dataclasses import dataclass
@@ -17,18 +17,16 @@ from torch import Tensor
 from bosch.config import above_0, at_least
 from bosch.method import Inputs, MethodTraits, Scores
 from bosch.methods._statistics import attention_rows, mean_over_rows
-from bosch.run.errors import UserError
 
 traits = MethodTraits(measures=True)
+
+PROXY_HEAD = 0  # of each layer: the paper has one, and without a criterion any is as good
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the paper leaves open: which head is the proxy, the block size, the share of mass."""
+    """What the paper leaves open."""
 
-    # Query heads of each layer whose maximum ranks the blocks. The paper has one per layer; without
-    # a criterion, the first is as good as any.
-    proxy_heads: tuple[int, ...] = (0,)
     # Tokens per block. None: an eighth of the window (128 at the paper's 1,024, the usual block of
     # sparse attention), so that the score keeps its resolution at small windows.
     block_tokens: int | None = None
@@ -39,16 +37,11 @@ class Settings:
     def __post_init__(self) -> None:
         at_least(1, self, "proxy", "block_tokens")
         above_0(self, "proxy", "mass_share", most=1)
-        if not self.proxy_heads or min(self.proxy_heads) < 0:
-            raise UserError(f"proxy.proxy_heads is {self.proxy_heads}; name one or more, from 0.")
 
 
 def score_groups(inputs: Inputs) -> Scores:
     settings: Settings = inputs.settings
     block_tokens = settings.block_tokens or max(1, inputs.window_tokens // 8)
-    if max(settings.proxy_heads) >= inputs.num_heads:
-        problem = f"proxy.proxy_heads names head {max(settings.proxy_heads)}"
-        raise UserError(f"{problem}, but the model has {inputs.num_heads} query heads, from 0.")
 
     def needed_shares(q_HTD: Tensor, k_GTD: Tensor, scaling: float) -> Tensor:
         """The share of a row's blocks, in the proxy's order, that hold `mass_share` of the mass."""
@@ -58,8 +51,10 @@ def score_groups(inputs: Inputs) -> Scores:
             weights_HCN = weights_HCS[..., : inputs.num_sink_tokens]
             # What a sink holds needs no block.
             weights_HCN.masked_fill_(rows.past(inputs.window_tokens, weights_HCN.shape[2]), 0)
-            mass_HCK = _block_sums(weights_HCS, block_tokens)
-            proxy_CK = _block_sums(weights_HCS[list(settings.proxy_heads)].amax(0), block_tokens)
+            missing = -weights_HCS.shape[-1] % block_tokens
+            blocks_HCKS = F.pad(weights_HCS, (0, missing)).unflatten(-1, (-1, block_tokens))
+            mass_HCK = blocks_HCKS.sum(-1, dtype=torch.float64)
+            proxy_CK = mass_HCK[PROXY_HEAD]
             num_blocks_C1 = rows.queries_C1() // block_tokens + 1
             blocks_K = torch.arange(proxy_CK.shape[-1], device=proxy_CK.device)
             proxy_CK = proxy_CK.masked_fill(blocks_K >= num_blocks_C1, -1)  # after the row: last
@@ -72,10 +67,3 @@ def score_groups(inputs: Inputs) -> Scores:
 
     share_LH = mean_over_rows(inputs, "proxy", "shares", needed_shares)
     return Scores.of_heads(share_LH, inputs.num_groups, "global")
-
-
-def _block_sums(weights_S: Tensor, block_tokens: int) -> Tensor:
-    """(..., K): sums over blocks of keys, in float64."""
-    missing = -weights_S.shape[-1] % block_tokens
-    blocks = F.pad(weights_S, (0, missing)).unflatten(-1, (-1, block_tokens))
-    return blocks.sum(-1, dtype=torch.float64)

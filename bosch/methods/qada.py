@@ -7,34 +7,21 @@ covariance matrix is built, and only the band of window and buffer is computed f
 that sees no more than its window has all its mass inside."""
 # H query heads, G kv heads, T tokens, C rows of a chunk, S keys, D head size
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
-from bosch.config import at_least
-from bosch.method import Inputs, MethodTraits, Scores
+from bosch.method import Inputs, MethodTraits, NoSettings, Scores
 from bosch.methods._statistics import chunks, mean_over_rows, row_scores
 
 traits = MethodTraits(measures=True)
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What the paper leaves open: it calls the buffer small, without a number."""
-
-    # Keys before the window that give mean and variance. None: a quarter of the window (256 at the
-    # paper's 1,024), which is small and still enough for a variance.
-    buffer_tokens: int | None = None
-
-    def __post_init__(self) -> None:
-        at_least(1, self, "qada", "buffer_tokens")
+Settings = NoSettings
 
 
 def score_groups(inputs: Inputs) -> Scores:
-    settings: Settings = inputs.settings
     window = inputs.window_tokens
-    buffer = settings.buffer_tokens or max(1, window // 4)
+    # Keys before the window that give mean and variance. The paper calls them few, without a
+    # number: 256 at its 1,024 are few, and still enough for a variance.
+    buffer = max(1, window // 4)
 
     def local_shares(q_HTD: Tensor, k_GTD: Tensor, scaling: float) -> Tensor:
         num_heads, num_tokens, _ = q_HTD.shape

@@ -12,13 +12,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from bosch.config import MaskConfig, at_least
+from bosch.config import MaskConfig
 from bosch.method import Inputs, MethodTraits, Scores
-from bosch.methods._examples import Result, measure_each
-from bosch.methods._statistics import add_up, attention_rows, per_layer
+from bosch.methods._statistics import attention_rows, per_layer
 from bosch.run.errors import UserError
 
-traits = MethodTraits(measures=True)
+traits = MethodTraits()
 
 REPEATS = 4
 
@@ -36,11 +35,8 @@ class Settings:
     # The heads over which z-scores are computed. model: all, because groups of all layers are
     # ranked against each other. layer: those of the same layer.
     population: Literal["model", "layer"] = "model"
-    # Number of random texts to average echo and induction over. The paper uses one.
-    probes: int = 1
 
     def __post_init__(self) -> None:
-        at_least(1, self, "razor", "probes")
         if not 0 < self.razor_recent_share <= 1 / REPEATS:
             problem = f"razor_recent_share is {self.razor_recent_share}"
             raise UserError(f"{problem}, it must be above 0 and at most {1 / REPEATS}.")
@@ -54,32 +50,24 @@ def score_groups(inputs: Inputs) -> Scores:
             f"razor: a block of {block_tokens} tokens is too short; the longest haystack has "
             f"{inputs.calibration.longest} tokens. Build a set with longer contexts."
         )
-    # Distance from key to query for the two patterns.
-    lags = {"echo": block_tokens, "induction": block_tokens + 1}
-    if settings.induction == "text":
-        lags["induction"] = block_tokens - 1
+    # Distance from key to query for echo and induction.
+    lags = block_tokens, block_tokens + (-1 if settings.induction == "text" else 1)
 
     def mass_at_lags(q_HTD: Tensor, k_GTD: Tensor, scaling: float) -> Tensor:
         sums_H2 = torch.zeros(q_HTD.shape[0], 2, dtype=torch.float64, device=q_HTD.device)
         for rows in attention_rows(q_HTD, k_GTD, scaling, inputs.chunk_elements):
-            for column, lag in enumerate(lags.values()):
+            for column, lag in enumerate(lags):
                 queries_N = rows.queries_C1()[:, 0]
                 queries_N = queries_N[queries_N >= max(lag, block_tokens)]
                 weights_HN = rows.weights_HCS[:, queries_N - rows.start, queries_N - lag]
                 sums_H2[:, column] += weights_HN.sum(-1, dtype=torch.float64)
         return sums_H2
 
-    def measure(index: int) -> Result:
-        ids_T = probe_tokens(inputs, block_tokens, index)
-        sums_LH2 = per_layer(inputs, ids_T, mass_at_lags)
-        return {name: sums_LH2[..., n].tolist() for n, name in enumerate(lags)}
-
-    results = measure_each(inputs, "razor", settings.probes, "probes", measure)
+    sums_LH2 = per_layer(inputs, probe_tokens(inputs, block_tokens), mass_at_lags)
     over = (0, 1) if settings.population == "model" else (1,)
     scores_LH = []
-    for name, lag in lags.items():
-        num_rows = (REPEATS * block_tokens - max(lag, block_tokens)) * settings.probes
-        mean_LH = add_up(results, name) / num_rows
+    for sums_LH, lag in zip(sums_LH2.unbind(-1), lags, strict=True):
+        mean_LH = sums_LH / (REPEATS * block_tokens - max(lag, block_tokens))
         # In standard deviations of the population from its mean; 0 if all are equal.
         deviation_LH = mean_LH - mean_LH.mean(over, keepdim=True)
         spread = deviation_LH.square().mean(over, keepdim=True).sqrt()
@@ -88,7 +76,7 @@ def score_groups(inputs: Inputs) -> Scores:
     return replace(Scores.of_heads(score_LH, inputs.num_groups, "global"), drawn=True)
 
 
-def probe_tokens(inputs: Inputs, block_tokens: int, index: int) -> Tensor:
+def probe_tokens(inputs: Inputs, block_tokens: int) -> Tensor:
     """A block of random tokens, repeated four times. They are tokens that occur in text: those of
     the tokenizer without the added ones, or of the haystacks if there is no tokenizer. A vocabulary
     has more, which a model has hardly learned: control tokens, reserved tokens and padding rows."""
@@ -101,6 +89,6 @@ def probe_tokens(inputs: Inputs, block_tokens: int, index: int) -> Tensor:
         special = getattr(config, name, None)
         known -= set(special) if isinstance(special, list) else {special}
     ordinary = torch.tensor([token for token in sorted(known) if token < config.vocab_size])
-    generator = torch.Generator().manual_seed(inputs.seed * 1_000_003 + index)
+    generator = torch.Generator().manual_seed(inputs.seed * 1_000_003)
     drawn = torch.randint(len(ordinary), (block_tokens,), generator=generator)
     return ordinary[drawn].repeat(REPEATS)

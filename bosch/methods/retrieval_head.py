@@ -6,26 +6,16 @@ Long-Context Factuality"). They count over greedy generation; here the right ans
 is the same wherever the model answers right. A large share is global."""
 # L layers, H query heads, G kv heads, T tokens, S keys, D head size, N answer tokens
 
-from dataclasses import dataclass
-from typing import Literal
-
 import torch
 from torch import Tensor
 
 from bosch.calibration import Haystack
-from bosch.method import Inputs, MethodTraits, Scores, as_table
+from bosch.method import Inputs, MethodTraits, NoSettings, Scores
 from bosch.methods._examples import Result, measure_haystacks
 from bosch.methods._statistics import add_up, per_layer, single_rows
 
 traits = MethodTraits(measures=True)
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How the scores of a group's heads are combined."""
-
-    # mean: as in the paper's static methods. max: one retrieval head makes the group global.
-    pool: Literal["mean", "max"] = "mean"
+Settings = NoSettings
 
 
 def score_groups(inputs: Inputs) -> Scores:
@@ -50,7 +40,4 @@ def score_groups(inputs: Inputs) -> Scores:
     num_tokens = sum(len(q.answer) for haystack in haystacks for q in haystack.questions)
     results = measure_haystacks(inputs, "retrieval_head", measure)
     share_LH = add_up(results, "copied") / num_tokens
-    if inputs.settings.pool == "mean":
-        return Scores.of_heads(share_LH, inputs.num_groups, "global")
-    largest_LG = share_LH.unflatten(1, (inputs.num_groups, -1)).amax(-1)
-    return Scores(as_table(largest_LG), "global", as_table(share_LH))
+    return Scores.of_heads(share_LH, inputs.num_groups, "global")

@@ -5,6 +5,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -42,14 +43,10 @@ def draw_layers(axis: Axes, search: Search) -> None:
 
 def draw_worth(axis: Axes, search: Search) -> None:
     """What each group is worth by its probe, and whether the mask keeps it full."""
+    worth_LG, z_LG = np.array(search.details["group_worth"]), np.array(search.z)
     for bit, color, label in ((1, LINE, "stays full"), (0, DOTS, "on the window")):
-        places = [
-            (layer, worth)
-            for layer, row in enumerate(search.details["group_worth"])
-            for worth, z in zip(row, search.z[layer], strict=True)
-            if z == bit
-        ]
-        axis.plot(*zip(*places, strict=True) if places else ([], []), "o", color=color, label=label)
+        layers, groups = np.nonzero(z_LG == bit)
+        axis.plot(layers, worth_LG[layers, groups], "o", color=color, label=label)
     axis.set(ylabel="log-probability that the group keeps", title="stage 1, each group alone")
     axis.legend(frameon=False)
 
@@ -67,18 +64,15 @@ def draw_ratios(axis: Axes, search: Search) -> None:
 
 def draw_evaluations(axis: Axes, search: Search) -> None:
     """Every evaluation, and the best of its subproblem so far. Those stopped early have no dot."""
-    nothing, begin = float("nan"), 0
+    begin = 1
     for number, (_, rows) in enumerate(groupby(search.values, key=lambda row: row[0])):
-        values: list[float] = []
-        best: list[float] = []
-        for _, value, counts in rows:
-            values.append(nothing if value is None else value)
-            better = counts and value is not None and not (best and value <= best[-1])
-            best.append(values[-1] if better else best[-1] if best else nothing)
-        places = range(begin + 1, begin + len(values) + 1)
-        begin = places[-1]
+        table = list(rows)
+        values = np.array([value for _, value, _ in table], float)  # None becomes nan
+        counted = np.where([counts for _, _, counts in table], values, np.nan)
+        best = np.fmax.accumulate(counted)
+        places = range(begin, begin := begin + len(values))
         if number % 2:
-            axis.axvspan(places[0] - 0.5, begin + 0.5, color="#f0f0f0", linewidth=0)
+            axis.axvspan(places[0] - 0.5, begin - 0.5, color="#f0f0f0", linewidth=0)
         axis.plot(places, values, color=DOTS, marker=".", markersize=3, linestyle="")
         axis.plot(places, best, color=LINE, linewidth=1.5, drawstyle="steps-post")
     axis.axhline(search.score_of(search.anchors.dense), **DASHED)

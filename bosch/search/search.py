@@ -11,13 +11,12 @@ otherwise has an optimizer propose them (optimizers/).
             search.solve("swaps", search.all_groups(), search.num_windowed, max_evaluations)
         return finish(search)
 
-stages.py asks the paper's questions, probes.py those of `bosch`; finish.py ends a search."""
+stages.py asks the paper's questions, bosch/methods/bosch.py ours; finish.py ends a search."""
 
 import math
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 from bosch.masks.mask import Unit
@@ -25,9 +24,9 @@ from bosch.method import Inputs, Table
 from bosch.run.errors import UserError
 from bosch.run.progress import Bar, say, track
 from bosch.search.evaluations import MaskObjective, open_objective
-from bosch.search.objective import Anchors, SearchEnded, Value, Z, find_anchors
+from bosch.search.objective import SearchEnded, Value, Z, find_anchors
 from bosch.search.optimizers import _interface
-from bosch.search.optimizers._interface import Assignment, Problem, Solution, repair
+from bosch.search.optimizers._interface import Assignment, Problem, Trials, repair
 from bosch.search.settings import SearchSettings
 
 Variable = tuple[tuple[int, int], ...]  # the groups (layer, group) that share one decision
@@ -36,43 +35,36 @@ Variable = tuple[tuple[int, int], ...]  # the groups (layer, group) that share o
 @contextmanager
 def open_search(inputs: Inputs, unit: Unit = "group") -> "Iterator[Search]":
     """A new search: every group full, and the dense and the fully windowed model scored."""
-    settings: SearchSettings = inputs.settings
-    layers, groups, windowed = inputs.num_layers, inputs.num_groups, inputs.num_windowed
-    if unit == "layer":
-        windowed = inputs.num_windowed_layers * groups
-    with open_objective(inputs, settings) as objective:
+    with open_objective(inputs, inputs.settings) as objective:
+        yield Search(inputs, objective, unit)
+
+
+class Search:
+    def __init__(self, inputs: Inputs, objective: MaskObjective, unit: Unit) -> None:
+        self.inputs, self.objective, self.unit = inputs, objective, unit
+        self.settings: SearchSettings = inputs.settings
+        self.num_layers, self.num_groups = shape = inputs.num_layers, inputs.num_groups
+        self.num_windowed = inputs.num_windowed  # groups that end up on the window
+        if unit == "layer":
+            self.num_windowed = inputs.num_windowed_layers * self.num_groups
         try:
-            anchors = find_anchors(objective, layers, groups, settings.gamma)
+            self.anchors = find_anchors(objective, *shape, self.settings.gamma)
         except SearchEnded as ended:
             raise UserError(
                 f"{ended} before the dense and the fully windowed model are scored; raise it."
             ) from None
-        full = ((1,) * groups,) * layers
-        yield Search(inputs, settings, objective, anchors, layers, groups, windowed, unit, full)
-
-
-@dataclass
-class Search:
-    inputs: Inputs
-    settings: SearchSettings
-    objective: MaskObjective
-    anchors: Anchors
-    num_layers: int
-    num_groups: int  # a layer
-    num_windowed: int  # groups that end up on the window
-    unit: Unit
-    z: Z  # the current mask
-    outcomes: dict[Z, Value] = field(default_factory=dict)  # of all evaluated masks
-    best: tuple[float, Z] | None = None  # of the evaluated masks that window `num_windowed` groups
-    cut_short: str | None = None  # the limit that ended it
-    reproducible: bool = True
-    drawn: bool = False  # whether the mask depends on the seed
-    # For the record in mask.json: what the method adds, and each solved subproblem.
-    details: dict[str, Any] = field(default_factory=dict)
-    steps: list[dict[str, Any]] = field(default_factory=list)
-    # For the picture, of each evaluation: its subproblem, its value (None: stopped early), and
-    # whether the mask meets the subproblem's quota.
-    values: list[tuple[str, float | None, bool]] = field(default_factory=list)
+        self.z: Z = self.dense()  # the current mask
+        self.outcomes: dict[Z, Value] = {}  # of all evaluated masks
+        self.best: tuple[float, Z] | None = None  # of those that window `num_windowed` groups
+        self.cut_short: str | None = None  # the limit that ended it
+        self.reproducible = True
+        self.drawn = False  # whether the mask depends on the seed
+        # For the record in mask.json: what the method adds, and each solved subproblem.
+        self.details: dict[str, Any] = {}
+        self.steps: list[dict[str, Any]] = []
+        # For the picture, of each evaluation: its subproblem, its value (None: stopped early), and
+        # whether the mask meets the subproblem's quota.
+        self.values: list[tuple[str, float | None, bool]] = []
 
     def dense(self) -> Z:
         return ((1,) * self.num_groups,) * self.num_layers
@@ -107,7 +99,7 @@ class Search:
         guides: Sequence[Table] = (),
         exact_values: bool = False,
         enough: float = math.inf,
-    ) -> Solution:
+    ) -> Trials:
         """Put the best `quota` of the variables on the window, as far as the evaluations allow, and
         update the current mask. Other groups stay as they are.
 
@@ -137,7 +129,7 @@ class Search:
                 quota=quota,
                 evaluate=evaluate,
                 max_evaluations=planned,
-                # Each subproblem has its own seed.
+                # Each subproblem has its own; a small one, as NOMAD draws `seed` times first.
                 seed=random.Random(f"{self.inputs.seed} {name}").randrange(1_000_000),
                 starts=() if self.settings.optimizer in _interface.WITH_PENALTY else tuple(starts),
                 prior=priors[0] if priors else (),
@@ -150,9 +142,9 @@ class Search:
             )
             solution = _interface.optimize(method, problem)
         self.z = self.mask(variables, solution.assignment)
-        self.reproducible &= solution.trials.reproducible
+        self.reproducible &= solution.reproducible
         self.drawn |= not enumerated
-        for note in solution.trials.notes:
+        for note in solution.notes:
             say(f"{name}: {note}")
         self.steps.append(
             {
@@ -161,7 +153,7 @@ class Search:
                 "num_variables": len(variables),
                 "num_windowed": quota,
                 "method": method,
-                "evaluations": len(solution.trials.table),
+                "evaluations": len(solution.table),
                 "value": solution.value.value if solution.value else None,
             }
         )

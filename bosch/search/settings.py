@@ -47,7 +47,6 @@ class SearchSettings:
     # Masks that the optimizer `guided` proposes at once, for ranks to share. It changes the course
     # of the search; the number of ranks does not.
     masks_at_once: int = 1
-    nomad_early_end: bool = False  # stop NOMAD's evaluations early; its models then see bounds
     max_evaluations: int | None = None  # stop after so many, with the best mask; None: as planned
     max_hours: float | None = None  # stop after so many hours, with the best mask
     accelerations: Accelerations = speed_only(Accelerations())
@@ -66,12 +65,7 @@ class SearchSettings:
 def check_optimizer(settings: SearchSettings) -> None:
     """Refuse, before work begins, an optimizer whose package is missing. Searches that may turn out
     small enough to enumerate do not call this."""
-    if settings.optimizer == "nomad":
-        check_nomad_installed()
-
-
-def check_nomad_installed() -> None:
-    if find_spec("PyNomad") is None:
+    if settings.optimizer == "nomad" and find_spec("PyNomad") is None:
         problem = "NOMAD is not installed: pip install PyNomadBBO"
         raise UserError(f"{problem}, or use --optimizer swap, which needs no package.")
 

@@ -22,7 +22,7 @@ from bosch.method import Table
 from bosch.run.errors import UserError
 from bosch.run.progress import say
 from bosch.search.objective import rounded
-from bosch.search.optimizers._interface import Solution
+from bosch.search.optimizers._interface import Trials
 from bosch.search.search import Search, count_solving
 from bosch.search.settings import StageSettings
 
@@ -79,11 +79,11 @@ def parts(search: Search, layers_at_once: int) -> list[tuple[int, ...]]:
     return cut(range(search.num_layers), -(-search.num_layers // layers_at_once))
 
 
-def _harm(solution: Solution, share: float) -> list[float]:
+def _harm(trials: Trials, share: float) -> list[float]:
     """For each variable, the mean value of masks that keep it full minus the mean value of masks
     that window it, over masks that meet the quota. Where one kind is missing, its share of the
     whole drop."""
-    problem, table = solution.trials.problem, solution.trials.table.items()
+    problem, table = trials.problem, trials.table.items()
     tried = [(mask, v.value) for mask, v in table if v.exact and problem.meets_quota(mask)]
     harms = []
     for variable in range(problem.num_variables):

@@ -13,8 +13,7 @@ from bosch import gates as concrete
 from bosch.masks.mask import num_windowed
 from bosch.method import Selection
 from bosch.methods import _choose, consa
-from bosch.methods._gates import LEARNED, Length, choose_length
-from bosch.run.errors import UserError
+from bosch.methods._gates import Length, choose_length
 from tests.convex_toy import ConvexToy, inputs_without_model
 
 GRANULARITIES = ("head-all-layers", "head-per-layer", "layer")
@@ -82,15 +81,6 @@ def test_length_comes_from_the_tokens(
     budget: int, packed: int, window: int, world: int, length: Length
 ) -> None:
     assert choose_length(consa.Settings(), budget, packed, window, world) == length
-
-
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"length": {"steps": 1}}'])
-def test_a_damaged_file_of_final_gates_is_named(content: str, tmp_path: Path) -> None:
-    toy = ConvexToy.draw(3, 2, seed=1)
-    select(toy, tmp_path, 0.5, steps=7)
-    (tmp_path / LEARNED).write_text(content)
-    with pytest.raises(UserError, match=LEARNED):
-        select(toy, tmp_path, 0.5, steps=7)
 
 
 @pytest.mark.parametrize("alpha", [-6.0, -1.5986, 0.0, 1.0, 5.0])

@@ -82,11 +82,11 @@ def in_rank(environment: dict[str, str], arguments: list[str]) -> None:
     main(arguments)
 
 
-@pytest.mark.parametrize("method", sampled(["fisher", "razor", "proxy", "global_swap"], slice(1)))
+@pytest.mark.parametrize("method", sampled(["fisher", "proxy", "global_swap"], slice(1)))
 def test_ranks_share_the_examples_and_find_what_one_finds(
     method: str, command: list[str], model_folder: Path, tmp_path: Path
 ) -> None:
-    """Three texts for two ranks; razor has probes of its own, global_swap starts from rankings."""
+    """Three texts for two ranks; global_swap starts from rankings."""
     calibration = tmp_path / "three"
     calibration.mkdir()
     model = load_for_search(model_folder)

@@ -17,11 +17,10 @@ from bosch.masks.mask import MaskFile
 from bosch.methods import _choose, bosch, bosch_paper
 from bosch.methods._settings import check_settings, default_settings, traits_of
 from bosch.plugins import list_plugins, load_plugin
-from bosch.run.errors import MissingFileError, UserError
+from bosch.run.errors import UserError
 from bosch.search import finish
 from bosch.search import settings as search_settings
 from bosch.search.objective import rounded, weighted
-from bosch.search.outcomes import FILE
 from bosch.search.settings import Accelerations
 from bosch.search.stages import plan_subproblems
 from tests.attention_matrices import inputs_of
@@ -209,29 +208,6 @@ def test_no_time_and_no_nomad_are_refused(run: Any, monkeypatch: pytest.MonkeyPa
     with pytest.raises(UserError, match="pip install PyNomadBBO"):
         check_settings("bosch_paper", bosch_paper.Settings())
     assert run("bosch").mask.num_windowed == 6
-
-
-def test_a_search_starts_from_a_mask_identified_by_its_content(run: Any, tmp_path: Path) -> None:
-    first = run("bosch_single", "first")
-    path, moved = tmp_path / "first" / "mask.json", tmp_path / "moved.json"
-    second = run("global_swap", "second", rankings=(), start=path)
-    begun = lines_of(tmp_path / "second")[2]  # after the two ends
-    assert begun["z"] == first.mask.row_texts()
-    assert run("bosch", "third", start=path).mask.num_windowed == 6
-    path.rename(moved)
-    outcomes = (tmp_path / "second" / FILE).read_bytes()
-    assert run("global_swap", "second", rankings=(), start=moved).mask == second.mask
-    assert (tmp_path / "second" / FILE).read_bytes() == outcomes
-
-
-def test_a_start_that_does_not_fit_is_refused(run: Any, tmp_path: Path) -> None:
-    path = tmp_path / "first" / "mask.json"
-    with pytest.raises(MissingFileError, match=r"--start .*mask\.json"):
-        bosch.check(bosch.Settings(start=path))
-    run("bosch_single", "first")
-    path.write_text(path.read_text().replace('"head_dim": 16', '"head_dim": 32'))
-    with pytest.raises(UserError, match="random/model"):
-        run("bosch", "second", start=path)
 
 
 def test_picture_and_cost_exist(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

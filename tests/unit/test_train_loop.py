@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 import bosch.training.loop
 from bosch.data.loader import Loader
-from bosch.training.guards import TrainingFailedError
+from bosch.run.errors import UserError
 from bosch.training.loop import train
 from bosch.training.model_start import start_model
 from bosch.training.parallel import leave_world, start_world, whole
@@ -164,7 +164,7 @@ def test_weights_that_are_not_finite_end_training_without_a_step(tmp_path: Path)
     weights = load_file(model / "model.safetensors")
     weights["model.layers.1.mlp.up_proj.weight"].fill_(float("nan"))
     save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(TrainingFailedError, match=r"3 steps .*train\.peak_learning_rate"):
+    with pytest.raises(UserError, match=r"3 steps .*train\.peak_learning_rate"):
         run(tmp_path / "train", model)
 
 

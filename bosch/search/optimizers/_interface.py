@@ -49,10 +49,6 @@ class Problem:
         deviation = assignment.count(0) / num - self.quota / num
         return self.settings.alpha * deviation**2 - self.anchors.normalized(value)
 
-    def value_for(self, assignment: Assignment, loss: float) -> float:
-        """The value at which a mask has this loss."""
-        return (self.loss(assignment, 0.0) - loss) * (self.anchors.high - self.anchors.low)
-
     def meets_quota(self, assignment: Assignment) -> bool:
         return assignment.count(0) == self.quota
 
@@ -78,12 +74,15 @@ class EvaluationsSpentError(Exception):
 
 @dataclass
 class Trials:
+    """The masks that were tried; in the end, the solution."""
+
     problem: Problem
     table: dict[Assignment, Value] = field(default_factory=dict)  # in the order of the trials
     best: Assignment | None = None  # of those that meet the quota; the first of equals
     nearest: tuple[float, Assignment] | None = None  # the lowest loss, and its mask
     notes: list[str] = field(default_factory=list)  # lines to print
     reproducible: bool = True  # False: a clock or a failed process affected the result
+    ended_by: str | None = None  # the limit that cut it short: --max-evaluations or --max-hours
 
     @property
     def left(self) -> int:
@@ -124,30 +123,27 @@ class Trials:
         candidate = self.problem.loss(assignment, value.value), assignment
         self.nearest = min(self.nearest or candidate, candidate)
 
-    def best_or_repaired(self) -> Assignment:
+    @property
+    def assignment(self) -> Assignment:
         """The best mask, or if none meets the quota, the one with the lowest loss, repaired."""
         nearest = self.nearest[1] if self.nearest else self.problem.first_start
         return self.best or repair(nearest, self.problem.quota, self.problem.prior)
 
-
-@dataclass(frozen=True)
-class Solution:
-    assignment: Assignment  # meets the quota
-    value: Value | None  # None: the search ended before any mask of the quota was evaluated
-    trials: Trials
-    ended_by: str | None  # the limit that cut it short: --max-evaluations or --max-hours
+    @property
+    def value(self) -> Value | None:
+        """None: the search ended before any mask of the quota was evaluated."""
+        return self.table.get(self.assignment)
 
 
-def optimize(name: str, problem: Problem) -> Solution:
+def optimize(name: str, problem: Problem) -> Trials:
     """The best mask that this optimizer finds; if a limit ends it, the best so far."""
-    trials, ended_by = Trials(problem), None
+    trials = Trials(problem)
     try:
         with suppress(EvaluationsSpentError):
             load_plugin(PACKAGE, name).search(trials)
         if trials.best is None:  # one evaluation more than planned, if necessary
-            mask = trials.best_or_repaired()
+            mask = trials.assignment
             trials.add(mask, problem.evaluate([mask], None)[0])
     except SearchEnded as ended:
-        ended_by = str(ended)
-    assignment = trials.best_or_repaired()
-    return Solution(assignment, trials.table.get(assignment), trials, ended_by)
+        trials.ended_by = str(ended)
+    return trials

@@ -1,15 +1,31 @@
 """Local search by swaps, as in swap.py, that tries the most promising swaps first.
 
-A model of the outcomes so far (_surrogate.py) predicts what each swap of a windowed variable with a
-full one would do. It may propose several at once for the ranks to share; the best of them that is
-no worse than the current mask is accepted."""
+A model of the outcomes so far predicts how well each haystack is answered after a swap. It may
+propose several at once for the ranks to share; the best of them that is no worse than the current
+mask is accepted."""
+# M masks, N variables, T haystacks
 
 import heapq
+import math
 import random
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from bosch.search.objective import Means, Value
 from bosch.search.optimizers._interface import SMALLEST_STEP, Assignment, Trials
-from bosch.search.optimizers._surrogate import Surrogate
 from bosch.search.optimizers.swap import best_start, kick, swapped
+
+Array = NDArray[np.floating[Any]]
+
+NEAR = 16  # variables in which a mask may differ from the current one and still inform about it
+FADING = 0.3  # how fast the weight of a mask falls with the variables beyond one swap
+NOISE = 0.05  # of an outcome, against the effects of groups: what the ridge regressions shrink by
+# What separates the most global variable from the most local one by the prior: lowest, first guess,
+# highest. It is fitted as soon as there are enough outcomes.
+SPREAD, FEWEST_OUTCOMES = (0.004, 0.02, 0.2), 8
 
 
 def search(trials: Trials) -> None:
@@ -38,3 +54,86 @@ def accept(trials: Trials, current: Assignment, proposals: list[Assignment]) -> 
     if not tried or max(tried)[0] < present:
         return current
     return proposals[-max(tried)[1]]
+
+
+class Surrogate:
+    """A linear model of the groups for each haystack, fitted to every outcome so far: one ridge
+    regression for all haystacks together, which starts from the prior, and one for how each departs
+    from it. Those that an evaluation did not read are simply missing."""
+
+    def __init__(
+        self, questions: Sequence[int], num_variables: int, prior: Sequence[float] = ()
+    ) -> None:
+        """prior: how global each variable is thought to be."""
+        self._weights_T = np.array(questions) / sum(questions)
+        # From -1/2, the most local variable, to 1/2.
+        order_N = np.argsort(np.argsort(prior, kind="stable"), kind="stable")
+        ranks_N = order_N / max(1, num_variables - 1) - 0.5
+        self._prior_N: Array = ranks_N if prior else np.zeros(num_variables)
+        self._seen: dict[Assignment, Array] = {}  # the quality of each haystack, nan if unknown
+
+    def learn(self, table: Mapping[Assignment, Value]) -> None:
+        for assignment, value in table.items():
+            known_T = self._seen.setdefault(assignment, np.full(len(self._weights_T), np.nan))
+            if len(value.haystacks) > np.isfinite(known_T).sum():
+                for number, means in value.haystacks.items():
+                    known_T[number] = quality(means)
+
+    def gains(self, current: Assignment) -> Iterator[tuple[float, int, int]]:
+        """The predicted quality after each swap of a windowed variable with a full one."""
+        effects_TN, present_T = self.effects(current)
+        windowed, full = ([n for n, bit in enumerate(current) if bit == kind] for kind in (0, 1))
+        for i in windowed:
+            change_TF = effects_TN[:, i, None] - effects_TN[:, full]
+            after_TF = np.clip(present_T[:, None] + change_TF, 0.0, 1.0)
+            # Rounded: the last digits depend on the machine.
+            for j, gain in zip(full, np.round(self._weights_T @ after_TF, 6), strict=True):
+                yield float(gain), i, j
+
+    def effects(self, current: Assignment) -> tuple[Array, Array]:
+        """The effect of each group on each haystack, and the haystacks' present quality."""
+        present_T, here_N = self._seen[current], np.array(current, float)
+        masks_MN = np.array(list(self._seen), float)
+        distance_M = np.abs(masks_MN - here_N).sum(1)
+        near_M = (distance_M > 0) & (distance_M <= NEAR)
+        change_MN = masks_MN[near_M] - here_N
+        gain_MT: Array = np.array(list(self._seen.values()))[near_M] - present_T
+        weight_M = 1 / (1 + FADING * np.maximum(0, distance_M[near_M] - 2))
+        known_MT = np.isfinite(gain_MT)
+        count_M = known_MT.sum(1)
+        mean_M = np.where(known_MT, gain_MT, 0).sum(1) / np.maximum(count_M, 1)
+        evidence_M = weight_M * count_M
+        lowest, scale, highest = SPREAD
+        predicted_M = change_MN @ self._prior_N
+        square = float(evidence_M @ predicted_M**2)
+        if len(mean_M) > FEWEST_OUTCOMES and square > 0:
+            fitted = float(evidence_M @ (predicted_M * mean_M)) / square
+            scale = min(max(fitted, lowest), highest)
+        prior_N = scale * self._prior_N
+        rest_M = mean_M - change_MN @ prior_N
+        shared_N = prior_N + ridge(change_MN, rest_M, evidence_M / len(present_T))
+        effects_TN = np.tile(shared_N, (len(present_T), 1))
+        for number, read_M in enumerate(known_MT.T):
+            rest_M = gain_MT[read_M, number] - change_MN[read_M] @ shared_N
+            effects_TN[number] += ridge(change_MN[read_M], rest_M, weight_M[read_M])
+        return effects_TN, present_T
+
+
+def quality(means: Means) -> float:
+    """How well a haystack is answered, from 0 to 1, with a slope where objectives have none."""
+    right = (means.accuracy + means.probability) / 2
+    return (right + math.exp(max(means.log_probability, -700.0) / 4)) / 2
+
+
+def ridge(x_MN: Array, y_M: Array, weight_M: Array) -> Array:
+    """Effects that explain y, each drawn towards 0."""
+    used_M = weight_M > 0
+    x_MN, y_M, weight_M = x_MN[used_M], y_M[used_M], weight_M[used_M]
+    num_masks, num_variables = x_MN.shape
+    if num_masks < num_variables:
+        gram_MM = x_MN @ x_MN.T + NOISE * np.diag(1 / weight_M)
+        effects_N: Array = x_MN.T @ np.linalg.solve(gram_MM, y_M)
+    else:
+        gram_NN = (x_MN.T * weight_M) @ x_MN + NOISE * np.eye(num_variables)
+        effects_N = np.linalg.solve(gram_NN, x_MN.T @ (weight_M * y_M))
+    return effects_N

@@ -8,7 +8,6 @@ NOMAD runs in its own process (_nomad_child.py says why), whose failures end her
 start and NOMAD's parameters, then the loss for each `("ask", assignment)`. Its last message is
 `("end", reason)`; the reason is None if it ended normally."""
 
-import math
 import signal
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from typing import Any
 from bosch.run.group import agree, is_first
 from bosch.search.optimizers import one_plus_one
 from bosch.search.optimizers._interface import Trials
-from bosch.search.settings import check_nomad_installed
+from bosch.search.settings import check_optimizer
 
 MOST_VARIABLES = 49  # for which NOMAD builds a quadratic model
 CHILD = Path(__file__).with_name("_nomad_child.py")
@@ -28,7 +27,6 @@ CHILD = Path(__file__).with_name("_nomad_child.py")
 # masks. A count rather than a time limit, so that a run ends at the same point on any machine.
 LOOKUPS_PER_EVALUATION = 10
 HUNG_SECONDS = 1_800.0  # without a request; NOMAD's own models take seconds
-SEEDS = 1_000_000  # NOMAD advances its generator `seed` times, so large seeds are slow
 
 
 def search(trials: Trials) -> None:
@@ -41,7 +39,7 @@ def search(trials: Trials) -> None:
             "models; using one_plus_one, the paper's fallback"
         )
         return one_plus_one.search(trials)
-    check_nomad_installed()
+    check_optimizer(problem.settings)
     parameters = {
         "DIMENSION": problem.num_variables,
         "BB_INPUT_TYPE": "* B",
@@ -49,9 +47,8 @@ def search(trials: Trials) -> None:
         "MAX_BB_EVAL": trials.left,
         "MAX_EVAL": LOOKUPS_PER_EVALUATION * trials.left,
         "DISPLAY_DEGREE": 0,
-        "SEED": problem.seed % SEEDS,
+        "SEED": problem.seed,
     }
-    least = math.inf  # the lowest loss so far
     child = _Child() if is_first() else None
     try:
         if child:
@@ -60,17 +57,9 @@ def search(trials: Trials) -> None:
             kind, content = agree(child.receive() if child else None)
             if kind == "end":
                 break
-            threshold = None
-            if problem.settings.nomad_early_end and least < math.inf:
-                threshold = problem.value_for(content, least)
-                if problem.meets_quota(content):
-                    threshold = min(threshold, trials.best_value)
-            value = trials.try_mask(content, threshold).value
-            if threshold is not None:  # unlike a bound, this does not depend on accelerations
-                value = max(value, threshold)
-            least = min(least, loss := problem.loss(content, value))
+            value = trials.try_mask(content).value  # exact: its models are fitted to all of them
             if child:
-                child.send(loss)
+                child.send(problem.loss(content, value))
     finally:
         if child:
             child.end()

@@ -22,7 +22,9 @@ def search(trials: Trials) -> None:
     for _ in range(FLIPS_PER_EVALUATION * problem.max_evaluations):
         flips = (draw.random() < 1 / problem.num_variables for _ in current)
         assignment = tuple(bit ^ flip for bit, flip in zip(current, flips, strict=True))
-        needed = problem.value_for(assignment, present)
+        # The value at which it has the present loss.
+        scale = problem.anchors.high - problem.anchors.low
+        needed = (problem.loss(assignment, 0.0) - present) * scale
         if assignment in trials.table or needed > best_possible:
             continue
         # One step lower, since values are rounded: a mask as good as the current one is accepted.
