@@ -25,8 +25,10 @@ def new_cache(config: PretrainedConfig) -> Cache:
 
 
 def can_copy(cache: Cache) -> bool:
-    """Whether the functions below support this cache: no native windows, no recurrent states."""
-    return bool(cache.layers) and all(type(x) in (GrowingLayer, HybridLayer) for x in cache.layers)
+    """Whether the functions below support this cache: no native windows, no recurrent states, and
+    no first tokens kept as sinks, of which a copy would have to know where each text begins."""
+    known = all(type(layer) in (GrowingLayer, HybridLayer) for layer in cache.layers)
+    return bool(cache.layers) and known and not any(getattr(x, "first", None) for x in cache.layers)
 
 
 def keep_everything(cache: Cache) -> None:
