@@ -18,7 +18,8 @@ from bosch.eval.report.runs import append_run, read_run
 from bosch.eval.report.tables import make_tables
 from bosch.eval.report.tensorboard import rebuild_tensorboard
 from bosch.eval.settings import Label
-from bosch.eval.suites._interface import Example, Scored, Task, by_task, result_of
+from bosch.eval.suites._common import task_results
+from bosch.eval.suites._interface import Example, Scored, Task
 from tests.run_folders import STEP_TOKENS, FakeRun, write_suite
 
 READING = (Task("reading", 128), Task("reading", 256))
@@ -59,11 +60,7 @@ def add_results(run: Path, suite: str) -> None:
             for task, n in right.items()
             for i in range(4)
         ]
-        results = [
-            result_of(task, metric, items, lambda scores: 100 * fmean(scores))
-            for task, items in by_task(scored).items()
-            for metric in ("exact", "strict")
-        ]
+        results = task_results(scored, lambda scores: 100 * fmean(scores))
         tokens = None if step is None else step * STEP_TOKENS
         label = Label(run.name, step, tokens)
         folder = run / "eval" / ("dense" if step is None else f"step-{step:06}") / suite
