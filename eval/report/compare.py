@@ -50,7 +50,6 @@ class Recovery:
     curve: Curve
     gap_share: Estimate  # share of the gap to the dense model that is recovered at the end
     tokens_to: Mapping[float, Estimate]  # for each of SHARES
-    mean_score: Estimate  # area under the curve divided by its width
 
     @property
     def has_clear_gap(self) -> bool:
@@ -68,7 +67,6 @@ class BaselineDifference:
     score: ReportedScore
     start: Estimate  # before training
     end: Estimate  # after training
-    mean: Estimate  # of the mean score
 
 
 @dataclass(frozen=True)
@@ -101,14 +99,6 @@ class Comparison:
     def parts(self, suite: str) -> list[ReportedScore]:
         return [score for score in self.scores if score.kind == "part" and score.suite == suite]
 
-    def _mean_score(self, score: ReportedScore) -> Statistic:
-        """Over the range of tokens that all trained runs share: means over different ranges are not
-        comparable. The curve of a learned mask begins after the tokens it learned from."""
-        trained = [curve for curve in self.curves_of(score) if curve.is_trained]
-        until = min((curve.end for curve in trained), default=0.0)
-        since = max((float(curve.tokens[0]) for curve in trained), default=0.0)
-        return intervals.mean_score(until, since)
-
     @cached_property
     def recoveries(self) -> list[Recovery]:
         """Of each average and of the loss, for each run that has it at step 0 and later."""
@@ -118,8 +108,7 @@ class Comparison:
                 if curve.is_trained and not (curve.is_loss and math.isnan(curve.dense)):
                     share = estimate([curve], intervals.gap_share)
                     tokens = {n: estimate([curve], intervals.tokens_to_share(n)) for n in SHARES}
-                    mean = estimate([curve], self._mean_score(score))
-                    rows.append(Recovery(curve, share, tokens, mean))
+                    rows.append(Recovery(curve, share, tokens))
         return rows
 
     @cached_property
@@ -130,14 +119,16 @@ class Comparison:
             for setup, members in self.baseline.pairs.items():
                 pairs = [(self.curve(run, score), self.curve(base, score)) for run, base in members]
                 started = [(a, b) for a, b in pairs if 0 in a.points and 0 in b.points]
-                trained = [(a, b) for a, b in started if a.is_trained and b.is_trained]
                 any_end = self.baseline.differs_in_tokens
-                ended = [(a, b) for a, b in trained if any_end or is_as_long(a.end, b.end)]
+                ended = [
+                    (a, b)
+                    for a, b in started
+                    if a.is_trained and b.is_trained and (any_end or is_as_long(a.end, b.end))
+                ]
                 if started:
                     start = _difference(started, intervals.value_at(0))
                     end = _difference(ended, intervals.value_at(-1))
-                    mean = _difference(trained, self._mean_score(score))
-                    found.append(BaselineDifference(setup, score, start, end, mean))
+                    found.append(BaselineDifference(setup, score, start, end))
         return found
 
 
@@ -186,7 +177,7 @@ def _read_losses(run: RunResults) -> Curve:
     samples: dict[int | None, Samples] = {}
     for row in run.training:
         for name in reversed(LOSSES):
-            if isinstance(loss := row.get(name), int | float):
+            if isinstance(loss := row.get(name), int | float) and math.isfinite(loss):
                 each = row.get(f"{name}_by_sequence") or []
                 is_dense = name.startswith("dense")
                 step, tokens = (None, math.nan) if is_dense else (row.get("step"), row["tokens"])

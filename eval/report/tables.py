@@ -86,16 +86,15 @@ def recovery_table(comparison: Comparison) -> Table:
             show_gap_share(row),
             *(show_estimate(tokens, show_tokens) for tokens in row.tokens_to.values()),
             show_spent(row.curve.run, row.tokens_to[0.9].value),
-            MISSING if row.curve.is_loss else show_estimate(row.mean_score, show_points),
         ]
         for row in comparison.recoveries
     ]
     header = ["run", "suite", "gap recovered", *(f"tokens to {share:.0%}" for share in SHARES)]
-    header += ["training to 90%", "mean score"]
+    header.append("training to 90%")
     note = (
         "Gap recovered: the share of the gap between step 0 and the dense model that the last "
         "checkpoint has closed. Tokens: with those of a learned mask, interpolated between "
-        "checkpoints. Mean score: over the tokens that all runs share. In brackets: "
+        "checkpoints. In brackets: "
         f"{LEVEL:.0%} bootstrap interval over examples, the same for all models."
     )
     return Table("Recovery", header, rows, note)
@@ -104,7 +103,7 @@ def recovery_table(comparison: Comparison) -> Table:
 def baseline_table(comparison: Comparison) -> Table:
     """Paired differences, over the seeds that both have."""
     rows = [
-        [row.setup, row.score.title, *map(show_difference, (row.start, row.end, row.mean))]
+        [row.setup, row.score.title, *map(show_difference, (row.start, row.end))]
         for row in comparison.differences
     ]
     note = (
@@ -113,7 +112,7 @@ def baseline_table(comparison: Comparison) -> Table:
         "same for both runs; * marks those without zero, one in twenty by chance. In parentheses: "
         "the number of seeds. With few, the intervals are too narrow."
     )
-    header = ["runs", "score", "before training", "after training", "mean score"]
+    header = ["runs", "score", "before training", "after training"]
     return Table(f"Difference from {comparison.baseline.title}, in points", header, rows, note)
 
 
