@@ -2,13 +2,10 @@
 the files of the run; it can be rebuilt at any time.
 
     tb/    the rows of eval/*/*/scores.json, over steps and over tokens; the mask as an image,
-           settings and last scores for the HParams table, a page of text, and custom scalars:
-           charts over tokens, the same for every run, so that `tensorboard --logdir runs` draws
-           all runs into one
+           settings and last scores for the HParams table, and a page of text
     ../shared/dense-XXXXXXXX/    the dense model's scores, as horizontal lines, once for all runs
 """
 
-import re
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -18,10 +15,9 @@ from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.plugins.hparams import summary_v2 as hparams
 
-from bosch.eval.report.compare import find_scores
 from bosch.eval.report.runs import RunResults, read_run
 from bosch.eval.report.tables import kv_saved
-from bosch.eval.suites._reporting import AVERAGE, Row, reporting_of
+from bosch.eval.suites._reporting import AVERAGE, Row
 from bosch.masks.picture import mask_title
 from bosch.model_files import read_json_object
 from bosch.run import tensorboard as curve_files
@@ -29,12 +25,6 @@ from bosch.run.fingerprint import fingerprint
 from bosch.run.plain_text import markdown, markdown_table, visible
 from bosch.run.progress import say
 from bosch.run.stage import flatten
-
-LOSS_CHARTS: dict[str, list[object]] = {
-    "training loss": ["Multiline", ["tokens/train/loss$"]],
-    "validation loss": ["Multiline", ["tokens/train/validation_loss$"]],
-    "learning rate": ["Multiline", ["tokens/train/learning_rate$"]],
-}
 
 
 def rebuild_tensorboard(run_path: Path) -> None:
@@ -90,9 +80,8 @@ def _scalar(row: Row) -> dict[str, float]:
 
 def _describe_run(run: RunResults) -> Iterator[Any]:
     """The mask's picture, a row of the HParams table (whose metrics are the last points of the
-    curves), custom scalars, text."""
-    # Importing torch's writers is slow.
-    from torch.utils.tensorboard.summary import custom_scalars, text
+    curves), text."""
+    from torch.utils.tensorboard.summary import text  # slow to import
 
     picture = run.path / "mask" / "mask.png"
     if run.mask is not None and picture.is_file() and not picture.is_symlink():
@@ -108,7 +97,6 @@ def _describe_run(run: RunResults) -> Iterator[Any]:
     names = [hparams.HParam(name) for name in settings]
     yield hparams.hparams_config_pb(names, metrics, time_created_secs=0.0)
     yield hparams.hparams_pb(settings, trial_id=visible(run.name), start_time_secs=0.0)
-    yield custom_scalars(_layout(run.rows))
     paragraphs = [f"**{markdown(run.name)}**"]
     if run.mask is not None:
         paragraphs.append(f"Mask: {markdown(mask_title(run.mask))}")
@@ -118,24 +106,6 @@ def _describe_run(run: RunResults) -> Iterator[Any]:
         lines = markdown_table(("settings", ""), list(flatten(run.config).items()))
         paragraphs.append("\n".join(lines))
     yield text("run", "\n\n".join(paragraphs))
-
-
-def _layout(rows: Sequence[Row]) -> dict[str, dict[str, list[object]]]:
-    """Page -> chart -> its kind and tags: a page for each suite, with its average and its tasks by
-    length or its parts, and one for the losses."""
-    pages: dict[str, dict[str, list[object]]] = {}
-    scores = find_scores(rows)
-    for suite in dict.fromkeys(score.suite for score in scores):
-        reporting = reporting_of(suite)
-        parts = [score.name for score in scores if score.suite == suite and score.kind == "part"]
-        evaluated = {row["task"] for row in rows if row["suite"] == suite}
-        for task in (AVERAGE, *(reporting.tasks_by_length or parts)):
-            metric = reporting.headline_metric(task)
-            tag = rf"{re.escape(task)}(/\d+)?/{re.escape(metric) if metric else '[^/]+'}$"
-            if task in evaluated:
-                tags = [f"tokens/{re.escape(suite)}/{tag}"]
-                pages.setdefault(reporting.title, {})[task] = ["Multiline", tags]
-    return pages | {"loss": LOSS_CHARTS}
 
 
 def _hparams(run: RunResults) -> dict[str, str | int | float]:

@@ -27,7 +27,7 @@ have
     COMPARED_WITH_CALIBRATION = True             recover.py stops if an example contains a needle of
                                                  the calibration set
     VERSION = 2                                  raise it when you change examples or scores
-    the fields of Reporting                      how reports and TensorBoard show it (_reporting.py)
+    the fields of Reporting                      how reports show it (_reporting.py)
 """
 
 from collections.abc import Mapping

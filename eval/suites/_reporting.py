@@ -1,4 +1,4 @@
-"""How reports and TensorBoard show a suite's results: its file may define any of the names that are
+"""How reports show a suite's results: its file may define any of the names that are
 fields of `Reporting`; the others have defaults."""
 
 import math
@@ -61,7 +61,7 @@ class Reporting:
     # The metric of a task that counts. Default, or None: the first one.
     headline_metric: Callable[[str], str | None] = lambda task: None
     parts_title: str = "tasks"
-    # Rows of the table by length, and TensorBoard's charts. Default, or empty: every task.
+    # In the table by length. Default, or empty: every task.
     tasks_by_length: tuple[str, ...] = ()
     report_order: float = math.inf  # place among the suites; default: at the end, by name
 

@@ -1,14 +1,12 @@
 """metrics.jsonl and the TensorBoard files made from it, read back as TensorBoard reads them."""
 
 import json
-import re
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from bosch.eval.report.tensorboard import rebuild_tensorboard
@@ -102,7 +100,7 @@ def test_the_dense_model_is_a_horizontal_line_even_if_its_scores_are_shared(tmp_
     assert points(dense) == {STEPS: [(0, 7), (9, 7)], TOKENS: [(0, 7), (900, 7)]}
 
 
-def test_mask_settings_and_a_chart_for_each_curve_are_in_tensorboard(tmp_path: Path) -> None:
+def test_mask_and_settings_are_in_tensorboard(tmp_path: Path) -> None:
     run = FakeRun("fisher", seed=3, steps=(None, 0, 100)).write(tmp_path)
     draw_mask(read_mask(run / "mask" / "mask.json"), run / "mask" / "mask.png")
     rebuild_tensorboard(run)
@@ -118,14 +116,6 @@ def test_mask_settings_and_a_chart_for_each_curve_are_in_tensorboard(tmp_path: P
     expected |= {"ratio": 0.75, "window": 64, "unit": "group", "seed": 3, "tokens": 393_216}
     expected |= {"KV saved": "70% at 1,024 tokens", "train.clip_norm": 1.0}
     assert values.items() >= expected.items()
-
-    (event,) = reader.Tensors("custom_scalars__config__")
-    layout = Layout.FromString(event.tensor_proto.string_val[0])
-    curves = points(run / "tb")
-    charts = [chart for page in layout.category for chart in page.chart]
-    assert charts
-    for chart in charts:
-        assert any(re.match(regex, tag) for regex in chart.multiline.tag for tag in curves)
 
 
 def test_what_is_missing_or_damaged_is_rebuilt(tmp_path: Path) -> None:
