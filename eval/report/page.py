@@ -92,8 +92,8 @@ def recovery_rows(comparison: Comparison) -> list[Row]:
         names = {"run": run.name, "suite": recovery.curve.score.suite}
         add(names, "gap_share", recovery.gap_share)
         for share, tokens in recovery.tokens_to.items():
-            flops = run.spent_until("flops", tokens.value)
-            add(names, f"tokens_to_{100 * share:.0f}", tokens, flops=flops)
+            spent = run.spent_until(tokens.value)
+            add(names, f"tokens_to_{100 * share:.0f}", tokens, flops=spent and spent[0])
     for row in comparison.differences:
         names = {"runs": row.setup, "suite": row.score.suite, "score": row.score.name}
         for statistic, points in (("start", row.start), ("end", row.end)):

@@ -284,9 +284,9 @@ def show_gap_share(recovery: Recovery) -> str:
 
 def show_spent(run: RunResults, tokens: float | None) -> str:
     """FLOPs and hours of the training until then."""
-    hours, flops = (run.spent_until(axis, tokens) for axis in ("hours", "flops"))
-    if hours is None or flops is None:
+    if (spent := run.spent_until(tokens)) is None:
         return MISSING
+    flops, hours = spent
     return f"{flops:.1e} FLOPs, {show_seconds(3600 * hours)}"
 
 

@@ -47,10 +47,6 @@ class ReportedScore:
         named = self.kind != "part" or self.suite in self.name
         return self.title if named else f"{self.suite_title} {self.name}"
 
-    @property
-    def condition(self) -> str:
-        return self.name if self.kind == "variant" else ""
-
 
 @dataclass(frozen=True)
 class Reporting:
