@@ -10,7 +10,7 @@ recovery.jsonl how far and how fast each run recovers, with intervals
 
 import math
 from base64 import b64encode
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rich.text import Text
@@ -32,6 +32,9 @@ TEMPLATE = "report.html.jinja"  # beside this file, with its style
 
 def write_report(comparison: Comparison, out: Path) -> list[Path]:
     """Write the report into `out`. Returns the files written."""
+    import jinja2
+    from markupsafe import Markup
+
     try:
         out.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
@@ -42,24 +45,6 @@ def write_report(comparison: Comparison, out: Path) -> list[Path]:
     for table in all_tables:
         text += [f"## {markdown(table.title)}", "", *markdown_table(table.header, table.rows), ""]
         text += [table.note, ""] if table.note else []
-    paths = [out / name for name in ("report.html", "table.md", "results.jsonl", "recovery.jsonl")]
-    rows = [{**r, "run": run.name} for run in comparison.runs for r in (*run.rows, *run.variants)]
-    write_atomically(paths[0], page(comparison, pictures, all_tables, lines))
-    write_atomically(paths[1], "\n".join(text))
-    write_rows(paths[2], rows)
-    write_rows(paths[3], recovery_rows(comparison))
-    return [*paths, *pictures.values()]
-
-
-def page(
-    comparison: Comparison,
-    pictures: Mapping[str, Path],
-    all_tables: Iterable[tables.Table],
-    warning_lines: Sequence[str],
-) -> str:
-    import jinja2
-    from markupsafe import Markup
-
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent, "utf-8"),
         autoescape=True,
@@ -67,14 +52,21 @@ def page(
         lstrip_blocks=True,
         finalize=lambda value: value if isinstance(value, Markup) else visible(value),
     )
-    return environment.get_template(TEMPLATE).render(
+    page = environment.get_template(TEMPLATE).render(
         answers=answers(comparison),
-        warnings=warning_lines,
+        warnings=lines,
         pictures={name: b64encode(path.read_bytes()).decode() for name, path in pictures.items()},
         tables=all_tables,
         runs=comparison.runs,
         flatten=flatten,
     )
+    paths = [out / name for name in ("report.html", "table.md", "results.jsonl", "recovery.jsonl")]
+    rows = [{**r, "run": run.name} for run in comparison.runs for r in (*run.rows, *run.variants)]
+    write_atomically(paths[0], page)
+    write_atomically(paths[1], "\n".join(text))
+    write_rows(paths[2], rows)
+    write_rows(paths[3], recovery_rows(comparison))
+    return [*paths, *pictures.values()]
 
 
 def recovery_rows(comparison: Comparison) -> list[Row]:
@@ -168,8 +160,7 @@ def describe(curve: Curve, recovery: Recovery | None) -> str:
 
 
 def warnings(comparison: Comparison) -> list[str]:
-    """What a reader must know before the numbers: missing parts, runs that are not comparable, and
-    checkpoints below step 0."""
+    """What a reader must know before the numbers: missing parts, runs that are not comparable."""
     lines = [f"{run.name}: {problem}" for run in comparison.runs for problem in run.problems]
     lacking: dict[str, list[str]] = {}
     for run in comparison.runs:

@@ -4,7 +4,7 @@ same bytes.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,24 +37,17 @@ INK = "#1d2126"
 
 
 @dataclass(frozen=True)
-class Line:
-    """A run, or the mean over the seeds of a setup."""
-
-    label: str
-    points: Sequence[tuple[float, Estimate]]  # place, score
-
-
-@dataclass(frozen=True)
 class Panel:
     score: ReportedScore
     axis: str  # TOKENS or RATIO
-    lines: Sequence[Line]
+    # A line is a run, or the mean over the seeds of a setup: label -> scores at their places.
+    lines: Mapping[str, Sequence[tuple[float, Estimate]]]
     dense: Sequence[tuple[str, float]]  # label and score of each dense model
 
     @property
     def has_something(self) -> bool:
         """A line, or two dots that can be compared."""
-        counts = [len(line.points) for line in self.lines]
+        counts = [len(points) for points in self.lines.values()]
         return (sum(counts) if self.axis == RATIO else max(counts, default=0)) > 1
 
 
@@ -68,7 +61,7 @@ class Chart:
 
     @property
     def labels(self) -> list[str]:
-        return list(dict.fromkeys(line.label for panel in self.panels for line in panel.lines))
+        return list(dict.fromkeys(label for panel in self.panels for label in panel.lines))
 
 
 def draw_pictures(comparison: Comparison, out: Path) -> dict[str, Path]:
@@ -117,15 +110,14 @@ def parts_picture(suite: str) -> str:
 def _over_training(comparison: Comparison, score: ReportedScore) -> Panel:
     """A line per setup. Untrained runs are left out if any run was trained."""
     known = comparison.curves_of(score)
-    lines = []
+    lines = {}
     for setup, curves in by_setup([curve for curve in known if curve.is_trained] or known).items():
         if score is LOSS:  # sequences differ by far more than a training changes
             curves = [replace(curve, replicates=None) for curve in curves]
-        one = curves[0].run.name if len(curves) == 1 else ""
-        tokens = sorted(set.intersection(*(set(curve.tokens) for curve in curves)))
-        points = [(count, estimate(curves, value_after(count))) for count in tokens]
-        lines.append(Line(one or f"{setup} (mean of {len(curves)} seeds)", points))
-    return Panel(score, TOKENS, [line for line in lines if line.points], _dense(comparison, score))
+        label = f"{setup} (mean of {len(curves)} seeds)" if curves[1:] else curves[0].run.name
+        if tokens := sorted(set.intersection(*(set(curve.tokens) for curve in curves))):
+            lines[label] = [(count, estimate(curves, value_after(count))) for count in tokens]
+    return Panel(score, TOKENS, lines, _dense(comparison, score))
 
 
 def _over_ratios(comparison: Comparison, score: ReportedScore) -> Panel:
@@ -137,7 +129,7 @@ def _over_ratios(comparison: Comparison, score: ReportedScore) -> Panel:
             label = f"{settings['model']} {run.method} W{settings['window']}"
             label += run.described_differences
             starts.setdefault(label, {})[settings["ratio"]] = estimate(curves, value_at(0))
-    lines = [Line(label, sorted(by_ratio.items())) for label, by_ratio in starts.items()]
+    lines = {label: sorted(by_ratio.items()) for label, by_ratio in starts.items()}
     return Panel(score, RATIO, lines, _dense(comparison, score))
 
 
@@ -177,17 +169,17 @@ def _draw_panel(axes: "Axes", panel: Panel, labels: Sequence[str]) -> None:
 
     is_loss, over_ratios = panel.score is LOSS, panel.axis == RATIO
     sign = -1 if is_loss else 1  # curves hold losses as their negatives
-    for number, line in enumerate(panel.lines, 1):
-        style = labels.index(line.label)
+    for number, (label, points) in enumerate(panel.lines.items(), 1):
+        style = labels.index(label)
         color, dashes = COLORS[style % len(COLORS)], DASHES[style // len(COLORS) % len(DASHES)]
         # Bars at one ratio stand side by side.
         shift = 0.03 * (number / (len(panel.lines) + 1) - 0.5) if over_ratios else 0.0
-        x, y = np.array([(x + shift, sign * point.value) for x, point in line.points]).T
+        x, y = np.array([(x + shift, sign * point.value) for x, point in points]).T
         look: dict[str, Any] = {"color": color, "marker": "o", "ms": 4, "lw": 1.5}
-        axes.plot(x, y, dashes, label=picture_label(line.label), **look)
-        known = [(x + shift, p.low, p.high) for x, p in line.points if p.low is not None]
+        axes.plot(x, y, dashes, label=picture_label(label), **look)
+        known = [(x + shift, p.low, p.high) for x, p in points if p.low is not None]
         place, low, high = np.array(known, float).reshape(-1, 3).T
-        if over_ratios or len(line.points) == 1:
+        if over_ratios or len(points) == 1:
             axes.vlines(place, low, high, color=color, alpha=0.5, lw=1.5)
         elif known and len(panel.lines) <= MOST_BANDS:
             axes.fill_between(place, low, high, color=color, alpha=0.13, lw=0)
@@ -195,16 +187,16 @@ def _draw_panel(axes: "Axes", panel: Panel, labels: Sequence[str]) -> None:
         axes.axhline(sign * score, color=INK, alpha=0.6, lw=1, ls=(0, (6, 2)))
         text = f"{label} {-score:.4f}" if is_loss else f"{label} {show_points(score)}"
         # On the side of the line that curves reach last.
-        side, points = ("bottom", 3) if is_loss else ("top", -3)
+        side, up = ("bottom", 3) if is_loss else ("top", -3)
         where: Any = {"xycoords": axes.get_yaxis_transform(), "textcoords": "offset points"}
-        where |= {"xytext": (0, points), "va": side, "alpha": 0.8}
+        where |= {"xytext": (0, up), "va": side, "alpha": 0.8}
         axes.annotate(picture_label(text), (0.01, sign * score), **where)
     title = f"{panel.score.title}, before training" if over_ratios else panel.score.title
     unit = "nats per token" if is_loss else "score (%)"
     axes.set(title=picture_label(title), xlabel=panel.axis, ylabel=unit)
     axes.xaxis.set_major_locator(MaxNLocator(5))
     if over_ratios:
-        axes.set_xticks(sorted({ratio for line in panel.lines for ratio, _ in line.points}))
+        axes.set_xticks(sorted({ratio for points in panel.lines.values() for ratio, _ in points}))
     else:
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.grid(alpha=0.25)

@@ -186,10 +186,6 @@ report_order = 3
 parts_title = "quarters of the answer"
 
 
-def headline_metric(task: str) -> str:
-    return METRIC
-
-
 def reported_scores(rows: Sequence[Row]) -> list[ReportedScore]:
     """The average of the tasks, and of each quarter of their answers."""
     cells = {(row["task"], row["length"] or 0): 1 for row in rows if row["task"] in REQUESTS}

@@ -183,10 +183,6 @@ report_order = 1
 tasks_by_length = tuple(GROUPS)  # as the paper's tables 7, 9, 11, 13 and 15 have it
 
 
-def headline_metric(task: str) -> str:
-    return METRIC
-
-
 def reported_scores(rows: Sequence[Row]) -> list[ReportedScore]:
     """The paper's average, over the groups at each length, and each task over its lengths."""
     counted = [row for row in rows if row["metric"] == METRIC and row["length"]]

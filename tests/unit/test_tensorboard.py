@@ -10,8 +10,6 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from bosch.eval.report.tensorboard import rebuild_tensorboard
-from bosch.masks.mask import read_mask
-from bosch.masks.picture import draw_mask
 from bosch.recipes.evaluate_model import publish
 from bosch.run.errors import MissingFileError, UserError
 from bosch.run.files import write_sealed_json
@@ -100,15 +98,10 @@ def test_the_dense_model_is_a_horizontal_line_even_if_its_scores_are_shared(tmp_
     assert points(dense) == {STEPS: [(0, 7), (9, 7)], TOKENS: [(0, 7), (900, 7)]}
 
 
-def test_mask_and_settings_are_in_tensorboard(tmp_path: Path) -> None:
+def test_settings_are_in_tensorboard(tmp_path: Path) -> None:
     run = FakeRun("fisher", seed=3, steps=(None, 0, 100)).write(tmp_path)
-    draw_mask(read_mask(run / "mask" / "mask.json"), run / "mask" / "mask.png")
     rebuild_tensorboard(run)
     reader = EventAccumulator(str(run / "tb")).Reload()
-    [image] = reader.Images("mask")
-    assert image.encoded_image_string == (run / "mask" / "mask.png").read_bytes()
-    assert image.width > 100
-
     content = reader.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
     hparams = HParamsPluginData.FromString(content).session_start_info.hparams
     values = {name: it.string_value or it.number_value for name, it in hparams.items()}
