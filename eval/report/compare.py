@@ -158,7 +158,7 @@ def _read_curves(run: RunResults) -> Iterator[Curve]:
             by_step.setdefault(row["step"], []).append(row)
     for (suite, under), by_step in found.items():
         rows = [row for members in by_step.values() for row in members]
-        steps = sorted(by_step, key=lambda step: -1 if step is None else step)
+        steps = sorted(by_step, key=in_order)
         cells = {step: headline_points(suite, by_step[step]) for step in steps}
         for score in _reporting.reporting_of(suite).reported_scores(rows):
             if under and score.kind != "average":
@@ -172,6 +172,11 @@ def _read_curves(run: RunResults) -> Iterator[Curve]:
             samples = {step: run.samples.get((step, suite, under), {}) for step in points}
             shown = replace(score, name=under, kind="variant") if under else score
             yield _with_replicates(Curve(run, shown, points), samples)
+
+
+def in_order(step: int | None) -> int:
+    """The dense model comes first."""
+    return -1 if step is None else step
 
 
 def _read_losses(run: RunResults) -> Curve:
