@@ -110,10 +110,12 @@ def parts_picture(suite: str) -> str:
 def _over_training(comparison: Comparison, score: ReportedScore) -> Panel:
     """A line per setup. Untrained runs are left out if any run was trained."""
     known = comparison.curves_of(score)
+    shown = [curve for curve in known if curve.is_trained] or known
+    setups = by_setup(shown)
+    if score is LOSS:  # each seed has other texts, and these differ by more than a training changes
+        setups = {curve.run.name: [replace(curve, replicates=None)] for curve in shown}
     lines = {}
-    for setup, curves in by_setup([curve for curve in known if curve.is_trained] or known).items():
-        if score is LOSS:  # sequences differ by far more than a training changes
-            curves = [replace(curve, replicates=None) for curve in curves]
+    for setup, curves in setups.items():
         label = f"{setup} (mean of {len(curves)} seeds)" if curves[1:] else curves[0].run.name
         if tokens := sorted(set.intersection(*(set(curve.tokens) for curve in curves))):
             lines[label] = [(count, estimate(curves, value_after(count))) for count in tokens]
@@ -139,7 +141,8 @@ def _dense(comparison: Comparison, score: ReportedScore) -> list[tuple[str, floa
     for run in comparison.runs:
         if not math.isnan(dense := comparison.curve(run, score).dense):
             found.setdefault(dense, run.settings["model"])
-    return [(f"dense {name}" if len(found) > 1 else "dense model", y) for y, name in found.items()]
+    many = len({*found.values()}) > 1
+    return [(f"dense {name}" if many else "dense model", y) for y, name in found.items()]
 
 
 def draw_chart(chart: Chart, labels: Sequence[str]) -> "Figure":
@@ -148,8 +151,9 @@ def draw_chart(chart: Chart, labels: Sequence[str]) -> "Figure":
     from matplotlib.figure import Figure  # without pyplot, which keeps state and picks a display
 
     columns = min(COLUMNS, len(chart.panels))
-    rows, width = math.ceil(len(chart.panels) / columns), PANEL[0] * columns
+    rows = math.ceil(len(chart.panels) / columns)
     longest = 0.5 + 0.057 * max(map(len, chart.labels))  # inches, with the line beside it
+    width = max(PANEL[0] * columns, longest)
     across = max(1, int(width / longest))  # names in a row of the legend
     height = PANEL[1] * rows + 0.2 + LEGEND_ROW * math.ceil(len(chart.labels) / across)
     figure = Figure(figsize=(width, height), dpi=130, layout="constrained")
@@ -174,10 +178,12 @@ def _draw_panel(axes: "Axes", panel: Panel, labels: Sequence[str]) -> None:
         color, dashes = COLORS[style % len(COLORS)], DASHES[style // len(COLORS) % len(DASHES)]
         # Bars at one ratio stand side by side.
         shift = 0.03 * (number / (len(panel.lines) + 1) - 0.5) if over_ratios else 0.0
-        x, y = np.array([(x + shift, sign * point.value) for x, point in points]).T
+        x = np.array([place for place, _ in points]) + shift
+        y = sign * np.array([point.value for _, point in points], float)
         look: dict[str, Any] = {"color": color, "marker": "o", "ms": 4, "lw": 1.5}
         axes.plot(x, y, dashes, label=picture_label(label), **look)
-        known = [(x + shift, p.low, p.high) for x, p in points if p.low is not None]
+        pairs = zip(x, points, strict=True)
+        known = [(place, p.low, p.high) for place, (_, p) in pairs if p.low is not None]
         place, low, high = np.array(known, float).reshape(-1, 3).T
         if over_ratios or len(points) == 1:
             axes.vlines(place, low, high, color=color, alpha=0.5, lw=1.5)
