@@ -23,7 +23,7 @@ PROGRAMS = {  # word -> module and what it does
     "tokens": ("bosch.recipes.prepare_tokens", "Pack training text into tokens."),
     "lessons": ("bosch.recipes.prepare_lessons", "Store what a teacher says of packed tokens."),
     "train": ("bosch.recipes.train_model", "Train a hybrid to recover its quality."),
-    "evaluate": ("bosch.recipes.evaluate_model", "Evaluate a model on NIAH, LongBench, GSM8K."),
+    "evaluate": ("bosch.recipes.evaluate_model", "Evaluate a model on NIAH, LongBench, RULER."),
     "compare": ("bosch.recipes.compare_runs", "Compare runs and write a report."),
     "sweep": ("bosch.recipes.sweep", "Run the chain for many methods, ratios and seeds."),
     "generate": ("bosch.recipes.generate_text", "Generate text; print speed and cache size."),

@@ -198,7 +198,6 @@ class JudgingConfig:
     # Average over the paper's seven categories (with GSM8K), or over LongBench's own six.
     longbench_categories: Literal["paper", "official"] = "paper"
     gsm8k_data: str = "openai/gsm8k"  # GSM8K: a file of test rows, a folder or a hub id
-    gsm8k_tasks: tuple[str, ...] = ("gsm8k_cot",)  # prompts of the suite gsm8k
     options: tuple[str, ...] = ()  # settings of suites, as mine.rows=5 (eval/suites/mine.py)
     precision: Precision = "auto"  # number format of the model; auto: bf16 on a GPU, else fp32
     attention: str = "auto"  # attention backend: auto, or a file of bosch/backends
@@ -296,8 +295,9 @@ def fill_in(stored: Mapping[str, object]) -> dict[str, Any]:
         if isinstance(known, dict):  # a section
             value = known | value if isinstance(value, dict) else known
         config[name] = value
-    # Removed; it changed no result. Archives of benchmarks/results have it.
+    # Removed; they changed no result. Archives of benchmarks/results have them.
     config["train"].pop("async_checkpoints", None)
+    config["eval"].pop("gsm8k_tasks", None)
     return config
 
 

@@ -1,4 +1,4 @@
-"""Evaluates a model, dense or hybrid, on suites of tasks: NIAH, LongBench, GSM8K, lm-eval's tasks.
+"""Evaluates a model, dense or hybrid, on suites of tasks: NIAH, LongBench, RULER, lm-eval's tasks.
 
     python recipes/evaluate_model.py --model tiny-qwen3 --suite niah longbench --out evaluation
     accelerate launch recipes/evaluate_model.py --model DIR --niah-lengths 4096 8192

@@ -83,7 +83,6 @@ WRONG_LINES = {
     "evaluate --suite niha": "niha 'niah'",
     "evaluate --niah-lengths 9999": "9999",
     "evaluate --model good --yarn-from 512": "--yarn-from --yarn",
-    "evaluate --suite gsm8k --gsm8k-data other.jsonl": "other.jsonl `question`",
     "evaluate --suite lm-eval:own --include-path nowhere": "--include-path nowhere folder",
     "evaluate --engine vllm": "vllm docs/serving.md",
     "evaluate --model hybrid --window 2048": "--window 2048",

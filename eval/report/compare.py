@@ -7,7 +7,7 @@ run's own (sweep.py --windows, --lengths) is a score too.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -20,7 +20,7 @@ from bosch.eval.report import intervals
 from bosch.eval.report.intervals import Curve, Estimate, Point, Statistic, estimate
 from bosch.eval.report.runs import LOSSES, RunResults, read_runs
 from bosch.eval.suites import _reporting
-from bosch.eval.suites._reporting import AVERAGE, ReportedScore, Row, Samples, condition
+from bosch.eval.suites._reporting import Cell, ReportedScore, Row, Samples, condition
 from bosch.plugins import suggest
 from bosch.run.errors import UserError
 
@@ -50,7 +50,6 @@ class Recovery:
     curve: Curve
     gap_share: Estimate  # share of the gap to the dense model that is recovered at the end
     tokens_to: Mapping[float, Estimate]  # for each of SHARES
-    mean_score: Estimate  # area under the curve divided by its width
 
     @property
     def has_clear_gap(self) -> bool:
@@ -68,7 +67,6 @@ class BaselineDifference:
     score: ReportedScore
     start: Estimate  # before training
     end: Estimate  # after training
-    mean: Estimate  # of the mean score
 
 
 @dataclass(frozen=True)
@@ -101,14 +99,6 @@ class Comparison:
     def parts(self, suite: str) -> list[ReportedScore]:
         return [score for score in self.scores if score.kind == "part" and score.suite == suite]
 
-    def _mean_score(self, score: ReportedScore) -> Statistic:
-        """Over the range of tokens that all trained runs share: means over different ranges are not
-        comparable. The curve of a learned mask begins after the tokens it learned from."""
-        trained = [curve for curve in self.curves_of(score) if curve.is_trained]
-        until = min((curve.end for curve in trained), default=0.0)
-        since = max((float(curve.tokens[0]) for curve in trained), default=0.0)
-        return intervals.mean_score(until, since)
-
     @cached_property
     def recoveries(self) -> list[Recovery]:
         """Of each average and of the loss, for each run that has it at step 0 and later."""
@@ -118,8 +108,7 @@ class Comparison:
                 if curve.is_trained and not (curve.is_loss and math.isnan(curve.dense)):
                     share = estimate([curve], intervals.gap_share)
                     tokens = {n: estimate([curve], intervals.tokens_to_share(n)) for n in SHARES}
-                    mean = estimate([curve], self._mean_score(score))
-                    rows.append(Recovery(curve, share, tokens, mean))
+                    rows.append(Recovery(curve, share, tokens))
         return rows
 
     @cached_property
@@ -130,14 +119,16 @@ class Comparison:
             for setup, members in self.baseline.pairs.items():
                 pairs = [(self.curve(run, score), self.curve(base, score)) for run, base in members]
                 started = [(a, b) for a, b in pairs if 0 in a.points and 0 in b.points]
-                trained = [(a, b) for a, b in started if a.is_trained and b.is_trained]
                 any_end = self.baseline.differs_in_tokens
-                ended = [(a, b) for a, b in trained if any_end or is_as_long(a.end, b.end)]
+                ended = [
+                    (a, b)
+                    for a, b in started
+                    if a.is_trained and b.is_trained and (any_end or is_as_long(a.end, b.end))
+                ]
                 if started:
                     start = _difference(started, intervals.value_at(0))
                     end = _difference(ended, intervals.value_at(-1))
-                    mean = _difference(trained, self._mean_score(score))
-                    found.append(BaselineDifference(setup, score, start, end, mean))
+                    found.append(BaselineDifference(setup, score, start, end))
         return found
 
 
@@ -150,34 +141,42 @@ def compare(given: Sequence[Path | RunResults], baseline: str | None = None) -> 
     or folder of one of the runs, or the settings of some (`window=64,train.trained=all`)."""
     runs = read_runs(given)
     found = Baseline() if baseline is None else _find_baseline(baseline, runs)
-    curves: dict[tuple[str, ReportedScore], Curve] = {}
-    for run in runs:
-        rows = [*run.rows, *run.variants]
-        curves |= {(run.name, score): _read_curve(run, score, rows) for score in find_scores(rows)}
-    scores = _sort_by_suite(dict.fromkeys(score for _, score in curves))
+    curves = {(run.name, curve.score): curve for run in runs for curve in _read_curves(run)}
+    scores = dict.fromkeys(score for _, score in curves)
+    order = sorted(scores, key=lambda s: (_reporting.reporting_of(s.suite).report_order, s.suite))
     curves |= {(run.name, LOSS): _read_losses(run) for run in runs}
-    return Comparison(runs, scores, curves, found)
+    return Comparison(runs, order, curves, found)
 
 
-def _read_curve(run: RunResults, score: ReportedScore, rows: Sequence[Row]) -> Curve:
-    """The score at every step where it was evaluated and whose tokens are known. Without replicates
-    where predictions are missing or do not reproduce the suite's own numbers."""
-    by_step: dict[int | None, list[Row]] = {}
-    for row in rows:
-        if (row["suite"], condition(row)) == (score.suite, score.condition):
+def _read_curves(run: RunResults) -> Iterator[Curve]:
+    """Every score of every suite and condition, at the steps whose tokens are known. lm-eval's rows
+    give none: its metrics have other scales."""
+    found: dict[tuple[str, str], dict[int | None, list[Row]]] = {}
+    for row in (*run.rows, *run.variants):
+        if row["suite"] != lm_eval_bridge.SUITE:
+            by_step = found.setdefault((row["suite"], condition(row)), {})
             by_step.setdefault(row["step"], []).append(row)
-    points: dict[int | None, Point] = {}
-    samples: dict[int | None, Samples] = {}
-    for step in sorted(by_step, key=lambda step: -1 if step is None else step):
-        point = read_point(score, by_step[step])
-        if point is not None and (step is None or not math.isnan(point.tokens)):
-            points[step] = point
-            known = run.samples.get((step, score.suite, score.condition), {})
-            if score.weights and all(known.get(cell) for cell in score.weights):
-                total = sum(w * fmean(known[cell].values()) for cell, w in score.weights.items())
-                if abs(total - point.value) <= ROUNDING:
-                    samples[step] = known
-    return _with_replicates(Curve(run, score, points), samples)
+    for (suite, under), by_step in found.items():
+        rows = [row for members in by_step.values() for row in members]
+        steps = sorted(by_step, key=in_order)
+        cells = {step: headline_points(suite, by_step[step]) for step in steps}
+        for score in _reporting.reporting_of(suite).reported_scores(rows):
+            if under and score.kind != "average":
+                continue
+            points = {
+                step: point
+                for step, known in cells.items()
+                if (point := _read_point(score, known))
+                and (step is None or not math.isnan(point.tokens))
+            }
+            samples = {step: run.samples.get((step, suite, under), {}) for step in points}
+            shown = replace(score, name=under, kind="variant") if under else score
+            yield _with_replicates(Curve(run, shown, points), samples)
+
+
+def in_order(step: int | None) -> int:
+    """The dense model comes first."""
+    return -1 if step is None else step
 
 
 def _read_losses(run: RunResults) -> Curve:
@@ -186,7 +185,7 @@ def _read_losses(run: RunResults) -> Curve:
     samples: dict[int | None, Samples] = {}
     for row in run.training:
         for name in reversed(LOSSES):
-            if isinstance(loss := row.get(name), int | float):
+            if isinstance(loss := row.get(name), int | float) and math.isfinite(loss):
                 each = row.get(f"{name}_by_sequence") or []
                 is_dense = name.startswith("dense")
                 step, tokens = (None, math.nan) if is_dense else (row.get("step"), row["tokens"])
@@ -196,40 +195,25 @@ def _read_losses(run: RunResults) -> Curve:
 
 
 def _with_replicates(curve: Curve, samples: Mapping[int | None, Samples]) -> Curve:
-    if not curve.steps or samples.keys() != curve.points.keys():
+    """Unless predictions are missing or do not reproduce the suite's own numbers."""
+    score, weights = curve.score, curve.score.weights
+    if not curve.steps or not weights:
         return curve
-    by_step, score = [samples[step] for step in curve.steps], curve.score
-    drawn = intervals.resample_examples(by_step, samples.get(None), score.weights, score.suite)
+    for step, point in curve.points.items():
+        if not all(samples[step].get(cell) for cell in weights):
+            return curve
+        total = sum(w * fmean(samples[step][cell].values()) for cell, w in weights.items())
+        if abs(total - point.value) > ROUNDING and not curve.is_loss:
+            return curve
+    by_step = [samples[step] for step in curve.steps]
+    drawn = intervals.resample_examples(by_step, samples.get(None), weights, score.suite)
     return replace(curve, replicates=drawn)
 
 
-def find_scores(rows: Sequence[Row]) -> list[ReportedScore]:
-    """The scores that these rows hold, suite by suite. lm-eval's rows hold none: its metrics have
-    other scales."""
-    by_suite: dict[tuple[str, str], list[Row]] = {}
-    for row in rows:
-        if row["suite"] != lm_eval_bridge.SUITE:
-            by_suite.setdefault((row["suite"], condition(row)), []).append(row)
-    found: list[ReportedScore] = []
-    for (suite, name), members in by_suite.items():
-        for score in _reporting.reporting_of(suite).reported_scores(members):
-            if not name:
-                found.append(score)
-            elif score.kind == "average":
-                found.append(replace(score, name=name, kind="variant"))
-    return _sort_by_suite(found)
-
-
-def _sort_by_suite(scores: Iterable[ReportedScore]) -> list[ReportedScore]:
-    return sorted(scores, key=lambda s: (_reporting.reporting_of(s.suite).report_order, s.suite))
-
-
-def read_point(score: ReportedScore, rows: Sequence[Row]) -> Point | None:
-    """The score in the rows of one model under one condition; None where it was not evaluated."""
-    cells = headline_points(score.suite, rows)
-    written = cells.get((AVERAGE if score.condition else score.name, 0))
-    if written is not None:
-        return written
+def _read_point(score: ReportedScore, cells: Mapping[Cell, Point]) -> Point | None:
+    """The score of one model under one condition; None where it was not evaluated."""
+    if (score.name, 0) in cells:
+        return cells[score.name, 0]
     if score.written_by_suite or not score.weights or any(c not in cells for c in score.weights):
         return None
     parts = [(weight, cells[cell]) for cell, weight in score.weights.items()]
@@ -241,10 +225,10 @@ def read_point(score: ReportedScore, rows: Sequence[Row]) -> Point | None:
     )
 
 
-def headline_points(suite: str, rows: Sequence[Row]) -> dict[_reporting.Cell, Point]:
+def headline_points(suite: str, rows: Sequence[Row]) -> dict[Cell, Point]:
     """For each task and length the result by the metric that counts."""
     headline = _reporting.reporting_of(suite).headline_metric
-    cells: dict[_reporting.Cell, Point] = {}
+    cells: dict[Cell, Point] = {}
     for row in rows:
         if row["metric"] == (headline(row["task"]) or row["metric"]):
             numbers = (row.get(name) for name in ("stderr", "tokens"))
@@ -303,44 +287,34 @@ def is_as_long(end: float, other: float) -> bool:
 
 
 def _find_baseline(wanted: str, runs: Sequence[RunResults]) -> Baseline:
+    """Of settings: each run without them is paired with one that has them and else agrees in
+    COMMON."""
     for base in runs:
         if wanted == base.name or Path(wanted).resolve() == base.path.resolve():
             return Baseline(base.name, {run.name: [(run, base)] for run in runs if run is not base})
-    for run in sorted(runs, key=lambda run: run.method):  # those without options come first
-        of = {name: str(run.settings[name]) for name in ("method", "mask.options")}
-        if wanted in (run.method, of["method"]):
-            return Baseline(run.method, _pair_runs(runs, of))
     parts = [part.partition("=") for part in wanted.split(",") if "=" in part]
-    settings = {name.replace("-", "_"): value for name, _, value in parts}
-    if settings and any(_has(run, settings) for run in runs):
-        return Baseline(wanted, _pair_runs(runs, settings), "data.tokens" in settings)
-    names = [*sorted({run.method for run in runs}), *(run.name for run in runs)]
-    problem = f"--baseline {wanted} is no method or run, and no run has such settings"
-    raise UserError(f"{problem}; {suggest(wanted, names)}")
-
-
-def _pair_runs(
-    runs: Sequence[RunResults], settings: Mapping[str, str]
-) -> dict[str, list[tuple[RunResults, RunResults]]]:
-    """Give each run without the baseline's settings one that has them and else agrees in COMMON."""
+    title, settings = wanted, {name.replace("-", "_"): value for name, _, value in parts}
+    for run in sorted(runs, key=lambda run: run.method, reverse=True):  # without options comes last
+        if wanted in (run.method, run.settings["method"]):
+            title = run.method
+            settings = {name: str(run.settings[name]) for name in ("method", "mask.options")}
+    bases = [run for run in runs if settings and _has(run, settings)]
+    if not bases:
+        names = [*sorted({run.method for run in runs}), *(run.name for run in runs)]
+        problem = f"--baseline {wanted} is no method or run, and no run has such settings"
+        raise UserError(f"{problem}; {suggest(wanted, names)}")
     common = [name for name in COMMON if name not in settings]
-    pairs: dict[str, list[tuple[RunResults, RunResults]]] = {}
-    bases = [run for run in runs if _has(run, settings)]
 
     def differences(run: RunResults) -> dict[str, object]:
         return {name: value for name, value in run.differences.items() if name not in settings}
 
-    for run in runs:
-        candidates = [
-            base
-            for base in bases
-            if all(base.settings.get(n) == run.settings.get(n) for n in common)
-        ]
-        if candidates and run not in bases:
-            # Of several, the one whose other settings differ in the same way.
-            candidates.sort(key=lambda base: differences(base) != differences(run))
-            pairs.setdefault(run.setup, []).append((run, candidates[0]))
-    return pairs
+    pairs: dict[str, list[tuple[RunResults, RunResults]]] = {}
+    for run in (run for run in runs if run not in bases):
+        alike = [b for b in bases if all(b.settings.get(n) == run.settings.get(n) for n in common)]
+        if alike:  # of several, the one whose other settings differ in the same way
+            alike.sort(key=lambda base: differences(base) != differences(run))
+            pairs.setdefault(run.setup, []).append((run, alike[0]))
+    return Baseline(title, pairs, differs_in_tokens="data.tokens" in settings)
 
 
 def _has(run: RunResults, settings: Mapping[str, str]) -> bool:

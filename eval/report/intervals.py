@@ -143,11 +143,6 @@ def value_after(count: float) -> Statistic:
     return lambda tokens, values, dense: values[..., tokens.tolist().index(count)]
 
 
-def gain_to(place: int) -> Statistic:
-    """Percentage points gained from step 0 to a point of the curve."""
-    return lambda tokens, values, dense: values[..., place] - values[..., 0]
-
-
 def gap_at(place: int) -> Statistic:
     """Percentage points above the dense model at a point of the curve."""
     return lambda tokens, values, dense: values[..., place] - dense
@@ -173,23 +168,6 @@ def tokens_to_share(share: float) -> Statistic:
         part = np.clip((level - low) / np.where(high > low, high - low, 1.0), 0, 1)
         crossing = (tokens[before] + part * (tokens[after] - tokens[before]))[..., 0]
         return np.where(np.isnan(gap), np.nan, np.where(reached.any(-1), crossing, NEVER))
-
-    return statistic
-
-
-def mean_score(until: float = math.inf, since: float = -math.inf) -> Statistic:
-    """Area under the curve divided by its width, between `since` and `until` tokens."""
-
-    def statistic(tokens: Numbers, values: Numbers, dense: Numbers) -> Numbers:
-        begin, end = max(since, float(tokens[0])), min(until, float(tokens[-1]))
-        if end <= begin:
-            return np.full(values.shape[:-1], np.nan)
-        places = np.array([begin, *tokens[(tokens > begin) & (tokens < end)], end])
-        # The weight of each point in the curve's height at each place.
-        weights = np.array([np.interp(places, tokens, one) for one in np.eye(len(tokens))])
-        heights = values @ weights
-        area = ((heights[..., 1:] + heights[..., :-1]) / 2 * np.diff(places)).sum(-1)
-        return np.asarray(area / (end - begin))
 
     return statistic
 

@@ -1,22 +1,24 @@
 """The report on runs: report.html (self-contained), table.md, pictures, rows. The answers and the
 warnings on the page are here too; a terminal shows them as well.
 
-report.html    the answer, charts that answer to the pointer, tables; for a browser
+report.html    the answer, pictures, tables; for a browser
 table.md       the tables, to paste elsewhere
-*.png          the same charts, for papers: recovery, scores before training, tasks, losses
+*.png          the same pictures, for papers: recovery, scores before training, tasks, losses
 results.jsonl  every result of every run
 recovery.jsonl how far and how fast each run recovers, with intervals
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from base64 import b64encode
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rich.text import Text
 
-from bosch.eval.report import pictures, tables
+from bosch.eval.report import tables
 from bosch.eval.report.compare import LOSS, Comparison, Recovery, is_as_long
-from bosch.eval.report.intervals import NEVER, Curve, Estimate, estimate, gain_to, gap_at
+from bosch.eval.report.intervals import NEVER, Curve, Estimate, estimate, gap_at
+from bosch.eval.report.pictures import draw_pictures
 from bosch.eval.report.runs import RunResults
 from bosch.eval.rows import Row, write_rows
 from bosch.masks.picture import mask_lines, mask_title
@@ -25,39 +27,24 @@ from bosch.run.files import write_atomically
 from bosch.run.plain_text import markdown, markdown_table, visible
 from bosch.run.stage import flatten
 
-TEMPLATE = "report.html.jinja"  # beside this file, with its style and its script
+TEMPLATE = "report.html.jinja"  # beside this file, with its style
 
 
 def write_report(comparison: Comparison, out: Path) -> list[Path]:
     """Write the report into `out`. Returns the files written."""
+    import jinja2
+    from markupsafe import Markup
+
     try:
         out.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
         raise UserError(f"{out} is not a folder; name another one for the report.") from error
     all_tables, lines = [*tables.make_tables(comparison).values()], warnings(comparison)
-    charts = pictures.make_charts(comparison)
+    pictures = draw_pictures(comparison, out)
     text = ["## Warnings", "", *(f"- {markdown(line)}" for line in lines), ""] if lines else []
     for table in all_tables:
         text += [f"## {markdown(table.title)}", "", *markdown_table(table.header, table.rows), ""]
         text += [table.note, ""] if table.note else []
-    paths = [out / name for name in ("report.html", "table.md", "results.jsonl", "recovery.jsonl")]
-    rows = [{**r, "run": run.name} for run in comparison.runs for r in (*run.rows, *run.variants)]
-    write_atomically(paths[0], page(comparison, charts, all_tables, lines))
-    write_atomically(paths[1], "\n".join(text))
-    write_rows(paths[2], rows)
-    write_rows(paths[3], recovery_rows(comparison))
-    return [*paths, *pictures.draw_pictures(charts, out)]
-
-
-def page(
-    comparison: Comparison,
-    charts: Sequence[pictures.Chart],
-    all_tables: Iterable[tables.Table],
-    warning_lines: Sequence[str],
-) -> str:
-    import jinja2
-    from markupsafe import Markup
-
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent, "utf-8"),
         autoescape=True,
@@ -65,17 +52,21 @@ def page(
         lstrip_blocks=True,
         finalize=lambda value: value if isinstance(value, Markup) else visible(value),
     )
-    return environment.get_template(TEMPLATE).render(
+    page = environment.get_template(TEMPLATE).render(
         answers=answers(comparison),
-        warnings=warning_lines,
-        charts=charts,
-        styles=pictures.choose_styles(charts),
-        place_panel=pictures.place_panel,
+        warnings=lines,
+        pictures={name: b64encode(path.read_bytes()).decode() for name, path in pictures.items()},
         tables=all_tables,
         runs=comparison.runs,
         flatten=flatten,
-        axes=pictures.AXES,
     )
+    paths = [out / name for name in ("report.html", "table.md", "results.jsonl", "recovery.jsonl")]
+    rows = [{**r, "run": run.name} for run in comparison.runs for r in (*run.rows, *run.variants)]
+    write_atomically(paths[0], page)
+    write_atomically(paths[1], "\n".join(text))
+    write_rows(paths[2], rows)
+    write_rows(paths[3], recovery_rows(comparison))
+    return [*paths, *pictures.values()]
 
 
 def recovery_rows(comparison: Comparison) -> list[Row]:
@@ -92,13 +83,12 @@ def recovery_rows(comparison: Comparison) -> list[Row]:
         run = recovery.curve.run
         names = {"run": run.name, "suite": recovery.curve.score.suite}
         add(names, "gap_share", recovery.gap_share)
-        add(names, "mean_score", recovery.mean_score)
         for share, tokens in recovery.tokens_to.items():
-            flops = run.spent_until("flops", tokens.value)
-            add(names, f"tokens_to_{100 * share:.0f}", tokens, flops=flops)
+            spent = run.spent_until(tokens.value)
+            add(names, f"tokens_to_{100 * share:.0f}", tokens, flops=spent and spent[0])
     for row in comparison.differences:
         names = {"runs": row.setup, "suite": row.score.suite, "score": row.score.name}
-        for statistic, points in (("start", row.start), ("end", row.end), ("mean", row.mean)):
+        for statistic, points in (("start", row.start), ("end", row.end)):
             if points.num_seeds:
                 seeds = {"seeds": points.num_seeds}
                 add(names | seeds, f"{statistic}_beside_baseline", points)
@@ -170,8 +160,7 @@ def describe(curve: Curve, recovery: Recovery | None) -> str:
 
 
 def warnings(comparison: Comparison) -> list[str]:
-    """What a reader must know before the numbers: missing parts, runs that are not comparable, and
-    checkpoints below step 0."""
+    """What a reader must know before the numbers: missing parts, runs that are not comparable."""
     lines = [f"{run.name}: {problem}" for run in comparison.runs for problem in run.problems]
     lacking: dict[str, list[str]] = {}
     for run in comparison.runs:
@@ -191,7 +180,7 @@ def warnings(comparison: Comparison) -> list[str]:
             f"{comparison.baseline.title}: no run is compared to it: none is like it in model, "
             "ratio, window and seed, or step 0 was not evaluated"
         )
-    return lines + drops(comparison)
+    return lines
 
 
 def list_runs(names: Sequence[str], most: int = 4) -> str:
@@ -230,22 +219,4 @@ def different_examples(comparison: Comparison) -> list[str]:
         if len(test_sets) > 1:
             listed = "; ".join(f"{name} in {list_runs(runs)}" for name, runs in test_sets.items())
             lines.append(f"{score.title}: runs were evaluated on different examples: {listed}")
-    return lines
-
-
-def drops(comparison: Comparison) -> list[str]:
-    """Checkpoints that are significantly below step 0, averages first."""
-    lines = []
-    scores = sorted(comparison.scores, key=lambda score: score.kind)
-    for curve in (curve for score in scores for curve in comparison.curves_of(score)):
-        places = enumerate(curve.steps if 0 in curve.points else ())
-        gains = {step: estimate([curve], gain_to(place)) for place, step in places}
-        lost = {s: g for s, g in gains.items() if g.excludes_zero and (g.value or 0) < 0}
-        if lost:
-            worst = min(lost.values(), key=lambda gain: gain.value or 0)
-            lines.append(
-                f"{curve.run.name}: {curve.score.full_title} is below step 0 at steps "
-                f"{', '.join(map(str, lost))}: at worst "
-                f"{tables.show_estimate(worst, tables.show_change)} points"
-            )
     return lines

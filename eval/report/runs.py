@@ -93,21 +93,17 @@ class RunResults:
     def described_differences(self) -> str:
         return "".join(f", {name} {value}" for name, value in self.differences.items())
 
-    def spent(self, axis: str) -> dict[int, float]:
-        """What the training had used up at each number of tokens: `flops`, or `hours`."""
-        names = ("flops",) if axis == "flops" else ("data_seconds", "compute_seconds")
-        total, spent = 0.0, {}
-        for row in self.training:
-            total += sum(row.get(name, 0.0) for name in names) / (1 if axis == "flops" else 3600)
-            spent[row["tokens"]] = total
-        return spent if total else {}
-
-    def spent_until(self, axis: str, tokens: float | None) -> float | None:
-        """None: never, or nothing was recorded."""
-        spent = self.spent(axis)
-        if tokens is None or not spent or not min(spent) <= tokens <= max(spent):
+    def spent_until(self, tokens: float | None) -> tuple[float, float] | None:
+        """FLOPs and hours of the training until then. None: never, or nothing was recorded."""
+        counts, rows = [row["tokens"] for row in self.training], self.training
+        if tokens is None or not counts or not counts[0] <= tokens <= counts[-1]:
             return None
-        return float(np.interp(tokens, [*spent], [*spent.values()]))
+        flops = np.cumsum([row.get("flops", 0.0) for row in rows])
+        times = [row.get("data_seconds", 0.0) + row.get("compute_seconds", 0.0) for row in rows]
+        hours = np.cumsum(times) / 3600
+        if not flops[-1] or not hours[-1]:
+            return None
+        return float(np.interp(tokens, counts, flops)), float(np.interp(tokens, counts, hours))
 
     @property
     def trained_tokens(self) -> int | None:

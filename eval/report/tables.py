@@ -10,7 +10,7 @@ from bosch.eval.report import compare
 from bosch.eval.report.compare import SHARES, Comparison, Recovery
 from bosch.eval.report.intervals import LEVEL, NEVER, Curve, Estimate, Point
 from bosch.eval.report.runs import LOSSES, RunResults
-from bosch.eval.suites._reporting import ReportedScore, Row, reporting_of
+from bosch.eval.suites._reporting import ReportedScore, reporting_of
 
 MISSING = "–"
 EXAMPLES = "± standard error over examples."
@@ -86,16 +86,15 @@ def recovery_table(comparison: Comparison) -> Table:
             show_gap_share(row),
             *(show_estimate(tokens, show_tokens) for tokens in row.tokens_to.values()),
             show_spent(row.curve.run, row.tokens_to[0.9].value),
-            MISSING if row.curve.is_loss else show_estimate(row.mean_score, show_points),
         ]
         for row in comparison.recoveries
     ]
     header = ["run", "suite", "gap recovered", *(f"tokens to {share:.0%}" for share in SHARES)]
-    header += ["training to 90%", "mean score"]
+    header.append("training to 90%")
     note = (
         "Gap recovered: the share of the gap between step 0 and the dense model that the last "
         "checkpoint has closed. Tokens: with those of a learned mask, interpolated between "
-        "checkpoints. Mean score: over the tokens that all runs share. In brackets: "
+        "checkpoints. In brackets: "
         f"{LEVEL:.0%} bootstrap interval over examples, the same for all models."
     )
     return Table("Recovery", header, rows, note)
@@ -104,7 +103,7 @@ def recovery_table(comparison: Comparison) -> Table:
 def baseline_table(comparison: Comparison) -> Table:
     """Paired differences, over the seeds that both have."""
     rows = [
-        [row.setup, row.score.title, *map(show_difference, (row.start, row.end, row.mean))]
+        [row.setup, row.score.title, *map(show_difference, (row.start, row.end))]
         for row in comparison.differences
     ]
     note = (
@@ -113,21 +112,23 @@ def baseline_table(comparison: Comparison) -> Table:
         "same for both runs; * marks those without zero, one in twenty by chance. In parentheses: "
         "the number of seeds. With few, the intervals are too narrow."
     )
-    header = ["runs", "score", "before training", "after training", "mean score"]
+    header = ["runs", "score", "before training", "after training"]
     return Table(f"Difference from {comparison.baseline.title}, in points", header, rows, note)
 
 
 def seed_table(comparison: Comparison, at_end: bool) -> Table:
     """Tables 1 and 2 of the paper are those before training. Empty if no setup has two seeds."""
-    header, rows = _means(comparison, comparison.averages, at_end)
-    has_seeds = any(not cell.endswith("(1)") for row in rows for cell in row[1:] if cell != MISSING)
+    columns = {s: compare.seeds_of_setups(comparison, s, at_end) for s in comparison.averages}
+    has_seeds = any(len(seeds) > 1 for column in columns.values() for seeds in column.values())
     title = f"Means over seeds, {'after' if at_end else 'before'} training"
+    header, rows = _means(columns, -1 if at_end else 0)
     return Table(title, header, rows if has_seeds else [], SEEDS)
 
 
 def variants_table(comparison: Comparison) -> Table:
     """Figure 4 and table 6 of the paper."""
-    header, rows = _means(comparison, comparison.variants, at_end=False)
+    columns = {s: compare.seeds_of_setups(comparison, s, False) for s in comparison.variants}
+    header, rows = _means(columns, 0)
     for model, run in {run.settings["model"]: run for run in comparison.runs}.items():
         curves = [comparison.curve(run, score) for score in comparison.variants]
         if any(None in curve.points for curve in curves):
@@ -137,18 +138,17 @@ def variants_table(comparison: Comparison) -> Table:
 
 
 def _means(
-    comparison: Comparison, scores: Sequence[ReportedScore], at_end: bool
+    columns: Mapping[ReportedScore, Mapping[str, Sequence[Curve]]], place: int
 ) -> tuple[list[str], list[list[str]]]:
     """A header, and a row of means over the seeds of each setup."""
-    columns = [compare.seeds_of_setups(comparison, score, at_end) for score in scores]
-    rows = {setup: [setup] for column in columns for setup in column}
+    rows = {setup: [setup] for column in columns.values() for setup in column}
     for setup, cells in rows.items():
-        for column in columns:
-            values = [curve.values[-1 if at_end else 0] for curve in column.get(setup, ())]
+        for column in columns.values():
+            values = [curve.values[place] for curve in column.get(setup, ())]
             count = len(values)
             sem = stdev(values) / math.sqrt(count) if count > 1 else math.nan
             cells.append(f"{show_score(Point(fmean(values), sem))} ({count})" if count else MISSING)
-    return ["runs", *(score.title for score in scores)], list(rows.values())
+    return ["runs", *(score.title for score in columns)], list(rows.values())
 
 
 def score_table(comparison: Comparison, suite: str) -> Table:
@@ -191,23 +191,23 @@ def _checkpoints(
 def lengths_table(comparison: Comparison, suite: str) -> Table:
     """Results by task and length, at every checkpoint. Empty if the suite's have no lengths."""
     reporting = reporting_of(suite)
-    found: dict[tuple[str, int | None], list[Row]] = {}
+    points = {}
     for run in comparison.runs:
         with_length = [row for row in run.rows if row["suite"] == suite and row["length"]]
-        for row in sorted(with_length, key=lambda row: (row["step"] is not None, row["step"])):
-            found.setdefault((run.name, row["step"]), []).append(row)
-    points = {place: compare.headline_points(suite, rows) for place, rows in found.items()}
+        for step in sorted({row["step"] for row in with_length}, key=compare.in_order):
+            rows = [row for row in with_length if row["step"] == step]
+            points[run.name, step] = compare.headline_points(suite, rows)
     columns = list(dict.fromkeys(cell for cells in points.values() for cell in cells))
     tasks = list(reporting.tasks_by_length or dict.fromkeys(task for task, _ in columns))
     columns = [cell for cell in columns if cell[0] in tasks]
     columns.sort(key=lambda cell: (tasks.index(cell[0]), cell[1]))
-    rows = [
+    shown = [
         [run, show_step(step), *(show_score(cells.get(cell)) for cell in columns)]
         for (run, step), cells in points.items()
         if any(cell in cells for cell in columns)
     ]
     header = ["run", "step", *(f"{task} {length:,}" for task, length in columns)]
-    return Table(f"{reporting.title} by length", header, rows, EXAMPLES)
+    return Table(f"{reporting.title} by length", header, shown, EXAMPLES)
 
 
 def positions_table(comparison: Comparison) -> Table:
@@ -285,9 +285,9 @@ def show_gap_share(recovery: Recovery) -> str:
 
 def show_spent(run: RunResults, tokens: float | None) -> str:
     """FLOPs and hours of the training until then."""
-    hours, flops = (run.spent_until(axis, tokens) for axis in ("hours", "flops"))
-    if hours is None or flops is None:
+    if (spent := run.spent_until(tokens)) is None:
         return MISSING
+    flops, hours = spent
     return f"{flops:.1e} FLOPs, {show_seconds(3600 * hours)}"
 
 

@@ -1,44 +1,29 @@
 """What TensorBoard shows of a run besides its training curves (bosch/run/tensorboard.py), made from
 the files of the run; it can be rebuilt at any time.
 
-    tb/    the rows of eval/*/*/scores.json, over steps and over tokens; the mask as an image,
-           settings and last scores for the HParams table, a page of text, and custom scalars:
-           charts over tokens, the same for every run, so that `tensorboard --logdir runs` draws
-           all runs into one
+    tb/    the rows of eval/*/*/scores.json, over steps and over tokens; settings and last
+           scores for the HParams table
     ../shared/dense-XXXXXXXX/    the dense model's scores, as horizontal lines, once for all runs
 """
 
-import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from tensorboard.compat.proto.event_pb2 import Event
-from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.plugins.hparams import summary_v2 as hparams
 
-from bosch.eval.report.compare import find_scores
 from bosch.eval.report.runs import RunResults, read_run
 from bosch.eval.report.tables import kv_saved
-from bosch.eval.suites._reporting import AVERAGE, Row, reporting_of
-from bosch.masks.picture import mask_title
-from bosch.model_files import read_json_object
+from bosch.eval.suites._reporting import AVERAGE, Row
 from bosch.run import tensorboard as curve_files
 from bosch.run.fingerprint import fingerprint
-from bosch.run.plain_text import markdown, markdown_table, visible
+from bosch.run.plain_text import visible
 from bosch.run.progress import say
-from bosch.run.stage import flatten
-
-LOSS_CHARTS: dict[str, list[object]] = {
-    "training loss": ["Multiline", ["tokens/train/loss$"]],
-    "validation loss": ["Multiline", ["tokens/train/validation_loss$"]],
-    "learning rate": ["Multiline", ["tokens/train/learning_rate$"]],
-}
 
 
 def rebuild_tensorboard(run_path: Path) -> None:
-    """Write all TensorBoard files of a run, from its metrics, scores and mask."""
+    """Write all TensorBoard files of a run, from its metrics and scores."""
     run = read_run(run_path)
     for problem in run.problems:
         say(f"TensorBoard: {problem}")
@@ -51,20 +36,27 @@ def rebuild_tensorboard(run_path: Path) -> None:
     with_step = [row for row in run.rows if row["step"] is not None]
     for row in sorted(with_step, key=lambda row: row["step"]):
         when = times.get(row["step"])  # it was trained
-        curves += curve_files.on_both_axes(row["step"], row["tokens"], _scalar(row), when)
+        scalar = {_tag(row): float(row["value"])}
+        curves += curve_files.on_both_axes(row["step"], row["tokens"], scalar, when)
+    settings = _hparams(run)
+    # The table's metrics are the last points of these curves.
+    averages = sorted({_tag(row) for row in run.rows if row["task"] == AVERAGE})
+    metrics = [hparams.Metric(tag) for tag in ("train/loss", *averages)]
+    names = [hparams.HParam(name) for name in settings]
+    # With a fixed time and name a run is the same row of the table however often it is written.
+    table = (
+        hparams.hparams_config_pb(names, metrics, time_created_secs=0.0),
+        hparams.hparams_pb(settings, trial_id=visible(run.name), start_time_secs=0.0),
+    )
     with curve_files.tolerating_write_errors(run_path):
-        # As TensorBoard's class: torch has another build of the protocol's classes.
-        plain = [Summary.FromString(one.SerializeToString()) for one in _describe_run(run)]
-        events = [Event(wall_time=time.time(), summary=summary) for summary in plain]
+        events = [Event(wall_time=time.time(), summary=summary) for summary in table]
         curve_files.replace_events(run_path / curve_files.FOLDER, [*events, *curves])
         _draw_dense_lines(run_path.parent / "shared", run.rows)
 
 
 def _draw_dense_lines(shared: Path, rows: Sequence[Row]) -> None:
     """The dense model's scores, at the start and at the last step of all runs so far."""
-    scalars: dict[str, float] = {}
-    for row in rows:
-        scalars |= _scalar(row) if row["step"] is None else {}
+    scalars = {_tag(row): float(row["value"]) for row in rows if row["step"] is None}
     if not scalars:
         return
     folder = shared / f"dense-{fingerprint(scalars)[:8]}"
@@ -80,62 +72,9 @@ def _draw_dense_lines(shared: Path, rows: Sequence[Row]) -> None:
     curve_files.replace_events(folder, found)
 
 
-def _scalar(row: Row) -> dict[str, float]:
-    """The row's tag and value; empty if the value is not a finite number."""
+def _tag(row: Row) -> str:
     names = (row["suite"], row["task"], row.get("length"), row["metric"])
-    value = row["value"]
-    tag = "/".join(visible(name) for name in names if name)  # an average has no length
-    return {tag: float(value)} if curve_files.is_finite(value) else {}
-
-
-def _describe_run(run: RunResults) -> Iterator[Any]:
-    """The mask's picture, a row of the HParams table (whose metrics are the last points of the
-    curves), custom scalars, text."""
-    # Importing torch's writers is slow.
-    from torch.utils.tensorboard.summary import custom_scalars, text
-
-    picture = run.path / "mask" / "mask.png"
-    if run.mask is not None and picture.is_file() and not picture.is_symlink():
-        png = picture.read_bytes()
-        width, height = (int.from_bytes(png[at : at + 4], "big") for at in (16, 20))
-        image = Summary.Image(encoded_image_string=png, width=width, height=height, colorspace=4)
-        yield Summary(value=[Summary.Value(tag="mask", image=image)])
-    settings = _hparams(run)
-    tags = sorted({tag for row in run.rows for tag in _scalar(row)})
-    averages = [tag for tag in tags if f"/{AVERAGE}/" in tag]
-    metrics = [hparams.Metric(tag) for tag in ("train/loss", *averages)]
-    # With a fixed time and name a run is the same row of the table however often it is written.
-    names = [hparams.HParam(name) for name in settings]
-    yield hparams.hparams_config_pb(names, metrics, time_created_secs=0.0)
-    yield hparams.hparams_pb(settings, trial_id=visible(run.name), start_time_secs=0.0)
-    yield custom_scalars(_layout(run.rows))
-    paragraphs = [f"**{markdown(run.name)}**"]
-    if run.mask is not None:
-        paragraphs.append(f"Mask: {markdown(mask_title(run.mask))}")
-    if run.config:
-        command = read_json_object(run.path / "run.json").get("command", [])
-        paragraphs.append(f"Command: {markdown(' '.join(['recover.py', *map(str, command)]))}")
-        lines = markdown_table(("settings", ""), list(flatten(run.config).items()))
-        paragraphs.append("\n".join(lines))
-    yield text("run", "\n\n".join(paragraphs))
-
-
-def _layout(rows: Sequence[Row]) -> dict[str, dict[str, list[object]]]:
-    """Page -> chart -> its kind and tags: a page for each suite, with its average and its tasks by
-    length or its parts, and one for the losses."""
-    pages: dict[str, dict[str, list[object]]] = {}
-    scores = find_scores(rows)
-    for suite in dict.fromkeys(score.suite for score in scores):
-        reporting = reporting_of(suite)
-        parts = [score.name for score in scores if score.suite == suite and score.kind == "part"]
-        evaluated = {row["task"] for row in rows if row["suite"] == suite}
-        for task in (AVERAGE, *(reporting.tasks_by_length or parts)):
-            metric = reporting.headline_metric(task)
-            tag = rf"{re.escape(task)}(/\d+)?/{re.escape(metric) if metric else '[^/]+'}$"
-            if task in evaluated:
-                tags = [f"tokens/{re.escape(suite)}/{tag}"]
-                pages.setdefault(reporting.title, {})[task] = ["Multiline", tags]
-    return pages | {"loss": LOSS_CHARTS}
+    return "/".join(visible(name) for name in names if name)  # an average has no length
 
 
 def _hparams(run: RunResults) -> dict[str, str | int | float]:

@@ -1,9 +1,11 @@
-"""What several suites do alike."""
+"""What suites do alike: results of scores, averages, checks."""
 
+import math
 from collections.abc import Callable, Iterable, Sequence
+from statistics import stdev
 from typing import TYPE_CHECKING, Any
 
-from bosch.eval.suites._interface import Result, Scored, by_task, percent, result_of
+from bosch.eval.suites._interface import Result, Scored, Task
 from bosch.plugins import suggest
 from bosch.run.errors import UserError
 
@@ -13,15 +15,37 @@ else:
     Tokenizer = Any  # transformers takes seconds to import
 
 
+def percent(scores: list[float]) -> float:
+    """The mean in percent, rounded to two digits."""
+    return round(100 * sum(scores) / len(scores), 2)
+
+
 def task_results(
     scored: Sequence[Scored], mean: Callable[[list[float]], float] = percent
 ) -> list[Result]:
-    """A result for each task and each metric of its scores."""
-    return [
-        result_of(task, metric, items, mean)
-        for task, items in by_task(scored).items()
-        for metric in items[0].scores
-    ]
+    """A result for each task and each metric of its scores, tasks in the order of their first
+    example. `mean` makes the value of the scores, rounded as the benchmark does."""
+    tasks: dict[Task, list[Scored]] = {}
+    for item in scored:
+        tasks.setdefault(item.task, []).append(item)
+    results = []
+    for task, items in tasks.items():
+        items.sort(key=lambda item: item.example.index)
+        for metric in items[0].scores:
+            scores = [item.scores[metric] for item in items]
+            stderr = 100 * stdev(scores) / math.sqrt(len(scores)) if len(scores) > 1 else None
+            value = mean(scores)
+            results.append(Result(task.name, task.length, metric, value, stderr, len(scores)))
+    return results
+
+
+def average(name: str, metric: str, parts: Sequence[Result], length: int = 0) -> Result:
+    """The unweighted mean of results, whatever their numbers of examples."""
+    errors = [part.stderr for part in parts if part.stderr is not None]
+    is_known = len(errors) == len(parts)
+    stderr = math.sqrt(sum(error**2 for error in errors)) / len(parts) if is_known else None
+    value = sum(part.value for part in parts) / len(parts)
+    return Result(name, length, metric, value, stderr, sum(part.n for part in parts))
 
 
 def check_names(names: Iterable[str], known: Iterable[str], kind: str) -> None:

@@ -27,13 +27,11 @@ have
     COMPARED_WITH_CALIBRATION = True             recover.py stops if an example contains a needle of
                                                  the calibration set
     VERSION = 2                                  raise it when you change examples or scores
-    the fields of Reporting                      how reports and TensorBoard show it (_reporting.py)
+    the fields of Reporting                      how reports show it (_reporting.py)
 """
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from statistics import stdev
 from typing import Any
 
 from bosch.config import JudgingConfig
@@ -102,36 +100,3 @@ class Result:
     value: float  # 0 to 100
     stderr: float | None  # of the value; None: unknown, as for a single example
     n: int  # number of examples
-
-
-def by_task(scored: Sequence[Scored]) -> dict[Task, list[Scored]]:
-    """Each task's examples by index, tasks in the order of their first example."""
-    groups: dict[Task, list[Scored]] = {}
-    for item in scored:
-        groups.setdefault(item.task, []).append(item)
-    for items in groups.values():
-        items.sort(key=lambda item: item.example.index)
-    return groups
-
-
-def result_of(
-    task: Task, metric: str, items: Sequence[Scored], mean: Callable[[list[float]], float]
-) -> Result:
-    """One task's result. `mean` makes the value of the scores, rounded as the benchmark does."""
-    scores = [item.scores[metric] for item in items]
-    stderr = 100 * stdev(scores) / math.sqrt(len(scores)) if len(scores) > 1 else None
-    return Result(task.name, task.length, metric, mean(scores), stderr, len(scores))
-
-
-def percent(scores: list[float]) -> float:
-    """The mean in percent, rounded to two digits."""
-    return round(100 * sum(scores) / len(scores), 2)
-
-
-def average(name: str, metric: str, parts: Sequence[Result], length: int = 0) -> Result:
-    """The unweighted mean of results, whatever their numbers of examples."""
-    errors = [part.stderr for part in parts if part.stderr is not None]
-    is_known = len(errors) == len(parts)
-    stderr = math.sqrt(sum(error**2 for error in errors)) / len(parts) if is_known else None
-    value = sum(part.value for part in parts) / len(parts)
-    return Result(name, length, metric, value, stderr, sum(part.n for part in parts))

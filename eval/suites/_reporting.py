@@ -1,4 +1,4 @@
-"""How reports and TensorBoard show a suite's results: its file may define any of the names that are
+"""How reports show a suite's results: its file may define any of the names that are
 fields of `Reporting`; the others have defaults."""
 
 import math
@@ -41,16 +41,6 @@ class ReportedScore:
     def title(self) -> str:
         return self.name if self.kind in ("part", "loss") else f"{self.suite_title} {self.name}"
 
-    @property
-    def full_title(self) -> str:
-        """Names the suite, for places where nothing else does."""
-        named = self.kind != "part" or self.suite in self.name
-        return self.title if named else f"{self.suite_title} {self.name}"
-
-    @property
-    def condition(self) -> str:
-        return self.name if self.kind == "variant" else ""
-
 
 @dataclass(frozen=True)
 class Reporting:
@@ -58,10 +48,10 @@ class Reporting:
     # All rows of the suite in one run, of every step -> its average, then its parts. Default: the
     # result `average`, or the mean of all tasks if there is none; each task is a part.
     reported_scores: Callable[[Sequence[Row]], list[ReportedScore]]
-    # The metric of a task that counts. Default, or None: the first one.
-    headline_metric: Callable[[str], str | None] = lambda task: None
+    # The metric of a task that counts. Default: METRIC, if the suite has one; None: the first one.
+    headline_metric: Callable[[str], str | None]
     parts_title: str = "tasks"
-    # Rows of the table by length, and TensorBoard's charts. Default, or empty: every task.
+    # In the table by length. Default, or empty: every task.
     tasks_by_length: tuple[str, ...] = ()
     report_order: float = math.inf  # place among the suites; default: at the end, by name
 
@@ -78,6 +68,7 @@ def reporting_of(suite: str) -> Reporting:
     here, as of a run from another machine, has the defaults."""
     module = load_plugin(SUITES, suite) if suite in list_plugins(SUITES) else None
     values: dict[str, Any] = {"title": suite, "reported_scores": partial(average_and_tasks, suite)}
+    values["headline_metric"] = lambda task: getattr(module, "METRIC", None)
     names = [field.name for field in fields(Reporting) if hasattr(module, field.name)]
     return Reporting(**values | {name: getattr(module, name) for name in names})
 

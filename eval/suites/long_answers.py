@@ -20,8 +20,8 @@ from itertools import accumulate, pairwise
 from bosch.config import at_least
 from bosch.data.key_words import wonderwords_keys
 from bosch.data.needles import NOISE, DoesNotFitError, distances_to_end, largest, token_counter
-from bosch.eval.suites._common import Tokenizer, check_longest, check_names, task_results
-from bosch.eval.suites._interface import Example, Request, Result, Scored, Stop, Task, average
+from bosch.eval.suites._common import Tokenizer, average, check_longest, check_names, task_results
+from bosch.eval.suites._interface import Example, Request, Result, Scored, Stop, Task
 from bosch.eval.suites._reporting import AVERAGE, ReportedScore, Row
 
 METRIC = "lines"
@@ -184,10 +184,6 @@ def floor(example: Example, window_tokens: int) -> float | None:
 title = "long answers"
 report_order = 3
 parts_title = "quarters of the answer"
-
-
-def headline_metric(task: str) -> str:
-    return METRIC
 
 
 def reported_scores(rows: Sequence[Row]) -> list[ReportedScore]:

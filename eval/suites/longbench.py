@@ -20,15 +20,15 @@ from bosch.data.toy_world.tasks import DATASETS as TOY_DATASETS
 from bosch.data.toy_world.tasks import longbench_rows
 from bosch.eval import metrics
 from bosch.eval.rows import Row, find_one, from_hub, read_rows, require, require_count, the_only
-from bosch.eval.suites import gsm8k
-from bosch.eval.suites._common import Tokenizer, check_names, task_results
-from bosch.eval.suites._interface import Example, Request, Result, Scored, Stop, Task, average
+from bosch.eval.suites import _gsm8k
+from bosch.eval.suites._common import Tokenizer, average, check_names, task_results
+from bosch.eval.suites._interface import Example, Request, Result, Scored, Stop, Task
 from bosch.eval.suites._reporting import ReportedScore, with_average
 from bosch.run.errors import UserError
 from bosch.run.files import path_inside
 
 TOY = "toy"
-MATH = "gsm8k"  # the data set of the paper's seventh category, from the suite gsm8k
+MATH = "gsm8k"  # the data set of the paper's seventh category (_gsm8k.py)
 # Of data.zip as the hub has had it since 2023-08 (its Git LFS page says so).
 PUBLISHED_ZIP_SHA256 = "cb45b11a4133c6bc1d6a44b0f8e701335ff1e543195db1103472e575857f7f64"
 LARGEST_MEMBER = 1 << 31  # bytes; the largest published data set has 13 MB
@@ -37,7 +37,7 @@ LARGEST_MEMBER = 1 << 31  # bytes; the largest published data set has 13 MB
 @dataclass(frozen=True)
 class Settings:
     data: str = TOY  # toy, LongBench's data.zip, a folder of its files, or a hub id
-    gsm8k: str | None = gsm8k.HUB_ID  # the math category: file, folder or hub id; None: without it
+    gsm8k: str | None = _gsm8k.HUB_ID  # the math category: file, folder or hub id; None: without it
     datasets: tuple[str, ...] = ()  # none: all
     extended: Literal[False] = False  # was LongBench-E; fingerprints of earlier runs have it
     categories: Literal["paper", "official"] = "paper"  # whose categories are averaged
@@ -118,7 +118,7 @@ def list_tasks(settings: Settings) -> list[Task]:
 
 def sources(settings: Settings, task: Task) -> dict[str, str]:
     if task.name == MATH:
-        return gsm8k.sources(gsm8k.Settings(str(settings.gsm8k)), gsm8k.COT)
+        return _gsm8k.sources(str(settings.gsm8k))
     cut = {"max_prompt_tokens": str(settings.max_prompt_tokens)}
     if settings.data == TOY:
         counts = {"rows": str(settings.toy_rows), "seed": str(settings.seed)}
@@ -159,8 +159,7 @@ def build_examples(
     settings: Settings, task: Task, tokenizer: Tokenizer, limit: int | None = None
 ) -> list[Example]:
     if task.name == MATH:
-        given = gsm8k.Settings(str(settings.gsm8k))
-        return gsm8k.build_examples(given, gsm8k.COT, tokenizer, limit)
+        return _gsm8k.build_examples(str(settings.gsm8k), limit)
     spec = datasets()[task.name]
     if settings.data == TOY:
         num_rows = len(range(settings.toy_rows)[:limit])
@@ -190,7 +189,7 @@ def cut_middle(prompt: str, tokenizer: Tokenizer, max_tokens: int) -> str:
 
 def score(settings: Settings, task: Task, example: Example, prediction: str) -> dict[str, float]:
     if task.name == MATH:
-        return gsm8k.score(gsm8k.Settings(), gsm8k.COT, example, prediction)
+        return _gsm8k.score(example, prediction)
     spec, classes = datasets()[task.name], example.facts.get("all_classes")
     if spec.first_line_only:
         prediction = prediction.lstrip("\n").split("\n")[0]
@@ -204,13 +203,10 @@ def score(settings: Settings, task: Task, example: Example, prediction: str) -> 
 
 def summarize(settings: Settings, scored: Sequence[Scored]) -> list[Result]:
     """Each data set, each complete category, and the mean of the categories if all are complete."""
-    results: list[Result] = []
-    for task in dict.fromkeys(one.task for one in scored):
-        items = [one for one in scored if one.task == task]
-        is_math = task.name == MATH
-        results += gsm8k.summarize(gsm8k.Settings(), items) if is_math else task_results(items)
+    results = task_results([one for one in scored if one.task.name != MATH])
+    results += task_results([one for one in scored if one.task.name == MATH], _gsm8k.percent)
     table = category_table(TOY if settings.data == TOY else settings.categories)
-    counted = {r.task: r for r in results if r.task != MATH or r.metric == gsm8k.HEADLINE}
+    counted = {r.task: r for r in results if r.task != MATH or r.metric == _gsm8k.HEADLINE}
     categories = [
         average(category, "mean", [counted[name] for name in names])
         for category, names in table.items()
@@ -277,7 +273,7 @@ parts_title = "categories"
 
 
 def headline_metric(task: str) -> str | None:
-    return gsm8k.HEADLINE if task == MATH else None
+    return _gsm8k.HEADLINE if task == MATH else None
 
 
 def reported_scores(rows: Sequence[Row]) -> list[ReportedScore]:

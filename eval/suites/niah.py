@@ -22,8 +22,8 @@ from bosch.data.needles import Material, NeedleTask, Sizes
 from bosch.data.toy_world.world import ToyEssays, World
 from bosch.eval.metrics import string_match_all, string_match_part
 from bosch.eval.rows import load_rows, require, write_rows
-from bosch.eval.suites._common import Tokenizer, check_longest, check_names, task_results
-from bosch.eval.suites._interface import Example, Request, Result, Scored, Stop, Task, average
+from bosch.eval.suites._common import Tokenizer, average, check_longest, check_names, task_results
+from bosch.eval.suites._interface import Example, Request, Result, Scored, Stop, Task
 from bosch.eval.suites._reporting import AVERAGE, ReportedScore, Row, over_lengths
 from bosch.model import load_tokenizer
 from bosch.run.errors import MissingFileError, UserError, run_main
@@ -183,10 +183,6 @@ report_order = 1
 tasks_by_length = tuple(GROUPS)  # as the paper's tables 7, 9, 11, 13 and 15 have it
 
 
-def headline_metric(task: str) -> str:
-    return METRIC
-
-
 def reported_scores(rows: Sequence[Row]) -> list[ReportedScore]:
     """The paper's average, over the groups at each length, and each task over its lengths."""
     counted = [row for row in rows if row["metric"] == METRIC and row["length"]]
@@ -205,15 +201,16 @@ def reported_scores(rows: Sequence[Row]) -> list[ReportedScore]:
     return [average_score, *parts] if parts else []
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Build:
     """Write the examples of one task and length in RULER's format."""
 
     task: str  # niah_single_1 to 3, niah_multikey_1 to 3, niah_multivalue, niah_multiquery
     length: int  # tokens of prompt and answer together
     tokenizer: Path  # folder of a model or tokenizer
-    essays: str  # a JSON or text file, a folder of .txt files, a hub id, or toy
     out: Path  # JSONL: index, input, answer_prefix, outputs, length
+    # A JSON or text file, a folder of .txt files, a hub id, or toy; not for tasks without essays.
+    essays: str | None = None
     samples: int = 500
     seed: int = needles.DEFAULT_SEED
     punkt: Path | None = None  # folder of the English Punkt data, for essays that need it
@@ -224,30 +221,27 @@ def main(args: Sequence[str]) -> None:
 
 
 def run_build(command: Build) -> None:
-    task, length = (command.task,), (command.length,)
-    settings = Settings(command.essays, command.punkt, task, length, command.samples, command.seed)
-    write_needles(settings, open_tokenizer(command.tokenizer), command.out)
+    source, names, lengths = command.essays or "", (command.task,), (command.length,)
+    settings = Settings(source, command.punkt, names, lengths, command.samples, command.seed)
+    if not source and needles.TASKS[command.task].haystack == "essay":
+        raise UserError(f"{command.task} hides its needles in essays; name them with --essays.")
+    (task,) = list_tasks(settings)
+    examples, material = build(settings, task, open_tokenizer(command.tokenizer), None)
+    # A text from the hub is not RULER's, so its rows name it.
+    name = material.facts["essays"]
+    is_local = source == TOY or Path(source).exists() or material.essays is None
+    note = {} if is_local else {"essays": name}
+    write_rows(command.out, [example.to_row(i) | note for i, example in enumerate(examples)])
+    print(
+        f"wrote {command.out}: {len(examples)} examples of {task.name} in {task.length} tokens, "
+        f"haystack: {name}, keys: {material.facts['words']}"
+    )
 
 
 def open_tokenizer(folder: Path) -> Tokenizer:
     if not folder.is_dir():
         raise MissingFileError(f"--tokenizer {folder} is not a folder with a tokenizer.")
     return load_tokenizer(folder)
-
-
-def write_needles(settings: Settings, tokenizer: Tokenizer, out: Path) -> None:
-    """Write the rows of settings with one task and length."""
-    (task,) = list_tasks(settings)
-    examples, material = build(settings, task, tokenizer, None)
-    # A text from the hub is not RULER's, so its rows name it.
-    source, name = settings.essays, material.facts["essays"]
-    is_local = source == TOY or Path(source).exists() or material.essays is None
-    note = {} if is_local else {"essays": name}
-    write_rows(out, [example.to_row(i) | note for i, example in enumerate(examples)])
-    print(
-        f"wrote {out}: {len(examples)} examples of {task.name} in {task.length} tokens, haystack: "
-        f"{name}, keys: {material.facts['words']}"
-    )
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ then there is no average: RULER's is the plain mean of all 13.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,8 @@ from bosch.data.needles import token_counter
 from bosch.eval.metrics import string_match_all, string_match_part
 from bosch.eval.rows import write_rows
 from bosch.eval.suites import niah
-from bosch.eval.suites._common import Tokenizer, check_longest, check_names, task_results
-from bosch.eval.suites._interface import Example, Request, Result, Scored, Stop, Task, average
+from bosch.eval.suites._common import Tokenizer, average, check_longest, check_names, task_results
+from bosch.eval.suites._interface import Example, Request, Result, Scored, Stop, Task
 from bosch.eval.suites._reporting import AVERAGE, ReportedScore, Row, over_lengths, with_average
 from bosch.run.errors import UserError, run_main
 from bosch.run.fingerprint import hash_file
@@ -164,21 +164,14 @@ def reported_scores(rows: Sequence[Row]) -> list[ReportedScore]:
     return with_average("ruler", sorted(parts, key=lambda part: TASKS.index(part.name)))
 
 
-@dataclass(frozen=True)
-class Build:
+@dataclass(frozen=True, kw_only=True)
+class Build(niah.Build):
     """Write the examples of one task and length in RULER's format."""
 
     task: str  # one of the 13: niah_single_1 ... niah_multiquery, vt, cwe, fwe, qa_1, qa_2
-    length: int  # tokens of prompt and answer together
-    tokenizer: Path  # folder of a model or tokenizer
-    out: Path  # JSONL: index, input, answer_prefix, outputs, length
-    essays: str | None = None  # for needles: a JSON or text file, a folder, or a hub id
-    punkt: Path | None = None  # folder of the English Punkt data, for essays that need it
     squad: Path | None = None  # for qa_1: dev-v2.0.json
     hotpot: Path | None = None  # for qa_2: hotpot_dev_distractor_v1.json
     english_words: Path | None = None  # for cwe of more words than wonderwords has
-    samples: int = 500
-    seed: int = needles.DEFAULT_SEED
 
 
 def main(args: Sequence[str]) -> None:
@@ -186,14 +179,11 @@ def main(args: Sequence[str]) -> None:
 
 
 def run_build(command: Build) -> None:
-    names = ("essays", "punkt", "squad", "hotpot", "english_words", "samples", "seed")
+    if command.task in needles.TASKS:
+        return niah.run_build(command)
+    names = ("squad", "hotpot", "english_words", "samples", "seed")
     given: dict[str, Any] = {name: getattr(command, name) for name in names}
     settings = Settings(**given, tasks=(command.task,), lengths=(command.length,))
-    if command.task in needles.TASKS:
-        if needles.TASKS[command.task].haystack == "essay" and command.essays is None:
-            raise UserError(f"{command.task} hides its needles in essays; name them with --essays.")
-        one = replace(settings.needle, tasks=settings.tasks, lengths=settings.lengths)
-        return niah.write_needles(one, niah.open_tokenizer(command.tokenizer), command.out)
     tokenizer, task = niah.open_tokenizer(command.tokenizer), Task(command.task, command.length)
     examples = build(settings, task, tokenizer, None)
     write_rows(command.out, [example.to_row(index) for index, example in enumerate(examples)])

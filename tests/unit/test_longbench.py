@@ -132,7 +132,7 @@ def test_the_best_answer_counts_and_four_sets_take_the_first_line() -> None:
 
 
 def make_scored(name: str, scores: list[float]) -> list[Scored]:
-    metric = longbench.gsm8k.HEADLINE if name == "gsm8k" else datasets()[name].metric
+    metric = longbench._gsm8k.HEADLINE if name == "gsm8k" else datasets()[name].metric
     return [
         Scored(Task(name), Example(i, "", (), 1), {metric: score}) for i, score in enumerate(scores)
     ]

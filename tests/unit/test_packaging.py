@@ -142,7 +142,7 @@ def test_the_wheel_holds_every_module_and_data_file_in_one_package(wheel: Path) 
         if not name.endswith(".pyc")
     }
     assert names >= expected
-    for data_file in ("eval/report/report.js", "assets/tiny-qwen3/model.safetensors"):
+    for data_file in ("eval/report/report.css", "assets/tiny-qwen3/model.safetensors"):
         assert f"bosch/{data_file}" in names
     assert any(name.startswith("bosch/data/punkt_spans/") for name in names)
 

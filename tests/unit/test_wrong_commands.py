@@ -139,7 +139,6 @@ def make_inputs(folder: Path) -> None:
         "notes.txt": "These are notes.\n",
         "broken.json": '{"z": [[1, 0',
         "nan.tsv": "\t".join(["nan"] * 8) + "\n" + "\t".join("1" * 8) + "\n",
-        "other.jsonl": '{"words": "x"}',
         "deep.json": '{"z": ' + DEEP + "}",
         "broken_tokens/manifest.json": "{",
         "broken_tokens/tokens.json": "{",
