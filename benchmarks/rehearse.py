@@ -1,17 +1,18 @@
 """Rehearse a training step without a GPU: the peak memory of one GPU, by what it is for, and the
-hours of a training, by formula.
+speed of a training, by formula (`seconds_of_a_token`).
 
     python -m benchmarks rehearse --model Qwen3-8B --gpus 8 16
 
 bosch/training/rehearsal.py says how, and what is not included. Each takes about a minute of one
-core. Micro-batches are tried in the order given, up to the first that does not fit. The hours are
-FLOPs (training/metrics.py) divided by the GPUs' peak times --mfu.
+core. Micro-batches are tried in the order given, up to the first that does not fit.
 """
 
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
+
+from transformers import PretrainedConfig
 
 from benchmarks._measure import BenchmarkOptions, Row, read_shape
 from bosch.config import TrainConfig
@@ -23,7 +24,9 @@ from bosch.training.model_start import build_on_meta
 from bosch.training.rehearsal import KERNELS, MARGIN_GB, Plan, as_hybrid, rehearse
 
 SIZES = ("Qwen3-1.7B", "Qwen3-4B", "Qwen3-8B", "Qwen3-14B", "Qwen3-30B-A3B")
-COLUMNS = {"model": "model", **rehearsal.COLUMNS, "hours": "hours:.1f"}
+RECOMPUTED = {"all": True, "but attention": "attention", "but matmuls": "matmuls", "none": False}
+COLUMNS = {"model": "model", "recomputed": "recomputed", **rehearsal.COLUMNS}
+COLUMNS |= {"tokens/s": "tokens_per_second:.0f", "of peak": "mfu:.0%", "hours": "hours:.1f"}
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,8 @@ class Options(BenchmarkOptions):
     model: tuple[str, ...] = SIZES  # known models (Qwen3-8B, ...) or folders with a config.json
     gpus: tuple[int, ...] = (1, 8, 16)  # numbers of GPUs
     kernels: tuple[str, ...] = KERNELS  # torch, liger
+    # What the backward computes again: all, all `but attention`, `but matmuls` too, or none.
+    recomputed: tuple[Literal["all", "but attention", "but matmuls", "none"], ...] = ("all",)
     micro_batch_sequences: tuple[int, ...] = (1,)  # sequences computed at once on a GPU
     batch_sequences: int = 64  # sequences in a step, over all GPUs
     seq_len: int = 32_768  # tokens in a sequence
@@ -39,38 +44,69 @@ class Options(BenchmarkOptions):
     memory_gb: float = 80.0  # memory of one GPU, in 10^9 bytes
     cpu_offload: bool = False  # keep weights and optimizer in host memory
     tokens: float = 2.5e9  # tokens to train on in total
-    gpu: str = "H100"  # type of the GPUs, for the hours: A800, H100, H200 and others
-    mfu: float = 0.4  # share of the GPUs' peak that training reaches
+    gpu: str = "H100"  # type of the GPUs, for the speed: A800, H100, H200 and others
+    compile: bool = True  # blocks are compiled, as on GPUs by default
+    flash: Literal[2, 3] = 2  # version of flash-attn, or of what is like it in torch
+    precision: Literal["bf16", "fp8"] = "bf16"  # of linear layers
 
     def __post_init__(self) -> None:
         if self.gpu not in PEAK_FLOPS:
             raise UserError(
                 f"--gpu {self.gpu}: its peak is not known; {suggest(self.gpu, list(PEAK_FLOPS))}"
             )
-        if not 0 < self.mfu <= 1:
-            raise UserError(f"--mfu {self.mfu}: it is a share, above 0 and at most 1.")
 
     @property
     def title(self) -> str:
         return (
             f"rehearsed with fake tensors: {self.seq_len:,} tokens, ratio {self.ratio:g}; fits "
-            f"{self.memory_gb:g} GB with {MARGIN_GB:g} to spare; hours for "
-            f"{self.tokens / 1e9:g}B tokens computed at {self.mfu:.0%} of the peak of {self.gpu}s"
+            f"{self.memory_gb:g} GB with {MARGIN_GB:g} to spare; tokens/s of a "
+            f"GPU and hours for {self.tokens / 1e9:g}B computed for {self.gpu}, {self.precision}, "
+            f"flash {self.flash}, {'' if self.compile else 'not '}compiled"
         )
 
 
 def measure(options: Options) -> Iterator[Row]:
-    for name, gpus, kernels in itertools.product(options.model, options.gpus, options.kernels):
+    asked = options.model, options.gpus, options.kernels, options.recomputed
+    for name, gpus, kernels, recomputed in itertools.product(*asked):
         model = as_hybrid(read_shape(name), options.ratio, options.window)
-        num_weights = count_active_weights(build_on_meta(model))
-        per_token = training_flops(model, num_weights, [options.seq_len]) / options.seq_len
-        hours = options.tokens * per_token / (gpus * PEAK_FLOPS[options.gpu] * options.mfu) / 3600
+        seconds, mfu = seconds_of_a_token(model, options, recomputed)
+        speed = {"tokens_per_second": 1 / seconds, "mfu": mfu}
+        speed["hours"] = options.tokens * seconds / gpus / 3600
         for micro in options.micro_batch_sequences:
             sizes: Any = {"batch_sequences": options.batch_sequences}
             sizes |= {"micro_batch_sequences": micro, "cpu_offload": options.cpu_offload}
+            sizes |= {
+                "activation_checkpointing": RECOMPUTED[recomputed],
+                "compile": options.compile,
+            }
             plan = Plan(model, TrainConfig(**sizes), options.seq_len, gpus, kernels)
             about = f"rehearsed: {name} on {gpus}, {micro} at once, {kernels}"
+            about += f", recomputed {recomputed}" if recomputed != "all" else ""
             row = rehearse(plan).row(plan, options.memory_gb)
-            yield {"name": about, "model": name, **row, "hours": hours}
+            yield {"name": about, "model": name, "recomputed": recomputed, **row, **speed}
             if row["fits"] == "NO":
                 break
+
+
+def seconds_of_a_token(
+    model: PretrainedConfig, options: Options, recomputed: str
+) -> tuple[float, float]:
+    """Of a GPU, and the share of its peak in bf16, by a formula that nobody has measured:
+
+        linear layers   FLOPs / (.63 peak), by 1.45 less in fp8
+        attention       FLOPs / (.25 peak) with flash-attn 2, / (.39 peak) with 3
+        norms, rope, residuals, activations   layers * hidden size * .23 ns, compiled .08
+        softmax of the loss                   vocabulary * .09 ns
+
+    FLOPs of a part that is recomputed count 4/3. Transfers are hidden behind them.
+    """
+    peak = PEAK_FLOPS[options.gpu]
+    num_weights = count_active_weights(build_on_meta(model))
+    flops = training_flops(model, num_weights, [options.seq_len]) / options.seq_len
+    linear = 6 * num_weights / (0.63 * peak) / (1.45 if options.precision == "fp8" else 1)
+    attention = (flops - 6 * num_weights) / ((0.39 if options.flash == 3 else 0.25) * peak)
+    pointwise = model.num_hidden_layers * model.hidden_size * (0.08 if options.compile else 0.23)
+    seconds = 1e-9 * (pointwise + 0.09 * model.vocab_size)
+    seconds += linear * (4 / 3 if recomputed in ("all", "but attention") else 1)
+    seconds += attention * (4 / 3 if recomputed == "all" else 1)
+    return seconds, flops / seconds / peak

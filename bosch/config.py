@@ -128,7 +128,8 @@ class TrainConfig:
     betas: tuple[float, float] = (0.9, 0.95)  # AdamW's betas
     weight_decay: float = 0.1  # AdamW's weight decay, on matrices only
     clip_norm: float = 1.0  # the gradient is clipped to this norm
-    precision: Literal["bf16", "fp32"] = "bf16"  # number format of the computation
+    # Number format of the computation; fp8: bf16, but products of linear layers, by torchao.
+    precision: Literal["bf16", "fp32", "fp8"] = "bf16"
     attention: str = "auto"  # attention backend: auto, or a file of bosch/backends
     kernels: Literal["auto", "liger", "torch"] = "auto"  # fused ones, liger, need a GPU
     # What is learned: the text, or the dense model's distribution of every token.
@@ -152,15 +153,19 @@ class TrainConfig:
     spike: Literal["log", "skip"] = "log"  # when the loss jumps: log it, or skip the step
     checkpoint_steps: int = speed_only(50)  # steps between checkpoints to resume from
     keep_checkpoints: int = speed_only(2)  # checkpoints to resume from that are kept
-    # Recompute activations to save memory; None: as the accelerate config says, else on GPUs.
-    activation_checkpointing: bool | None = speed_only(None)
+    # Recompute activations to save memory: all (True), all but `attention`, or all but that and
+    # `matmuls`; None: as the accelerate config says, else as much as a GPU's memory asks for.
+    activation_checkpointing: Literal[True, False, "attention", "matmuls"] | None = speed_only(None)
     # Keep weights and optimizer in CPU memory; None: as the accelerate config says, else no.
     cpu_offload: bool | None = speed_only(None)
     # Free a block's gathered weights after its forward pass; None: as accelerate says, else yes.
     reshard_after_forward: bool | None = speed_only(None)
     # Reduce gradients after every micro-batch; without it training is faster and needs more memory.
     sync_every_micro_batch: bool = speed_only(True)
-    compile: bool = speed_only(False)  # torch.compile each block
+    # Shard over the GPUs of a node, so that less is sent between nodes, and each has the whole
+    # state; None: if that fits.
+    shard_within_node: bool | None = speed_only(None)
+    compile: bool | None = speed_only(None)  # torch.compile each block; None: on GPUs
     deterministic: bool = speed_only(False)  # on GPUs too, the same bits when resumed; slower
 
     @property

@@ -51,7 +51,7 @@ RARELY_SET = """
 --train.spike --train.keep-checkpoints --train.distill-weight --train.temperature
 --train.stored-top-k --train.layer-weight --train.teacher --train.trained --train.lora-rank
 --train.max-steps --train.checkpoint-steps --train.reshard-after-forward
---train.sync-every-micro-batch --train.compile --train.deterministic
+--train.sync-every-micro-batch --train.shard-within-node --train.compile --train.deterministic
 --eval.niah-tasks --eval.niah-essays --eval.longbench-categories
 --eval.precision --eval.attention --eval.batch --eval.prefill-chunk
 """.split()

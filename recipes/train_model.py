@@ -112,11 +112,14 @@ def check_settings(settings: TrainConfig, packed: bool, model: str) -> None:
     import torch
 
     from bosch.hybrid.dispatch import check_backend
+    from bosch.training.model_start import check_fp8
     from bosch.training.parallel import choose_device, choose_kernels
 
     device, default = choose_device(os.environ), TrainConfig()
-    dtype = torch.bfloat16 if settings.precision == "bf16" else torch.float32
+    dtype = torch.float32 if settings.precision == "fp32" else torch.bfloat16
     choose_kernels(settings.kernels, device)
+    if settings.precision == "fp8":
+        check_fp8(settings.trained, device)
     check_backend("train.attention", settings.attention, device, dtype, True, packed)
     if settings.objective != "distill":
         for name in ("distill_weight", "temperature", "stored_top_k", "layer_weight", "teacher"):
@@ -137,9 +140,10 @@ def check_settings(settings: TrainConfig, packed: bool, model: str) -> None:
 
 
 def fit_memory(config: Config, world_size: int, is_named: bool) -> Config:
-    """With the largest micro-batch up to the config's that fits these GPUs. One that the user named
-    is refused if it does not, and so is a model that fits with none. Where all machines have the
-    same GPUs, each rank comes to the same number by itself."""
+    """With the largest micro-batch up to the config's that fits these GPUs, and the fastest way to
+    save memory that does. A micro-batch that the user named is refused if it does not fit, and so
+    is a model that fits with none. Where all machines have the same GPUs, each rank comes to the
+    same settings by itself."""
     from bosch.training.parallel import choose_device, choose_kernels
     from bosch.training.rehearsal import choose_fitting, gpu_memory_gb
 
@@ -148,8 +152,8 @@ def fit_memory(config: Config, world_size: int, is_named: bool) -> Config:
         return config
     kernels, _ = choose_kernels(config.train.kernels, choose_device(os.environ))
     say("rehearsing a training step, which takes a minute or a few")
-    micro = choose_fitting(make_plan(config, world_size, kernels), memory_gb, is_named)
-    return replace(config, train=replace(config.train, micro_batch_sequences=micro))
+    plan = make_plan(config, world_size, kernels)
+    return replace(config, train=choose_fitting(plan, memory_gb, is_named))
 
 
 def make_plan(config: Config, num_gpus: int, kernels: str = "torch") -> Any:

@@ -27,7 +27,6 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import _init_optim_state, get_model_state_dict
 from torch.distributed.checkpoint.stateful import Stateful
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from bosch.hybrid.shards import save_weights
@@ -39,7 +38,7 @@ from bosch.run.fingerprint import hash_file, plain
 from bosch.run.group import Group
 from bosch.run.progress import say
 from bosch.run.stage import differences
-from bosch.training.parallel import own_rows
+from bosch.training.parallel import is_first_copy, own_rows
 
 Manifest = Mapping[str, Any]
 TRAINER = "trainer.json"  # everything that is not a tensor, and the shape of every tensor
@@ -177,7 +176,7 @@ class Checkpoints:
             # A file for each moment: safetensors holds a copy of a whole file in memory.
             groups: dict[str, dict[str, tuple[Tensor, int]]] = {"rest": {}}
             for name, tensor in tensors.items():
-                if isinstance(tensor, DTensor) or ranks.rank == 0:  # others are the same everywhere
+                if is_first_copy(tensor, ranks.rank):
                     kind = name.rpartition(".")[2]
                     group = kind if kind in ("exp_avg", "exp_avg_sq") else "rest"
                     groups.setdefault(group, {})[name] = own_rows(tensor)

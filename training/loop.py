@@ -183,6 +183,7 @@ def add_gradients(
         is_last = number == len(micro_batches)
         if isinstance(model, FSDPModule):  # whether the backward averages over the ranks
             model.set_requires_gradient_sync(is_last or settings.sync_every_micro_batch)
+            model.set_requires_all_reduce(is_last)  # between nodes that have the whole state each
         if further is not None:
             inputs = inputs | further()
         lesson = teach(inputs, labels_BT, scale, sequences) if teach else None

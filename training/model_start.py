@@ -9,6 +9,7 @@ does not. An export adds the products to the weights, so that its folder looks l
 import math
 from collections.abc import Iterable
 from contextlib import ExitStack
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch.nn.utils import get_total_norm
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 import bosch  # noqa: F401  registers hybrids and their attention with transformers
+from bosch.backends import flash
 from bosch.config import TrainConfig
 from bosch.hybrid import materialize
 from bosch.hybrid.attention import NAME
@@ -40,6 +42,8 @@ def start_model(folder: Path, settings: TrainConfig, device: torch.device) -> Pr
     are those that `decide` returns."""
     model = make_empty(build_on_meta(read_config(folder)), settings, device)
     fill_model(model, folder, device)
+    if not getattr(model.config, "attention_dropout", 0):
+        flash.use_3_in_torch()
     return model
 
 
@@ -64,6 +68,8 @@ def make_empty(
     """The model to train before its weights are read."""
     choose_trained(model, settings.trained, settings.lora_rank)
     install_kernels(model, settings.kernels)
+    if settings.precision == "fp8":
+        use_fp8(model)
     return allocate(model, settings, device).train()
 
 
@@ -118,6 +124,32 @@ def fill_model(
             setattr(module, name, fresh[name].to(device))
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         assert not tensor.is_meta, f"{name} was never filled"
+
+
+def check_fp8(trained: str, device: torch.device) -> None:
+    reason = None
+    if find_spec("torchao") is None:
+        reason = "torchao is not installed (pip install torchao)"
+    elif device.type != "cuda":
+        reason = f"it needs a GPU, and this device is a {device.type}"
+    elif torch.cuda.get_device_capability(device) < (8, 9):
+        reason = "it needs a GPU of compute capability 8.9 (Ada, Hopper) or newer"
+    elif trained == "lora":
+        reason = "train.trained lora adds to linear layers that fp8 replaces"
+    if reason is not None:
+        raise UserError(f"train.precision fp8 cannot run here: {reason}. Use bf16.")
+
+
+def use_fp8(model: nn.Module, emulate: bool = False) -> None:
+    """Products of the blocks' linear layers in fp8. Parameters, and what is kept for the backward,
+    stay as they are. emulate: without such products in hardware, for tests."""
+    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+    def is_replaced(module: Any, name: str) -> bool:  # the loss reads the head's weight itself
+        return "lm_head" not in name and not (module.in_features % 16 or module.out_features % 16)
+
+    config = Float8LinearConfig(emulate=emulate)
+    convert_to_float8_training(model, config=config, module_filter_fn=is_replaced)
 
 
 class Experts:

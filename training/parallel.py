@@ -13,7 +13,9 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
+from itertools import product
 from shutil import which
 from typing import Any
 
@@ -24,10 +26,11 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     CheckpointImpl,
     checkpoint_wrapper,
 )
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
 from bosch.config import TrainConfig
 from bosch.run.errors import UserError
@@ -51,6 +54,9 @@ IGNORED_SILENTLY = frozenset(
     "FSDP_SYNC_MODULE_STATES FSDP_CPU_RAM_EFFICIENT_LOADING FSDP_AUTO_WRAP_POLICY "
     "FSDP_TRANSFORMER_CLS_TO_WRAP FSDP_BACKWARD_PREFETCH FSDP_STATE_DICT_TYPE".split()
 )
+# By train.activation_checkpointing: parts of the names of operators whose results are kept, those
+# of torch, of flash-attn 2 and 3 and of varlen_attn.
+KEPT = {"attention": ("attention", "attn"), "matmuls": ("attention", "attn", "mm.")}
 TRUE, FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off", ""}
 
 
@@ -118,9 +124,13 @@ def decide(
 ) -> TrainConfig:
     """The settings with a value in place of None and auto: that of the accelerate config, or else
     what suits the device."""
+    on_gpu = device.type == "cuda"
     usual = {"cpu_offload": False, "reshard_after_forward": True}
-    usual["activation_checkpointing"] = device.type == "cuda"
+    usual["activation_checkpointing"] = on_gpu
     chosen: dict[str, Any] = {"kernels": choose_kernels(settings.kernels, device)[0]}
+    chosen["shard_within_node"] = bool(settings.shard_within_node)
+    if settings.compile is None:  # the pull to a teacher's layers has a number that changes
+        chosen["compile"] = on_gpu and not (settings.deterministic or settings.layer_weight)
     for variable, name in USED_VARIABLES.items():
         value = environment.get(variable, "").lower()
         chosen[name] = getattr(settings, name)
@@ -130,6 +140,28 @@ def decide(
             says_no = value in FALSE - {""} and name == "reshard_after_forward"
             chosen[name] = not says_no and (value in TRUE or usual[name])
     return replace(settings, **chosen)
+
+
+def choices(
+    settings: TrainConfig, num_gpus: int, environment: Mapping[str, str] = os.environ
+) -> Iterator[TrainConfig]:
+    """What the settings leave open, the fastest first, and what takes the least memory last."""
+    decided = decide(settings, torch.device("cuda"), environment)
+    within, recompute = [decided.shard_within_node], list[Any]([decided.activation_checkpointing])
+    if settings.shard_within_node is None and node_size(num_gpus, environment) < num_gpus:
+        within = [True, False]
+    by_config = environment.get("FSDP_ACTIVATION_CHECKPOINTING", "").lower() in TRUE
+    if settings.activation_checkpointing is None and not by_config:
+        # A compiled block that recomputes nothing keeps little more than matrix products.
+        recompute = [False, *([] if decided.compile else ["matmuls"]), "attention", True]
+    for one, other in product(within, recompute):
+        yield replace(settings, shard_within_node=one, activation_checkpointing=other)
+
+
+def node_size(world: int, environment: Mapping[str, str] = os.environ) -> int:
+    """Ranks on each machine, if all machines have as many; else all ranks."""
+    local = int(environment.get("LOCAL_WORLD_SIZE", world))
+    return world if world % local else local
 
 
 def choose_kernels(setting: str, device: torch.device) -> tuple[str, str]:
@@ -152,14 +184,16 @@ def describe(
 ) -> list[str]:
     """What of the accelerate config training ignores, a line each, and how it computes."""
     decided, own, ignored = decide(settings, device, environment), settings.precision, []
-    names = ("activation_checkpointing", "cpu_offload", "compile")
+    names = ("activation_checkpointing", "cpu_offload", "compile", "shard_within_node")
     ways = [name.replace("_", " ") for name in names if getattr(decided, name)]
+    if (kept := decided.activation_checkpointing) in KEPT:
+        ways[0] += f" ({kept} kept)"
     if not decided.reshard_after_forward:
         ways.append("blocks stay gathered after their forward")
     kernels = "kernels {} ({})".format(*choose_kernels(settings.kernels, device))
     if environment.get("ACCELERATE_MIXED_PRECISION") == "bf16" and own != "bf16":
         ignored.append(f"mixed_precision bf16 is ignored; train.precision is {own}")
-    if environment.get("ACCELERATE_DYNAMO_BACKEND", "NO") != "NO" and not settings.compile:
+    if environment.get("ACCELERATE_DYNAMO_BACKEND", "NO") != "NO" and not decided.compile:
         ignored.append("dynamo_backend is ignored; set train.compile to compile blocks")
     others = sorted(environment.keys() - IGNORED_SILENTLY - USED_VARIABLES.keys())
     set_ = [n for n in others if environment[n].lower() not in FALSE | {"none"}]
@@ -179,16 +213,17 @@ def shard_model(model: Any, settings: TrainConfig, device: torch.device) -> None
     if settings.compile:
         # Each block has its own graph, and more of them without gradients or with learned gates.
         allow_graphs(8 * len(layers))
+    recompute = settings.activation_checkpointing
+    if settings.compile and recompute == "matmuls":
+        recompute = False  # a compiled graph keeps them itself, where they cannot be seen
     for index, block in enumerate(layers):
         if settings.compile:  # before it is wrapped: Dynamo leaves a checkpointed frame uncompiled
             block.compile()
-        if settings.activation_checkpointing:
-            block = checkpoint_wrapper(block, checkpoint_impl=CheckpointImpl.NO_REENTRANT)
-            layers[index] = block
-    size = dist.get_world_size()
-    if size == 1 and settings.precision == "fp32" and not settings.cpu_offload:
+        if recompute:
+            layers[index] = checkpointed(block, recompute)
+    if dist.get_world_size() == 1 and settings.precision == "fp32" and not settings.cpu_offload:
         return
-    options: dict[str, Any] = {"mesh": init_device_mesh(device.type, (size,))}
+    options: dict[str, Any] = {"mesh": make_mesh(settings, device)}
     options["reshard_after_forward"] = settings.reshard_after_forward
     if settings.precision != "fp32":
         # Parameters stay fp32. bf16 copies compute, and gradients are summed in fp32.
@@ -201,6 +236,28 @@ def shard_model(model: Any, settings: TrainConfig, device: torch.device) -> None
     if model.lm_head.weight is not model.model.embed_tokens.weight:
         fully_shard(model.model.embed_tokens, **options)
     fully_shard(model, **(options | {"reshard_after_forward": False}))
+
+
+def checkpointed(block: Any, recompute: object) -> Any:
+    """The block, recomputed in the backward: all of it (True), or all but what KEPT names."""
+    how: dict[str, Any] = {"checkpoint_impl": CheckpointImpl.NO_REENTRANT}
+    if parts := KEPT.get(str(recompute)):
+
+        def is_kept(_: object, operator: object, *args: object, **kwargs: object) -> bool:
+            return any(part in str(operator) for part in parts)
+
+        how["context_fn"] = partial(create_selective_checkpoint_contexts, is_kept)
+    return checkpoint_wrapper(block, **how)
+
+
+def make_mesh(settings: TrainConfig, device: torch.device) -> DeviceMesh:
+    """All ranks in one line, or a line for each node, which has the whole state."""
+    size = dist.get_world_size()
+    local = node_size(size)
+    if settings.shard_within_node and local < size:
+        sizes, names = (size // local, local), ("nodes", "ranks")
+        return init_device_mesh(device.type, sizes, mesh_dim_names=names)
+    return init_device_mesh(device.type, (size,))
 
 
 def allow_graphs(number: int) -> None:
@@ -240,3 +297,15 @@ def own_rows(tensor: Tensor) -> tuple[Tensor, int]:
         return target, 0
     where = target.shape, target.device_mesh, target.placements
     return target.to_local(), compute_local_shape_and_global_offset(*where)[1][0]
+
+
+def is_first_copy(tensor: Tensor, rank: int) -> bool:
+    """Whether no rank before this one has the same rows of the tensor."""
+    if not isinstance(tensor, DTensor):
+        return rank == 0
+    place = tensor.device_mesh.get_coordinate() or ()
+    return not any(
+        number
+        for number, placed in zip(place, tensor.placements, strict=True)
+        if placed.is_replicate()
+    )

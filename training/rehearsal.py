@@ -5,8 +5,9 @@ shards, loop, loss and optimizer as one rank of many, with torch's fake tensors,
 and no content, and its fake process group, which sends nothing. Attention is that of torch's
 varlen_attn, whose memory is that of every flash kernel, and each row is one document. Liger's
 Python code runs with its kernels left out. Experts take the same memory however tokens are routed.
-Blocks are not compiled. An evaluation's memory is computed: it has a whole model on every GPU,
-while the training's share waits in host memory (parallel.py, `parked`).
+Blocks are not compiled, and fp8 is rehearsed as bf16, which it keeps for the backward. Where each
+node has the whole state, one node is rehearsed. An evaluation's memory is computed: it has a whole
+model on every GPU, while the training's share waits in host memory (parallel.py, `parked`).
 
 Not included: CUDA itself, NCCL, fragmentation, and a block that is gathered while another one is
 still in use; MARGIN_GB is for these. Nor, with offloading, one block's fp32 weights on their way.
@@ -56,7 +57,7 @@ from bosch.training.checkpoint import TrainState, describe_state
 from bosch.training.loop import add_gradients, split
 from bosch.training.metrics import count_active_weights, training_flops
 from bosch.training.model_start import build_on_meta, gradient_norm
-from bosch.training.parallel import choose_device, decide, whole
+from bosch.training.parallel import choices, choose_device, decide, node_size, whole
 from bosch.training.schedule import TrainSchedule, choose_micro_batch
 from bosch.training.teacher import Teacher, build_dense, bytes_a_token
 
@@ -99,6 +100,12 @@ class Plan:
     def micro_batch(self) -> int:
         return choose_micro_batch(self.settings, self.seq_len, self.num_gpus, "cuda")
 
+    def of_a_node(self) -> "Plan":
+        """Its share of the batch, if each node has the whole state."""
+        here = node_size(self.num_gpus) if self.settings.shard_within_node else self.num_gpus
+        share = self.settings.batch_sequences * here // self.num_gpus
+        return replace(self, settings=replace(self.settings, batch_sequences=share), num_gpus=here)
+
 
 @dataclass(frozen=True)
 class Rehearsal:
@@ -136,10 +143,14 @@ def _hide_gpus() -> None:
 
 def rehearse_here(plan: Plan) -> Rehearsal:
     """A step of training (training/loop.py) and what saves its result, with fake tensors."""
-    micro = plan.micro_batch
+    plan, micro = plan.of_a_node(), plan.micro_batch
     # As for a GPU, but on the CPU: on a fake GPU, torch's backward fails in C++.
-    changes: dict[str, Any] = {"kernels": plan.kernels, "compile": False}
-    settings = decide(replace(plan.settings, **changes), CUDA)
+    settings = decide(replace(plan.settings, kernels=plan.kernels), CUDA)
+    if settings.compile and settings.activation_checkpointing == "matmuls":
+        settings = replace(settings, activation_checkpointing=False)  # at most
+    settings = replace(settings, compile=False)
+    if settings.precision == "fp8":
+        settings = replace(settings, precision="bf16")
     model = build_on_meta(plan.model)  # fake parameters on the meta device cannot leave it
     dense = build_dense(plan.teacher or plan.model, settings) if settings.asks_teacher else None
 
@@ -260,27 +271,29 @@ def gpu_memory_gb() -> float | None:
 
 def choose_fitting(
     plan: Plan, memory_gb: float, is_named: bool, rehearse: Callable[[Plan], Rehearsal] = rehearse
-) -> int:
-    """The plan's micro-batch, or the largest below it that fits. `is_named`: the user has chosen
-    it, so another one is only named in the refusal."""
-    asked = rehearse(plan)
-    if asked.fits(memory_gb):
-        return plan.micro_batch
-    problem = (
-        f"{plan.micro_batch} x {plan.seq_len:,} tokens at once take {asked.peak_bytes / 1e9:.0f} "
-        f"GB of a GPU, as rehearsed, and CUDA and NCCL about {MARGIN_GB:g}; it has {memory_gb:.0f}"
-    )
-    share = plan.settings.batch_sequences // plan.num_gpus
-    for micro in range(plan.micro_batch - 1, 0, -1):
-        settings = replace(plan.settings, micro_batch_sequences=micro)
-        if share % micro or not rehearse(replace(plan, settings=settings)).fits(memory_gb):
+) -> TrainConfig:
+    """The plan's settings with the largest micro-batch that fits, up to the plan's, and for it the
+    fastest of what they leave open. `is_named`: the user has chosen the micro-batch, so another one
+    is only named in the refusal."""
+    share, problem = plan.settings.batch_sequences // plan.num_gpus, ""
+    for micro in range(plan.micro_batch, 0, -1):
+        if share % micro:
             continue
-        if is_named:
-            raise UserError(
-                f"{problem}. Set train.micro_batch_sequences to {micro}, the largest that fits."
-            )
-        say(f"{problem}. Taking {micro} at once, the largest number that fits")
-        return micro
+        sized = replace(plan.settings, micro_batch_sequences=micro)
+        for settings in choices(sized, plan.num_gpus):
+            found = rehearse(replace(plan, settings=settings))
+            if not found.fits(memory_gb):
+                continue
+            if problem and is_named:
+                name = "train.micro_batch_sequences"
+                raise UserError(f"{problem}. Set {name} to {micro}, the largest that fits.")
+            if problem:
+                say(f"{problem}. Taking {micro} at once, the largest number that fits")
+            return settings
+        problem = problem or (
+            f"{micro} x {plan.seq_len:,} tokens at once take {found.peak_bytes / 1e9:.0f} GB of a "
+            f"GPU, as rehearsed, and CUDA and NCCL about {MARGIN_GB:g}; it has {memory_gb:.0f}"
+        )
     raise UserError(
         f"{problem}. No smaller number of sequences fits either. Use more GPUs, set "
         "train.cpu_offload to True, or leave the training out with --zero-shot."

@@ -78,7 +78,7 @@ def build_dense(config: PretrainedConfig, settings: TrainConfig) -> PreTrainedMo
     config.tie_word_embeddings = False
     if (hybrid := getattr(config, "bosch", None)) is not None:
         hybrid["num_full"] = [config.num_key_value_heads] * config.num_hidden_layers
-    dtype = torch.bfloat16 if settings.precision == "bf16" else torch.float32
+    dtype = torch.float32 if settings.precision == "fp32" else torch.bfloat16
     return model_start.build_on_meta(config, dtype)
 
 

@@ -51,26 +51,33 @@ def attend_with_sink(
     if torch.is_grad_enabled() and any(x.requires_grad for x in (*tensors, *added)):
         merged: Tensor = _WithSink.apply(forward, backward, *tensors, *added)
         return merged
-    return _merge(*forward(*tensors), *added)[0]
+    out_BHTD, lse_BHT = forward(*tensors)
+    return _merge(out_BHTD, lse_BHT, *added, place=out_BHTD)[0]
 
 
 def _merge(
-    out_BHTD: Tensor, lse_BHT: Tensor, s_BHTN: Tensor, values_BHND: Tensor
+    out_BHTD: Tensor,
+    lse_BHT: Tensor,
+    s_BHTN: Tensor,
+    values_BHND: Tensor,
+    place: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The merged output, in the place of the kernel's, its log-sum-exp, and the sink's shares."""
+    """The merged output (in this place), its log-sum-exp, and the sink's shares."""
     s_BHTN = s_BHTN.to(lse_BHT.dtype)
     if s_BHTN.shape[-1] == 1:
         s_BHT = s_BHTN[..., 0]
         # Not from the total: a query that sees nothing at all has -inf for both. Only what is
         # hidden becomes 0: a NaN elsewhere has to show.
         share_BHT = torch.sigmoid(s_BHT - lse_BHT).masked_fill_(s_BHT == -torch.inf, 0)
-        out_BHTD.lerp_(values_BHND, share_BHT[..., None].to(out_BHTD.dtype))
-        return out_BHTD, torch.logaddexp(lse_BHT, s_BHT), share_BHT[..., None]
+        weight_BHT1 = share_BHT[..., None].to(out_BHTD.dtype)
+        merged_BHTD = torch.lerp(out_BHTD, values_BHND, weight_BHT1, out=place)
+        return merged_BHTD, torch.logaddexp(lse_BHT, s_BHT), share_BHT[..., None]
     total_BHT1 = torch.cat([lse_BHT[..., None], s_BHTN], -1).logsumexp(-1, keepdim=True)
     share_BHTN = (s_BHTN - total_BHT1).exp_().masked_fill_(s_BHTN == -torch.inf, 0)
     kept_BHT1 = 1 - share_BHTN.sum(-1, keepdim=True)
-    out_BHTD.mul_(kept_BHT1.to(out_BHTD.dtype)).add_(share_BHTN.to(out_BHTD.dtype) @ values_BHND)
-    return out_BHTD, total_BHT1[..., 0], share_BHTN
+    merged_BHTD = torch.mul(out_BHTD, kept_BHT1.to(out_BHTD.dtype), out=place)
+    merged_BHTD.add_(share_BHTN.to(out_BHTD.dtype) @ values_BHND)
+    return merged_BHTD, total_BHT1[..., 0], share_BHTN
 
 
 class _WithSink(torch.autograd.Function):
@@ -79,6 +86,7 @@ class _WithSink(torch.autograd.Function):
         ctx: Any, forward: Forward, backward: Any, q: Tensor, k: Tensor, v: Tensor, s_BHTN: Tensor,
         values_BHND: Tensor,
     ) -> Tensor:  # fmt: skip
+        # Not in the kernel's output, which selective checkpointing keeps.
         merged, total, share = _merge(*forward(q, k, v), s_BHTN, values_BHND)
         ctx.backward_of_kernel = backward
         ctx.save_for_backward(q, k, v, values_BHND, merged, total, share)

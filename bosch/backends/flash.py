@@ -2,6 +2,7 @@
 # B batch, H query heads, T queries, D head size
 
 import inspect
+import logging
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -9,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import attention
 
 from bosch.backends._interface import (
     AttentionCall,
@@ -20,6 +22,8 @@ from bosch.backends._interface import (
     window_size,
 )
 from bosch.backends._sink import attend_with_sink
+
+logger = logging.getLogger("bosch")
 
 
 def unavailable() -> str | None:
@@ -67,10 +71,26 @@ def attend(call: AttentionCall) -> Tensor:
     return out.unflatten(0, (len(call.q_BHTD), -1)).transpose(1, 2)
 
 
+def use_3_in_torch() -> None:
+    """Where version 3 can run, make it torch's own flash kernel too, for this process: that of
+    full attention without documents (sdpa) and of sinks with gradients (varlen). Without dropout,
+    which it does not have."""
+    activate = getattr(attention, "activate_flash_attention_impl", None)  # torch 2.11 brings it
+    if activate is None or not _is_3() or attention.current_flash_attention_impl() is not None:
+        return
+    try:
+        activate("FA3")
+    except (ImportError, RuntimeError) as error:
+        logger.warning("torch keeps its own flash kernels: %s", error)
+
+
 def _kernel() -> Any:
     """The variable-length function; both versions align queries to the last keys."""
-    is_hopper = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
-    is_3 = is_hopper and find_spec("flash_attn_interface") is not None
     # No import statement: from a hybrid's folder transformers would demand the package.
-    package = import_module("flash_attn_interface" if is_3 else "flash_attn")
+    package = import_module("flash_attn_interface" if _is_3() else "flash_attn")
     return package.flash_attn_varlen_func
+
+
+def _is_3() -> bool:
+    is_hopper = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
+    return is_hopper and find_spec("flash_attn_interface") is not None

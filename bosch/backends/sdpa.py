@@ -201,7 +201,8 @@ def _make_band(num_queries: int, window: int, device: torch.device, padding: int
     return ones.triu().tril(window - 1)
 
 
-_cached_band = lru_cache(maxsize=64)(_make_band)
+# Room for all lengths of a rest: selective checkpointing fails if one is made in the backward only.
+_cached_band = lru_cache(maxsize=1024)(_make_band)
 
 
 def _cut(

@@ -35,7 +35,8 @@ _availability: dict[str, str | None] = {}
 
 def attend(call: AttentionCall, backend: str | None = None) -> Tensor:
     """The output of a call, (B, H, T, D). `backend` names the one to use; None: by priority."""
-    return (_attend if call.documents is None else _attend_documents)(call, backend)
+    has_graph = call.documents is None and not call.needs_grad
+    return (_attend if has_graph else _attend_uncompiled)(call, backend)
 
 
 def _attend(call: AttentionCall, backend: str | None) -> Tensor:
@@ -43,8 +44,9 @@ def _attend(call: AttentionCall, backend: str | None) -> Tensor:
     return BACKENDS[choose(call, backend)].attend(call)
 
 
-# A compiled model would make a graph for each number of documents.
-_attend_documents = torch.compiler.disable(_attend)
+# A compiled model would make a graph for each number of documents. And in a graph inductor uses
+# memory again, also that of an output which selective checkpointing keeps for the backward.
+_attend_uncompiled = torch.compiler.disable(_attend)
 
 
 def choose(call: AttentionCall, backend: str | None = None) -> str:

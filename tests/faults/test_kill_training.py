@@ -2,6 +2,7 @@
 
 import random
 import re
+import shutil
 import signal
 from collections.abc import Callable
 from functools import cache
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.faults.training_program import (
     LAST_STEP,
@@ -159,3 +161,31 @@ def test_the_end_of_the_launcher_ends_the_ranks_with_everything_saved(
     assert code == 0, output
     assert f"training resumes after step {done} of 6" in output
     assert results(folder) == expected
+
+
+@pytest.mark.slow
+def test_two_nodes_with_the_whole_state_each_train_as_one_line_of_ranks(tmp_path: Path) -> None:
+    """Up to the order of sums. Killed, they resume to the same bytes, and as two ranks to the same
+    weights: no row is in a checkpoint twice."""
+    model_folder(tmp_path / "model")
+    sizes: dict[str, Any] = {"batch_sequences": 8, "activation_checkpointing": "attention"}
+    line: dict[str, Any] = {"epochs": 2, "settings": sizes}
+    nodes = {**line, "node_ranks": 2, "settings": {**sizes, "shard_within_node": True}}
+    run(tmp_path / "line", 4, **line)
+    output = run(tmp_path / "nodes", 4, **nodes)
+    assert "shard within node" in output
+    at = int(re.findall(r"operations: (\d+)", output)[3]) // 2
+    assert launch(tmp_path / "killed", 4, at=at, victim=3, **nodes).wait()[3] == -signal.SIGKILL
+    assert 0 < last_checkpoint(tmp_path / "killed") < LAST_STEP
+    shutil.copytree(tmp_path / "killed", tmp_path / "fewer")
+    run(tmp_path / "killed", 4, **nodes)
+    run(tmp_path / "fewer", 2, **line)
+    found = [results(tmp_path / name) for name in ("line", "nodes", "killed", "fewer")]
+    assert found[1] == found[2]
+    curves = [torch.tensor([row[1:4] for row in one["curve"] if row[0]]) for one in found]
+    weights = [read_weights(tmp_path / name / "step-000006") for name in ("line", "nodes", "fewer")]
+    for curve in curves[1:]:
+        torch.testing.assert_close(curve, curves[0], rtol=1e-5, atol=0)
+    for other in weights[1:]:
+        for name, weight in weights[0].items():
+            assert torch.linalg.norm(other[name] - weight) <= 1e-5 * torch.linalg.norm(weight), name

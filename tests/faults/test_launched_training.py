@@ -66,7 +66,11 @@ def by_config(name: str, *more: str) -> list[str]:
     [
         (by_config("cpu.yaml"), 1, "computes in fp32, kernels torch"),
         (by_config("one_gpu.yaml"), 1, "mixed_precision bf16 is ignored"),
-        (by_config("eight_gpus.yaml", "--num_processes", "2"), 2, "activation checkpointing"),
+        (
+            by_config("eight_gpus.yaml", "--num_processes", "2"),
+            2,
+            "mixed_precision bf16 is ignored",
+        ),
     ],
 )
 def test_a_config_file_trains_as_ranks_without_a_launcher(

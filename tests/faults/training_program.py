@@ -106,8 +106,9 @@ def launch_by_accelerate(folder: Path, arguments: list[str], **options: Any) -> 
 def main(folder: Path, log: Path, environment: dict[str, str], options: dict[str, Any]) -> None:
     """at: before its n-th operation on a file below the folder, rank `victim` sends a signal
     (`sends`: SIGKILL) to itself, or to its launcher (to: parent). bug_at: after this many steps
-    rank `victim` raises a KeyError. settings: of TrainConfig. epochs: of the tokens. With
-    stored_top_k the teacher's lessons are written first, into the folder."""
+    rank `victim` raises a KeyError. settings: of TrainConfig. epochs: of the tokens. node_ranks: on
+    each of several machines that this one pretends to be. With stored_top_k the teacher's lessons
+    are written first, into the folder."""
     enter(log, environment)
     train(folder, int(environment["RANK"]), options)
 
@@ -127,6 +128,8 @@ def train(folder: Path, rank: int, options: dict[str, Any]) -> None:
     from tests.plain_training import NUM_SEQUENCES, SEQ_LEN, SETTINGS, tokens_in_memory
 
     torch.set_num_threads(1)
+    if "node_ranks" in options:
+        os.environ["LOCAL_WORLD_SIZE"] = str(options["node_ranks"])
     progress.set_up(rank)
     is_victim = rank == options.get("victim", 0)
     when = {name: options[name] for name in ("at", "sends", "to") if name in options}

@@ -43,6 +43,7 @@ TWO_STEPS = replace(SETTINGS, max_steps=2)
     [
         {},
         {"precision": "bf16", "activation_checkpointing": True, "compile": True},
+        {"precision": "bf16", "activation_checkpointing": "attention", "compile": True},
         {"precision": "bf16", "cpu_offload": True, "reshard_after_forward": False},
         pytest.param({"kernels": "liger"}, id="liger, fp32"),
         pytest.param({"precision": "bf16", "kernels": "liger"}, id="liger, bf16"),

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.attention import current_flash_attention_impl, restore_flash_attention_impl
 from torch.nn.attention import varlen as torch_varlen
 from transformers import PreTrainedModel
 
@@ -153,6 +154,27 @@ def test_dropout_reaches_flash_2_and_is_refused_by_the_others(gpu: Gpu) -> None:
     assert "dropout" in str(varlen.supports(dropped))
     gpu.capability = HOPPER
     assert "dropout" in str(flash.supports(dropped))
+
+
+def test_version_3_becomes_torchs_own_kernel_where_it_can_run(
+    gpu: Gpu, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Through torch's own registration; the stand-in's operators are only there to be found."""
+    flash.use_3_in_torch()  # on Ampere
+    assert current_flash_attention_impl() is None
+    gpu.capability = HOPPER
+    flash.use_3_in_torch()
+    assert current_flash_attention_impl() is None
+    assert "torch keeps its own flash kernels: Module 'flash_attn_interface'" in caplog.text
+    with torch.library._scoped_library("flash_attn_3", "DEF") as library:
+        for name in ("fwd", "bwd"):
+            library.define(f"{name}(Tensor q) -> Tensor")
+        try:
+            for _ in range(2):
+                flash.use_3_in_torch()
+                assert current_flash_attention_impl() == "FA3"
+        finally:
+            restore_flash_attention_impl()
 
 
 def test_old_gpus_missing_packages_and_broken_ones_are_named(

@@ -12,7 +12,7 @@ from tests.unit.tiny_wheel import write_wheel
 LAUNCH = Path(__file__).parents[2] / "launch"
 PROGRAM = """
 import os
-names = ("RANK", "WORLD_SIZE", "ACCELERATE_MIXED_PRECISION", "FSDP_ACTIVATION_CHECKPOINTING")
+names = ("RANK", "WORLD_SIZE", "ACCELERATE_MIXED_PRECISION", "FSDP_RESHARD_AFTER_FORWARD")
 os.write(1, (" ".join(os.environ.get(name, "-") for name in names) + "\\n").encode())
 """
 

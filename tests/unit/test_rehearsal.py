@@ -12,6 +12,8 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 
 import bosch.training.loss
 import bosch.training.parallel
+from benchmarks import rehearse
+from benchmarks._measure import read_shape
 from bosch.config import TrainConfig
 from bosch.recipes import presets, recover, train_model
 from bosch.run.errors import UserError
@@ -26,7 +28,7 @@ from tests.plain_training import launch_two
 # What the CPU computes by default; for the real runs to be compared with.
 STEP = TrainConfig(batch_sequences=32, micro_batch_sequences=1)
 ON_CPU = replace(STEP, batch_sequences=4, attention="reference", kernels="torch")
-ON_CPU = replace(ON_CPU, activation_checkpointing=True)
+ON_CPU = replace(ON_CPU, activation_checkpointing=True, compile=False)
 WIDTHS: dict[str, int] = {"hidden_size": 1024, "intermediate_size": 3072, "head_dim": 128}
 WIDTHS |= {"num_attention_heads": 16, "num_key_value_heads": 8}
 MIDDLE = Qwen3Config(
@@ -55,6 +57,8 @@ def weights_of(plan: Plan) -> int:
     [
         ("qwen3", {}),
         ("qwen3", {"micro_batch_sequences": 2, "activation_checkpointing": False}),
+        ("qwen3", {"activation_checkpointing": "attention", "attention": "sdpa"}),
+        ("qwen3", {"activation_checkpointing": "matmuls"}),
         ("qwen3", {"sync_every_micro_batch": False}),
         ("qwen3", {"precision": "fp32"}),  # not sharded
         ("qwen3_moe", {}),
@@ -137,13 +141,67 @@ def test_the_largest_micro_batch_that_fits_is_taken_among_those_that_divide_the_
     def made_up(plan: Plan) -> Rehearsal:
         return Rehearsal({"loss": gigabytes[plan.micro_batch] * 10**9})
 
-    fits = {gb: choose_fitting(plan, gb, False, made_up) for gb in (96, 95.9, 66, 65.9, 46)}
+    def fitting(memory_gb: float, is_named: bool = False) -> int | None:
+        return choose_fitting(plan, memory_gb, is_named, made_up).micro_batch_sequences
+
+    fits = {gb: fitting(gb) for gb in (96, 95.9, 66, 65.9, 46)}
     assert fits == {96: 4, 95.9: 2, 66: 2, 65.9: 1, 46: 1}  # with 6 GB to spare
     with pytest.raises(UserError, match=r"4 x 8,192 tokens .* 90 GB .* No smaller .*cpu_offload"):
-        choose_fitting(plan, 45.9, False, made_up)
-    assert choose_fitting(plan, 96, True, made_up) == 4  # one that the user has named
+        fitting(45.9)
+    assert fitting(96, True) == 4  # one that the user has named
     with pytest.raises(UserError, match=r"90 GB .* it has 80. Set .*micro_batch_sequences to 2,"):
-        choose_fitting(plan, 80, True, made_up)
+        fitting(80, True)
+
+
+def test_the_fastest_way_that_fits_is_taken_before_a_smaller_micro_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """16 GPUs on two machines: a node with the whole state, and what is recomputed."""
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    monkeypatch.delenv("FSDP_ACTIVATION_CHECKPOINTING", raising=False)
+    more: dict[Any, int] = {False: 40, "matmuls": 20, "attention": 10, True: 0}
+
+    def made_up(plan: Plan) -> Rehearsal:
+        one = plan.of_a_node()
+        assert one.micro_batch == plan.micro_batch
+        state = 30 if one.num_gpus == 8 else 15
+        kept = more[plan.settings.activation_checkpointing]
+        return Rehearsal({"loss": (state + kept + 2 * plan.micro_batch) * 10**9})
+
+    def fitting(memory_gb: float, **changes: Any) -> tuple[object, ...]:
+        plan = middle(gpus=16, micro_batch_sequences=2, **changes)
+        found = choose_fitting(plan, memory_gb, False, made_up)
+        recompute = found.activation_checkpointing
+        return found.shard_within_node, recompute, found.micro_batch_sequences
+
+    assert fitting(80) == (True, False, 2)
+    assert fitting(79.9) == (True, "attention", 2)  # compiled: matrix products are kept anyway
+    assert fitting(79.9, compile=False) == (True, "matmuls", 2)
+    assert fitting(40) == (True, True, 2)
+    assert fitting(39.9) == (False, "attention", 2)
+    assert fitting(24.9) == (False, True, 1)
+    assert fitting(80, activation_checkpointing=True) == (True, True, 2)
+    assert fitting(80, shard_within_node=False) == (False, False, 2)
+    monkeypatch.setenv("FSDP_ACTIVATION_CHECKPOINTING", "true")
+    assert fitting(80) == (True, True, 2)
+
+
+def test_each_change_makes_the_computed_training_faster() -> None:
+    """The table of docs/own-model.md: tokens/s of a GPU, and its share of the peak, in percent."""
+    model = as_hybrid(read_shape("Qwen3-8B"), 0.75, 1024)
+    found = []
+    for recomputed, changes in (
+        ("all", {"compile": False}),
+        ("all", {}),
+        ("but attention", {}),
+        ("but attention", {"flash": 3}),
+        ("but attention", {"flash": 3, "precision": "fp8"}),
+    ):
+        options: Any = rehearse.Options(**changes)
+        seconds, mfu = rehearse.seconds_of_a_token(model, options, recomputed)
+        found.append((round(1 / seconds), round(100 * mfu)))
+    # The first by hand: linear layers 3.2 s (1,984 TFLOP), attention 1.5 (376), 1.1 and .45.
+    assert found == [(5234, 29), (5919, 32), (6355, 35), (6901, 38), (8715, 48)]
 
 
 @pytest.mark.slow
