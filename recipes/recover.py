@@ -53,6 +53,7 @@ RARELY_SET = """
 --train.sync-every-micro-batch --train.compile --train.deterministic
 --eval.niah-tasks --eval.niah-essays --eval.longbench-categories --eval.gsm8k-tasks
 --eval.precision --eval.attention --eval.batch --eval.prefill-chunk
+--eval.engine --eval.engine-python --eval.engine-gpus
 """.split()
 
 
