@@ -34,19 +34,13 @@ COLUMNS |= {"speed-up": "value:.2f"}
 
 
 @dataclass(frozen=True)
-class Shape(DeviceOptions):
-    """Of the attention of one layer."""
-
+class Options(DeviceOptions):
+    lengths: tuple[int, ...] = (1024, 4096, 16_384)  # lengths of the text, in tokens
     window: int = 256  # window size in tokens
     heads: int = 1  # query heads
     groups: int = 1  # KV heads
     head_size: int = 64  # size of a head
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"  # number format
-
-
-@dataclass(frozen=True)
-class Options(Shape):
-    lengths: tuple[int, ...] = (1024, 4096, 16_384)  # lengths of the text, in tokens
     sinks: tuple[str, ...] = ("none",)  # kinds of sink, each beside the others
     backends: tuple[str, ...] | None = None  # None: sdpa on a CPU, all that run here on a GPU
     rounds: int = 7  # how often each side is timed
@@ -99,7 +93,9 @@ def measure(options: Options) -> Iterator[Row]:
             yield row | {"window_seconds": median(times)}
 
 
-def make_call(tokens: int, needs_grad: bool, device: torch.device, options: Shape) -> AttentionCall:
+def make_call(
+    tokens: int, needs_grad: bool, device: torch.device, options: Options
+) -> AttentionCall:
     generator = torch.Generator().manual_seed(0)
 
     def random(num_heads: int) -> Tensor:

@@ -1,9 +1,9 @@
 """Ten minutes that decide: run all parts below in their order, and write one file.
 
-A part is a benchmark with GPU_OPTIONS and CPU_OPTIONS: one of its Options, or several. The file is
-written after each row. A part that fails is named in it, and the others run. The last row and line
-say what failed, and what was slower than computed. `--device cpu` rehearses all of it with small
-shapes; otherwise, without a GPU, this does nothing and is not an error.
+A part is a file of tests, or a benchmark with GPU_OPTIONS and CPU_OPTIONS: one of its Options, or
+several. The file is written after each row. A part that fails is named in it, and the others run.
+The last row says what failed, and what was slower than computed. `--device cpu` rehearses all of it
+with small shapes; otherwise, without a GPU, this does nothing and is not an error.
 """
 
 import datetime
@@ -12,27 +12,37 @@ import json
 import os
 import re
 import subprocess
+import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
 from typing import Literal
+from xml.etree import ElementTree
 
 import torch
 
 from benchmarks._measure import BenchmarkOptions, Row, run_part
 from bosch.eval.elsewhere import usual_python, with_this_code
 from bosch.plugins import load_plugin
+from bosch.run.checkout import ROOT
 from bosch.run.errors import UserError
 from bosch.run.progress import describe_seconds, say
 
 PACKAGE = "benchmarks"
 # Kernels and training first: if they are wrong, the rest is of no use.
-PARTS = tuple("kernels switches train latency search chain serving attention".split())
+PARTS = tuple("kernels switches train latency search stages serving attention".split())
+STAGES = "tests/gpu/test_stages_on_devices.py"  # evaluation, a kill and a resume
+TESTS = {  # on a GPU, and on a CPU
+    "kernels": (
+        ["tests/gpu/test_backends_gpu.py"],
+        ["tests/contracts/test_backends.py", "-k", "outputs_and_gradients"],
+    ),
+    "stages": ([STAGES], [STAGES, "-k", "evaluation or killed"]),
+}
 SLOW = 0.9  # of the computed figure
 
 
@@ -56,21 +66,19 @@ def measure(options: Options) -> Iterator[Row]:
     elif not torch.cuda.is_available():
         say("gpu: no CUDA device, so nothing is measured or written; --device cpu rehearses it")
         raise SystemExit(0)
-    for name in options.only:
-        if name not in PARTS:
-            raise UserError(f"--only {name}: the parts are {', '.join(PARTS)}; run it by its name.")
-    parts = {name: load_plugin(PACKAGE, name) for name in options.only or PARTS}
-    yield from measure_parts(parts, options.device)
+    if others := set(options.only).difference(PARTS):
+        raise UserError(f"--only {min(others)}: the parts are {', '.join(PARTS)}.")
+    yield from measure_parts(options.only or PARTS, options.device)
 
 
-def measure_parts(parts: dict[str, ModuleType], device: str) -> Iterator[Row]:
+def measure_parts(parts: Sequence[str], device: str) -> Iterator[Row]:
     """The rows of all parts; in place of what a part lacks, a row with `failed`; and the verdict.
     Exit status 1 if a part failed."""
     failed, slow = [], []
-    for name, benchmark in parts.items():
+    for name in parts:
         begin = time.monotonic()
         try:
-            for row in rows_of(benchmark, device):
+            for row in rows_of(name, device):
                 row.pop("at_least", None)  # for other shapes
                 yield {"benchmark": name, **row}
                 figure, computed = row.get(row.get("figure", "")), row.get("computed")
@@ -91,13 +99,30 @@ def measure_parts(parts: dict[str, ModuleType], device: str) -> Iterator[Row]:
         raise SystemExit(1)
 
 
-def rows_of(benchmark: ModuleType, device: str) -> Iterator[Row]:
-    if benchmark.__name__ == "benchmarks.serving" and find_spec("vllm") is None:
+def rows_of(part: str, device: str) -> Iterator[Row]:
+    if part in TESTS:
+        yield from rows_of_tests(TESTS[part][device == "cpu"], device)
+    elif part == "serving" and find_spec("vllm") is None:
         yield from rows_from_serving(device)
-        return
-    chosen = benchmark.CPU_OPTIONS if device == "cpu" else benchmark.GPU_OPTIONS
-    for options in chosen if isinstance(chosen, tuple) else (chosen,):
-        yield from run_part(benchmark, options)
+    else:
+        benchmark = load_plugin(PACKAGE, part)
+        chosen = benchmark.CPU_OPTIONS if device == "cpu" else benchmark.GPU_OPTIONS
+        for options in chosen if isinstance(chosen, tuple) else (chosen,):
+            yield from run_part(benchmark, options)
+
+
+def rows_of_tests(chosen: Sequence[str], device: str) -> Iterator[Row]:
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.xml"
+        command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", *chosen]
+        command += ["-m", "not gpu" if device == "cpu" else "gpu"]
+        done = subprocess.run(command, cwd=ROOT)
+        for case in ElementTree.parse(report).iter("testcase"):
+            found = next((each.tag for each in case), "passed")  # failure, error or skipped
+            row: Row = {"name": case.attrib["name"], "outcome": found}
+            yield row | {"value": float(case.attrib["time"]), "unit": "s"}
+    if done.returncode:
+        raise RuntimeError(f"pytest ended with status {done.returncode}; see above")
 
 
 def rows_from_serving(device: str) -> Iterator[Row]:
@@ -109,12 +134,5 @@ def rows_from_serving(device: str) -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "serving.json"
         command = [python, "-m", "benchmarks", "gpu", "--only", "serving", "--device", device]
-        done = subprocess.run([*command, "--out", out], env=with_this_code(os.environ))
-        rows = json.loads(out.read_text())["rows"] if out.is_file() else []
-    for row in rows:
-        if "failed" in row:
-            raise RuntimeError(row["failed"])
-        if "verdict" not in row:
-            yield row
-    if done.returncode:
-        raise RuntimeError(f"{python} ended with status {done.returncode}; see above")
+        subprocess.run([*command, "--out", out], env=with_this_code(os.environ), check=True)
+        yield from json.loads(out.read_text())["rows"][:-1]  # without the verdict

@@ -9,7 +9,6 @@ import math
 import tempfile
 import types
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -29,11 +28,7 @@ COLUMNS = {"switch": "switch", "seconds": "seconds:.3f", "loss": "value:.4f", "G
 COLUMNS |= {"graphs": "graphs", "skipped": "skipped"}
 
 
-@dataclass(frozen=True)
-class Options(train.Options):
-    pass
-
-
+Options = train.Options
 GPU_OPTIONS = Options(
     model="Qwen3-0.6B", length=8192, window=1024, batch=1, steps=2, precision="bf16"
 )
@@ -66,10 +61,9 @@ def measure(options: Options) -> Iterator[Row]:
             row |= {"value": losses[-1], "unit": "loss", "losses": losses, "graphs": graphs}
             row["seconds"] = median(step["compute_seconds"] for step in steps[1:])
             yield row | {"memory_gb": steps[-1].get("memory_gb")}
-            settings = train.settings_of(options, **changes)
             if not all(math.isclose(*pair, rel_tol=CLOSE) for pair in pairs):
                 wrong.append(f"{title}: losses {losses}, not {plain}")
-            if decide(settings, device).compile and not graphs:
+            if decide(train.settings_of(options, **changes), device).compile and not graphs:
                 wrong.append(f"{title}: torch.compile made no graph")
     if wrong:
         raise ArithmeticError("; ".join(wrong))
@@ -79,15 +73,12 @@ def switches() -> Iterator[tuple[str, Any]]:
     """Each setting with a few values, and each of these but the usual one."""
     hints = get_type_hints(TrainConfig)
     for each in dataclasses.fields(TrainConfig):
-        values = list(values_of(hints[each.name])) if each.name not in OTHER_LOSS else []
+        values = values_of(hints[each.name]) if each.name not in OTHER_LOSS else []
         yield from ((each.name, value) for value in values if value != each.default)
 
 
-def values_of(hint: Any) -> Iterator[Any]:
-    if hint is bool:
-        yield from (True, False)
-    elif get_origin(hint) is Literal:
-        yield from get_args(hint)
-    elif isinstance(hint, types.UnionType):
-        for part in get_args(hint):
-            yield from values_of(part)
+def values_of(hint: Any) -> list[Any]:
+    if get_origin(hint) is Literal:
+        return list(get_args(hint))
+    parts = get_args(hint) if isinstance(hint, types.UnionType) else ()
+    return [True, False] if hint is bool else [v for part in parts for v in values_of(part)]

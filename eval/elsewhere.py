@@ -73,11 +73,10 @@ def places(launch: Mapping[str, str], gpus: Sequence[str]) -> list[dict[str, str
     rank, world = rank_and_world()
     local, num_local = (int(launch.get(name) or 0) for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
     num_local = num_local or world
-    found, shares = [], [(rank, world, None)]
+    found, shares = [], [(rank, world, "")]
     if gpus:
-        first, total = rank // num_local * len(gpus), world // num_local * len(gpus)
-        mine = range(len(gpus))[local::num_local]
-        shares = [(first + index, total, gpus[index]) for index in mine]
+        first, total = (n // num_local * len(gpus) for n in (rank, world))
+        shares = [(first + i, total, gpus[i]) for i in range(local, len(gpus), num_local)]
     for share, of, gpu in shares:
         environment = with_this_code(launch) | ({"CUDA_VISIBLE_DEVICES": gpu} if gpu else {})
         with alone_on_its_gpu(environment):
@@ -87,9 +86,8 @@ def places(launch: Mapping[str, str], gpus: Sequence[str]) -> list[dict[str, str
 
 def with_this_code(environment: Mapping[str, str]) -> dict[str, str]:
     """A checkout's own code comes first; an installed package's folder holds others too."""
-    path = [str(ROOT)] if is_checkout() else []
-    path += filter(None, [environment.get("PYTHONPATH")])
-    return {**environment, "PYTHONPATH": os.pathsep.join(path)}
+    path = [str(ROOT) if is_checkout() else "", environment.get("PYTHONPATH", "")]
+    return {**environment, "PYTHONPATH": os.pathsep.join(filter(None, path))}
 
 
 def main() -> None:
