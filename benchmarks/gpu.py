@@ -61,9 +61,9 @@ class Options(BenchmarkOptions):
 
 
 def measure(options: Options) -> Iterator[Row]:
-    if options.device == "cpu":
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # of these processes too
-    elif not torch.cuda.is_available():
+    if options.device == "cpu" and torch.cuda.is_available():
+        raise UserError("--device cpu: hide the GPUs; set CUDA_VISIBLE_DEVICES to nothing.")
+    if options.device == "cuda" and not torch.cuda.is_available():
         say("gpu: no CUDA device, so nothing is measured or written; --device cpu rehearses it")
         raise SystemExit(0)
     if others := set(options.only).difference(PARTS):
