@@ -95,11 +95,11 @@ def judge(
         say(f"{folder.name} has a chat template, not used here; scores with it are often higher")
     subject = (load, tokenizer, judging.suites, examples_folder, label, judging.generation)
     evaluation = Evaluation(*subject, positions, window, rank, world)
-    if judging.generation.python is not None:
-        predict_elsewhere((folder, judging, label, out, examples_folder))
-        score = partial(score_all, evaluation, out)
-    else:
+    score: Callable[[], None] = partial(score_all, evaluation, out)
+    if judging.generation.python is None:
         score = evaluate(evaluation, out)
+    else:
+        predict_elsewhere((folder, judging, label, out, examples_folder))
 
     def finish() -> None:
         score()
