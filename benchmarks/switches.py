@@ -7,7 +7,6 @@ settings without it. One that is refused here is skipped; graphs are those that 
 import dataclasses
 import math
 import tempfile
-import types
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
@@ -49,8 +48,10 @@ def measure(options: Options) -> Iterator[Row]:
             counters.clear()
             try:
                 steps = train.train_with_ours(options, hybrid, **changes)
-            except UserError as error:
-                yield row | {"unit": "loss", "skipped": str(error)}
+            except Exception as error:  # the next one may run; a UserError is a refusal
+                yield row | {"unit": "loss", "skipped": f"{type(error).__name__}: {error}"}
+                if not isinstance(error, UserError):
+                    wrong.append(f"{title}: {error}")
                 continue
             finally:  # train.deterministic is for the rest of a process
                 torch.use_deterministic_algorithms(False)
@@ -80,5 +81,5 @@ def switches() -> Iterator[tuple[str, Any]]:
 def values_of(hint: Any) -> list[Any]:
     if get_origin(hint) is Literal:
         return list(get_args(hint))
-    parts = get_args(hint) if isinstance(hint, types.UnionType) else ()
-    return [True, False] if hint is bool else [v for part in parts for v in values_of(part)]
+    nested = (values_of(part) for part in get_args(hint))  # of a union
+    return [True, False] if hint is bool else [value for part in nested for value in part]

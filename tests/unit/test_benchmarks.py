@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -167,6 +167,8 @@ def test_switches_are_those_of_the_training() -> None:
         *found
     }
     assert not {"objective", "max_steps", "compile False"} & {name for name, _ in found}
+    assert switches.values_of(bool | Literal["some"] | None) == [True, False, "some"]
+    assert not switches.values_of(tuple[float, float] | None)
     defaults = vars(TrainConfig())
     assert all(defaults[name] != value for name, value in found)
 
