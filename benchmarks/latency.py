@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 from statistics import median
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -73,15 +73,9 @@ PRESETS = {"mini": Options(), "paper": PAPER}
 
 
 # Takes a few minutes.
-GPU_OPTIONS = replace(
-    PAPER,
-    model="Qwen3-1.7B",
-    lengths=(8 * K, 64 * K, 512 * K),
-    ratios=(0.0, 0.75),
-    windows=(),
-    minutes=3,
-)
-CPU_OPTIONS = Options(lengths=(128, 512), ratios=(0.0, 0.75), windows=(), window=16, chunk=64)
+FEW: Any = {"ratios": (0.0, 0.75), "windows": ()}
+GPU_OPTIONS = replace(PAPER, model="Qwen3-1.7B", lengths=(8 * K, 64 * K, 512 * K), minutes=3, **FEW)
+CPU_OPTIONS = Options(lengths=(128, 512), window=16, chunk=64, **FEW)
 
 
 def measure(options: Options) -> Iterator[Row]:
