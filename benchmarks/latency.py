@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 from statistics import median
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ from bosch.run.progress import say, track
 from bosch.training.rehearsal import as_hybrid
 
 K = 1024
+LAYER_SECONDS = 0.83e-3  # computed for a GPU: what Python takes to launch a layer of one token
 FIGURES = ("prefill_tokens_per_second", "decode_tokens_per_second", "p90_peak_bytes", "kv_bytes")
 COLUMNS = {"tokens": "tokens:,", "ratio": "ratio", "window": "window", "sink": "sink"}
 COLUMNS |= {"prefill tokens/s": "prefill_tokens_per_second:,.0f"}
@@ -72,9 +73,9 @@ PRESETS = {"mini": Options(), "paper": PAPER}
 
 
 # Takes a few minutes.
-GPU_OPTIONS = replace(
-    PAPER, model="Qwen3-1.7B", lengths=(64 * K, 256 * K), windows=(256, 1024, 4096), minutes=4
-)
+FEW: Any = {"ratios": (0.0, 0.75), "windows": ()}
+GPU_OPTIONS = replace(PAPER, model="Qwen3-1.7B", lengths=(8 * K, 64 * K, 512 * K), minutes=3, **FEW)
+CPU_OPTIONS = Options(lengths=(128, 512), window=16, chunk=64, **FEW)
 
 
 def measure(options: Options) -> Iterator[Row]:
@@ -113,6 +114,9 @@ def measure(options: Options) -> Iterator[Row]:
                 gc.collect()
                 torch.cuda.empty_cache()
             row |= {"value": row["prefill_tokens_per_second"], "unit": "tokens/s of prefill"}
+            if device.type == "cuda":
+                seconds = LAYER_SECONDS * config.num_hidden_layers
+                row |= {"figure": "decode_tokens_per_second", "computed": 1 / seconds}
             if row["missing"] is not None:
                 missing[place] = row["missing"]
                 say(f"{row['name']}: {row['missing']}")

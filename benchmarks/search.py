@@ -52,11 +52,14 @@ class Options(BenchmarkOptions):
         return f"{self.model}, {self.examples} questions, kappa {self.kappa}"
 
 
+GPU_OPTIONS = CPU_OPTIONS = Options(methods=("bosch",), ratios=(0.75,), examples=8, kappa=6)
+
+
 def measure(options: Options) -> Iterator[Row]:
     torch.set_num_threads(options.threads)
     usual = presets.tiny(options.model)
     calibrated = replace(usual.calibration, examples=options.examples)
-    mask = replace(usual.mask, kappa=options.kappa)
+    mask = replace(usual.mask, kappa=options.kappa, precision="fp32")
     config = replace(usual, calibration=calibrated, mask=mask)
     stage = calibrate.build(config)
     folder = options.runs / f"set-{stage.fingerprint[:12]}"

@@ -9,7 +9,6 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -43,10 +42,9 @@ class Options(DeviceOptions):
         return f"{self.requests} requests, {self.place}"
 
 
-# vLLM has an environment of its own, where `make gpu` runs this.
-GPU_OPTIONS = (
-    Options(model="Qwen3-8B", lengths=(16_384,), window=1024) if find_spec("vllm") else None
-)
+# vLLM has an environment of its own, where `make gpu` runs this (gpu.py).
+GPU_OPTIONS = Options(model="Qwen3-8B", lengths=(16_384,), window=1024)
+CPU_OPTIONS = Options(lengths=(128,), tokens=4, window=16, requests=2, rounds=1)
 
 
 def measure(options: Options) -> Iterator[Row]:

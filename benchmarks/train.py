@@ -10,7 +10,7 @@ import multiprocessing
 import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -29,15 +29,17 @@ from bosch.data.loader import Sequences, TokenFolder
 from bosch.hybrid.conversion import deploy
 from bosch.model import LOCAL, find_model
 from bosch.recipes.presets import TINY_MODEL
+from bosch.run.tensorboard import METRICS, read_metrics
 from bosch.training.metrics import count_active_weights, peak_flops, training_flops
 from bosch.training.model_start import build_on_meta
 
 TRAINER, DENSE = "Trainer, dense", "ours, dense"
 # Speed relative to the Trainer. Holds for the tiny model on a CPU with the default options.
 AT_LEAST = {DENSE: 1.0, "ours, ratio 0.75": 1.15}
+COMPUTED_MFU = 0.28  # docs/gpu.md
 COLUMNS = {"side": "side", "tokens/s": "tokens_per_second:,.0f", "speed-up": "value:.2f"}
 COLUMNS |= {"MFU": "mfu:.1%", "peak bytes": "peak_bytes:,"}
-Side = Callable[[], None]  # trains for options.steps + 1 steps
+Side = Callable[[], object]  # trains for options.steps + 1 steps
 
 
 @dataclass(frozen=True)
@@ -59,8 +61,10 @@ class Options(DeviceOptions):
         return f"{self.model}, {batch}, window {self.window}, {self.precision}, {self.place}"
 
 
-# One sequence as long as the paper's, with Liger's kernels and the fastest backend.
-GPU_OPTIONS = Options(model="Qwen3-1.7B", length=32_768, window=1024, batch=1, precision="bf16")
+# One sequence as long as the paper's, with Liger's kernels and the fastest backend; and of 4k.
+LONG = Options(model="Qwen3-1.7B", length=32_768, window=1024, batch=1, rounds=1, precision="bf16")
+GPU_OPTIONS = (replace(LONG, length=4096, batch=4), LONG)
+CPU_OPTIONS = (Options(model="tiny-qwen3-2layer", length=128, window=16, steps=1, rounds=1),)
 
 
 def measure(options: Options) -> Iterator[Row]:
@@ -92,6 +96,8 @@ def measure(options: Options) -> Iterator[Row]:
         row["tokens_per_second"] = options.batch * options.length / median(seconds[name])
         row |= {"tflops_per_second": flops_per_second / 1e12}
         row |= {"mfu": flops_per_second / peak if peak else None, "peak_bytes": peak_bytes}
+        if peak and name != TRAINER:
+            row |= {"figure": "mfu", "computed": COMPUTED_MFU}
         if device.type == "cpu" and name in AT_LEAST:
             row["at_least"] = AT_LEAST[name]
         yield row
@@ -122,17 +128,25 @@ def random_sequences(options: Options, model: Path) -> NDArray[np.uint32]:
     return np.random.default_rng(0).integers(5, vocab_size, shape, dtype=np.uint32)
 
 
-def train_with_ours(options: Options, model: Path) -> None:
+def settings_of(options: Options, **changes: Any) -> TrainConfig:
+    sizes: Any = {"batch_sequences": options.batch, "micro_batch_sequences": options.batch}
+    usual = {"precision": options.precision, "checkpoint_steps": 10**6}
+    return TrainConfig(**(sizes | usual | changes))
+
+
+def train_with_ours(options: Options, model: Path, **changes: Any) -> list[Row]:
+    """The lines of the record, one for each step."""
     from bosch.training.loop import TrainJob, train
 
     sequences, no_ends = random_sequences(options, model), np.empty(0, np.uint64)
     whole, empty = Sequences(sequences, no_ends), Sequences(sequences[:0], no_ends)
     order = np.arange(len(sequences), dtype=np.uint32)[None]
     tokens = TokenFolder(Path("memory"), {"seq_len": options.length}, whole, empty, order)
-    sizes: Any = {"batch_sequences": options.batch, "micro_batch_sequences": options.batch}
-    settings = TrainConfig(**sizes, precision=options.precision, checkpoint_steps=10**6)
+    settings = settings_of(options, **changes)
     with tempfile.TemporaryDirectory() as folder:
-        train(TrainJob(settings, model, tokens, Path(folder) / "train", sequences.size, ()))
+        path = Path(folder) / "train"
+        train(TrainJob(settings, model, tokens, path, sequences.size, ()))
+        return read_metrics(path / METRICS)[1:]
 
 
 def train_with_trainer(options: Options, folder: Path, device: torch.device) -> None:

@@ -226,6 +226,10 @@ class EvalConfig(JudgingConfig):
 
     checkpoints: tuple[float, ...] = (0.0, 0.26, 0.52, 0.78, 1.0)  # when, as shares of training
     suites: tuple[str, ...] = ("niah", "longbench")  # names of files in eval/suites
+    # What generates. vllm: in processes of their own, from another environment (docs/serving.md).
+    engine: Literal["transformers", "vllm"] = speed_only("transformers")
+    engine_python: str | None = speed_only(None)  # their interpreter; None: that of make serving
+    engine_gpus: tuple[str, ...] = speed_only(())  # their GPUs on a machine; none: the training's
 
     def __post_init__(self) -> None:
         if not self.suites:

@@ -20,6 +20,7 @@ def _shape(*sizes: int, **others: int) -> dict[str, Any]:
 EXPERTS = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768}
 OF_30B = {"num_key_value_heads": 4, "max_position_embeddings": 40_960, **EXPERTS}
 SHAPES = {
+    "Qwen3-0.6B": _shape(1024, 3072, 28, 16, tie_word_embeddings=True),
     "Qwen3-1.7B": _shape(2048, 6144, 28, 16, tie_word_embeddings=True),
     "Qwen3-4B": _shape(2560, 9728, 36, 32, tie_word_embeddings=True),
     "Qwen3-8B": _shape(4096, 12_288, 36, 32),

@@ -49,13 +49,12 @@ def start_engine(folder: Path, **settings: Any) -> Any:
 def alone_on_its_gpu(environment: MutableMapping[str, str]) -> Iterator[None]:
     """Each rank of a launch has an engine of its own: on its GPU, not all on the first, and without
     the launcher's variables, which vLLM takes for its own."""
-    launched = {}
     if rank := environment.get("LOCAL_RANK"):
         # One device, where the launcher or an engine before has chosen, is the rank's.
         visible = [name for name in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
         if len(visible) != 1:
             environment["CUDA_VISIBLE_DEVICES"] = visible[int(rank)] if visible else rank
-        launched = {name: environment.pop(name) for name in LAUNCHED if name in environment}
+    launched = {name: environment.pop(name) for name in LAUNCHED if name in environment}
     try:
         yield
     finally:

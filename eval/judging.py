@@ -11,6 +11,7 @@ from typing import Any
 from bosch.config import Config
 from bosch.data.calibration import check_set
 from bosch.data.tokenizer_files import read_tokenizer
+from bosch.eval.elsewhere import check_elsewhere, predict_elsewhere, usual_python
 from bosch.eval.lm_eval_bridge import SUITE as LM_EVAL
 from bosch.eval.rows import read_rows
 from bosch.eval.settings import GenerationSettings, Judging, Label, SuiteRun, configure_suites
@@ -28,11 +29,16 @@ def judging_of(config: Config) -> Judging:
     """How recover.py evaluates the models of a run."""
     calibration, settings = config.calibration, config.eval
     positions = read_shape(config.model).positions
+    python, gpus = settings.engine_python, settings.engine_gpus
+    if python is None and (settings.engine == "vllm" or gpus):
+        python = usual_python()
+    how: Any = {"batch": settings.batch, "prefill_chunk": settings.prefill_chunk}
+    how |= {"engine": settings.engine, "python": python, "gpus": gpus}
     request = Request(settings, positions, calibration.essays, calibration.punkt)
     return Judging(
         configure_suites(settings.suites, request),
         precision=settings.precision,
-        generation=GenerationSettings(batch=settings.batch, prefill_chunk=settings.prefill_chunk),
+        generation=GenerationSettings(**how),
         attention=settings.attention,
     )
 
@@ -78,7 +84,7 @@ def judge(
 ) -> Callable[[], None]:
     """Write predictions of the model in `folder` to `out`. Every rank calls this. Returns what rank
     0 does when all ranks have: write the scores."""
-    from bosch.eval.runner import Evaluation, evaluate  # imports torch, which takes seconds
+    from bosch.eval.runner import Evaluation, evaluate, score_all  # imports torch: seconds
 
     rank, world = rank_and_world()
     load, tokenizer = cache(lambda: load_judged(folder, judging)), load_tokenizer(folder)
@@ -88,7 +94,12 @@ def judge(
     if rank == 0 and tokenizer.chat_template:
         say(f"{folder.name} has a chat template, not used here; scores with it are often higher")
     subject = (load, tokenizer, judging.suites, examples_folder, label, judging.generation)
-    score = evaluate(Evaluation(*subject, positions, window, rank, world), out)
+    evaluation = Evaluation(*subject, positions, window, rank, world)
+    score: Callable[[], None] = partial(score_all, evaluation, out)
+    if judging.generation.python is None:
+        score = evaluate(evaluation, out)
+    else:
+        predict_elsewhere((folder, judging, label, out, examples_folder))
 
     def finish() -> None:
         score()
@@ -160,7 +171,10 @@ def device_and_type(judging: Judging) -> tuple[str, Any]:
 
 
 def check_attention(judging: Judging) -> None:
-    """Refuse, before work begins, an attention backend that was named and cannot run here."""
+    """Refuse, before work begins, an attention backend or an interpreter that was named and cannot
+    run here."""
+    if judging.generation.python is not None:
+        check_elsewhere(judging)
     if judging.attention == "auto":
         return
     import torch

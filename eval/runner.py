@@ -15,7 +15,7 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -109,12 +109,13 @@ def evaluate(evaluation: Evaluation, folder: Path) -> Callable[[], None]:
                 append_line(file, row, evaluation.place)
                 bar.advance()
 
-    def score_all() -> None:
-        for run in evaluation.suites:
-            score(evaluation, run, folder)
-        shutil.rmtree(work, ignore_errors=True)
+    return partial(score_all, evaluation, folder)
 
-    return score_all
+
+def score_all(evaluation: Evaluation, folder: Path) -> None:
+    for run in evaluation.suites:
+        score(evaluation, run, folder)
+    shutil.rmtree(folder / WORK, ignore_errors=True)
 
 
 def all_examples(

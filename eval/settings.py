@@ -79,6 +79,8 @@ class GenerationSettings:
     batch: int | None = None
     prefill_chunk: int = 8192  # prompt tokens in one forward pass
     engine: Engine = "transformers"  # the same scores in float32
+    python: str | None = None  # predict in processes of this interpreter; None: in this one
+    gpus: tuple[str, ...] = ()  # their GPUs on each machine; empty: that of each rank
 
 
 FAST = GenerationSettings()

@@ -54,6 +54,7 @@ RARELY_SET = """
 --train.sync-every-micro-batch --train.shard-within-node --train.compile --train.deterministic
 --eval.niah-tasks --eval.niah-essays --eval.longbench-categories
 --eval.precision --eval.attention --eval.batch --eval.prefill-chunk
+--eval.engine --eval.engine-python --eval.engine-gpus
 """.split()
 
 

@@ -82,7 +82,7 @@ class Plan:
     settings: TrainConfig
     seq_len: int
     num_gpus: int
-    kernels: str  # torch or liger
+    kernels: Any  # torch or liger
     teacher: PretrainedConfig | None = None  # None: the model itself, without windows
 
     def __post_init__(self) -> None:
@@ -145,7 +145,9 @@ def rehearse_here(plan: Plan) -> Rehearsal:
     """A step of training (training/loop.py) and what saves its result, with fake tensors."""
     plan, micro = plan.of_a_node(), plan.micro_batch
     # As for a GPU, but on the CPU: on a fake GPU, torch's backward fails in C++.
-    settings = decide(replace(plan.settings, kernels=plan.kernels), CUDA)
+    settings = decide(
+        replace(plan.settings, kernels="liger" if plan.kernels == "liger" else "torch"), CUDA
+    )
     if settings.compile and settings.activation_checkpointing == "matmuls":
         settings = replace(settings, activation_checkpointing=False)  # at most
     settings = replace(settings, compile=False)

@@ -95,15 +95,17 @@ class Scorer:
         use, top = self.accelerations, len(z) - 1
         branch = self._branch(z)
         hidden_BTC, rotary = self.layers.embed(haystack.ids_T)
-        # With room for several masks cache all layers, otherwise only those where masks differ.
-        roomy = haystack.capacity_bytes >= 4 * len(z) * hidden_BTC.nbytes
+        # With room for several masks cache all layers. Otherwise only those where masks differ, and
+        # every third of the dense model's, or as many as fit: a probe windows one layer alone.
+        room = haystack.capacity_bytes // hidden_BTC.nbytes
+        is_roomy, spacing = room >= 4 * len(z), max(3, -(-len(z) // max(1, room)))
         start = 0
-        for layer in range(branch, 0, -1) if use.prefixes else ():
+        for layer in range(1, branch + 1) if use.prefixes else ():  # uses all, so that others go
             if (cached_BTC := haystack.cached(z[:layer])) is not None:
                 start, hidden_BTC = layer, cached_BTC
-                break
         for layer in range(start, len(z)):
-            if use.prefixes and layer > start and (roomy or layer == branch):
+            is_kept = layer == branch or (layer % spacing == 0 and all(map(all, z[:layer])))
+            if use.prefixes and layer > start and (is_roomy or is_kept):
                 haystack.cache(z[:layer], hidden_BTC)
             rows_N = haystack.rows_N if use.answer_rows and layer == top else None
             hidden_BTC = self.layers.run(layer, hidden_BTC, rotary, z[layer], rows_N)

@@ -1,6 +1,7 @@
 """The GPU backends against the reference: outputs, gradients, windows, documents, whole models."""
 
 import copy
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -10,7 +11,12 @@ from transformers import PreTrainedModel
 
 from bosch.hybrid import dispatch
 from bosch.hybrid.conversion import deploy
-from tests.attention_calls import check_against_reference, gpu_cases, visible_counts
+from tests.attention_calls import (
+    check_against_reference,
+    gpu_cases,
+    sink_cases,
+    visible_counts,
+)
 from tests.model_factory import MIXED, generate_anew, logits, random_tokens, same_mask, tiny_model
 
 pytestmark = [
@@ -39,6 +45,13 @@ def test_outputs_and_gradients_are_the_references(name: str) -> None:
         computed += reason is None
     assert computed
     assert all(reason is None or "mask" in reason for reason in refused), refused
+
+
+@every_backend
+def test_sinks_are_the_references(name: str) -> None:
+    backend = runnable(name)
+    cases = [replace(c, dtype=torch.bfloat16, head_size=64) for c in sink_cases()]
+    assert None in {check_against_reference(backend, case, device="cuda") for case in cases}
 
 
 @every_backend

@@ -2,6 +2,10 @@
 evaluation. The CPU runs the same tests, so that a GPU is all that is new in them.
 """
 
+import json
+import signal
+import subprocess
+import sys
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -35,6 +39,22 @@ on_devices = pytest.mark.parametrize("device", [pytest.param("cpu", marks=ON_CPU
 # Of losses beside those of plain torch on the CPU; norms, sums of squares, differ by more.
 ROUNDING = {"fp32": 1e-4, "bf16": 0.03}
 TWO_STEPS = replace(SETTINGS, max_steps=2)
+ROOT = Path(__file__).parents[2]
+KILLED_AFTER = 5  # steps, with checkpoints of every second one
+KILLED = f"""
+import os, signal
+from bosch.recipes.recover import main
+from bosch.run.errors import run_main
+from bosch.training.metrics import MetricsLog
+
+def write_and_die(log, row, write=MetricsLog.write):
+    write(log, row)
+    if row["step"] == {KILLED_AFTER}:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+MetricsLog.write = write_and_die
+run_main(main)
+"""
 
 
 @on_devices
@@ -87,6 +107,30 @@ def test_a_stopped_training_goes_on_from_its_checkpoint(
     for row, other in zip(resumed, whole, strict=True):
         for name in {"loss", "grad_norm", "validation_loss"} & other.keys():
             assert row[name] == pytest.approx(other[name], rel=close, abs=0.0), (name, row["step"])
+
+
+@pytest.mark.parametrize("device", [pytest.param("cpu", marks=[ON_CPU, pytest.mark.slow]), GPU])
+def test_a_killed_chain_trains_and_evaluates_to_its_end(device: str, tmp_path: Path) -> None:
+    """recover.py in processes of its own: the losses of the steps that both made are the same."""
+    run = tmp_path / "run"
+    chosen = ["--preset", "smoke", "--run-dir", str(run), "--data.tokens", "4096"]
+    chosen += ["--train.checkpoint-steps", "2", "--eval.suites", "niah"]
+
+    def losses(*python: str) -> tuple[int, list[float]]:
+        done = subprocess.run([sys.executable, *python, *chosen], cwd=ROOT)
+        lines = (run / "train" / "metrics.jsonl").read_text().splitlines()
+        rows = [json.loads(line) for line in lines]
+        assert [row["step"] for row in rows] == list(range(len(rows)))
+        return done.returncode, [row["loss"] for row in rows[1:]]
+
+    status, before = losses("-c", KILLED)
+    assert (status, len(before)) == (-signal.SIGKILL, KILLED_AFTER)
+    status, after = losses("-m", "bosch.recipes.recover")
+    assert (status, len(after)) == (0, 8)  # 4,096 tokens in steps of 2 x 256
+    close = ROUNDING["fp32"] if device == "cuda" else 0.0
+    assert before == pytest.approx(after[:KILLED_AFTER], rel=close, abs=0.0)
+    scored = (run / "eval" / "results.jsonl").read_text().splitlines()
+    assert {json.loads(line)["step"] for line in scored} == {None, 0, 8}
 
 
 @on_devices

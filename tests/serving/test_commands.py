@@ -19,6 +19,9 @@ import openai
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from bosch.eval.judging import Judging, judge
+from bosch.eval.settings import GenerationSettings, Label, SuiteRun
+from bosch.eval.suites import niah
 from tests.serving.hybrids import tiny_folder
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -56,6 +59,24 @@ def test_niah_has_the_same_predictions_and_scores(
     assert found[0] == found[1]
     values = {row["value"] for row in found[0][1]}
     assert 0 < max(values) != min(values)
+
+
+def test_a_process_of_the_training_has_the_same_predictions_and_scores(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As recover.py evaluates with eval.engine vllm, on the CPU in fp32."""
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+    names = ("niah_single_1", "niah_multikey_1")
+    suite = SuiteRun("niah", niah.Settings(lengths=(256, 512), tasks=names, essays="toy"), 6)
+    found = []
+    for python, engine in ((None, "transformers"), (sys.executable, "vllm")):
+        how: Any = {"engine": engine, "python": python}
+        judging = Judging((suite,), precision="fp32", generation=GenerationSettings(**how))
+        out = tmp_path / engine
+        judge(folder, judging, Label("one", 0, 0), out, tmp_path / "examples")()
+        written = (out / "niah" / name for name in ("predictions.jsonl", "scores.json"))
+        found.append([path.read_bytes() for path in written])
+    assert found[0] == found[1]
 
 
 # --- the API server ---

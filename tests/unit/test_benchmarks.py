@@ -2,17 +2,21 @@
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 import torch
 
-from benchmarks import _measure, gpu, latency
+from benchmarks import _measure, attention, gpu, latency, switches, train
 from benchmarks.__main__ import run_benchmark
+from bosch.config import TrainConfig
+from bosch.plugins import list_plugins, load_plugin
 from bosch.run.errors import UserError
 
 TINY_LATENCY = "--chunk 16 --tokens 2 --window 8 --device cpu".split()
@@ -115,26 +119,77 @@ def test_without_a_gpu_nothing_is_measured_and_that_is_no_error(
 def test_a_part_that_fails_is_named_and_the_others_keep_their_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    parts = gpu.gpu_parts()
-    small: dict[str, dict[str, Any]] = {
-        "attention": {"lengths": (40,), "window": 8, "rounds": 1},
-        "train": {"model": "none_such"},
-        "latency": {"model": "mini", "lengths": (20,), "windows": (4,), "window": 8, "chunk": 16},
-    }
-    assert parts.keys() == small.keys()
-    for name, changes in small.items():
-        made = replace(parts[name].GPU_OPTIONS, device="cpu", **changes)
-        monkeypatch.setattr(parts[name], "GPU_OPTIONS", made)
-    order = {name: parts[name] for name in small}
-    monkeypatch.setattr(gpu, "measure", lambda options: gpu.measure_parts(order))
-    with pytest.raises(SystemExit, match=r"failed: train \(\w+\); the rest is measured"):
-        run_benchmark("gpu", ["--out", str(tmp_path / "gpu.json")])
-    rows = json.loads((tmp_path / "gpu.json").read_text())["rows"]
+    wrong = replace(train.CPU_OPTIONS[0], model="none_such")
+    monkeypatch.setattr(train, "CPU_OPTIONS", wrong)
+    arguments = ["--device", "cpu", "--only", "attention", "train", "latency"]
+    with pytest.raises(SystemExit) as stop:
+        run_benchmark("gpu", [*arguments, "--out", str(tmp_path / "gpu.json")])
+    assert stop.value.code == 1
+    *rows, verdict = json.loads((tmp_path / "gpu.json").read_text())["rows"]
+    assert verdict["verdict"].startswith("failed: train (UserError); slower than computed: not")
     (failed,) = [row for row in rows if "failed" in row]
     assert failed["benchmark"] == "train"
     assert "none_such" in failed["failed"]
     assert {row["benchmark"] for row in rows if "failed" not in row} == {"attention", "latency"}
     assert "none_such" in capsys.readouterr().err  # the whole traceback
+
+
+def test_figures_below_the_computed_ones_are_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def measure(options: object) -> Iterator[dict[str, Any]]:
+        for name, speed in (("fast", 95.0), ("slow", 60.0)):
+            yield {"name": name, "value": 0.0, "speed": speed, "figure": "speed", "computed": 100.0}
+        yield {"name": "other", "value": 1.0}
+
+    monkeypatch.setattr(attention, "measure", measure)
+    monkeypatch.setattr(attention, "COLUMNS", {"": "name"})
+    *_, verdict = gpu.measure_parts(["attention"], "cuda")
+    expected = "failed: nothing; slower than computed: slow (60, computed 100)"
+    assert verdict["verdict"] == expected
+
+
+def test_every_part_takes_both_devices() -> None:
+    able = {
+        name
+        for name in list_plugins("benchmarks")
+        if hasattr(load_plugin("benchmarks", name), "GPU_OPTIONS")
+    }
+    assert able | gpu.TESTS.keys() == set(gpu.PARTS)
+    assert all(hasattr(load_plugin("benchmarks", name), "CPU_OPTIONS") for name in able)
+    with pytest.raises(UserError, match="--only head_map"):
+        run_benchmark("gpu", ["--device", "cpu", "--only", "head_map"])
+
+
+def test_switches_are_those_of_the_training() -> None:
+    found = list(switches.switches())
+    assert {("compile", True), ("activation_checkpointing", False), ("kernels", "torch")} <= {
+        *found
+    }
+    assert not {"objective", "max_steps", "compile False"} & {name for name, _ in found}
+    assert switches.values_of(bool | Literal["some"] | None) == [True, False, "some"]
+    assert not switches.values_of(tuple[float, float] | None)
+    defaults = vars(TrainConfig())
+    assert all(defaults[name] != value for name, value in found)
+
+
+@pytest.mark.slow
+def test_the_program_for_gpus_runs_to_its_end_on_the_cpu(tmp_path: Path) -> None:
+    """As `make gpu DEVICE=cpu` starts it."""
+    out = tmp_path / "gpu.json"
+    command = [sys.executable, "-m", "benchmarks", "gpu", "--device", "cpu", "--out", str(out)]
+    subprocess.run(command, check=True, cwd=Path(__file__).parents[2])
+    *rows, verdict = json.loads(out.read_text())["rows"]
+    assert verdict["verdict"] == "failed: nothing; slower than computed: not asked on a CPU"
+    by_part = {name: [row for row in rows if row["benchmark"] == name] for name in gpu.PARTS}
+    assert list(dict.fromkeys(row["benchmark"] for row in rows)) == list(gpu.PARTS)
+    for part in gpu.TESTS:
+        assert "passed" in {row["outcome"] for row in by_part[part]} <= {"passed", "skipped"}
+    assert any("killed" in row["name"] for row in by_part["stages"] if row["outcome"] == "passed")
+    compiled = [row["graphs"] for row in by_part["switches"] if row["switch"] == "compile True"]
+    assert compiled > [0]
+    assert [row["side"] for row in by_part["search"]] == ["all", "none"]
+    assert {row["ratio"] for row in by_part["latency"]} == {0.0, 0.75}
 
 
 def test_a_shape_is_that_of_a_known_model_or_of_a_folder(tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ from tests.attention_matrices import inputs_of
 from tests.model_factory import FAMILIES, MIXED, tiny_model
 from tests.search_cases import (
     FULL,
+    GROUPS,
     LOCAL,
     WINDOW,
     answered_calibration,
@@ -239,6 +240,26 @@ def test_a_search_finds_the_same_mask_with_every_switch(name: str, search: objec
         objective = objective_of(model, calibration, name, accelerations)
         assert search(objective) == expected, accelerations
         assert objective.score_unaccelerated(expected[0]).value == expected[1]
+
+
+@pytest.mark.parametrize(("states", "recomputed"), [(1, 66), (2, 66 - 36), (4, 12), (48, 0)])
+def test_probes_start_at_dense_states_where_a_few_fit(states: int, recomputed: int) -> None:
+    """Of 12 layers, from the top, after both ends. The first probe of layer n runs the n layers
+    below it (66 in all), or those above the nearest state: with room for 2 states, those of layer
+    6 and of the probe, 6 less for each of 6 layers; with room for 4, up to two for each."""
+    model = small_model(num_hidden_layers=12)
+    calibration, dense = answered_calibration(model, (40,)), ((1,) * GROUPS,) * 12
+    masks = [dense, ((0,) * GROUPS,) * 12]
+    for layer in reversed(range(12)):
+        rows = [tuple(int(group == kept) for group in range(GROUPS)) for kept in range(GROUPS)]
+        masks += [(*dense[:layer], row, *dense[layer + 1 :]) for row in rows]
+    state_bytes = 40 * model.config.hidden_size * 4
+    use = Accelerations(answer_rows=False, memory_gb=(states + 0.5) * state_bytes / (1 << 30))
+    cached = Scorer(model, calibration, WINDOW, use)
+    plain = Scorer(model, calibration, WINDOW, Accelerations.none())
+    assert [cached.score(z, [0])[0] for z in masks] == [plain.score(z, [0])[0] for z in masks]
+    assert cached.layers.work == 2 * 12 + GROUPS * sum(range(1, 13)) + recomputed
+    assert plain.layers.work == len(masks) * 12
 
 
 def test_a_mask_that_stops_early_has_a_valid_bound() -> None:

@@ -1,0 +1,108 @@
+"""Predictions by processes of another interpreter, for `eval.engine vllm`: one for each GPU, of the
+training's ranks or of those named. They write the files that a rank writes (runner.py)."""
+
+import os
+import pickle
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from pathlib import Path
+
+from bosch.eval.settings import Judging, Label
+from bosch.run.checkout import ROOT, is_checkout
+from bosch.run.errors import UserError, exit_on_user_error
+from bosch.run.progress import set_up
+from bosch.run.ranks import rank_and_world
+
+Job = tuple[Path, Judging, Label, Path, Path]  # the arguments of `judge`
+
+
+def usual_python() -> str:
+    """Of the environment that `make serving` makes, else this one."""
+    served = ROOT / ".venv-serving" / "bin" / "python"
+    return str(served) if served.is_file() else sys.executable
+
+
+def check_elsewhere(judging: Judging) -> None:
+    """Refuse an interpreter that cannot evaluate."""
+    python, engine = judging.generation.python, judging.generation.engine
+    if engine == "vllm" and judging.attention != "auto":
+        raise UserError("eval.engine vllm cannot have eval.attention; leave one of the two out.")
+    needed = ["bosch", *(["vllm", "bosch_vllm"] if engine == "vllm" else [])]
+    program = "from importlib.util import find_spec as find"
+    program += f"; print(*[name for name in {needed} if find(name) is None])"
+    way_out = "make serving makes one (docs/serving.md); or name another, --eval.engine-python"
+    try:
+        command, environment = [str(python), "-c", program], with_this_code(os.environ)
+        missing = subprocess.check_output(command, env=environment, text=True).split()
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise UserError(f"eval.engine-python {python} does not run ({error}): {way_out}.") from None
+    if missing:
+        raise UserError(f"eval.engine {engine}: {python} lacks {', '.join(missing)}: {way_out}.")
+
+
+def predict_elsewhere(job: Job) -> None:
+    """Make this rank's share of the predictions in processes of their own, and wait for them."""
+    folder, judging, *others = job
+    generation = judging.generation
+    inner = replace(judging, generation=replace(generation, python=None, gpus=()))
+    message, processes = pickle.dumps((folder, inner, *others)), []
+    with ExitStack() as running:  # which closes their stdin after an error, so that they end
+        for environment in places(os.environ, generation.gpus):
+            command = [str(generation.python), "-m", "bosch.eval.elsewhere"]
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)
+            processes.append(running.enter_context(process))
+            assert process.stdin is not None
+            with suppress(BrokenPipeError):  # it has ended: its status says so
+                process.stdin.write(message)
+                process.stdin.flush()
+        statuses = [process.wait() for process in processes]
+    if status := next(filter(None, statuses), 0):
+        problem = f"the evaluation of {folder} by {generation.python} ended with status {status}"
+        raise UserError(f"{problem}; see above. The same command resumes it.")
+
+
+def places(launch: Mapping[str, str], gpus: Sequence[str]) -> list[dict[str, str]]:
+    """The environment of each process that this rank starts. GPUs that are named, on each machine,
+    are shared out among its ranks. In it RANK and WORLD_SIZE are those of the evaluation."""
+    from bosch.eval.engine_vllm import alone_on_its_gpu  # imports torch
+
+    rank, world = rank_and_world()
+    local, num_local = (int(launch.get(name) or 0) for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+    num_local = num_local or world
+    found, shares = [], [(rank, world, "")]
+    if gpus:
+        first, total = (n // num_local * len(gpus) for n in (rank, world))
+        shares = [(first + i, total, gpus[i]) for i in range(local, len(gpus), num_local)]
+    for share, of, gpu in shares:
+        environment = with_this_code(launch) | ({"CUDA_VISIBLE_DEVICES": gpu} if gpu else {})
+        with alone_on_its_gpu(environment):
+            found.append(environment | {"RANK": str(share), "WORLD_SIZE": str(of)})
+    return found
+
+
+def with_this_code(environment: Mapping[str, str]) -> dict[str, str]:
+    """A checkout's own code comes first; an installed package's folder holds others too."""
+    path = [str(ROOT) if is_checkout() else "", environment.get("PYTHONPATH", "")]
+    return {**environment, "PYTHONPATH": os.pathsep.join(filter(None, path))}
+
+
+def main() -> None:
+    from bosch.eval.judging import judge
+
+    job = pickle.load(sys.stdin.buffer)  # of the process that started this one
+
+    def end_with_parent() -> None:
+        os.read(sys.stdin.fileno(), 1)  # nothing comes; stdin's buffer has a lock, held too long
+        os._exit(1)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    set_up(rank_and_world()[0])
+    judge(*job)
+
+
+if __name__ == "__main__":
+    exit_on_user_error(main, debug=False)
