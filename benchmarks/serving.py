@@ -105,7 +105,7 @@ def measure(options: Options) -> Iterator[Row]:
         heads = config.num_hidden_layers * config.num_key_value_heads
         blocks = -(-(options.length + options.new) // BLOCK) + 1  # a last one may not be full
         slots = max(options.room * blocks, -(-longest // BLOCK) + 2) * BLOCK * heads
-        settings = {
+        settings: dict[str, Any] = {
             "dtype": dtype,
             "max_model_len": longest,
             "gpu_memory_utilization": 0.1,  # that much must be free as each engine starts
@@ -115,7 +115,7 @@ def measure(options: Options) -> Iterator[Row]:
             settings |= {"load_format": "dummy", "skip_tokenizer_init": True}
         engines = {side: Engine(folders[side], side, device, settings) for side in SIDES}
 
-    empty = dict.fromkeys(("times_dense", "first_token", "most_running", "peak_mb"))
+    empty: Row = dict.fromkeys(("times_dense", "first_token", "most_running", "peak_mb"))
     if options.real is not None:
         yield empty | compare_answers(engines["units"].llm, folders, options.real, options)
 
