@@ -129,9 +129,9 @@ def measure(options: Options) -> Iterator[Row]:
     shared = ids[: options.prefix]
     for side, engine in engines.items():
         engine.answer([shared], 1)
-        found = engine.answer([shared + cut for cut in cuts], 1, forget=False)
+        again = engine.answer([shared + cut for cut in cuts], 1, forget=False)
         row = {"name": f"{options.requests} x {options.prefix:,} shared tokens, {side}"}
-        share = round(found.cached / options.requests / options.prefix, 3)
+        share = round(again.cached / options.requests / options.prefix, 3)
         yield empty | row | {"value": share, "unit": "not read again"}
 
     texts = [ids[i * options.length : (i + 1) * options.length] for i in range(options.requests)]
