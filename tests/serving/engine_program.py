@@ -4,13 +4,12 @@
 
 REQUEST  {"folder", "engine": arguments of vllm.LLM, "passes": [{"prompts", "new", "scored"}, ...]}
 ANSWER   for each pass: tokens, log_probs of the prompts if scored, cached prompt tokens; the bytes
-         of KV blocks held at its last step, the most requests at once, seconds; preemptions
+         of KV blocks held at its last step, the most requests at once, steps; preemptions
 """
 
 import json
 import os
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +45,8 @@ def main(request: dict[str, Any]) -> dict[str, Any]:
         return preempt(*arguments, **named)
 
     scheduler._preempt_request = count
-    caches = core.model_executor.driver_worker.worker.model_runner.kv_caches
+    driver = getattr(core.model_executor, "driver_worker", None)  # None: processes of their own
+    caches = driver.worker.model_runner.kv_caches if driver else []
     storages = {cache.untyped_storage().data_ptr(): cache.untyped_storage() for cache in caches}
     total_bytes = sum(storage.nbytes() for storage in storages.values())
     block_bytes = total_bytes / scheduler.kv_cache_config.num_blocks
@@ -61,9 +61,10 @@ def main(request: dict[str, Any]) -> dict[str, Any]:
         )
         for index, prompt in enumerate(prompts):
             engine.add_request(f"{number}-{index}", {"prompt_token_ids": prompt}, how)
-        done, held_blocks, most_running = {}, 0, 0
-        free, began = pool.get_num_free_blocks(), time.perf_counter()
+        done, held_blocks, most_running, steps = {}, 0, 0, 0
+        free = pool.get_num_free_blocks()
         while engine.has_unfinished_requests():
+            steps += 1
             for output in engine.step():
                 if output.finished:
                     done[int(output.request_id.split("-")[1])] = output
@@ -81,7 +82,7 @@ def main(request: dict[str, Any]) -> dict[str, Any]:
             ],
             "held_bytes": held_blocks * block_bytes,
             "most_running": most_running,
-            "seconds": time.perf_counter() - began,
+            "steps": steps,
         }
 
     passes = [answer(number, **each) for number, each in enumerate(request["passes"])]

@@ -3,6 +3,7 @@ what we compute. `make serving` runs this."""
 
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -26,6 +27,7 @@ from tests.serving.hybrids import tiny_folder
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 PROMPT, NEW = "The city of", 24
+PUNKT = ("collocations.tab", "sent_starters.txt", "abbrev_types.txt", "ortho_context.tab")
 ARGUMENTS = ["--block-size", "32", "--dtype", "float32", "--enforce-eager"]  # of docs/serving.md
 
 
@@ -42,23 +44,42 @@ def run(recipe: str, *arguments: object) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("changed", [(), ("--window", 100, "--yarn", 2)])
-def test_niah_has_the_same_predictions_and_scores(
-    changed: tuple[object, ...], folder: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    ("suite", "changed"), [("niah", ()), ("niah", ("--window", 100, "--yarn", 2)), ("ruler", ())]
+)
+def test_a_suite_has_the_same_predictions_and_scores(
+    suite: str, changed: tuple[object, ...], folder: Path, tmp_path: Path
 ) -> None:
-    asked = ["--niah-tasks", "niah_single_1", "niah_multikey_1", "--niah-lengths", 256, 512]
-    asked += ["--niah-essays", "toy", "--samples", 6, "--precision", "fp32", *changed]
+    asked = ["--suite", suite, "--samples", 6, "--precision", "fp32", *changed]
+    if suite == "niah":
+        asked += ["--niah-tasks", "niah_single_1", "niah_multikey_1", "--niah-lengths", 256, 512]
+        asked += ["--niah-essays", "toy"]
+    else:
+        words = [f"{chr(97 + n)}{chr(97 + n // 3)}" for n in range(20)]
+        draw = random.Random(0)
+        lines = (" ".join(draw.choices(words, k=9)).capitalize() for _ in range(1_000))
+        (tmp_path / "essays.txt").write_text(".\n".join(lines))
+        for name in PUNKT:  # sentences end at every full stop
+            (tmp_path / name).touch()
+        asked += [
+            "--niah-lengths",
+            1_024,
+            "--niah-essays",
+            tmp_path / "essays.txt",
+            "--punkt",
+            tmp_path,
+        ]
     found: list[Any] = []
     for engine in ("vllm", "transformers"):
         out = tmp_path / engine / "evaluation"
         run("evaluate_model.py", "--model", folder, "--out", out, "--engine", engine, *asked)
-        scores = json.loads((out / "niah" / "scores.json").read_text())
-        rows = (out / "niah" / "predictions.jsonl").read_text().splitlines()
-        assert len(rows) == 24
+        scores = json.loads((out / suite / "scores.json").read_text())
+        rows = (out / suite / "predictions.jsonl").read_text().splitlines()
+        assert len(rows) >= 24
         found.append((rows, scores["rows"]))
     assert found[0] == found[1]
     values = {row["value"] for row in found[0][1]}
-    assert 0 < max(values) != min(values)
+    assert suite == "ruler" or 0 < max(values) != min(values)
 
 
 def test_a_process_of_the_training_has_the_same_predictions_and_scores(

@@ -4,8 +4,17 @@ import re
 from typing import Any
 
 import pytest
-from bosch_vllm.packing import Packing, heads_in_a_block, pack_blocks, pack_units, share_of_dense
-from bosch_vllm.refusals import check_hybrid, check_version
+from bosch_vllm.packing import (
+    Packing,
+    block_of,
+    heads_in_a_block,
+    order_for_ranks,
+    pack_blocks,
+    pack_units,
+    share_of_dense,
+    share_out,
+)
+from bosch_vllm.refusals import check_engine, check_hybrid
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -13,11 +22,10 @@ HYBRID: dict[str, Any] = {"window": 64, "num_full": [1, 0, 4]}
 
 
 @pytest.mark.parametrize(
-    ("num_full", "num_groups", "unit"),
-    [([1, 0, 4], 4, 1), ([2, 4, 0], 4, 2), ([8, 0, 8], 8, 8), ([0, 0], 4, 4), ([3, 6], 8, 1)],
+    ("num_full", "num_groups", "unit"), [([1, 0, 4], 4, 1), ([2, 4, 0], 4, 2), ([8, 0, 8], 8, 8)]
 )
 def test_all_heads_are_in_equal_modules(num_full: list[int], num_groups: int, unit: int) -> None:
-    packing = pack_units(num_full, num_groups)
+    packing = pack_units(num_full, num_groups, unit)
     assert heads(packing, "full") == num_full
     assert heads(packing, "window") == [num_groups - n for n in num_full]
     assert {size for pieces in packing for size in pieces.values()} == {unit}
@@ -47,10 +55,32 @@ def test_blocks_hold_every_head_once_in_order(num_full: list[int], kept: int, to
     filled: dict[str, list[int]] = {"full": [], "window": []}
     for name, size in (piece for pieces in packing for piece in pieces.items()):
         assert size > 0
-        kind, number = name.split("_block")
-        filled[kind] += [int(number)] * size
+        kind = name.rstrip("_0123456789")
+        filled[kind] += [int(block_of(name).removeprefix(kind))] * size
     for blocks in filled.values():  # in the order of layers, and none but the last has room
         assert blocks == [at // capacity for at in range(len(blocks))]
+    for name in {block_of(name) for pieces in packing for name in pieces}:
+        held = [n for pieces in packing for key, n in pieces.items() if block_of(key) == name]
+        often = {size: held.count(size) for size in held}
+        assert len(often) == 1 or len(set(often.values())) > 1  # vLLM would split it up
+
+
+@given(
+    num_full=st.lists(st.integers(0, 8), min_size=1, max_size=12), ranks=st.sampled_from([1, 2, 4])
+)
+def test_ranks_get_equal_parts_of_both_kinds(num_full: list[int], ranks: int) -> None:
+    shares = share_out(num_full, ranks)
+    totals = [sum(share) for share in shares]
+    assert max(totals) - min(totals) <= 1
+    for layer, count in enumerate(num_full):
+        parts = [share[layer] for share in shares]
+        assert sum(parts) == count
+        order = order_for_ranks(count, parts, 8)
+        assert sorted(order) == list(range(8))
+        for rank, part in enumerate(parts):
+            mine = order[rank * 8 // ranks : (rank + 1) * 8 // ranks]
+            assert mine == sorted(mine)
+            assert sum(group < count for group in mine) == part
 
 
 def test_share_of_dense_counts_window_entries() -> None:
@@ -59,12 +89,17 @@ def test_share_of_dense_counts_window_entries() -> None:
     assert share_of_dense([1, 1], 4, window=10, tokens=5) == 1
 
 
-def test_another_vllm_is_refused() -> None:
+def test_another_vllm_is_refused_where_it_lacks_something() -> None:
+    there = ("json:JSONDecoder.decode", "math:gcd")
     for version in ("0.32.0", "0.32.1.post1+cpu"):
-        check_version(version)
-    for version in ("0.31.2", "0.3.2", "dev"):
-        with pytest.raises(ValueError, match=re.escape(f"this is {version};")):
-            check_version(version)
+        assert check_engine(version, there) is None
+    for version in ("0.31.2", "0.33.0", "dev"):
+        assert f"this is {version}" in str(check_engine(version, there))
+        told = (
+            f"0.32 only, and this is {version}, which lacks json.Decoder, no.module.thing; install"
+        )
+        with pytest.raises(ValueError, match=re.escape(told)):
+            check_engine(version, (*there, "json:Decoder", "no.module:thing"))
 
 
 @pytest.mark.parametrize(

@@ -12,14 +12,18 @@ FAMILIES = {
 
 def register() -> None:
     import transformers.models.auto  # noqa: F401
-    from vllm import ModelRegistry
+    import vllm
+    from vllm.logger import init_logger
+
+    from bosch_vllm.refusals import check_engine
+
+    if warning := check_engine(vllm.__version__):
+        init_logger("vllm.bosch").warning("%s: compare its answers (make serving).", warning)
     from vllm.model_executor.models.config import MODELS_CONFIG_MAP
 
     import bosch  # noqa: F401  makes AutoConfig know the model_type bosch_<family>
     from bosch_vllm.settings import HybridSettings
 
     for architecture in FAMILIES:
-        ModelRegistry.register_model(architecture, f"bosch_vllm.models:{architecture}")
+        vllm.ModelRegistry.register_model(architecture, f"bosch_vllm.models:{architecture}")
         MODELS_CONFIG_MAP[architecture] = HybridSettings  # its checks run before anything is built
-
-    import bosch_vllm.grouping  # noqa: F401  last, because another vLLM may lack what it needs

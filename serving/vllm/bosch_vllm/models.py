@@ -5,32 +5,51 @@ exchanged for a `HybridAttention`, which has the same call (q, k, v) -> output.
 """
 
 import importlib
+import re
+from collections.abc import Iterable, Iterator
+from math import gcd
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from vllm.distributed import (
+    get_tensor_model_parallel_rank,
+    get_tensor_model_parallel_world_size,
+)
 from vllm.logger import init_logger
-from vllm.model_executor.layers.attention import Attention
 from vllm.platforms import current_platform
 
 from bosch_vllm import FAMILIES
-from bosch_vllm.packing import pack_blocks, pack_units, share_of_dense
+from bosch_vllm.packing import (
+    block_of,
+    order_for_ranks,
+    pack_blocks,
+    pack_units,
+    share_of_dense,
+    share_out,
+)
 from bosch_vllm.settings import HybridSettings, why_not_packed
 from bosch_vllm.sinks import WindowWithSink, add_parameters
+from bosch_vllm.specs import BlockAttention
 
 logger = init_logger("vllm.bosch")  # only what is below "vllm" is shown
 
 
 class HybridAttention(nn.Module):
-    """In place of the Attention of one layer, whose KV heads are ordered [full..., window...]."""
+    """In place of the Attention of one layer, whose KV heads are ordered [full..., window...].
 
-    def __init__(self, owner: Any, pieces: dict[str, int], hybrid: Any, config: Any):
+    `first`: the first windowed group of this rank, in a count of the layer's on all ranks.
+    """
+
+    def __init__(
+        self, owner: Any, pieces: dict[str, int], first: int, are_blocks: bool, config: Any
+    ):
         super().__init__()
-        stock = owner.attn
+        stock, hybrid = owner.attn, config.model_config.hf_config.bosch
         self.head_size, self.padded = stock.head_size, _kernel_head_size(stock)
         per_kv = stock.num_heads // stock.num_kv_heads
         has_sinks = "sink" in hybrid and hybrid["sink"]["kind"] == "static"
-        self.parts, done = nn.ModuleList(), 0
+        self.parts, done = nn.ModuleList(), first
         for name, size in pieces.items():
             is_window = name.startswith("window")
             settings = {
@@ -43,15 +62,14 @@ class HybridAttention(nn.Module):
                 # Like ours, it counts the token itself.
                 "per_layer_sliding_window": hybrid["window"] if is_window else None,
                 "prefix": f"{stock.layer_name}.{name}",  # one integer between dots at most
+                "block": block_of(name) if are_blocks else None,
             }
             if is_window and has_sinks:
                 groups = slice(done, done + size)
                 self.parts.append(WindowWithSink(owner, groups, settings, self.padded))
             else:
-                self.parts.append(Attention(**settings))
+                self.parts.append(BlockAttention(**settings))
             done += size if is_window else 0
-        if done and has_sinks:
-            add_parameters(owner, done, self.head_size)
         self.kv_sizes = [size * self.head_size for size in pieces.values()]
         self.q_sizes = [size * per_kv for size in self.kv_sizes]
 
@@ -85,28 +103,61 @@ def split_attention(model: Any, config: Any) -> None:
     HybridSettings.verify_and_update_config(config)  # again: vLLM has settled its settings since
     hf_config = config.model_config.hf_config
     hybrid, num_groups = hf_config.bosch, hf_config.num_key_value_heads
-    num_full, window = hybrid["num_full"], hybrid["window"]
     block, tokens = config.cache_config.block_size, config.model_config.max_model_len
+    ranks, rank = config.parallel_config.tensor_parallel_size, get_tensor_model_parallel_rank()
+    shares, groups = share_out(hybrid["num_full"], ranks), num_groups // ranks
     reason = why_not_packed(config)
     if reason:
-        packing = pack_units(num_full, num_groups)
+        unit = gcd(groups, *(count for share in shares for count in share))
+        packing = pack_units(shares[rank], groups, unit)
     else:
-        packing = pack_blocks(num_full, num_groups, window - 1 + block, tokens)
+        packing = pack_blocks(shares[rank], groups, hybrid["window"] - 1 + block, tokens)
+    # Modules of one size are for vLLM to group.
+    are_blocks = not reason and len({size for pieces in packing for size in pieces.values()}) > 1
     built = config.compilation_config.static_forward_context
-    for layer, pieces in zip(model.model.layers, packing, strict=True):
-        stock = layer.self_attn.attn
+    for index, layer in enumerate(model.model.layers):
+        owner, stock = layer.self_attn, layer.self_attn.attn
         if not stock.attn_backend.supports_block_size(block):
             problem = f"--block-size {block} does not fit {stock.attn_backend.get_name()}"
             raise ValueError(f"{problem}; leave it out, and the kernels get one that fits.")
         del built[stock.layer_name]
-        layer.self_attn.attn = HybridAttention(layer.self_attn, pieces, hybrid, config)
+        first = sum(groups - share[index] for share in shares[:rank])
+        owner.attn = HybridAttention(owner, packing[index], first, are_blocks, config)
+        windowed = num_groups - hybrid["num_full"][index]
+        if windowed and "sink" in hybrid and hybrid["sink"]["kind"] == "static":
+            add_parameters(owner, windowed, owner.attn.head_size)
+    # vLLM splits a block of windows whose first module is not its smallest.
+    in_order = sorted(built.items(), key=lambda item: getattr(item[1], "num_kv_heads", 0))
+    built.clear()
+    built.update(in_order)
     logger.info(
         "bosch: layout %s, %d attention modules, %.3f of the dense KV bytes at %d tokens",
         f"units ({reason})" if reason else "packed",
         sum(map(len, packing)),
-        share_of_dense(num_full, num_groups, window, tokens),
+        share_of_dense(hybrid["num_full"], num_groups, hybrid["window"], tokens),
         tokens,
     )
+
+
+def for_ranks(
+    weights: Iterable[tuple[str, Tensor]], config: Any, ranks: int
+) -> Iterator[tuple[str, Tensor]]:
+    """Groups of each layer in the order in which tensor parallelism gives each rank its share."""
+    hybrid, num_groups = config.bosch, config.num_key_value_heads
+    shares = share_out(hybrid["num_full"], ranks)
+    orders = [
+        order_for_ranks(num_full, [share[layer] for share in shares], num_groups)
+        for layer, num_full in enumerate(hybrid["num_full"])
+    ]
+    pattern = re.compile(r"layers\.(\d+)\.self_attn\.([qkvo])_proj\.(weight|bias)$")
+    for name, weight in weights:
+        found = pattern.search(name)
+        if found and (found[2], found[3]) != ("o", "bias"):
+            dim = 1 if found[2] == "o" else 0
+            heads = weight.unflatten(dim, (num_groups, -1))
+            order = torch.tensor(orders[int(found[1])], device=weight.device)
+            weight = heads.index_select(dim, order).flatten(dim, dim + 1)
+        yield name, weight
 
 
 def __getattr__(name: str) -> Any:
@@ -120,5 +171,12 @@ def __getattr__(name: str) -> Any:
         stock.__init__(self, vllm_config=vllm_config, prefix=prefix)
         split_attention(self, vllm_config)
 
-    globals()[name] = type(name, (stock,), {"__init__": __init__, "__module__": __name__})
+    def load_weights(self: Any, weights: Any) -> Any:
+        ranks = get_tensor_model_parallel_world_size()
+        if ranks > 1:
+            weights = for_ranks(weights, self.config, ranks)
+        return stock.load_weights(self, weights)
+
+    members = {"__init__": __init__, "load_weights": load_weights, "__module__": __name__}
+    globals()[name] = type(name, (stock,), members)
     return globals()[name]

@@ -3,20 +3,41 @@
 vLLM gives a group of modules a block of memory for some tokens; all its blocks have one size in
 bytes. With modules of equal head count ("units") its own grouping wastes only what a group that is
 not full leaves empty. "packed" cuts the heads of a kind where a block is full, so that a layer has
-about two modules, and names the block that holds each (grouping.py).
+about two modules, and names the block that holds each (specs.py).
 
 A packing has for each layer the heads of each module by its name, in the order of the heads.
 """
 
 import math
+from collections import Counter
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 
 Packing = list[dict[str, int]]
 
 
-def pack_units(num_full: Sequence[int], num_groups: int) -> Packing:
-    """Modules of equal head count: the greatest that divides every count of every layer."""
-    unit = math.gcd(*num_full, num_groups)
+def share_out(num_full: Sequence[int], ranks: int) -> list[list[int]]:
+    """Full groups of each layer on each rank: parts that differ by one at most, also in total."""
+    ends = accumulate(num_full, initial=0)
+    parts = [
+        [(end + rank) // ranks - (begin + rank) // ranks for rank in range(ranks)]
+        for begin, end in pairwise(ends)
+    ]
+    return [list(rank) for rank in zip(*parts, strict=True)]
+
+
+def order_for_ranks(num_full: int, shares: Sequence[int], num_groups: int) -> list[int]:
+    """The groups of a layer, full ones first, so that each rank gets its share in one piece."""
+    full, window, order = 0, num_full, list[int]()
+    for share in shares:
+        rest = num_groups // len(shares) - share
+        order += [*range(full, full + share), *range(window, window + rest)]
+        full, window = full + share, window + rest
+    return order
+
+
+def pack_units(num_full: Sequence[int], num_groups: int, unit: int) -> Packing:
+    """Modules of `unit` heads, which divides every count of every layer."""
     return [
         {f"full{i}": unit for i in range(full // unit)}
         | {f"window{i}": unit for i in range((num_groups - full) // unit)}
@@ -35,9 +56,34 @@ def pack_blocks(num_full: Sequence[int], num_groups: int, kept: int, tokens: int
             end = filled + count
             while filled < end:
                 block, used = divmod(filled, capacity)
-                pieces[f"{kind}_block{block}"] = min(end - filled, capacity - used)
-                filled += pieces[f"{kind}_block{block}"]
+                pieces[f"{kind}{block}"] = min(end - filled, capacity - used)
+                filled += pieces[f"{kind}{block}"]
+    for block in sorted({name for pieces in packing for name in pieces}):
+        _cut_evenly_mixed(packing, block)
     return packing
+
+
+def _cut_evenly_mixed(packing: Packing, block: str) -> None:
+    """vLLM takes modules of several sizes for a pattern that repeats, and splits their block up, if
+    each size is there equally often. So one is cut until they are not."""
+    while True:
+        held = [
+            (size, layer, name)
+            for layer, pieces in enumerate(packing)
+            for name, size in pieces.items()
+            if block_of(name) == block
+        ]
+        often = Counter(size for size, _, _ in held)
+        if len(often) == 1 or len(set(often.values())) > 1:
+            return
+        size, layer, name = max(held)
+        cut = {name: size - 1, f"{name}_{size}": 1}
+        parts = (cut if key == name else {key: n} for key, n in packing[layer].items())
+        packing[layer] = {key: n for part in parts for key, n in part.items()}
+
+
+def block_of(name: str) -> str:
+    return name.partition("_")[0]
 
 
 def heads_in_a_block(num_full: int, num_window: int, kept: int, tokens: int) -> int:

@@ -1,14 +1,37 @@
 """Which vLLM and which folders this plug-in serves. Needs no vLLM."""
 
 from collections.abc import Mapping, Sequence
+from importlib import import_module
+from operator import attrgetter
 
 RUN_WITH = ("0.32",)  # minor versions of vLLM that the tests ran with
+NEEDED = (
+    "vllm:ModelRegistry.register_model",
+    "vllm.distributed:get_tensor_model_parallel_rank",
+    "vllm.model_executor.layers.attention:Attention.get_kv_cache_spec",
+    "vllm.model_executor.models.config:MODELS_CONFIG_MAP",
+    "vllm.model_executor.models.config:VerifyAndUpdateConfig",
+    "vllm.v1.kv_cache_interface:FullAttentionSpec.is_uniform_with_collection",
+    "vllm.v1.kv_cache_interface:SlidingWindowSpec.is_uniform_with_collection",
+    "vllm.v1.kv_cache_interface:replace_as",
+)
 
 
-def check_version(version: str) -> None:
-    if ".".join(version.split(".")[:2]) not in RUN_WITH:
-        problem = f"bosch_vllm was run with vLLM {', '.join(RUN_WITH)} only, and this is {version}"
-        raise ValueError(f"{problem}; install that, or run the tests of serving/vllm with yours.")
+def check_engine(version: str, needed: Sequence[str] = NEEDED) -> str | None:
+    """Refuse a vLLM that lacks what the plug-in calls. A warning about one that it never ran with,
+    or None."""
+    lacking = []
+    for place in needed:
+        module, _, name = place.partition(":")
+        try:
+            attrgetter(name)(import_module(module))
+        except (ImportError, AttributeError):
+            lacking.append(f"{module}.{name}")
+    run_with = f"bosch_vllm was run with vLLM {', '.join(RUN_WITH)} only, and this is {version}"
+    if lacking:
+        problem = f"{run_with}, which lacks {', '.join(lacking)}"
+        raise ValueError(f"{problem}; install that, or set VLLM_PLUGINS= for models without it.")
+    return None if ".".join(version.split(".")[:2]) in RUN_WITH else run_with
 
 
 def check_hybrid(hybrid: Mapping[str, object] | None, num_layers: int, num_groups: int) -> None:

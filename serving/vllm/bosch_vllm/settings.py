@@ -2,12 +2,11 @@
 
 from typing import Any
 
-import vllm
 from vllm import envs
 from vllm.model_executor.models.config import VerifyAndUpdateConfig
 from vllm.platforms import current_platform
 
-from bosch_vllm.refusals import check_hybrid, check_version
+from bosch_vllm.refusals import check_hybrid
 
 NOT_RUN = "this has not been run"
 LAYOUTS = ("units", "packed")
@@ -17,18 +16,20 @@ BLOCKS_FIRST = ("BLHNC", "BLNHC")  # layouts of the cache in which each block is
 class HybridSettings(VerifyAndUpdateConfig):
     @staticmethod
     def verify_and_update_config(vllm_config: Any) -> None:
-        check_version(vllm.__version__)
         config = vllm_config.model_config.hf_config
         hybrid, num_groups = getattr(config, "bosch", None), config.num_key_value_heads
         check_hybrid(hybrid, config.num_hidden_layers, num_groups)
         layout = vllm_config.additional_config.get("bosch_layout", "units")
         parallel, cache = vllm_config.parallel_config, vllm_config.cache_config
         keeps_all = vllm_config.scheduler_config.disable_hybrid_kv_cache_manager
-        unequal = "ranks would get unequal parts of its full and window groups"
+        drafts, ranks = vllm_config.speculative_config, parallel.tensor_parallel_size
+        unequal = f"its {num_groups} groups a layer cannot be shared out"
+        on_gpus = "vLLM's offload is for GPUs, where nothing of this has run"
         for name, asked, reason in (
-            ("--tensor-parallel-size above 1", parallel.tensor_parallel_size > 1, unequal),
+            (f"--tensor-parallel-size {ranks}", num_groups % ranks > 0, unequal),
             ("--pipeline-parallel-size above 1", parallel.pipeline_parallel_size > 1, NOT_RUN),
-            ("speculative decoding", vllm_config.speculative_config is not None, NOT_RUN),
+            ("drafts other than ngram", drafts and drafts.method != "ngram", NOT_RUN),
+            ("a KV connector", vllm_config.kv_transfer_config is not None, on_gpus),
             ("LoRA", vllm_config.lora_config is not None, NOT_RUN),
             ("an fp8 KV cache", cache.cache_dtype.startswith("fp8"), NOT_RUN),
             ("--disable-hybrid-kv-cache-manager", keeps_all, "nothing would be saved"),
@@ -45,6 +46,9 @@ def why_not_packed(vllm_config: Any) -> str | None:
     """None: the layout is packed, as --additional-config '{"bosch_layout": "packed"}' asks."""
     if vllm_config.additional_config.get("bosch_layout") != "packed":
         return "the default"
+    ranks = vllm_config.parallel_config.tensor_parallel_size
+    if any(count % ranks for count in vllm_config.model_config.hf_config.bosch["num_full"]):
+        return f"packed needs layers whose full groups {ranks} ranks share equally"
     found = vllm_config.cache_config.kv_cache_layout or envs.VLLM_KV_CACHE_LAYOUT
     needed = f"packed needs VLLM_KV_CACHE_LAYOUT={' or '.join(BLOCKS_FIRST)}"
     return None if found in BLOCKS_FIRST else needed

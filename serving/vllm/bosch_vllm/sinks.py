@@ -3,20 +3,20 @@ left behind (bosch/hybrid/sinks.py).
 
 To merge attention with one more key one needs the log-sum-exp of its scores, which vLLM's attention
 does not give. But it takes a number c for each head that counts as a score with value zero, and so
-only makes the output smaller: by the factor x = 1 / (1 + exp(c - lse)). Attention is computed twice
-from the same cache, without c and with it; x is the ratio of the two, and lse follows. c is the
-sink's own highest score in the batch, so that no rounding of x is enlarged.
+only makes the output smaller: by the factor x = 1 / (1 + exp(c - lse)). Each query head is there
+twice, without c and with it; x is the ratio of the two, and lse follows. c is the sink's own
+highest score in the batch, so that no rounding of x is enlarged.
 """
-# N tokens, H query heads, G kv heads with a window, D head size
+# N tokens, H query heads, G kv heads with a window, R query heads of a kv head, D head size
 
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from vllm.model_executor.layers.attention import Attention
+
+from bosch_vllm.specs import BlockAttention
 
 KEY, VALUE = "window_sink_key", "window_sink_value"  # their names in the folder of a hybrid
-TWIN = "_damped"  # ends the name of the second module
 NO_SCORE = -1e30  # of a number that makes nothing smaller
 LEAST = 1e-30
 
@@ -30,39 +30,37 @@ class WindowWithSink(nn.Module):
         self.padded, self.scale = padded, settings["scale"]
         self._owner = [owner]  # in a list, so that it is no child
         self.groups = groups
-        numbers = torch.full((settings["num_heads"],), NO_SCORE, dtype=torch.float32)
-        # Both with numbers, though they do nothing here: one backend must serve both.
-        self.plain = Attention(**settings, sinks=numbers)
-        self.register_buffer("numbers_H", numbers.clone(), persistent=False)
-        twin = {**settings, "prefix": settings["prefix"] + TWIN}
-        self.damped = Attention(
-            **twin, sinks=self.numbers_H, kv_sharing_target_layer_name=settings["prefix"]
-        )
+        num_heads, num_groups = settings["num_heads"], settings["num_kv_heads"]
+        self.twice = num_groups, 2, num_heads // num_groups
+        numbers = torch.full((2 * num_heads,), NO_SCORE, dtype=torch.float32)
+        self.register_buffer("numbers", numbers, persistent=False)
+        twice = {**settings, "num_heads": 2 * num_heads}
+        self.attention = BlockAttention(**twice, sinks=self.numbers)
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         (owner,) = self._owner
         key_GD, value_GD = (getattr(owner, name)[self.groups] for name in (KEY, VALUE))
-        repeats = len(self.numbers_H) // len(key_GD)
-        key_HD, value_HD = (x.repeat_interleave(repeats, 0).float() for x in (key_GD, value_GD))
-        size = key_HD.shape[-1]
-        query_NHD = query.unflatten(-1, (-1, self.padded))
-        score_NH = (query_NHD[..., :size].float() * key_HD).sum(-1) * self.scale
-        self.numbers_H.copy_(score_NH.amax(0))
+        num_groups, _, repeats = self.twice
+        size = key_GD.shape[-1]
+        query_NGRD = query.unflatten(-1, (num_groups, repeats, self.padded))
+        score_NGR = (query_NGRD[..., :size].float() * key_GD[:, None].float()).sum(-1) * self.scale
+        highest_GR = score_NGR.amax(0)
+        self.numbers.view(self.twice)[:, 1].copy_(highest_GR)
 
-        plain_NHD, damped_NHD = (
-            part(query, key, value).unflatten(-1, (-1, self.padded)).float()
-            for part in (self.plain, self.damped)
-        )
-        x_NH = (damped_NHD * plain_NHD).sum(-1) / plain_NHD.square().sum(-1).clamp_min(LEAST)
-        x_NH = x_NH.clamp(LEAST, 1)
+        both = query_NGRD[:, :, None].expand(-1, -1, 2, -1, -1).flatten(1)
+        found = self.attention(both, key, value).unflatten(-1, (*self.twice, self.padded)).float()
+        plain_NGRD, damped_NGRD = found.unbind(2)
+        x_NGR = (damped_NGRD * plain_NGRD).sum(-1) / plain_NGRD.square().sum(-1).clamp_min(LEAST)
+        x_NGR = x_NGR.clamp(LEAST, 1)
         # exp(sink's score - lse)
-        odds_NH = (1 - x_NH) / x_NH * torch.exp(score_NH - self.numbers_H)
-        share_NH = odds_NH / (1 + odds_NH)
-        has_left_N = owner.bosch_positions >= self.plain.sliding_window
-        share_NH = torch.where(has_left_N[:, None], share_NH, 0)
-        value_HD = nn.functional.pad(value_HD, (0, self.padded - size))
-        out_NHD = torch.lerp(plain_NHD, value_HD.expand_as(plain_NHD), share_NH[..., None])
-        return out_NHD.to(query.dtype).flatten(-2)
+        odds_NGR = (1 - x_NGR) / x_NGR * torch.exp(score_NGR - highest_GR)
+        share_NGR = odds_NGR / (1 + odds_NGR)
+        has_left_N = owner.bosch_positions >= self.attention.sliding_window
+        share_NGR = torch.where(has_left_N[:, None, None], share_NGR, 0)
+        value_GD = nn.functional.pad(value_GD.float(), (0, self.padded - size))
+        value_NGRD = value_GD[:, None].expand_as(plain_NGRD)
+        out_NGRD = torch.lerp(plain_NGRD, value_NGRD, share_NGR[..., None])
+        return out_NGRD.to(query.dtype).flatten(1)
 
 
 def add_parameters(owner: Any, num_windowed: int, head_size: int) -> None:
