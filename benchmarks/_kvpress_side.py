@@ -47,7 +47,8 @@ class Side:
     def __init__(self, model: Any, text: dict[str, Any], more: int) -> None:
         self.model, self.text, self.more = model, text, more
         self.layers = [layer.self_attn for layer in model.model.layers]
-        self.cache, self.scores = DynamicCache(), {}
+        self.cache: Any = DynamicCache()
+        self.scores: dict[Any, Tensor] = {}
         ends = model.generation_config.eos_token_id
         self.ends = torch.tensor(ends if isinstance(ends, list) else [ends])
 
@@ -63,14 +64,11 @@ class Side:
                 if not numbers:
                     continue
                 if is_known:
-                    pairs = zip(seen, self.read(asked), strict=True)
-                    seen = [
-                        tuple(torch.cat(both, 1) for both in zip(*pair, strict=True))
-                        for pair in pairs
-                    ]
+                    both = zip(seen, self.read(asked), strict=True)
+                    seen = [tuple(torch.cat(x, 1) for x in zip(*two, strict=True)) for two in both]
                     scores = {}
                 # Batches need no padding: a mask would make copies of all keys for each token.
-                batches = defaultdict(list)
+                batches: dict[Any, list[Any]] = defaultdict(list)
                 for number in numbers:
                     side, keep = sides[number], keep_of(sides[number], self.text, question)
                     if side["name"] == HIDES:
@@ -147,7 +145,7 @@ class Side:
 
         def forward(ids_RT: Tensor, first: int, num_logits: int) -> Tensor:
             places_RT = torch.arange(first, first + ids_RT.shape[1]).expand(len(rows), -1)
-            what = {"past_key_values": cache, "position_ids": places_RT}
+            what: dict[str, Any] = {"past_key_values": cache, "position_ids": places_RT}
             return self.model(ids_RT, **what, logits_to_keep=num_logits).logits.argmax(-1)
 
         # With the right answer behind the prompt: rows that agree need no more.
@@ -175,7 +173,8 @@ class Side:
 
     def shipped(self, side: dict[str, Any]) -> dict[str, Any]:
         """Of one press, or of the dense model, on the first question."""
-        ids, question, press = self.text["ids"], self.text["questions"][0], contextlib.nullcontext()
+        press: Any = contextlib.nullcontext()
+        ids, question = self.text["ids"], self.text["questions"][0]
         if side["share"] < 1:
             keep = ratio(keep_of(side, self.text, question), len(ids))
             press = getattr(kvpress, side["name"])(compression_ratio=keep)(self.model)
@@ -191,7 +190,11 @@ class Side:
             if len(answer) == 1:
                 begin = time.process_time()
             places = torch.arange(start, start + len(tokens))[None]
-            what = {"past_key_values": cache, "position_ids": places, "logits_to_keep": 1}
+            what: dict[str, Any] = {
+                "past_key_values": cache,
+                "position_ids": places,
+                "logits_to_keep": 1,
+            }
             answer.append(int(self.model(torch.tensor([tokens]), **what).logits[0, -1].argmax()))
             start, tokens = start + len(tokens), answer[-1:]
         found["decode"] = (len(answer) - 1) / (time.process_time() - begin)

@@ -49,7 +49,7 @@ from bosch.model import load_model
 from bosch.plugins import suggest
 from bosch.run.errors import MissingFileError, UserError
 from bosch.run.fingerprint import fingerprint
-from bosch.run.progress import say
+from bosch.run.progress import say, say_once
 from bosch.training.model_start import read_config
 
 SIDE_PROGRAM = Path(__file__).with_name("_kvpress_side.py")
@@ -176,8 +176,7 @@ class Duel:
 
     def sides(self, texts: Sequence[Text]) -> list[Side]:
         """The dense model, hybrids, presses."""
-        options, found, shares = self.options, [Side(DENSE)], set[float]()
-        tokens = mean_tokens(texts)
+        options, found, tokens = self.options, [Side(DENSE)], mean_tokens(texts)
         for name, folder in self.folders.items():
             config = read_config(folder)
             made, layers, groups = (
@@ -192,10 +191,10 @@ class Duel:
             found += [Side(name, share) for name in fit]
             if not fit:
                 least = held(0, options.window, tokens)
-                problem = f"{tokens:,.0f} tokens: no mask of {options.masks} fits in {share:g}"
-                say(
-                    f"{problem}; windows of {options.window} alone hold {least:.3f} of the KV bytes"
+                problem = (
+                    f"{tokens:,.0f} tokens: no mask of {options.masks} fits in a share of {share:g}"
                 )
+                say_once(f"{problem}; windows of {options.window} alone hold {least:.3f}")
         shares = sorted({side.share for side in found[1:]}, reverse=True)
         for known in (False, True):
             names = [n for n in options.presses if not (known and n == AGNOSTIC)]
@@ -280,17 +279,12 @@ class Duel:
         with tempfile.TemporaryDirectory() as temporary:
             # Without the chat template, whose beginning KVzip would take to be in the text.
             (model := Path(temporary) / "model").mkdir()
-            for file in self.bench.path.resolve().glob("*.json"):
-                (model / file.name).symlink_to(file)
-            for file in self.bench.path.resolve().glob("*.safetensors"):
-                (model / file.name).symlink_to(file)
-            asked = {
-                "model": str(model),
-                "threads": self.options.threads,
-                "more": self.options.more,
-            }
-            job = Path(temporary) / "job.json"
-            job.write_text(json.dumps(asked | {"texts": [text | more for text, _, more in jobs]}))
+            for file in self.bench.path.resolve().iterdir():
+                if file.suffix in (".json", ".safetensors"):
+                    (model / file.name).symlink_to(file)
+            asked: Row = {"threads": self.options.threads, "more": self.options.more}
+            asked |= {"model": str(model), "texts": [text | more for text, _, more in jobs]}
+            (job := Path(temporary) / "job.json").write_text(json.dumps(asked))
             command = [str(self.options.kvpress_python), "-I", str(SIDE_PROGRAM), str(job)]
             with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
                 assert process.stdout is not None
