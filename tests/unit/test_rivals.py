@@ -14,7 +14,7 @@ from bosch.assets import asset_folder
 from bosch.run.errors import UserError
 
 KVPRESS = Path(os.environ.get("BOSCH_KVPRESS_PYTHON", ".venv-kvpress/bin/python"))
-LENGTH, WINDOW = 700, 32
+LENGTH, WINDOW = 1_000, 32
 
 
 @pytest.fixture
@@ -67,7 +67,8 @@ def test_kvpress_answers_in_a_batch_as_it_is_shipped(folder: Path) -> None:
         same = row["text"] == shipped["dense"]["text"] and row["known"] is False
         if same and "scores" in row:
             whole = decode(shipped[row["side"]]["tokens"], skip_special_tokens=True)
-            assert whole.startswith(row["answers"][0])  # which ends where it is right
+            found = row["answers"][0]  # ends where it is right
+            assert whole.startswith(found) or found.startswith(whole)
     streaming = [r for r in table if r["side"] == "StreamingLLMPress"]
     assert [row["question"] for row in streaming] == ["unknown", "known"]
     assert all(row["held"] == pytest.approx(0.4, abs=0.002) for row in streaming)
@@ -83,7 +84,7 @@ def test_a_difference_counts_texts() -> None:
     assert rivals.difference(half, half) == (0, 0, 0)
     points, low, high = rivals.difference(rows([1, 1], [1, 1], [1, 0]), half)
     assert points == pytest.approx(100 / 3)
-    assert (low, high) == (0, 50)  # all draws of the third, or none
+    assert (low, high) == pytest.approx((0, 50))  # all draws of the third, or none
 
 
 def test_what_a_press_keeps_makes_the_prompt_as_large_as_the_share(folder: Path) -> None:
