@@ -148,18 +148,26 @@ class Side:
             what: dict[str, Any] = {"past_key_values": cache, "position_ids": places_RT}
             return self.model(ids_RT, **what, logits_to_keep=num_logits).logits.argmax(-1)
 
-        # With the right answer behind the prompt: rows that agree need no more.
-        draft_RT = torch.tensor([tail + expected[:-1]]).expand(len(rows), -1)
-        best_RN = forward(draft_RT, start, len(expected))
-        crop(cache, cache.get_seq_length() - len(expected) + 1)
+        def is_right(tokens_RN: Tensor) -> Tensor:
+            if tokens_RN.shape[1] < len(expected):
+                return torch.zeros(len(rows), dtype=torch.bool)
+            return (tokens_RN[:, : len(expected)] == torch.tensor(expected)).all(1)
+
+        # With the right answer behind the prompt: rows that agree need no more. Not where keys are
+        # hidden by one that is orthogonal to all queries: for more of them there may be none.
+        draft = expected[:-1] if hidden[0] is None else []
+        ids_RT = torch.tensor([tail + draft]).expand(len(rows), -1)
+        best_RN = forward(ids_RT, start, 1 + len(draft))
+        crop(cache, cache.get_seq_length() - len(draft))
         tensors = [x for layer in cache.layers for x in (layer.keys, layer.values)]
         held = [sum(x[row].nbytes for x in tensors) for row in range(len(rows))]
-        right_R, tokens_RN = (best_RN == torch.tensor(expected)).all(1), best_RN[:, :1]
+        right_R, tokens_RN = is_right(best_RN), best_RN[:, :1]
         while (count := tokens_RN.shape[1]) < len(expected) + self.more:
             if (right_R | torch.isin(tokens_RN, self.ends).any(1)).all():
                 break
             new_R1 = forward(tokens_RN[:, -1:], start + len(tail) + count - 1, 1)
             tokens_RN = torch.cat([tokens_RN, new_R1], 1)
+            right_R |= is_right(tokens_RN)
         self.unhide()
         found = []
         for right, tokens_N in zip(right_R, tokens_RN, strict=True):
