@@ -56,7 +56,8 @@ def test_a_hybrid_holds_what_fits_and_rows_are_not_made_again(
 def test_kvpress_answers_in_a_batch_as_it_is_shipped(folder: Path) -> None:
     if not KVPRESS.is_file():
         pytest.skip(f"{KVPRESS} does not exist: an environment with kvpress")
-    presses = ("StreamingLLMPress", "KVzipPress")
+    # Not KVzip: it hides keys by one that no query of the prompt sees, which needs larger heads.
+    presses = ("StreamingLLMPress", "SnapKVPress")
     table = run(folder, "--kvpress-python", str(KVPRESS), "--presses", *presses)
     rows = [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
     shipped = {row["side"]: row for row in rows if "scores" not in row}
@@ -72,8 +73,6 @@ def test_kvpress_answers_in_a_batch_as_it_is_shipped(folder: Path) -> None:
     streaming = [r for r in table if r["side"] == "StreamingLLMPress"]
     assert [row["question"] for row in streaming] == ["unknown", "known"]
     assert all(row["held"] == pytest.approx(0.4, abs=0.002) for row in streaming)
-    (zipped,) = (row for row in table if row["side"] == "KVzipPress")
-    assert zipped["held"] == 1  # it hides keys, and frees none
 
 
 def test_a_difference_counts_texts() -> None:
