@@ -134,7 +134,7 @@ class Side:
         self, rows: Any, hidden: Any, start: int, tail: list[int], expected: list[int]
     ) -> tuple[list[list[int]], list[int]]:
         """Tokens of each row, and bytes at the end of the prompt."""
-        cache = DynamicCache()
+        cache: Any = DynamicCache()
         for number, pairs in enumerate(zip(*rows, strict=True)):
             cache.update(*map(torch.cat, zip(*pairs, strict=True)), number)
             if hidden[0] is not None:
@@ -193,7 +193,8 @@ class Side:
             self.model.model(input_ids=torch.tensor([ids]), past_key_values=cache)
         found: dict[str, Any] = {"prefill": len(ids) / (time.process_time() - begin)}
         found["peak_bytes"] = peak_bytes() - before
-        tokens, start, answer = tail_of(question, False), len(ids), []
+        answer: list[int] = []
+        tokens, start = tail_of(question, False), len(ids)
         while len(answer) < 2 * self.more:
             if len(answer) == 1:
                 begin = time.process_time()

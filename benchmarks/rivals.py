@@ -222,8 +222,8 @@ class Duel:
         if timed := [side for side in timed if ("speed", side) not in done]:
             jobs.append((texts[0], timed, {"shipped": [asdict(side) for side in timed]}))
         for text in texts:
-            missing = [side for side in presses if (text["name"], side) not in done]
-            jobs += [(text, missing, {"sides": [asdict(s) for s in missing]})] if missing else []
+            if lacking := [side for side in presses if (text["name"], side) not in done]:
+                jobs.append((text, lacking, {"sides": [asdict(side) for side in lacking]}))
         for (text, asked, job), found in self.ask_kvpress(jobs) if jobs else ():
             for side, row in zip(asked, found, strict=True):
                 more = row if "shipped" in job else judge(self.bench, text, **row)
