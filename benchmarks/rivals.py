@@ -1,0 +1,365 @@
+"""A duel at equal KV bytes: our hybrids against KV eviction, as kvpress 0.5.5 does it.
+
+    python3 -m venv .venv-kvpress && .venv-kvpress/bin/pip install torch kvpress==0.5.5
+    python launch/fetch_real_model.py runs/real
+    python -m benchmarks rivals --folder runs/real --rows rows.jsonl
+
+All sides continue the same needle prompts greedily, in fp32. A share is that of the dense model's
+KV bytes at the end of the prompt, before the first new token. Of the masks that `--masks` records,
+a hybrid has that with the most full groups which fits, so it may hold less. A press keeps exactly
+what the share leaves beside the tokens that follow the text: question and beginning of the answer,
+or, with the question known, the latter alone. `--hybrids` are folders (of a trained hybrid, say),
+and each adds its own share.
+
+A row is one text on one side, written when it is done; the same command goes on with those that are
+missing. The table counts the texts that all sides have. Speed is that of one thread's CPU time;
+peak bytes are what the process took during prefill beyond what it had.
+"""
+
+import ctypes
+import json
+import subprocess
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks import real_model
+from benchmarks._measure import DeviceOptions, PeakMemory, Row, now
+from benchmarks.real_model import DENSE, JUDGING_SEED, QUESTIONS, Bench, read_rows
+from bosch.config import CalibrationConfig, shared_fields
+from bosch.data import calibration, needles
+from bosch.eval.generate import end_tokens
+from bosch.eval.metrics import string_match_all
+from bosch.eval.prompt_cache import copy_cache, new_cache
+from bosch.eval.report.intervals import resample_examples
+from bosch.hybrid.cache import CACHE, kv_bytes
+from bosch.hybrid.conversion import deploy
+from bosch.hybrid.sink_files import measure_sinks
+from bosch.hybrid.sinks import Sinks
+from bosch.masks.mask import GroupMask
+from bosch.model import load_model
+from bosch.plugins import suggest
+from bosch.run.errors import MissingFileError, UserError
+from bosch.run.fingerprint import fingerprint
+from bosch.run.progress import say, say_once
+from bosch.training.model_start import read_config
+
+SIDE_PROGRAM = Path(__file__).with_name("_kvpress_side.py")
+AGNOSTIC = "KVzipPress"  # made for unknown questions
+PRESSES = ("ExpectedAttentionPress", "SnapKVPress", "StreamingLLMPress", AGNOSTIC)
+KNOWN_PRESSES = (*PRESSES, "TOVAPress", "KnormPress", "KeyDiffPress")
+TASKS = ("niah_single_1", "niah_single_2", "niah_multikey_1")  # that a small model can do
+LONG_ENOUGH = 0.7  # of the length: where a draw is too long, RULER leaves 500 words out
+SPEED = ("peak_bytes", "prefill", "decode")
+QUESTION = {None: "", False: "unknown", True: "known"}
+COLUMNS = {"tokens": "length", "share": "share", "side": "side", "question": "question"}
+COLUMNS |= {"right, %": "value:.1f", "hybrid - side": "against", "KV held": "held:.3f"}
+COLUMNS |= {"peak MB": "peak_bytes:.0f", "prefill tokens/s": "prefill:.0f", "decode": "decode:.1f"}
+
+
+@dataclass(frozen=True)
+class Options(DeviceOptions):
+    folder: Path = Path("runs/real")  # made by launch/fetch_real_model.py
+    rows: Path = Path("benchmarks/results/rivals.jsonl")  # gets the rows
+    kvpress_python: Path = Path(".venv-kvpress/bin/python")  # of an environment with kvpress
+    presses: tuple[str, ...] = PRESSES  # of kvpress
+    masks: Path = real_model.Options.rows  # rows of the benchmark real_model, whose masks are used
+    # What chose them; the first is compared. `razor` stands for DuoAttention's quick scorer, whose
+    # texts kvpress would fetch.
+    methods: tuple[str, ...] = ("bosch", "razor")
+    hybrids: tuple[Path, ...] = ()  # folders of more hybrids
+    shares: tuple[float, ...] = (0.5, 0.25, 0.125)  # of the dense KV bytes
+    lengths: tuple[int, ...] = (1_200, 2_100)  # tokens of a text with its questions and answers
+    contexts: tuple[int, ...] = (20, 10)  # texts of each length, with four questions each
+    tasks: tuple[str, ...] = TASKS  # of RULER
+    window: int = 128  # of hybrids, in tokens
+    more: int = 8  # tokens that an answer may have beyond those of the right one
+    seed: int = 0  # of calibration set and texts
+
+    def __post_init__(self) -> None:
+        for name in self.presses:
+            if name not in KNOWN_PRESSES:
+                raise UserError(f"--presses {name}: no such press; {suggest(name, KNOWN_PRESSES)}")
+        if self.presses and not self.kvpress_python.is_file():
+            made = ".venv-kvpress && .venv-kvpress/bin/pip install torch kvpress==0.5.5"
+            problem = f"--kvpress-python {self.kvpress_python} does not exist"
+            raise MissingFileError(f"{problem}; make that environment: python3 -m venv {made}")
+        if len(self.contexts) != len(self.lengths):
+            raise UserError("--contexts: name a number of texts for each of --lengths.")
+
+    @property
+    def title(self) -> str:
+        return f"{self.folder}, equal KV bytes, {self.place}, fp32"
+
+
+@dataclass(frozen=True)
+class Side:
+    name: str
+    share: float = 1.0
+    known: bool | None = None  # whether a press sees the question; None: no press
+
+
+# name (by its content), task, ids, questions: each ids, prefix, answer, answer_ids
+Text = dict[str, Any]
+
+
+def measure(options: Options) -> Iterator[Row]:
+    duel = Duel(options)
+    lengths = zip(options.lengths, options.contexts, strict=True)
+    texts = {length: duel.texts(length, contexts) for length, contexts in lengths}
+    for length in texts:
+        duel.run(length, texts[length])
+    for length in texts:
+        yield from duel.compare(length, texts[length])
+
+
+class Duel:
+    def __init__(self, options: Options) -> None:
+        self.options, self.device = options, options.start()
+        self.bench = Bench(real_model.Options(folder=options.folder), self.device)
+        self.folders = {f"{path.parent.name}/{path.name}": path for path in options.hybrids}
+        options.rows.parent.mkdir(parents=True, exist_ok=True)
+
+    @cached_property
+    def sinks(self) -> Sinks:
+        """As they were when the masks were chosen."""
+        haystacks = self.bench.questions(self.options.seed).haystacks
+        return measure_sinks(self.bench.judged, [haystack.ids_T for haystack in haystacks])
+
+    def texts(self, length: int, contexts: int) -> list[Text]:
+        """Tasks in turn, and only long texts. One text serves all its questions."""
+        asked: dict[str, Any] = shared_fields(CalibrationConfig, self.bench.config.calibration)
+        asked |= {"examples": 3 * QUESTIONS * contexts, "length": length}
+        asked |= {"tasks": self.options.tasks, "seed": self.options.seed + JUDGING_SEED}
+        settings = calibration.CalibrationSettings(**asked)
+        material, tokenizer = calibration.gather_material(settings), self.bench.tokenizer
+        numbered, count = [], defaultdict[str, int](int)
+        for context in calibration.build_contexts(settings, material, tokenizer):
+            task, example = calibration.task_with_keys(context.task, settings), context.example
+            assert example is not None
+            first, questions = needles.write_question(task, example.queries, example.outputs), []
+            ids = tokenizer(example.input.removesuffix(first.input))["input_ids"]
+            for each in (first, *needles.ask_other_keys(task, example)):
+                (answer,), parts = each.outputs, [ids]
+                for part in (each.input, each.answer_prefix, f" {answer}"):
+                    parts.append(calibration.encode_after(parts[-1], part, tokenizer))
+                names = ("ids", "prefix", "answer_ids")
+                questions.append(dict(zip(names, parts[1:], strict=True)) | {"answer": answer})
+            if len(ids) >= LONG_ENOUGH * length:
+                text = {"name": fingerprint(example.prompt)[:8], "task": task.name, "ids": ids}
+                numbered.append((count[task.name], task.name, text | {"questions": questions}))
+                count[task.name] += 1
+        found = [text for *_, text in sorted(numbered, key=lambda each: each[:2])][:contexts]
+        if len(found) < contexts:
+            problem = f"--contexts: of {length} tokens only {len(found)} texts are long enough"
+            raise UserError(f"{problem}, not {contexts}; ask for fewer.")
+        return found
+
+    def mask(self, method: str, share: float, tokens: float) -> GroupMask | None:
+        """The recorded one with the most full groups that fits."""
+        options = self.options
+        made = {"method": method, "window": options.window, "sink": "static", "seed": options.seed}
+        rows = [
+            r for r in read_rows(options.masks) if "options" not in r and made.items() <= r.items()
+        ]
+        masks = [GroupMask.from_rows(row["z"], options.window) for row in rows]
+        fit = [mask for mask in masks if held(1 - mask.ratio, options.window, tokens) <= share]
+        return max(fit, key=lambda mask: mask.num_full, default=None)
+
+    def sides(self, texts: Sequence[Text]) -> list[Side]:
+        """The dense model, hybrids, presses."""
+        options, found, tokens = self.options, [Side(DENSE)], mean_tokens(texts)
+        for name, folder in self.folders.items():
+            config = read_config(folder)
+            made, layers, groups = (
+                config.bosch,
+                config.num_hidden_layers,
+                config.num_key_value_heads,
+            )
+            share = held(sum(made["num_full"]) / layers / groups, made["window"], tokens)
+            found.append(Side(name, round(share, 3)))
+        for share in options.shares:
+            fit = [name for name in options.methods if self.mask(name, share, tokens) is not None]
+            found += [Side(name, share) for name in fit]
+            if not fit:
+                least = held(0, options.window, tokens)
+                problem = (
+                    f"{tokens:,.0f} tokens: no mask of {options.masks} fits in a share of {share:g}"
+                )
+                say_once(f"{problem}; windows of {options.window} alone hold {least:.3f}")
+        shares = sorted({side.share for side in found[1:]}, reverse=True)
+        for known in (False, True):
+            names = [n for n in options.presses if not (known and n == AGNOSTIC)]
+            found += [Side(name, share, known) for share in shares for name in names]
+        return found
+
+    def run(self, length: int, texts: Sequence[Text]) -> None:
+        """All that is missing."""
+        done, jobs, tokens = self.done(length), list[Any](), mean_tokens(texts)
+        for side in (sides := self.sides(texts)):
+            missing = [text for text in texts if (text["name"], side) not in done]
+            if side.known is None and missing:
+                say(f"{length:,} tokens: {side.name}, {side.share:g}: {len(missing)} texts")
+                model, mask = self.bench.judged, self.mask(side.name, side.share, tokens)
+                if side.name in self.folders:
+                    model = load_model(self.folders[side.name], torch.float32, str(self.device))
+                elif side.name != DENSE and mask is not None:
+                    model = deploy(model, mask.z, mask.window_tokens, self.sinks)
+                for text in missing:
+                    self.write(length, text, side, self.answer(model, text))
+        presses = [side for side in sides if side.known is not None]
+        # Each as shipped, at the smallest share.
+        smallest = {side.name: side for side in presses if side.known is False}
+        timed = [Side(DENSE, 1, False), *smallest.values()] if presses else []
+        if timed := [side for side in timed if ("speed", side) not in done]:
+            jobs.append((texts[0], timed, {"shipped": [asdict(side) for side in timed]}))
+        for text in texts:
+            if lacking := [side for side in presses if (text["name"], side) not in done]:
+                jobs.append((text, lacking, {"sides": [asdict(side) for side in lacking]}))
+        for (text, asked, job), found in self.ask_kvpress(jobs) if jobs else ():
+            for side, row in zip(asked, found, strict=True):
+                more = row if "shipped" in job else judge(self.bench, text, **row)
+                self.write(length, text, side, more)
+
+    def done(self, length: int) -> dict[tuple[str, Side], Row]:
+        """By text; `speed` for presses as shipped."""
+        rows = [row for row in read_rows(self.options.rows) if row["length"] == length]
+        sides = [Side(row["side"], row["share"], row["known"]) for row in rows]
+        names = [row["text"] if "scores" in row else "speed" for row in rows]
+        return dict(zip(zip(names, sides, strict=True), rows, strict=True))
+
+    def write(self, length: int, text: Text, side: Side, more: Row) -> None:
+        row: Row = {"length": length, "text": text["name"], "task": text["task"]}
+        row |= {"side": side.name, "share": side.share, "known": side.known} | more
+        with self.options.rows.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+
+    @torch.inference_mode()
+    def answer(self, model: Any, text: Text) -> Row:
+        """An answer ends as soon as it is right."""
+
+        def forward(cache: Any, ids: list[int]) -> int:
+            ids_BT = torch.tensor([ids], device=self.device)
+            logits = model(ids_BT, use_cache=True, **{CACHE: cache}, logits_to_keep=1).logits
+            return int(logits[0, -1].argmax())
+
+        ctypes.CDLL(None).malloc_trim(0)  # what is free counts as free
+        memory, whole, begin = PeakMemory(self.device), new_cache(model.config), now(self.device)
+        before = memory.read() or 0
+        forward(whole, text["ids"])
+        row: Row = {"prefill": round(len(text["ids"]) / (now(self.device) - begin))}
+        row["peak_bytes"] = (memory.read() or 0) - before
+        ends = end_tokens(model.generation_config.eos_token_id, self.bench.tokenizer)
+        seconds, steps, sizes, answers = 0.0, 0, [], []
+        for question in text["questions"]:
+            cache, right = copy_cache(whole, len(text["ids"])), question["answer_ids"]
+            tokens = [forward(cache, question["ids"] + question["prefix"])]
+            sizes.append(kv_bytes(cache))
+            begin = now(self.device)
+            while tokens != right and len(tokens) < len(right) + self.options.more:
+                if tokens[-1] in ends:
+                    break
+                tokens.append(forward(cache, tokens[-1:]))
+                steps += 1
+            seconds += now(self.device) - begin
+            answers.append(tokens)
+        row["decode"] = round(steps / max(seconds, 1e-9), 1)
+        return judge(self.bench, text, answers, sizes) | row
+
+    def ask_kvpress(self, jobs: list[Any]) -> Iterator[tuple[Any, Any]]:
+        """Each job, a text with more, with what kvpress found."""
+        with tempfile.TemporaryDirectory() as temporary:
+            # Without the chat template, whose beginning KVzip would take to be in the text.
+            (model := Path(temporary) / "model").mkdir()
+            for file in self.bench.path.resolve().iterdir():
+                if file.suffix in (".json", ".safetensors"):
+                    (model / file.name).symlink_to(file)
+            asked: Row = {"threads": self.options.threads, "more": self.options.more}
+            asked |= {"model": str(model), "texts": [text | more for text, _, more in jobs]}
+            (job := Path(temporary) / "job.json").write_text(json.dumps(asked))
+            command = [str(self.options.kvpress_python), "-I", str(SIDE_PROGRAM), str(job)]
+            with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+                assert process.stdout is not None
+                for line in process.stdout:
+                    number, found = json.loads(line)
+                    yield jobs[number], found
+        if process.returncode:
+            raise UserError(f"kvpress ended with {process.returncode}; its message is above.")
+
+    def compare(self, length: int, texts: Sequence[Text]) -> Iterator[Row]:
+        """Rows of the table, and a sentence for each share."""
+        done, sides = self.done(length), self.sides(texts)
+        common = [t["name"] for t in texts if all((t["name"], side) in done for side in sides)]
+        if not common:
+            say(f"{length:,} tokens: no text has answers of all sides yet")
+            return
+        timed = {side.name: row for (name, side), row in done.items() if name == "speed"}
+        dense_bytes = sum(done[name, sides[0]]["kv_bytes"] for name in common)
+        verdicts: dict[Side, dict[str, list[str]]] = {}
+        for side in sides:
+            rows = [done[name, side] for name in common]
+            ours = next(s for s in sides if s.known is None and s.share == side.share)
+            speeds = [timed[side.name]] if side.known is not None else rows
+            row = {name: median(each[name] for each in speeds) for name in SPEED}
+            row |= {"length": length, "question": QUESTION[side.known], "against": ""} | asdict(
+                side
+            )
+            row |= {
+                "name": f"{side.name}, {length:,} tokens, share {side.share:g}",
+                "side": side.name,
+            }
+            row |= {"value": 100 * mean(score for each in rows for score in each["scores"])}
+            row |= {"held": sum(each["kv_bytes"] for each in rows) / dense_bytes, "unit": "% right"}
+            row["peak_bytes"] /= 1e6
+            if side != ours:
+                points, low, high = difference([done[name, ours] for name in common], rows)
+                row["against"] = f"{points:+.1f} [{low:+.1f}, {high:+.1f}]"
+                place = "above" if low > 0 else "below" if high < 0 else "not told apart from"
+                places = verdicts.setdefault(ours, {})
+                places.setdefault(place, []).append(f"{side.name} {row['question']}".strip())
+            yield row
+        for ours, places in verdicts.items():
+            parts = "; ".join(f"{place} {', '.join(names)}" for place, names in places.items())
+            about = f"{length:,} tokens, {QUESTIONS * len(common)} questions"
+            say(f"At {ours.share:g} of the KV bytes ({about}) {ours.name} is {parts}.")
+
+
+def mean_tokens(texts: Sequence[Text]) -> float:
+    """Of the prompts."""
+    parts = [(t["ids"], q["ids"], q["prefix"]) for t in texts for q in t["questions"]]
+    return mean(sum(map(len, each)) for each in parts)
+
+
+def held(full: float, window: int, tokens: float) -> float:
+    """Share of the dense KV bytes that a hybrid holds, by its share of full groups."""
+    return full + (1 - full) * (window - 1) / tokens
+
+
+def judge(bench: Bench, text: Text, tokens: Sequence[list[int]], kv_bytes: list[int]) -> Row:
+    answers = [bench.tokenizer.decode(ids, skip_special_tokens=True) for ids in tokens]
+    pairs = zip(answers, text["questions"], strict=True)
+    scores = [string_match_all(answer, [question["answer"]]) for answer, question in pairs]
+    return {"scores": scores, "answers": answers, "kv_bytes": round(mean(kv_bytes))}
+
+
+def difference(ours: Sequence[Row], theirs: Sequence[Row]) -> tuple[float, float, float]:
+    """In points, with a 95 % interval: texts of a task are drawn, each with its questions."""
+    cells: list[Any] = [defaultdict(dict), defaultdict(dict)]
+    for number, pair in enumerate(zip(ours, theirs, strict=True)):
+        for cell, row in zip(cells, pair, strict=True):
+            cell[row["task"], row["length"]][number] = 100 * mean(row["scores"])
+    weights = {name: len(found) / len(ours) for name, found in cells[0].items()}
+    means = [mean(100 * mean(row["scores"]) for row in rows) for rows in (ours, theirs)]
+    drawn = resample_examples(cells, None, weights, "rivals")
+    if drawn is None:  # a task with one text
+        return means[0] - means[1], -np.inf, np.inf
+    low, high = np.percentile(drawn[0][:, 0] - drawn[0][:, 1], [2.5, 97.5])
+    return means[0] - means[1], float(low), float(high)
