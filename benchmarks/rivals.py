@@ -92,6 +92,9 @@ class Options(DeviceOptions):
             made = ".venv-kvpress && .venv-kvpress/bin/pip install torch kvpress==0.5.5"
             problem = f"--kvpress-python {self.kvpress_python} does not exist"
             raise MissingFileError(f"{problem}; make that environment: python3 -m venv {made}")
+        for share in self.shares:
+            if not 0 < share < 1:
+                raise UserError(f"--shares {share:g}: name parts of the dense KV bytes, below 1.")
         if len(self.contexts) != len(self.lengths):
             raise UserError("--contexts: name a number of texts for each of --lengths.")
 
@@ -179,21 +182,16 @@ class Duel:
         options, found, tokens = self.options, [Side(DENSE)], mean_tokens(texts)
         for name, folder in self.folders.items():
             config = read_config(folder)
-            made, layers, groups = (
-                config.bosch,
-                config.num_hidden_layers,
-                config.num_key_value_heads,
-            )
-            share = held(sum(made["num_full"]) / layers / groups, made["window"], tokens)
+            num_groups = config.num_hidden_layers * config.num_key_value_heads
+            full = sum(config.bosch["num_full"]) / num_groups
+            share = held(full, config.bosch["window"], tokens)
             found.append(Side(name, round(share, 3)))
         for share in options.shares:
             fit = [name for name in options.methods if self.mask(name, share, tokens) is not None]
             found += [Side(name, share) for name in fit]
             if not fit:
-                least = held(0, options.window, tokens)
-                problem = (
-                    f"{tokens:,.0f} tokens: no mask of {options.masks} fits in a share of {share:g}"
-                )
+                least, about = held(0, options.window, tokens), f"{tokens:,.0f} tokens"
+                problem = f"{about}: no mask of {options.masks} fits in a share of {share:g}"
                 say_once(f"{problem}; windows of {options.window} alone hold {least:.3f}")
         shares = sorted({side.share for side in found[1:]}, reverse=True)
         for known in (False, True):
@@ -309,13 +307,9 @@ class Duel:
             ours = next(s for s in sides if s.known is None and s.share == side.share)
             speeds = [timed[side.name]] if side.known is not None else rows
             row = {name: median(each[name] for each in speeds) for name in SPEED}
-            row |= {"length": length, "question": QUESTION[side.known], "against": ""} | asdict(
-                side
-            )
-            row |= {
-                "name": f"{side.name}, {length:,} tokens, share {side.share:g}",
-                "side": side.name,
-            }
+            row |= {"length": length, "question": QUESTION[side.known], "against": ""}
+            name = f"{side.name}, {length:,} tokens, share {side.share:g}"
+            row |= asdict(side) | {"name": name, "side": side.name}
             row |= {"value": 100 * mean(score for each in rows for score in each["scores"])}
             row |= {"held": sum(each["kv_bytes"] for each in rows) / dense_bytes, "unit": "% right"}
             row["peak_bytes"] /= 1e6

@@ -6,7 +6,7 @@ import pickle
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +18,7 @@ from bosch.run.progress import set_up
 from bosch.run.ranks import rank_and_world
 
 Job = tuple[Path, Judging, Label, Path, Path]  # the arguments of `judge`
+Judge = Callable[[Path, Judging, Label, Path, Path], object]
 
 
 def usual_python() -> str:
@@ -44,12 +45,12 @@ def check_elsewhere(judging: Judging) -> None:
         raise UserError(f"eval.engine {engine}: {python} lacks {', '.join(missing)}: {way_out}.")
 
 
-def predict_elsewhere(job: Job) -> None:
+def predict_elsewhere(judge: Judge, job: Job) -> None:
     """Make this rank's share of the predictions in processes of their own, and wait for them."""
     folder, judging, *others = job
     generation = judging.generation
     inner = replace(judging, generation=replace(generation, python=None, gpus=()))
-    message, processes = pickle.dumps((folder, inner, *others)), []
+    message, processes = pickle.dumps((judge, folder, inner, *others)), []
     with ExitStack() as running:  # which closes their stdin after an error, so that they end
         for environment in places(os.environ, generation.gpus):
             command = [str(generation.python), "-m", "bosch.eval.elsewhere"]
@@ -91,9 +92,7 @@ def with_this_code(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def main() -> None:
-    from bosch.eval.judging import judge
-
-    job = pickle.load(sys.stdin.buffer)  # of the process that started this one
+    judge, *job = pickle.load(sys.stdin.buffer)  # of the process that started this one
 
     def end_with_parent() -> None:
         os.read(sys.stdin.fileno(), 1)  # nothing comes; stdin's buffer has a lock, held too long

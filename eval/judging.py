@@ -99,7 +99,7 @@ def judge(
     if judging.generation.python is None:
         score = evaluate(evaluation, out)
     else:
-        predict_elsewhere((folder, judging, label, out, examples_folder))
+        predict_elsewhere(judge, (folder, judging, label, out, examples_folder))
 
     def finish() -> None:
         score()

@@ -86,21 +86,17 @@ def test_a_difference_counts_texts() -> None:
     assert (low, high) == pytest.approx((0, 50))  # all draws of the third, or none
 
 
-def test_what_a_press_keeps_makes_the_prompt_as_large_as_the_share(folder: Path) -> None:
+def test_a_prompt_asks_for_one_needle_of_its_text(folder: Path) -> None:
     options = rivals.Options(
         folder, masks=folder / "masks.jsonl", presses=(), lengths=(LENGTH,), contexts=(2,),
         tasks=("niah_single_1",), window=WINDOW, device="cpu",
     )  # fmt: skip
     duel = rivals.Duel(options)
-    text, _ = duel.texts(LENGTH, 2)
-    question = text.questions[0]
-    for known in (False, True):
-        keep, tail = duel.place(text, 0, Side("", 0.25, known))
-        assert keep + len(tail) == round(text.tokens[0] / 4)
-        assert tail == ([] if known else question.ids) + question.prefix
-    whole = duel.bench.tokenizer.decode([*text.ids, *question.ids, *question.prefix])
-    assert whole.count(f"{question.answer}.") == 1
-    assert whole.endswith(" mentioned in the provided text is")
+    for text in duel.texts(LENGTH, 2):
+        for question in text["questions"]:
+            whole = duel.bench.tokenizer.decode(text["ids"] + question["ids"] + question["prefix"])
+            assert whole.count(f"{question['answer']}.") == 1
+            assert whole.endswith(" mentioned in the provided text is")
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def learn(
     """Train in `folder`, weights in its `weights`; the gates."""
     training = LearnerTraining(replace(SETTINGS, **more), dense, tokens_in_memory())
     learner, out = learner_of(gates, *rates), folder / "weights"
-    assert training(learner, folder, STEPS, BATCH, SEQ_LEN, None, out, sinks) is None
+    assert training(learner, folder, STEPS, BATCH, SEQ_LEN, out, sinks) is None
     return gates
 
 
