@@ -9,7 +9,6 @@ import pytest
 
 from benchmarks import rivals
 from benchmarks.__main__ import run_benchmark
-from benchmarks.rivals import Side
 from bosch.assets import asset_folder
 from bosch.run.errors import UserError
 
