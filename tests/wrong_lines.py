@@ -76,7 +76,7 @@ WRONG_LINES = {
     # train
     f"train --model {SMALL} --out out --tokens-from nowhere": "nowhere",
     f"train --model {SMALL} --out out --tokens-from broken_tokens": "broken_tokens",
-    f"train --model {SMALL} --out out --tokens-from empty --precision fp8": "--precision 'fp8'",
+    "recover --preset smoke --train.precision fp8": "train.precision fp8",
     "train --model good --tokens-from calibration --out out": "calibration tokens.json",
     "train --model good --tokens-from tokens --out out --tokens 1M": "tokens",
     # evaluate

@@ -69,6 +69,7 @@ def make_empty(
     choose_trained(model, settings.trained, settings.lora_rank)
     install_kernels(model, settings.kernels)
     if settings.precision == "fp8":
+        check_fp8(settings.trained, device)
         use_fp8(model)
     return allocate(model, settings, device).train()
 

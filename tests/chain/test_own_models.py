@@ -53,7 +53,7 @@ def test_the_whole_chain_runs(family: str, options: tuple[str, ...], tmp_path: P
     for step in (None, 0, 7):
         assert {("niah", "average", step), ("longbench", "average", step)} <= averages
     assert (folder / "report" / "report.html").is_file()
-    assert "stage 1 of 9, calibration: starts" in run.stdout
+    assert "stage 1 of 8, calibration: starts" in run.stdout
     again = run_chain(tmp_path, *words, *less, "--run-dir", "runs/own", *options)
     assert "train: complete, reused" in again.stdout
 

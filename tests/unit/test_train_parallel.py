@@ -221,6 +221,7 @@ def test_fp8_trains_as_bf16_does_but_for_its_rounding(
         replaced.extend(n for n, m in model.named_modules() if type(m).__name__ == "Float8Linear")
 
     monkeypatch.setattr(model_start, "use_fp8", emulated)
+    monkeypatch.setattr(model_start, "check_fp8", lambda *_: None)
     folder = model_folder(tmp_path / "model")
     found = {}
     for precision in ("bf16", "fp8"):
@@ -235,6 +236,7 @@ def test_fp8_trains_as_bf16_does_but_for_its_rounding(
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # Dynamo's
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated")  # inductor's
 @pytest.mark.parametrize("masks_documents", [True, False])
 def test_what_is_kept_survives_compiled_graphs(masks_documents: bool, tmp_path: Path) -> None:
     """By inductor, which writes into memory that a graph needs no more: with attention in a graph,
