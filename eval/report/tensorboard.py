@@ -1,8 +1,8 @@
 """What TensorBoard shows of a run besides its training curves (bosch/run/tensorboard.py), made from
 the files of the run; it can be rebuilt at any time.
 
-    tb/    the rows of eval/*/*/scores.json, over steps and over tokens; settings and last
-           scores for the HParams table
+    tb/    the rows of eval/*/*/scores.json, over steps and over tokens; settings, last scores and
+           tokens until shares of a gap are closed for the HParams table
     ../shared/dense-XXXXXXXX/    the dense model's scores, as horizontal lines, once for all runs
 """
 
@@ -13,6 +13,8 @@ from pathlib import Path
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.plugins.hparams import summary_v2 as hparams
 
+from bosch.eval.report.compare import compare
+from bosch.eval.report.intervals import NEVER
 from bosch.eval.report.runs import RunResults, read_run
 from bosch.eval.report.tables import kv_saved
 from bosch.eval.suites._reporting import AVERAGE, Row
@@ -38,10 +40,18 @@ def rebuild_tensorboard(run_path: Path) -> None:
         when = times.get(row["step"])  # it was trained
         scalar = {_tag(row): float(row["value"])}
         curves += curve_files.on_both_axes(row["step"], row["tokens"], scalar, when)
+    to_shares = {
+        f"{recovery.curve.score.suite}/tokens to {share:.0%}": tokens.value
+        for recovery in compare([run]).recoveries
+        for share, tokens in recovery.tokens_to.items()
+    }
+    reached = {tag: n for tag, n in to_shares.items() if n is not None and n != NEVER}
+    step, tokens = max(((row["step"], row["tokens"]) for row in with_step), default=(0, 0))
+    curves += curve_files.on_both_axes(step, tokens, reached, times.get(step))
     settings = _hparams(run)
     # The table's metrics are the last points of these curves.
     averages = sorted({_tag(row) for row in run.rows if row["task"] == AVERAGE})
-    metrics = [hparams.Metric(tag) for tag in ("train/loss", *averages)]
+    metrics = [hparams.Metric(tag) for tag in ("train/loss", *averages, *to_shares)]
     names = [hparams.HParam(name) for name in settings]
     # With a fixed time and name a run is the same row of the table however often it is written.
     table = (

@@ -111,6 +111,22 @@ def test_settings_are_in_tensorboard(tmp_path: Path) -> None:
     assert values.items() >= expected.items()
 
 
+def test_tokens_until_shares_of_a_gap_are_closed_are_in_tensorboard(tmp_path: Path) -> None:
+    run, average = FakeRun("fisher").write(tmp_path), "niah/average/string_match_all"
+    rebuild_tensorboard(run)
+    curves = points(run / "tb")
+    (dense,) = (tmp_path / "shared").glob("dense-*")
+    begin, middle, end = (value for _, value in curves[average])
+    half = (begin + points(dense)[average][0][1]) / 2
+    crossing = 100_000 * (1 + (half - middle) / (end - middle))  # between steps 100 and 200
+    assert curves["niah/tokens to 50%"] == [(200, pytest.approx(crossing, rel=1e-3))]
+    assert "niah/tokens to 90%" not in curves  # never
+    reader = EventAccumulator(str(run / "tb")).Reload()
+    content = reader.SummaryMetadata("_hparams_/experiment").plugin_data.content
+    metrics = HParamsPluginData.FromString(content).experiment.metric_infos
+    assert {"niah/tokens to 50%", "niah/tokens to 90%"} <= {each.name.tag for each in metrics}
+
+
 def test_what_is_missing_or_damaged_is_rebuilt(tmp_path: Path) -> None:
     write_steps(tmp_path, 1, 2)
     write_scores(tmp_path, 0, 4.0)
