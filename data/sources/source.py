@@ -2,6 +2,7 @@
 resumes where it stopped. A document is text, or token ids of a tokenizer that the source names; ids
 are always decoded and encoded again, never used as they are."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 
 import numpy as np
@@ -14,21 +15,21 @@ Block = str | NDArray[np.uint32]  # text, or token ids of the source's own token
 Document = Iterable[Block]  # a long text comes in several blocks, so that it fits in memory
 
 
-class Source:
+class Source(ABC):
     name: str  # as the user wrote it
     endless = False  # the documents never end, so a budget is needed
     tokenizer: str | None = None  # whose token ids the documents hold; None: they are text
     weight = 1.0  # share of the tokens, relative to the other sources
     is_local = True  # else it is read from the hub, at one commit
 
+    @abstractmethod
     def facts(self) -> dict[str, object]:
         """What determines the documents: hashes of files, or a dataset and its revision."""
-        raise NotImplementedError
 
+    @abstractmethod
     def read(self, start: int) -> Iterator[Document]:
         """The documents from number `start` on, the same every time. Read each one before asking
         for the next."""
-        raise NotImplementedError
 
     @property
     def commit(self) -> str | None:
@@ -37,8 +38,7 @@ class Source:
         return None
 
     def pin(self, commit: str) -> None:
-        """Read this commit, even if there is a newer one."""
-        raise NotImplementedError
+        """Read this commit, even if there is a newer one. A local source has none."""
 
 
 def write_address(address: str, options: dict[str, str | None]) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch import library as libraries
 from torch.nn.attention import current_flash_attention_impl, restore_flash_attention_impl
 from torch.nn.attention import varlen as torch_varlen
 from transformers import PreTrainedModel
@@ -166,7 +167,7 @@ def test_version_3_becomes_torchs_own_kernel_where_it_can_run(
     flash.use_3_in_torch()
     assert current_flash_attention_impl() is None
     assert "torch keeps its own flash kernels: Module 'flash_attn_interface'" in caplog.text
-    with torch.library._scoped_library("flash_attn_3", "DEF") as library:
+    with libraries._scoped_library("flash_attn_3", "DEF") as library:
         for name in ("fwd", "bwd"):
             library.define(f"{name}(Tensor q) -> Tensor")
         try:
