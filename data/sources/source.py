@@ -38,7 +38,8 @@ class Source(ABC):
         return None
 
     def pin(self, commit: str) -> None:
-        """Read this commit, even if there is a newer one. A local source has none."""
+        """Read this commit, even if there is a newer one."""
+        assert not self.is_local, "a local source has no commits"
 
 
 def write_address(address: str, options: dict[str, str | None]) -> str:
