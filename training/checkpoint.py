@@ -14,9 +14,10 @@ loading a pickle can run any code.
 """
 
 import json
+import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -203,11 +204,12 @@ class Checkpoints:
             self._remove_old()
 
         try:
-            if not ranks.from_rank_0(open_folder):
-                return
-            written = ranks.gather(ranks.all_succeed(write_own_files))
-            ranks.from_rank_0(put_in_place)
-        except Exception:
+            with explain_refusal(f"the checkpoint of step {step} in {self.folder}"):
+                if not ranks.from_rank_0(open_folder):
+                    return
+                written = ranks.gather(ranks.all_succeed(write_own_files))
+                ranks.from_rank_0(put_in_place)
+        except UserError:
             if ranks.rank == 0:  # the unfinished files may be what fills the disk
                 shutil.rmtree(folder, ignore_errors=True)
             raise
@@ -240,6 +242,17 @@ class Checkpoints:
 
 def _step_of(path: Path) -> int:
     return int(path.name.removeprefix("step-"))
+
+
+@contextmanager
+def explain_refusal(what: str) -> Iterator[None]:
+    """One sentence if the machine refuses to write it, most often for a full disk."""
+    try:
+        yield
+    except OSError as error:
+        cause = os.strerror(error.errno).lower() if error.errno else error
+        problem = f"{what} cannot be written: {cause}"
+        raise UserError(f"{problem}. Free some space, and run the same command again.") from error
 
 
 def _read_rows(name: str, tensor: Tensor, pieces: Sequence[tuple[int, Any]]) -> None:

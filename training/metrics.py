@@ -24,6 +24,7 @@ from bosch.run.errors import UserError
 from bosch.run.files import append_line, open_own_file, sealed_lines, write_atomically
 from bosch.run.progress import say
 from bosch.run.tensorboard import METRICS, TrainingCurves, read_metrics
+from bosch.training.checkpoint import explain_refusal
 from bosch.training.schedule import TrainSchedule
 
 # Dense bf16 FLOPs per second, from the data sheets, by a part of the device's name.
@@ -67,7 +68,8 @@ class MetricsLog:
         if any(row["step"] >= step for row in rows):
             say(f"metrics: rows from step {step:,} on are dropped, because they are repeated")
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(self.path, sealed_lines(earlier))
+        with explain_refusal(str(self.path)):
+            write_atomically(self.path, sealed_lines(earlier))
         self._curves = TrainingCurves(self._run, earlier, self._name)
 
     def write(self, row: Mapping[str, object]) -> None:
@@ -75,7 +77,7 @@ class MetricsLog:
         if not self._writes:
             return
         timed = {**row, "time": round(time.time(), 3)}
-        with open_own_file(self.path, "ab") as file:
+        with explain_refusal(str(self.path)), open_own_file(self.path, "ab") as file:
             append_line(file, timed)
         self._curves.add(timed)
 
