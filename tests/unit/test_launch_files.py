@@ -31,7 +31,8 @@ def test_eight_gpus_starts_eight_ranks_with_what_training_reads(tmp_path: Path) 
 
 def test_the_slurm_script_requeues_only_at_the_time_limit(tmp_path: Path) -> None:
     text = (LAUNCH / "slurm.sbatch").read_text()
-    for needed in ("#SBATCH --signal=TERM@300", "#SBATCH --requeue", "launch/nodes.yaml"):
+    needs = ("#SBATCH --signal=TERM@300", "#SBATCH --requeue", "#SBATCH --mem=0")
+    for needed in (*needs, "launch/nodes.yaml", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         assert needed in text
     srun = 'echo "cores $SRUN_CPUS_PER_TASK"; exit 1'
     for name, body in {"scontrol": 'echo "scontrol $1"', "srun": srun}.items():

@@ -2,16 +2,20 @@
 
 import json
 import shutil
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import pytest
+from filelock import FileLock, Timeout
 
 from bosch.assets import asset_folder
 from bosch.model import (
     ModelInfo,
     describe_model,
+    fetch_model,
     find_tokenizer,
     load_model,
     load_tokenizer,
@@ -55,6 +59,20 @@ def test_models_are_told_apart_by_weights_and_described_by_their_config(tmp_path
     path.write_text(json.dumps(config | {"sliding_window": 16}))
     assert describe_model(folder) != before
     assert read_model_info(folder) == ModelInfo(**{k: before[k] for k in before if k != "config"})
+
+
+def test_ranks_of_a_machine_download_one_after_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def download(*_: object, **__: object) -> str:
+        (lock,) = tmp_path.glob("*.lock")
+        with pytest.raises(Timeout):  # another rank has to wait
+            FileLock(lock).acquire(timeout=0)
+        return str(tmp_path)
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert fetch_model("owner/model") == tmp_path
 
 
 def test_a_hub_snapshot_is_known_by_its_path_and_others_by_their_weights(tmp_path: Path) -> None:

@@ -226,6 +226,24 @@ def test_loaded_artifacts_are_verified_or_known_by_their_content(tmp_path: Path)
         Artifact.load(tmp_path / "four")
 
 
+def test_ranks_share_the_checksums(tmp_path: Path) -> None:
+    names = [f"{number}.bin" for number in range(5)]
+    for name in names:
+        (tmp_path / name).write_bytes(b"0123")
+    seal_folder(tmp_path, {"stage": "train"})
+    for name in names:
+        (tmp_path / name).write_bytes(b"0124")
+        refused = []
+        for rank in range(3):
+            try:
+                verify_folder(tmp_path, rank, 3)
+            except DamagedArtifactError as error:
+                refused.append(str(error))
+        assert len(refused) == 1  # by the one rank that reads it
+        assert name in refused[0]
+        (tmp_path / name).write_bytes(b"0123")
+
+
 def test_inner_folder_is_checked_by_its_own_manifest(tmp_path: Path) -> None:
     inner = tmp_path / "train" / "checkpoints" / "step-10"
     inner.mkdir(parents=True)
