@@ -21,6 +21,14 @@ NO_SCORE = -1e30  # of a number that makes nothing smaller
 LEAST = 1e-30
 
 
+# A compiler sees no reader of the numbers, since the attention is an operator that takes them from
+# its module, and would write them after it. That the queries change too, which is not so, keeps the
+# order.
+@torch.library.custom_op("bosch_vllm::set_numbers", mutates_args=["numbers", "queries"])
+def set_numbers(numbers: Tensor, highest_GR: Tensor, queries: Tensor) -> None:
+    numbers.view(len(highest_GR), 2, -1)[:, 1] = highest_GR
+
+
 class WindowWithSink(nn.Module):
     """In place of an Attention over some groups with a window. `groups`: their sinks' places in the
     parameters of `owner`, the layer's attention module."""
@@ -45,9 +53,8 @@ class WindowWithSink(nn.Module):
         query_NGRD = query.unflatten(-1, (num_groups, repeats, self.padded))
         score_NGR = (query_NGRD[..., :size].float() * key_GD[:, None].float()).sum(-1) * self.scale
         highest_GR = score_NGR.amax(0)
-        self.numbers.view(self.twice)[:, 1].copy_(highest_GR)
-
         both = query_NGRD[:, :, None].expand(-1, -1, 2, -1, -1).flatten(1)
+        set_numbers(self.numbers, highest_GR, both)
         found = self.attention(both, key, value).unflatten(-1, (*self.twice, self.padded)).float()
         plain_NGRD, damped_NGRD = found.unbind(2)
         x_NGR = (damped_NGRD * plain_NGRD).sum(-1) / plain_NGRD.square().sum(-1).clamp_min(LEAST)
