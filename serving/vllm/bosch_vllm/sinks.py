@@ -12,7 +12,7 @@ highest score in the batch, so that no rounding of x is enlarged.
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, library, nn
 
 from bosch_vllm.specs import BlockAttention
 
@@ -24,7 +24,7 @@ LEAST = 1e-30
 # A compiler sees no reader of the numbers, since the attention is an operator that takes them from
 # its module, and would write them after it. That the queries change too, which is not so, keeps the
 # order.
-@torch.library.custom_op("bosch_vllm::set_numbers", mutates_args=["numbers", "queries"])
+@library.custom_op("bosch_vllm::set_numbers", mutates_args=["numbers", "queries"])
 def set_numbers(numbers: Tensor, highest_GR: Tensor, queries: Tensor) -> None:
     numbers.view(len(highest_GR), 2, -1)[:, 1] = highest_GR
 
