@@ -93,9 +93,9 @@ def check_and_build(options: Options, name: str) -> Stage:
         if train.objective != "distill":
             raise UserError("--lessons-from is what a teacher says; pass --objective distill.")
         asked = {"temperature": train.temperature, "document_mask": settings.document_mask}
-        for name, value in (asked | {"tokens": tokens.fingerprint}).items():
-            if (there := found.get(name)) != value:
-                raise UserError(f"The lessons of {folder} are for {name} {there}, not {value}.")
+        for what, value in (asked | {"tokens": tokens.fingerprint}).items():
+            if (there := found.get(what)) != value:
+                raise UserError(f"The lessons of {folder} are for {what} {there}, not {value}.")
         settings = replace(settings, train=train)
     elif settings.train.stored_top_k:
         raise UserError("train.stored_top_k needs --lessons-from; prepare_lessons.py makes them.")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bosch.assets import asset_folder
-from bosch.recipes import prepare_tokens, presets, train_model
+from bosch.recipes import prepare_lessons, prepare_tokens, presets, train_model
 from bosch.run import progress
 from bosch.run.errors import UserError
 from bosch.run.files import verify_folder
@@ -48,6 +48,21 @@ def test_command_trains_says_what_it_does_and_is_reused(
     assert "train: complete, reused" in capsys.readouterr().out
     with pytest.raises(UserError, match=r"weight_decay: 0\.1 -> 0\.2"):
         train(tokens, out, "--weight-decay", "0.2")
+
+
+def test_command_trains_on_lessons_of_its_tokens_alone(tokens: Path, tmp_path: Path) -> None:
+    lessons, out = tmp_path / "lessons", tmp_path / "train"
+    given = ["--model", presets.SMOKE_MODEL, "--tokens-from", str(tokens)]
+    prepare_lessons.main([*given, "--likeliest", "8", "--out", str(lessons)])
+    learned = ["--lessons-from", str(lessons), "--objective", "distill"]
+    train(tokens, out, *learned)
+    assert (out / "step-000002" / "config.json").is_file()
+    with pytest.raises(UserError, match="pass --objective distill"):
+        train(tokens, tmp_path / "other", *learned[:2], "--objective", "next-token")
+    with pytest.raises(UserError, match="are for temperature 1, not 2.0"):
+        train(tokens, tmp_path / "other", *learned, "--temperature", "2")
+    with pytest.raises(UserError, match=f"{tokens} holds no lessons"):
+        train(tokens, tmp_path / "other", "--lessons-from", str(tokens), *learned[2:])
 
 
 def test_tokens_of_another_tokenizer_are_refused(tokens: Path, tmp_path: Path) -> None:
