@@ -4,10 +4,10 @@
     python -m benchmarks real_model --folder runs/real --rows rows.jsonl
 
 Masks are chosen on the calibration set of the preset `small`, and judged on questions with other
-needles, at the same length and at 4,096 tokens (teacher forcing: right if each token of the answer
-is the arg-max), and by the loss on the second halves of texts that nothing else reads. A row is
-written when it is done; the same command goes on with those that are missing. A mask that another
-row or `--judged` has judged is not judged again.
+needles, at the same length and at 4,096 tokens (teacher forcing: right if each token of the answer,
+as the dense model writes it, is the arg-max), and by the loss on the second halves of other texts.
+A row is written when it is done; the same command goes on with those that are missing. A mask that
+another row or `--judged` has judged is not judged again.
 
 Layer-forwards of choosing a mask: tokens that passed the MLP of a layer, in texts of the length of
 the calibration set. Backward passes are not in them. Ratios share scores, so the first row of a
@@ -20,9 +20,9 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -77,6 +77,7 @@ class Options(DeviceOptions):
     long_contexts: int = 4  # the same of 4,096 tokens
     texts: int = 12  # texts whose loss is measured
     options: tuple[str, ...] = ()  # settings of the methods, as steps=60
+    answers: Literal["expected", "own-words"] = "own-words"  # that count, as in the calibration
     baseline: str = "single_group"  # method that the others are compared with, question by question
 
     @property
@@ -99,8 +100,10 @@ def measure(options: Options) -> Iterator[Row]:
             key["seed"] = seed
             if options.options and method != DENSE:
                 key["options"] = options.options
+            if options.answers != "expected":
+                key["answers"] = options.answers
             key = json.loads(json.dumps(key))
-            names = {"options", *key}
+            names = {"options", "answers", *key}
             found = [row for row in done if all(row.get(n) == key.get(n) for n in names)]
             if not found:
                 judged |= {same_answers(row): row for row in done}
@@ -120,12 +123,12 @@ def read_rows(file: Path) -> list[Row]:
 
 def same_answers(row: Row) -> tuple[Any, ...]:
     """Rows that agree in this have the same model to judge: static sinks come from the set."""
-    return tuple(row["z"]), row["window"], row["sink"], row["seed"]
+    return tuple(row["z"]), row["window"], row["sink"], row["seed"], row.get("answers")
 
 
 def against(row: Row, baseline: str, others: Sequence[Row]) -> str:
     """The paired difference in points, with a 95 % interval over texts, each with its questions."""
-    same = ("ratio", "window", "sink", "seed")
+    same = ("ratio", "window", "sink", "seed", "answers")
     for other in others:
         is_same = "options" not in other and all(other.get(n) == row.get(n) for n in same)
         if other["method"] == baseline != row["method"] and is_same:
@@ -146,7 +149,8 @@ class Bench:
         self.path = options.folder / "model"
         text = options.folder / "text"
         usual = presets.small(str(self.path))
-        calibration = replace(usual.calibration, essays=str(text / "essays.json"))
+        essays = str(text / "essays.json")
+        calibration = replace(usual.calibration, essays=essays, answers=options.answers)
         data = replace(usual.data, source=(str(text / "train.jsonl"),))
         mask = replace(usual.mask, options=options.options)
         self.config = replace(usual, calibration=calibration, data=data, mask=mask)
@@ -172,13 +176,15 @@ class Bench:
         length = self.config.calibration.length
         return torch.tensor([ids[:length] for ids in found if len(ids) >= length])
 
+    @cache  # noqa: B019  one for each run
     def questions(self, seed: int, contexts: int = 0, length: int = 0) -> Calibration:
         """The calibration set of the preset, or so many other texts."""
         asked: dict[str, Any] = shared_fields(CalibrationConfig, self.config.calibration)
         if contexts:
             asked |= {"examples": QUESTIONS * contexts, "length": length or asked["length"]}
             seed += JUDGING_SEED
-        return build_set(CalibrationSettings(**asked, seed=seed), self.tokenizer)[0]
+        settings, dense_model = CalibrationSettings(**asked, seed=seed), lambda: self.judged
+        return build_set(settings, self.tokenizer, dense_model=dense_model)[0]
 
     def row(
         self, method: str, ratio: float, window: int, sink: str, seed: int, judged: dict[Any, Row]
@@ -194,7 +200,8 @@ class Bench:
                 mask, cost = self.choose(method, ratio, window, sink, seed)
         row: Row = {"z": mask.row_texts(), "seconds": round(time.monotonic() - began, 1)}
         row |= {"cost": cost, "layer_forwards": round(work[0])}
-        known = judged.get((tuple(row["z"]), window, sink, seed))
+        asked = None if self.options.answers == "expected" else self.options.answers
+        known = judged.get((tuple(row["z"]), window, sink, seed, asked))
         return row | ({n: known[n] for n in JUDGED} if known else self.judge(mask, seed))
 
     def choose(
@@ -203,7 +210,7 @@ class Bench:
         """The mask. Masks of several ratios share a folder, and so what does not depend on it."""
         asked: dict[str, Any] = {"window": window, "ratio": ratio, "seed": seed, "sink": sink}
         config = replace(self.config, method=method, **asked)
-        name = f"{method}-w{window}-{sink}-s{seed}"
+        name = f"{method}-w{window}-{sink}-s{seed}-{self.options.answers}"
         if traits_of(method).learns_from_tokens:
             name += f"-r{ratio}"
         folder = self.options.folder / "masks" / "-".join([name, *self.options.options])

@@ -127,7 +127,9 @@ def measure(options: Options) -> Iterator[Row]:
 class Duel:
     def __init__(self, options: Options) -> None:
         self.options, self.device = options, options.start()
-        self.bench = Bench(real_model.Options(folder=options.folder), self.device)
+        self.bench = Bench(
+            real_model.Options(folder=options.folder, answers="expected"), self.device
+        )
         self.folders = {f"{path.parent.name}/{path.name}": path for path in options.hybrids}
         options.rows.parent.mkdir(parents=True, exist_ok=True)
 

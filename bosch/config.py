@@ -49,6 +49,8 @@ class CalibrationConfig:
     punkt: str | None = speed_only(None)  # folder with nltk's Punkt data, to split essays
     # Your own in place of all this: .jsonl rows with text, question and answer, or text alone.
     questions: str | None = speed_only(None)
+    # What counts as right: the expected answers, or what the dense model itself writes up to them.
+    answers: Literal["expected", "own-words"] = "expected"
 
     def __post_init__(self) -> None:
         at_least(1, self, "calibration", "examples", "length", "questions_per_context")

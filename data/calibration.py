@@ -9,10 +9,10 @@ reads the file of bosch/calibration.py; beside it are the texts and what they we
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bosch.calibration import FILE, Calibration, Haystack, Question, write_calibration
 from bosch.config import CalibrationConfig
@@ -36,6 +36,7 @@ TEXTS, FACTS = "examples.jsonl", "calibration.json"
 SEED = 1_000_003  # added to the user's: the seeds of the test set count up from 42
 REGION = 0.5  # share of the essays at which calibration's texts begin; those of the test set: 0
 TOY = "toy"
+LEAD = 8  # tokens that a model's own answer may have beyond those of the expected one
 NO_TASK_FITS = "No task can be built in {} tokens; use a greater --length, or fewer questions."
 
 
@@ -161,11 +162,13 @@ def build_task(
     """Contexts of one task. Further questions need room like the answer does; if a context is too
     long, all are drawn again with that much more room."""
     task = task_with_keys(name, settings)
+    spare = LEAD * settings.questions_per_context if settings.answers == "own-words" else 0
     seed = SEED + settings.seed * len(TASKS) + list(TASKS).index(name)
     while True:
         examples = needles.build_examples(task, settings.length, count, seed, tokenizer, material)
         contexts = [ask_questions(task, example, settings) for example in examples]
-        longest = max((len(encode(context, tokenizer).ids_T) for context in contexts), default=0)
+        lengths = (len(encode(context, tokenizer).ids_T) for context in contexts)
+        longest = max(lengths, default=0) + spare
         if longest <= settings.length:
             return contexts
         room = material.sizes.answer_tokens + longest - settings.length
@@ -251,16 +254,23 @@ def check_set(folder: Path, test_texts: Iterable[str]) -> int:
 
 
 def build_set(
-    settings: CalibrationSettings, tokenizer: "Tokenizer", positions: int | None = None
+    settings: CalibrationSettings,
+    tokenizer: "Tokenizer",
+    positions: int | None = None,
+    dense_model: Callable[[], Any] | None = None,
 ) -> tuple[Calibration, list[ContextText], dict[str, str]]:
     """The set, its texts, and facts on what they were made of. `positions` of the model: questions
-    on longer texts are refused."""
+    on longer texts are refused. `dense_model` loads it: without one all answers are as expected."""
     if settings.questions:
         contexts = read_questions(Path(settings.questions))
         facts = {"questions_xxh3": hash_file(Path(settings.questions))}
     else:
         material = gather_material(settings)
         contexts, facts = build_contexts(settings, material, tokenizer), material.facts
+    if settings.answers == "own-words" and dense_model is not None:
+        from bosch.data.own_words import answer_all  # imports torch
+
+        contexts = answer_all(contexts, dense_model(), tokenizer)
     haystacks = [encode(context, tokenizer) for context in contexts]
     for context, haystack in zip(contexts, haystacks, strict=True):
         if context.example is None and len(haystack.ids_T) > (positions or math.inf):
@@ -277,9 +287,10 @@ def write_set(
     tokenizer: "Tokenizer",
     tokenizer_hash: str,
     positions: int | None = None,
+    dense_model: Callable[[], Any] | None = None,
 ) -> Calibration:
     """Build the set and write it into a folder."""
-    calibration, contexts, material = build_set(settings, tokenizer, positions)
+    calibration, contexts, material = build_set(settings, tokenizer, positions, dense_model)
     write_calibration(folder, calibration)
     lines = ""
     for context in contexts:

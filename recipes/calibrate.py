@@ -7,6 +7,7 @@ python recipes/calibrate.py --model DIR --questions FILE.jsonl   # text, questio
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +15,14 @@ from bosch.command_line import run_stage
 from bosch.config import FLAT, Config
 from bosch.data.calibration import TOY, CalibrationSettings, build_set, check_material, write_set
 from bosch.data.tokenizer_files import describe_tokenizer, read_tokenizer
-from bosch.model import find_model, load_tokenizer, read_shape
+from bosch.model import (
+    describe_source,
+    fetch_model,
+    find_model,
+    load_for_search,
+    load_tokenizer,
+    read_shape,
+)
 from bosch.recipes import presets
 from bosch.run.errors import run_main
 from bosch.run.fingerprint import hash_file, plain
@@ -23,7 +31,7 @@ from bosch.run.stage import Stage
 
 @dataclass(frozen=True)
 class Options:
-    model: str  # model whose tokenizer is used: a Hugging Face folder or hub id
+    model: str  # model whose tokenizer (own-words: and weights) is used: a folder or hub id
     calibration: Annotated[CalibrationSettings, FLAT]
     out: Path = Path("calibration")  # folder to write
 
@@ -58,12 +66,15 @@ def settings_of(config: Config) -> CalibrationSettings:
 def make_stage(name: str, model: str, settings: CalibrationSettings, shared: bool = False) -> Stage:
     tokenizer = read_tokenizer(model).hash if find_model(model) else model
     facts: dict[str, object] = {"tokenizer": tokenizer, "against": []}  # as in earlier runs
+    usual = plain(settings)
+    if usual.pop("answers") != "expected":  # earlier runs had no other
+        facts |= {"answers": settings.answers, "model": describe_source(model)}
     essays = Path(settings.essays)
     if settings.questions:  # all that decides the set
         if (path := Path(settings.questions)).is_file():
             facts["questions"] = hash_file(path)
     else:
-        facts = plain(settings) | facts
+        facts = usual | facts
         if essays.is_file():
             facts["essays"] = hash_file(essays)
         elif essays.is_dir() and settings.essays != TOY:
@@ -72,7 +83,8 @@ def make_stage(name: str, model: str, settings: CalibrationSettings, shared: boo
     def run(folder: Path) -> None:
         tokenizer, positions = load_tokenizer(model), read_shape(model).positions
         tokenizer_hash = describe_tokenizer(tokenizer).hash
-        write_set(folder, settings, tokenizer, tokenizer_hash, positions)
+        dense_model = partial(load_for_search, fetch_model(model))
+        write_set(folder, settings, tokenizer, tokenizer_hash, positions, dense_model)
 
     return Stage(name, run=run, settings=facts, shared=shared)
 

@@ -93,9 +93,13 @@ def small(model: str = SMALL_MODEL) -> Config:
     return Config(
         model=model,
         window=max(1, length // 8),
-        # Of multikey_2 and 3 such models answer next to nothing.
+        # Of multikey_2 and 3 such models answer next to nothing, and much in words of their own.
         calibration=CalibrationConfig(
-            examples=48, length=length, questions_per_context=4, tasks=EASY_TASKS
+            examples=48,
+            length=length,
+            questions_per_context=4,
+            tasks=EASY_TASKS,
+            answers="own-words",
         ),
         mask=MaskConfig(kappa=6, precision="bf16" if in_bf16 else "auto"),
         data=DataConfig(tokens=300 * length, sequence_length=length),

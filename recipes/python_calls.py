@@ -82,18 +82,25 @@ class Mask(MaskFile):
 
 
 def calibrate(
-    tokenizer: "PreTrainedTokenizerBase", *, seed: int = 0, **settings: Any
+    tokenizer: "PreTrainedTokenizerBase",
+    *,
+    model: "PreTrainedModel | None" = None,
+    seed: int = 0,
+    **settings: Any,
 ) -> Calibration:
     """Build the examples on which masks are scored: needles to find in long texts.
 
-    settings: fields of bosch.config.CalibrationConfig, such as examples=48, length=4096 and
+    model: the dense one, for answers="own-words". settings: fields of
+    bosch.config.CalibrationConfig, such as examples=48, length=4096 and
     essays="PaulGrahamEssays.json"; essays="toy" needs no file, questions=FILE no essays.
     """
     from bosch.data.calibration import CalibrationSettings, build_set, check_material
 
     made = _settings(CalibrationSettings, CalibrationConfig, settings, seed=seed)
     check_material(made)
-    return build_set(made, tokenizer)[0]
+    if made.answers == "own-words" and model is None:
+        raise UserError("answers is own-words, which takes the dense model: pass model too.")
+    return build_set(made, tokenizer, dense_model=lambda: model)[0]
 
 
 def search_mask(

@@ -43,7 +43,7 @@ from bosch.run.stage import Stage, locate, refuse_blocked, stages_to_redo
 
 # --help leaves these out, --help-all shows them.
 RARELY_SET = """
---calibration.tasks --calibration.punkt
+--calibration.tasks --calibration.answers --calibration.punkt
 --mask.alpha --mask.gamma --mask.ratio-buckets --mask.max-variables --mask.max-layers
 --mask.razor-recent-share --mask.precision
 --data.held-out-sequences --data.min-document-tokens --data.workers

@@ -22,7 +22,7 @@ from bosch.data.toy_world.world import ToyEssays, World
 from bosch.eval.judging import check_calibration, judging_of
 from bosch.eval.runner import describe_examples, load_examples, write_examples
 from bosch.eval.suites._interface import Example
-from bosch.model import load_tokenizer
+from bosch.model import fetch_model, load_for_search, load_tokenizer
 from bosch.recipes.calibrate import build, main
 from bosch.recipes.presets import smoke
 from bosch.recipes.recover import main as recover
@@ -31,6 +31,7 @@ from bosch.run.errors import UserError
 from bosch.run.files import verify_folder
 from bosch.run.folder import RunFolder
 from bosch.run.stage import follow_reference
+from bosch.search.scorer import Scorer
 from tests import odd_tokenizers
 from tests.toy_tokenizer import train_tokenizer
 
@@ -201,10 +202,10 @@ def write_questions(path: Path, *rows: object) -> Path:
     return path
 
 
-def read_own(path: Path) -> tuple[Any, Sequence[Haystack]]:
+def read_own(path: Path, *more: str) -> tuple[Any, Sequence[Haystack]]:
     """What the command makes of these questions, and the tokenizer."""
     out = path.parent / "calibration"
-    main(["--model", smoke().model, "--questions", str(path), "--out", str(out)])
+    main(["--model", smoke().model, "--questions", str(path), "--out", str(out), *more])
     return load_tokenizer(smoke().model), read_calibration(out).haystacks
 
 
@@ -222,6 +223,28 @@ def test_own_questions_make_the_set_and_their_content_decides_it(tmp_path: Path)
     before = build(config).fingerprint
     write_questions(path, OWN)
     assert build(config).fingerprint != before
+
+
+def test_own_words_are_what_the_dense_model_writes_up_to_the_answer(tmp_path: Path) -> None:
+    folder, prompt = fetch_model(smoke().model), f"{TEXT.strip()}\nWhere is the key?"
+    model, tokenizer = load_for_search(folder), load_tokenizer(smoke().model)
+    ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
+    words = tokenizer.decode(model.generate(ids, max_new_tokens=8)[0, ids.shape[1] :])
+    *_, last = words.split()
+    lead, rows = words[: words.index(last)], [OWN | {"answer": a} for a in (last, "zebra 1234")]
+    assert lead.strip(), "the model must write something before what is asked for"
+    path = write_questions(tmp_path / "own.jsonl", *rows, {"text": TEXT})
+
+    _, haystacks = read_own(path, "--answers", "own-words")
+    answers = [tokenizer.decode(h.ids_T[list(h.questions[0].answer)]) for h in haystacks]
+    assert answers[:2] == [lead + last, " zebra 1234"]
+    # So the dense model is right where it answers, whatever it writes first.
+    scores, _ = Scorer(model, Calibration(haystacks[:2]), 8).score(((1,) * 8,) * 2, [0, 1])
+    assert [answer.correct for (answer,) in scores.values()] == [True, False]
+
+    config = replace(smoke(), calibration=replace(smoke().calibration, questions=str(path)))
+    asked = replace(config, calibration=replace(config.calibration, answers="own-words"))
+    assert build(config).fingerprint != build(asked).fingerprint
 
 
 def test_a_text_alone_is_judged_by_its_last_quarter(tmp_path: Path) -> None:

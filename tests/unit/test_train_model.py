@@ -59,7 +59,7 @@ def test_command_trains_on_lessons_of_its_tokens_alone(tokens: Path, tmp_path: P
     assert (out / "step-000002" / "config.json").is_file()
     with pytest.raises(UserError, match="pass --objective distill"):
         train(tokens, tmp_path / "other", *learned[:2], "--objective", "next-token")
-    with pytest.raises(UserError, match="are for temperature 1, not 2.0"):
+    with pytest.raises(UserError, match=r"are for temperature 1, not 2\.0"):
         train(tokens, tmp_path / "other", *learned, "--temperature", "2")
     with pytest.raises(UserError, match=f"{tokens} holds no lessons"):
         train(tokens, tmp_path / "other", "--lessons-from", str(tokens), *learned[2:])

@@ -1,0 +1,85 @@
+"""The calibration's answers as the dense model itself writes them.
+
+An example counts when every token of its answer is the arg-max. A model that answers ": 123" where
+" 123" is expected would be wrong, though every benchmark finds the number, and a search for masks
+that answer " 123" moves away from it. So each answer becomes what the dense model writes, greedily,
+up to the end of the expected values. Where it does not write them, the expected answer stays.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from transformers import Cache, PreTrainedTokenizerBase
+
+from bosch.data.calibration import LEAD, ContextText, encode_after
+from bosch.eval.prompt_cache import copy_cache, new_cache
+from bosch.hybrid.cache import CACHE
+from bosch.run.progress import say, track
+
+MOST_TOKENS = 128  # longer answers, continuations of a text, are not asked for
+PREFILL_TOKENS = 8_192  # at once
+
+
+def answer_all(
+    contexts: Sequence[ContextText], model: Any, tokenizer: PreTrainedTokenizerBase
+) -> list[ContextText]:
+    with track("calibration", len(contexts), "contexts") as bar:
+        found = []
+        for context in contexts:
+            found.append(in_own_words(context, model, tokenizer))
+            bar.advance()
+    asked = sum(len(context.pieces) for context in contexts)
+    count = sum(number for _, number in found)
+    say(f"calibration: the dense model answers {count} of {asked} questions, in its own words")
+    return [context for context, _ in found]
+
+
+@torch.inference_mode()
+def in_own_words(
+    context: ContextText, model: Any, tokenizer: PreTrainedTokenizerBase
+) -> tuple[ContextText, int]:
+    """The context with these answers, each after those before it, and how many there are."""
+    ids, pieces, answered = list[int](), [], 0
+    cache = new_cache(model.config)
+    for (prompt, answer), values in zip(context.pieces, context.answers, strict=True):
+        ids += encode_after(ids, prompt, tokenizer) if ids else tokenizer(prompt)["input_ids"]
+        expected = encode_after(ids, answer, tokenizer)
+        if len(expected) <= MOST_TOKENS:
+            first = read(model, cache, ids[cache.get_seq_length() :])
+            # In a copy, since the answer as it is encoded may have other tokens.
+            words = write(model, copy_cache(cache, len(ids)), first, len(expected) + LEAD)
+            written = up_to(values, words, ids[-8:], tokenizer)
+            answer, answered = written or answer, answered + bool(written)
+        ids += encode_after(ids, answer, tokenizer)
+        pieces.append((prompt, answer))
+    return replace(context, pieces=tuple(pieces)), answered
+
+
+def read(model: Any, cache: Cache, tokens: Sequence[int]) -> int:
+    """The likeliest token after these and those in the cache."""
+    for begin in range(0, len(tokens), PREFILL_TOKENS):
+        part = torch.tensor([tokens[begin : begin + PREFILL_TOKENS]], device=model.device)
+        logits = model(part, use_cache=True, logits_to_keep=1, **{CACHE: cache}).logits
+    return int(logits[0, -1].argmax())
+
+
+def write(model: Any, cache: Cache, first: int, most: int) -> Iterator[int]:
+    token = first
+    for _ in range(most):
+        yield token
+        token = read(model, cache, [token])
+
+
+def up_to(
+    values: Sequence[str], words: Iterable[int], before: list[int], tokenizer: Any
+) -> str | None:
+    """The text of these tokens up to the end of the last value; None if they lack one."""
+    known, tokens = len(tokenizer.decode(before)), list(before)
+    for token in words:
+        tokens.append(token)
+        text = tokenizer.decode(tokens)[known:]
+        if all(value in text for value in values):
+            return text[: max(text.index(value) + len(value) for value in values)]
+    return None
