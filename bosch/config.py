@@ -93,10 +93,13 @@ class PackingConfig:
     held_out_sequences: int = 16  # sequences for the validation loss, not counted in tokens
     min_document_tokens: int = 0  # leave out documents with fewer tokens
     workers: int = speed_only(0)  # threads that tokenize; 0: one for each core
+    # Share of the training sequences whose passages come back in them, so that far text matters.
+    repeats: float = field(default=0.0, kw_only=True)
 
     def __post_init__(self) -> None:
         at_least(2, self, "data", "sequence_length")
         at_least(0, self, "data", "held_out_sequences", "min_document_tokens", "workers")
+        check_shares("data.repeats", (self.repeats,))
         if self.tokens is not None and self.tokens < self.sequence_length:
             length = self.sequence_length
             raise UserError(f"data.tokens is {self.tokens}, less than one sequence of {length}.")

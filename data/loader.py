@@ -63,12 +63,16 @@ class Sequences:
 
     rows: NDArray[np.unsignedinteger]  # (sequences, T)
     doc_ends: NDArray[np.uint64]
+    repeats: float = 0.0  # share of them that `repeat_passages` rewrites
 
     def batch(self, numbers: NDArray[np.int64], document_mask: bool = True) -> Batch:
         """The sequences of these numbers. Without the document mask each is one document."""
         import torch  # here, for --help and wrong command lines load no torch
 
         ids_BT = self.rows[numbers].astype(np.int64)
+        for row, number in zip(ids_BT, numbers, strict=True):
+            if self.repeats_in(number):
+                row[:] = repeat_passages(row, number)
         length, total = ids_BT.shape[1], ids_BT.size
         starts = [row * length + self.starts(n, document_mask) for row, n in enumerate(numbers)]
         cu_seqlens = np.append(np.concatenate(starts), total)
@@ -91,13 +95,26 @@ class Sequences:
 
     def starts(self, number: int, document_mask: bool) -> NDArray[np.int64]:
         """Where documents begin in a sequence; 0 is always one of them."""
-        if not document_mask:
+        if not document_mask or self.repeats_in(number):
             return np.zeros(1, np.int64)
         # Bounds of the array's own type: with another, numpy would convert the array at every call.
         begin, end = np.array([number, number + 1], self.doc_ends.dtype) * self.rows.shape[1]
         first = np.searchsorted(self.doc_ends, begin, side="right")
         last = np.searchsorted(self.doc_ends, end)
         return np.append(0, (self.doc_ends[first:last] - begin).astype(np.int64))
+
+    def repeats_in(self, number: int) -> bool:
+        return bool(self.repeats and np.random.default_rng([0, number]).random() < self.repeats)
+
+
+def repeat_passages(row_T: NDArray[np.int64], number: int) -> NDArray[np.int64]:
+    """One document of its passages a, b, a, c, b. Ordinary text seldom depends on what stood far
+    before; here it does, further back than a window reaches, so that a hybrid learns to read there
+    with the groups that still can. It holds nothing that a suite asks for."""
+    rng, length = np.random.default_rng([1, number]), len(row_T)
+    a, b = (int(length * rng.uniform(low, low + 0.1)) for low in (0.1, 0.2))
+    first, second, rest = row_T[:a], row_T[a : a + b], row_T[a + b : length - a - b]
+    return np.concatenate([first, second, first, rest, second])
 
 
 @dataclass(frozen=True)
@@ -120,7 +137,7 @@ def open_tokens(folder: Path, tokenizer_hash: str) -> TokenFolder:
     summary = read_summary(folder, tokenizer_hash)
     seq_len = int(summary["seq_len"])
 
-    def read(tokens: str, ends: str, count: int) -> Sequences:
+    def read(tokens: str, ends: str, count: int, repeats: float = 0.0) -> Sequences:
         dtype, path = np.dtype(f"<u{summary['token_bytes']}"), folder / tokens
         size = count * seq_len * dtype.itemsize
         if not path.is_file() or path.stat().st_size != size:
@@ -128,12 +145,13 @@ def open_tokens(folder: Path, tokenizer_hash: str) -> TokenFolder:
             raise DamagedArtifactError(f"{problem}. {token_files.MAKE_AGAIN}")
         # An empty file cannot be mapped.
         flat = np.memmap(path, dtype, mode="r") if count else np.empty(0, dtype)
-        return Sequences(flat.reshape(count, seq_len), token_files.read_array(folder / ends))
+        rows, doc_ends = flat.reshape(count, seq_len), token_files.read_array(folder / ends)
+        return Sequences(rows, doc_ends, repeats)
 
     return TokenFolder(
         folder,
         summary,
-        read(TOKENS, DOC_ENDS, summary["num_sequences"]),
+        read(TOKENS, DOC_ENDS, summary["num_sequences"], summary.get("repeats", 0.0)),
         read(HELD_OUT, HELD_OUT_DOC_ENDS, summary["num_held_out_sequences"]),
         token_files.read_array(folder / token_files.ORDER),
     )

@@ -22,7 +22,7 @@ from bosch.data.token_files import DOC_ENDS, HELD_OUT, PROGRESS, SUMMARY, TOKENS
 from bosch.data.tokenizer_files import TokenizerText, read_source_tokenizer
 from bosch.run.errors import UserError
 from bosch.run.files import read_sealed_json, write_sealed_json
-from bosch.run.fingerprint import fingerprint, speed_only
+from bosch.run.fingerprint import fingerprint, plain, speed_only
 from bosch.run.progress import Bar, say, track
 
 VERSION = 1  # raise it when the same settings give other bytes
@@ -49,6 +49,13 @@ class PackConfig(PackingConfig):
         super().__post_init__()
         at_least(1, self, "", "epochs", "shard_chunks", "chunk_chars")
         at_least(0, self, "", "seed")
+
+    def deciding(self) -> dict[str, object]:
+        """What decides the tokens."""
+        found: dict[str, object] = plain(self)
+        if not self.repeats:
+            del found["repeats"]  # tokens that were made before there were any are the same
+        return found
 
 
 @dataclass
@@ -98,7 +105,7 @@ def pack_documents(
             commits[source.name] = str(source.commit)
     facts = {  # everything that determines the bytes
         "version": VERSION,
-        "config": config,
+        "config": config.deciding(),
         "tokenizer": tokenizer.hash,
         "sources": [{"weight": source.weight} | source.facts() for source in sources],
     }
@@ -277,6 +284,7 @@ class Packing:
             "num_sequences": num_sequences,
             "num_held_out_sequences": sum(held_out) // config.sequence_length,
             "epochs": config.epochs,
+            **({"repeats": config.repeats} if config.repeats else {}),
             "sources": [{"source": source} | asdict(counts) for source, counts in described],
             "commits": progress.commits,
             "facts": facts,

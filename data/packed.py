@@ -67,7 +67,7 @@ def make_stage(
     return Stage(
         name,
         run=lambda folder: pack_documents(opened, read_ending(), packing, folder),
-        settings={"tokenizer": tokenizer, "sources": facts, "packing": packing},
+        settings={"tokenizer": tokenizer, "sources": facts, "packing": packing.deciding()},
         version=VERSION,
         shared=shared,
     )

@@ -46,7 +46,7 @@ RARELY_SET = """
 --calibration.tasks --calibration.answers --calibration.punkt
 --mask.alpha --mask.gamma --mask.ratio-buckets --mask.max-variables --mask.max-layers
 --mask.razor-recent-share --mask.precision
---data.held-out-sequences --data.min-document-tokens --data.workers
+--data.held-out-sequences --data.min-document-tokens --data.workers --data.repeats
 --train.warmup-share --train.floor-share --train.betas --train.weight-decay --train.clip-norm
 --train.spike --train.keep-checkpoints --train.distill-weight --train.temperature
 --train.stored-top-k --train.layer-weight --train.teacher --train.trained --train.lora-rank

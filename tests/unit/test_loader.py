@@ -105,6 +105,36 @@ def test_ends_positions_and_labels_agree_with_a_plain_count(
     assert batch.cu_seqlens.dtype == torch.int32
 
 
+def test_passages_come_back_in_a_share_of_the_training_sequences(
+    tmp_path: Path, tokenizer: TokenizerText
+) -> None:
+    loaders = []
+    for share in (0.0, 0.4):
+        config = PackConfig(SEQ_LEN, SEQ_LEN * 100, held_out_sequences=5, repeats=share)
+        (out := tmp_path / str(share)).mkdir()
+        pack_documents([ToyDocuments(0)], tokenizer, config, out)
+        loaders.append(Loader(open_tokens(out, tokenizer.hash), batch_sequences=1))
+    plain, repeated = loaders
+    assert (repeated.tokens.held_out.rows == plain.tokens.held_out.rows).all()
+    count = 0
+    for step in range(100):
+        before, after = plain.batch(step), repeated.batch(step)
+        (was,), (found,) = before.ids_BT.tolist(), after.ids_BT.tolist()
+        assert repeated.num_targets(step) == after.num_targets
+        if found == was:
+            assert torch.equal(before.labels_BT, after.labels_BT)
+            continue
+        count += 1
+        assert after.cu_seqlens.tolist() == [0, SEQ_LEN], "one document"
+        # a, b, a, c, b: a's end is where the beginning comes back for the first time.
+        splits = ((a, b) for a in range(8, 40) for b in range(20, 60))
+        assert any(
+            found == was[: a + b] + was[:a] + was[a + b : SEQ_LEN - a - b] + was[a : a + b]
+            for a, b in splits
+        )
+    assert 25 <= count <= 55
+
+
 def test_held_out_slice_is_split_completely_and_never_trained_on(loader: Loader) -> None:
     def key(row: torch.Tensor) -> bytes:
         return row.numpy().tobytes()
