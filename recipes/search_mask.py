@@ -243,7 +243,7 @@ def main(arguments: Sequence[str]) -> None:
 def find_calibration(given: Path | None, run_path: Path) -> Artifact | None:
     """The calibration set that was named, else the run's, which may be a reference to another."""
     folder = given or run_path / "calibration"
-    return Artifact.load(follow_reference(folder)) if given or folder.is_dir() else None
+    return Artifact.load(folder) if given or folder.is_dir() else None
 
 
 if __name__ == "__main__":

@@ -83,7 +83,8 @@ def check_and_build(options: Options, name: str) -> Stage:
         raise UserError(f"--until {until} takes evaluations: train with recover.py.")
     check_settings(settings.train, settings.document_mask, options.model)
     if options.lessons_from is not None:
-        folder, lessons = options.lessons_from, Artifact.load(options.lessons_from)
+        lessons = Artifact.load(options.lessons_from)
+        folder = lessons.folder
         try:
             facts = read_sealed_json(folder / STARTED, "settings", "inputs")
             found = facts["settings"] | facts["inputs"]

@@ -35,8 +35,9 @@ class Artifact:
 
     @classmethod
     def load(cls, folder: Path) -> "Artifact":
-        """A folder made elsewhere: of a stage, whose files are verified, or of other files, which
-        are known by their content."""
+        """A folder made elsewhere: of a stage, whose files are verified, or a run's reference to
+        one, or of other files, which are known by their content."""
+        folder = follow_reference(folder)
         if (folder / MANIFEST).is_file():
             return cls(folder, verify_folder(folder)["fingerprint"])
         if (folder / STARTED).is_file():
