@@ -34,6 +34,7 @@ from bosch.calibration import Calibration
 from bosch.config import CalibrationConfig, Config, shared_fields
 from bosch.data import packed
 from bosch.data.calibration import CalibrationSettings, build_set
+from bosch.eval.own_words import rewording
 from bosch.hybrid.sinks import attach_sinks
 from bosch.masks.mask import GroupMask
 from bosch.method import Inputs
@@ -183,8 +184,9 @@ class Bench:
         if contexts:
             asked |= {"examples": QUESTIONS * contexts, "length": length or asked["length"]}
             seed += JUDGING_SEED
-        settings, dense_model = CalibrationSettings(**asked, seed=seed), lambda: self.judged
-        return build_set(settings, self.tokenizer, dense_model=dense_model)[0]
+        settings = CalibrationSettings(**asked, seed=seed)
+        reword = rewording(lambda: self.judged, self.tokenizer)
+        return build_set(settings, self.tokenizer, reword=reword)[0]
 
     def row(
         self, method: str, ratio: float, window: int, sink: str, seed: int, judged: dict[Any, Row]

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from bosch.calibration import FILE, Calibration, Haystack, Question, write_calibration
 from bosch.config import CalibrationConfig
@@ -72,6 +72,9 @@ class ContextText:
     @property
     def text(self) -> str:
         return "".join(prompt + answer for prompt, answer in self.pieces)
+
+
+Rewording = Callable[[list[ContextText]], list[ContextText]]
 
 
 def read_questions(path: Path) -> list[ContextText]:
@@ -257,20 +260,18 @@ def build_set(
     settings: CalibrationSettings,
     tokenizer: "Tokenizer",
     positions: int | None = None,
-    dense_model: Callable[[], Any] | None = None,
+    reword: Rewording | None = None,
 ) -> tuple[Calibration, list[ContextText], dict[str, str]]:
     """The set, its texts, and facts on what they were made of. `positions` of the model: questions
-    on longer texts are refused. `dense_model` loads it: without one all answers are as expected."""
+    on longer texts are refused. `reword`: of eval/own_words.py, if the settings ask for that."""
     if settings.questions:
         contexts = read_questions(Path(settings.questions))
         facts = {"questions_xxh3": hash_file(Path(settings.questions))}
     else:
         material = gather_material(settings)
         contexts, facts = build_contexts(settings, material, tokenizer), material.facts
-    if settings.answers == "own-words" and dense_model is not None:
-        from bosch.data.own_words import answer_all  # imports torch
-
-        contexts = answer_all(contexts, dense_model(), tokenizer)
+    if settings.answers == "own-words" and reword is not None:
+        contexts = reword(contexts)
     haystacks = [encode(context, tokenizer) for context in contexts]
     for context, haystack in zip(contexts, haystacks, strict=True):
         if context.example is None and len(haystack.ids_T) > (positions or math.inf):
@@ -287,10 +288,10 @@ def write_set(
     tokenizer: "Tokenizer",
     tokenizer_hash: str,
     positions: int | None = None,
-    dense_model: Callable[[], Any] | None = None,
+    reword: Rewording | None = None,
 ) -> Calibration:
     """Build the set and write it into a folder."""
-    calibration, contexts, material = build_set(settings, tokenizer, positions, dense_model)
+    calibration, contexts, material = build_set(settings, tokenizer, positions, reword)
     write_calibration(folder, calibration)
     lines = ""
     for context in contexts:

@@ -83,8 +83,12 @@ def make_stage(name: str, model: str, settings: CalibrationSettings, shared: boo
     def run(folder: Path) -> None:
         tokenizer, positions = load_tokenizer(model), read_shape(model).positions
         tokenizer_hash = describe_tokenizer(tokenizer).hash
-        dense_model = partial(load_for_search, fetch_model(model))
-        write_set(folder, settings, tokenizer, tokenizer_hash, positions, dense_model)
+        reword = None
+        if settings.answers == "own-words":
+            from bosch.eval.own_words import rewording  # imports torch
+
+            reword = rewording(partial(load_for_search, fetch_model(model)), tokenizer)
+        write_set(folder, settings, tokenizer, tokenizer_hash, positions, reword)
 
     return Stage(name, run=run, settings=facts, shared=shared)
 

@@ -98,9 +98,14 @@ def calibrate(
 
     made = _settings(CalibrationSettings, CalibrationConfig, settings, seed=seed)
     check_material(made)
-    if made.answers == "own-words" and model is None:
-        raise UserError("answers is own-words, which takes the dense model: pass model too.")
-    return build_set(made, tokenizer, dense_model=lambda: model)[0]
+    reword = None
+    if made.answers == "own-words":
+        if model is None:
+            raise UserError("answers is own-words, which takes the dense model: pass model too.")
+        from bosch.eval.own_words import rewording
+
+        reword = rewording(lambda: model, tokenizer)
+    return build_set(made, tokenizer, reword=reword)[0]
 
 
 def search_mask(

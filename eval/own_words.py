@@ -6,14 +6,14 @@ that answer " 123" moves away from it. So each answer becomes what the dense mod
 up to the end of the expected values. Where it does not write them, the expected answer stays.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from transformers import Cache, PreTrainedTokenizerBase
 
-from bosch.data.calibration import LEAD, ContextText, encode_after
+from bosch.data.calibration import LEAD, ContextText, Rewording, encode_after
 from bosch.eval.prompt_cache import copy_cache, new_cache
 from bosch.hybrid.cache import CACHE
 from bosch.run.progress import say, track
@@ -22,18 +22,22 @@ MOST_TOKENS = 128  # longer answers, continuations of a text, are not asked for
 PREFILL_TOKENS = 8_192  # at once
 
 
-def answer_all(
-    contexts: Sequence[ContextText], model: Any, tokenizer: PreTrainedTokenizerBase
-) -> list[ContextText]:
-    with track("calibration", len(contexts), "contexts") as bar:
-        found = []
-        for context in contexts:
-            found.append(in_own_words(context, model, tokenizer))
-            bar.advance()
-    asked = sum(len(context.pieces) for context in contexts)
-    count = sum(number for _, number in found)
-    say(f"calibration: the dense model answers {count} of {asked} questions, in its own words")
-    return [context for context, _ in found]
+def rewording(load_model: Callable[[], Any], tokenizer: PreTrainedTokenizerBase) -> Rewording:
+    """What data/calibration.py's build_set takes. The model is loaded when it is needed."""
+
+    def reword(contexts: list[ContextText]) -> list[ContextText]:
+        model = load_model()
+        with track("calibration", len(contexts), "contexts") as bar:
+            found = []
+            for context in contexts:
+                found.append(in_own_words(context, model, tokenizer))
+                bar.advance()
+        asked = sum(len(context.pieces) for context in contexts)
+        count = sum(number for _, number in found)
+        say(f"calibration: the dense model answers {count} of {asked} questions, in its own words")
+        return [context for context, _ in found]
+
+    return reword
 
 
 @torch.inference_mode()
