@@ -51,11 +51,8 @@ class PackConfig(PackingConfig):
         at_least(0, self, "", "seed")
 
     def deciding(self) -> dict[str, object]:
-        """What decides the tokens."""
-        found: dict[str, object] = plain(self)
-        if not self.repeats:
-            del found["repeats"]  # tokens that were made before there were any are the same
-        return found
+        """What decides the tokens; without repeats as before there were any."""
+        return {name: value for name, value in plain(self).items() if name != "repeats" or value}
 
 
 @dataclass

@@ -6,7 +6,7 @@ that answer " 123" moves away from it. So each answer becomes what the dense mod
 up to the end of the expected values. Where it does not write them, the expected answer stays.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -53,8 +53,8 @@ def in_own_words(
         if len(expected) <= MOST_TOKENS:
             first = read(model, cache, ids[cache.get_seq_length() :])
             # In a copy, since the answer as it is encoded may have other tokens.
-            words = write(model, copy_cache(cache, len(ids)), first, len(expected) + LEAD)
-            written = up_to(values, words, ids[-8:], tokenizer)
+            copy, most = copy_cache(cache, len(ids)), len(expected) + LEAD
+            written = write(model, copy, tokenizer, ids[-8:], first, most, values)
             answer, answered = written or answer, answered + bool(written)
         ids += encode_after(ids, answer, tokenizer)
         pieces.append((prompt, answer))
@@ -69,21 +69,21 @@ def read(model: Any, cache: Cache, tokens: Sequence[int]) -> int:
     return int(logits[0, -1].argmax())
 
 
-def write(model: Any, cache: Cache, first: int, most: int) -> Iterator[int]:
-    token = first
-    for _ in range(most):
-        yield token
-        token = read(model, cache, [token])
-
-
-def up_to(
-    values: Sequence[str], words: Iterable[int], before: list[int], tokenizer: Any
+def write(
+    model: Any,
+    cache: Cache,
+    tokenizer: Any,
+    before: Sequence[int],
+    token: int,
+    most: int,
+    values: Sequence[str],
 ) -> str | None:
-    """The text of these tokens up to the end of the last value; None if they lack one."""
+    """What follows these tokens, up to the end of the last value; None if so many lack one."""
     known, tokens = len(tokenizer.decode(before)), list(before)
-    for token in words:
+    for _ in range(most):
         tokens.append(token)
         text = tokenizer.decode(tokens)[known:]
         if all(value in text for value in values):
             return text[: max(text.index(value) + len(value) for value in values)]
+        token = read(model, cache, [token])
     return None

@@ -7,22 +7,14 @@ python recipes/calibrate.py --model DIR --questions FILE.jsonl   # text, questio
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
+from bosch import model as models
 from bosch.command_line import run_stage
 from bosch.config import FLAT, Config
 from bosch.data.calibration import TOY, CalibrationSettings, build_set, check_material, write_set
 from bosch.data.tokenizer_files import describe_tokenizer, read_tokenizer
-from bosch.model import (
-    describe_source,
-    fetch_model,
-    find_model,
-    load_for_search,
-    load_tokenizer,
-    read_shape,
-)
 from bosch.recipes import presets
 from bosch.run.errors import run_main
 from bosch.run.fingerprint import hash_file, plain
@@ -52,7 +44,7 @@ def check(model: str, settings: CalibrationSettings) -> None:
     """Refuse, before work begins, essays and questions that no set can be made of."""
     check_material(settings)
     if settings.questions:
-        build_set(settings, load_tokenizer(model), read_shape(model).positions)
+        build_set(settings, models.load_tokenizer(model), models.read_shape(model).positions)
 
 
 def build(config: Config) -> Stage:
@@ -64,11 +56,11 @@ def settings_of(config: Config) -> CalibrationSettings:
 
 
 def make_stage(name: str, model: str, settings: CalibrationSettings, shared: bool = False) -> Stage:
-    tokenizer = read_tokenizer(model).hash if find_model(model) else model
+    tokenizer = read_tokenizer(model).hash if models.find_model(model) else model
     facts: dict[str, object] = {"tokenizer": tokenizer, "against": []}  # as in earlier runs
     usual = plain(settings)
     if usual.pop("answers") != "expected":  # earlier runs had no other
-        facts |= {"answers": settings.answers, "model": describe_source(model)}
+        facts |= {"answers": settings.answers, "model": models.describe_source(model)}
     essays = Path(settings.essays)
     if settings.questions:  # all that decides the set
         if (path := Path(settings.questions)).is_file():
@@ -81,13 +73,11 @@ def make_stage(name: str, model: str, settings: CalibrationSettings, shared: boo
             facts["essays"] = [hash_file(file) for file in sorted(essays.glob("*.txt"))]
 
     def run(folder: Path) -> None:
-        tokenizer, positions = load_tokenizer(model), read_shape(model).positions
-        tokenizer_hash = describe_tokenizer(tokenizer).hash
-        reword = None
-        if settings.answers == "own-words":
-            from bosch.eval.own_words import rewording  # imports torch
+        from bosch.eval.own_words import rewording  # imports torch
 
-            reword = rewording(partial(load_for_search, fetch_model(model)), tokenizer)
+        tokenizer, positions = models.load_tokenizer(model), models.read_shape(model).positions
+        tokenizer_hash = describe_tokenizer(tokenizer).hash
+        reword = rewording(lambda: models.load_for_search(models.fetch_model(model)), tokenizer)
         write_set(folder, settings, tokenizer, tokenizer_hash, positions, reword)
 
     return Stage(name, run=run, settings=facts, shared=shared)

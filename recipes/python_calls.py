@@ -95,17 +95,13 @@ def calibrate(
     essays="PaulGrahamEssays.json"; essays="toy" needs no file, questions=FILE no essays.
     """
     from bosch.data.calibration import CalibrationSettings, build_set, check_material
+    from bosch.eval.own_words import rewording
 
     made = _settings(CalibrationSettings, CalibrationConfig, settings, seed=seed)
     check_material(made)
-    reword = None
-    if made.answers == "own-words":
-        if model is None:
-            raise UserError("answers is own-words, which takes the dense model: pass model too.")
-        from bosch.eval.own_words import rewording
-
-        reword = rewording(lambda: model, tokenizer)
-    return build_set(made, tokenizer, reword=reword)[0]
+    if made.answers == "own-words" and model is None:
+        raise UserError("answers is own-words, which takes the dense model: pass model too.")
+    return build_set(made, tokenizer, reword=rewording(lambda: model, tokenizer))[0]
 
 
 def search_mask(

@@ -265,8 +265,6 @@ class StoredLoss(torch.autograd.Function):
             log_NR = torch.cat([known_NK, others_N1.log()], dim=1) - total_N1.log()
             t_NR = taught_NR.exp()
             loss += (scale_N1 * t_NR * (taught_NR - log_NR)).sum()
-            if not (needs_hidden or needs_weight):
-                continue
 
             # Of each logit: its share times the sum of the teacher's, less the teacher's share, of
             # which the others have parts in proportion.
