@@ -61,7 +61,7 @@ RARELY_SET = """
 @dataclass(frozen=True)
 class Command:
     config: Annotated[Config, FLAT]
-    # Where defaults come from: tiny (the embedded model), smoke (seconds, for tests) or paper.
+    # Where defaults come from: tiny (the embedded model), small, paper, or smoke (for tests).
     preset: Annotated[str | None, "NAME"] = None
     # In place of --ratio: the smallest whose KV cache fits, as 4GiB@128k.
     kv_budget: Annotated[str | None, "BYTES@TOKENS"] = None
