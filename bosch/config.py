@@ -141,8 +141,9 @@ class TrainConfig:
     objective: Literal["next-token", "distill"] = "next-token"
     distill_weight: float = 1.0  # share of the dense model's distribution; the rest: next-token
     temperature: float = 1.0  # of the teacher's and the student's distribution
-    # Likeliest tokens of the teacher, stored once for all runs (32 to 64); None: asked every step.
-    stored_top_k: int | None = None
+    # Next tokens of the teacher that are stored once, for all runs: the likeliest, and a sample of
+    # the others; None: it is asked at every step.
+    stored_shares: int | None = None
     # Weight of the squared distance between the attention outputs of layers with a window and the
     # teacher's, relative to the teacher's square; 0: off.
     layer_weight: float = 0.0
@@ -176,17 +177,17 @@ class TrainConfig:
     @property
     def asks_teacher(self) -> bool:
         """Whether a training has the teacher in memory."""
-        return self.objective == "distill" and self.stored_top_k is None
+        return self.objective == "distill" and self.stored_shares is None
 
     def __post_init__(self) -> None:
         names = ("batch_sequences", "micro_batch_sequences", "max_steps", "checkpoint_steps")
-        at_least(1, self, "train", *names, "keep_checkpoints", "stored_top_k", "lora_rank")
+        at_least(1, self, "train", *names, "keep_checkpoints", "stored_shares", "lora_rank")
         at_least(0, self, "train", "weight_decay", "layer_weight")
         above_0(self, "train", "peak_learning_rate", "clip_norm", "temperature")
         for name in ("warmup_share", "floor_share", "distill_weight"):
             if not 0 <= getattr(self, name) <= 1:
                 raise UserError(f"train.{name} is {getattr(self, name)}; it must be from 0 to 1.")
-        for name in ("teacher", "stored_top_k"):  # heads in another order, and no attention
+        for name in ("teacher", "stored_shares"):  # heads in another order, and no attention
             if self.layer_weight and getattr(self, name) is not None:
                 raise UserError(f"train.layer_weight or train.{name}: leave out one of the two.")
         if not all(0 <= beta < 1 for beta in self.betas):

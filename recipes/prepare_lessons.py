@@ -30,7 +30,7 @@ NAME = "lessons"
 class Options:
     model: str  # the teacher: folder or hub id of a dense model (of a hybrid without its windows)
     tokens_from: Path  # folder that prepare_tokens.py wrote
-    likeliest: int = 32  # tokens stored for each; all others together are one number
+    shares: int = 64  # next tokens stored for each: the likeliest, and a sample of the others
     temperature: float = TrainConfig.temperature  # of the distribution
     precision: Literal["bf16", "fp32"] = "bf16"  # number format of the computation
     document_mask: bool = True  # documents in one sequence do not attend to each other
@@ -48,7 +48,7 @@ def check_and_build(options: Options, name: str) -> Stage:
 
     settings = TrainConfig(
         objective="distill",
-        stored_top_k=options.likeliest,
+        stored_shares=options.shares,
         temperature=options.temperature,
         precision=options.precision,
     )
@@ -70,7 +70,7 @@ def build(
 ) -> Stage:
     facts = {
         "teacher": describe_source(teacher),
-        "likeliest": settings.stored_top_k,
+        "shares": settings.stored_shares,
         "temperature": settings.temperature,
         "precision": settings.precision,
         "document_mask": document_mask,
@@ -93,7 +93,7 @@ def check_room(model: str, settings: TrainConfig, tokens: int, folder: Path) -> 
     from bosch.training import teacher
     from bosch.training.model_start import read_config
 
-    count, vocabulary = settings.stored_top_k, read_config(fetch_config(model)).vocab_size
+    count, vocabulary = settings.stored_shares, read_config(fetch_config(model)).vocab_size
     # check_settings refuses more than the vocabulary.
     if count and count < vocabulary and not (folder / MANIFEST).is_file():
         done = sum(file.stat().st_size for file in folder.glob("*.npy"))

@@ -111,7 +111,7 @@ def small(model: str = SMALL_MODEL) -> Config:
             trained="lora",
             objective="distill",
             # The dense model computes once, and further runs on these tokens need it no more.
-            stored_top_k=32,
+            stored_shares=64,
             precision="bf16" if in_bf16 else "fp32",
         ),
         eval=EvalConfig(

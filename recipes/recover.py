@@ -49,7 +49,7 @@ RARELY_SET = """
 --data.held-out-sequences --data.min-document-tokens --data.workers --data.repeats
 --train.warmup-share --train.floor-share --train.betas --train.weight-decay --train.clip-norm
 --train.spike --train.keep-checkpoints --train.distill-weight --train.temperature
---train.stored-top-k --train.layer-weight --train.teacher --train.trained --train.lora-rank
+--train.stored-shares --train.layer-weight --train.teacher --train.trained --train.lora-rank
 --train.max-steps --train.checkpoint-steps --train.reshard-after-forward
 --train.sync-every-micro-batch --train.shard-within-node --train.compile --train.deterministic
 --eval.niah-tasks --eval.niah-essays --eval.longbench-categories
@@ -237,7 +237,7 @@ def build_chain(
         return config.train.until == "recovered" and has_recovered(compare([run_path]), step)
 
     settings, lessons, schedule = config.train, None, train_model.schedule_of(config)
-    if settings.objective == "distill" and settings.stored_top_k:
+    if settings.objective == "distill" and settings.stored_shares:
         teacher, mask_documents = settings.teacher or config.model, config.data.document_mask
         lessons = prepare_lessons.build(teacher, settings, mask_documents, tokens, shared=True)
     given = train_model.settings_of(config), model, tokens, lessons

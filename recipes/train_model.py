@@ -88,7 +88,7 @@ def check_and_build(options: Options, name: str) -> Stage:
         try:
             facts = read_sealed_json(folder / STARTED, "settings", "inputs")
             found = facts["settings"] | facts["inputs"]
-            train = replace(settings.train, stored_top_k=found["likeliest"])
+            train = replace(settings.train, stored_shares=found["shares"])
         except (MissingFileError, KeyError) as error:
             raise UserError(f"{folder} holds no lessons; prepare_lessons.py makes them.") from error
         if train.objective != "distill":
@@ -98,8 +98,8 @@ def check_and_build(options: Options, name: str) -> Stage:
             if (there := found.get(what)) != value:
                 raise UserError(f"The lessons of {folder} are for {what} {there}, not {value}.")
         settings = replace(settings, train=train)
-    elif settings.train.stored_top_k:
-        raise UserError("train.stored_top_k needs --lessons-from; prepare_lessons.py makes them.")
+    elif settings.train.stored_shares:
+        raise UserError("train.stored_shares needs --lessons-from; prepare_lessons.py makes them.")
     check_native_window(read_config(model.folder))
     packed = open_tokens(tokens.folder, read_tokenizer(model.folder).hash)
     schedule = settings.schedule(settings.tokens or packed.train.rows.size, packed.seq_len)
@@ -123,7 +123,7 @@ def check_settings(settings: TrainConfig, packed: bool, model: str) -> None:
         check_fp8(settings.trained, device)
     check_backend("train.attention", settings.attention, device, dtype, True, packed)
     if settings.objective != "distill":
-        for name in ("distill_weight", "temperature", "stored_top_k", "layer_weight", "teacher"):
+        for name in ("distill_weight", "temperature", "stored_shares", "layer_weight", "teacher"):
             if (value := getattr(settings, name)) != getattr(default, name):
                 problem = f"train.{name} is {value}, but train.objective {settings.objective}"
                 raise UserError(f"{problem} has no teacher; pass --train.objective distill.")
@@ -132,8 +132,8 @@ def check_settings(settings: TrainConfig, packed: bool, model: str) -> None:
     from bosch.training.teacher import check_teacher
 
     vocabulary = read_config(fetch_config(model)).vocab_size
-    if settings.stored_top_k and settings.stored_top_k >= vocabulary:
-        problem = f"train.stored_top_k is {settings.stored_top_k}, but {model} has"
+    if settings.stored_shares and settings.stored_shares >= vocabulary:
+        problem = f"train.stored_shares is {settings.stored_shares}, but {model} has"
         raise UserError(f"{problem} {vocabulary:,} tokens; store fewer.")
     if settings.teacher:
         check_teacher(fetch_model(model), fetch_model(settings.teacher, TEACHER))

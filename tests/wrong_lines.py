@@ -50,14 +50,14 @@ WRONG_LINES = {
     "recover --eval.niah-lengths 99 512": "--niah-lengths 99",
     "recover --data.min-document-tokens 1000000": "min_document_tokens 1,000,000",
     "recover --preset smoke --data.tokens-from tokens --data.tokens 1M": "tokens 3,906",
-    "recover --data.tokens 9000000000 --train.objective distill --train.stored-top-k 9999": (
-        "stored_top_k 9999 2,048"
+    "recover --data.tokens 9000000000 --train.objective distill --train.stored-shares 9999": (
+        "stored_shares 9999 2,048"
     ),
-    "recover --train.objective distill --train.stored-top-k 0": "train.stored_top_k at least 1",
-    "recover --train.objective next-token --train.stored-top-k 5": "stored_top_k 5 next-token",
-    "recover --train.stored-top-k 8 --train.layer-weight 1": "train.layer_weight leave out",
+    "recover --train.objective distill --train.stored-shares 0": "train.stored_shares at least 1",
+    "recover --train.objective next-token --train.stored-shares 5": "stored_shares 5 next-token",
+    "recover --train.stored-shares 8 --train.layer-weight 1": "train.layer_weight leave out",
     "lessons --tokens-from nowhere": "nowhere does not exist",
-    "lessons --likeliest 0 --tokens-from nowhere": "stored_top_k at least 1",
+    "lessons --shares 0 --tokens-from nowhere": "stored_shares at least 1",
     "recover --train.until recovered": "train.until 25 --eval.samples",
     **{f"recover --model {name}": words for name, words in MODELS.items()},
     # search, calibrate

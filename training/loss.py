@@ -35,33 +35,43 @@ class Lesson:
     weight: float = 1.0  # of its distribution in the loss; the rest is cross entropy
     temperature: float = 1.0
 
-    def log_shares(self, student_NV: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
-        """Logarithms of the student's and of the teacher's shares of every token, of some rows."""
+    def divergence(self, student_NV: Tensor, rows: slice) -> Tensor:
+        """Kullback-Leibler divergence from the teacher's distribution, of some rows; of the student
+        the logarithms of the shares."""
         teacher_NV = F.linear(self.hidden_NH[rows], self.head_VH).float() / self.temperature
-        return F.log_softmax(student_NV, dim=1), F.log_softmax(teacher_NV, dim=1)
+        teacher_NV = F.log_softmax(teacher_NV, dim=1)
+        return F.kl_div(student_NV, teacher_NV, reduction="none", log_target=True).sum(1)
 
 
 @dataclass(frozen=True)
 class StoredLesson:
-    """The same from a file of lessons: the likeliest tokens, and what is left for all
-    others together."""
+    """The same from a file of lessons: of each row a sample of the tokens (`draw`), the logarithms
+    of their shares, and last of the least that one of them counts."""
 
     ids_NK: Tensor
-    log_shares_NR: Tensor  # R = K + 1: the last is that of all others
+    log_shares_NR: Tensor  # R = K + 1
     weight: float = 1.0
     temperature: float = 1.0
 
-    def log_shares(self, student_NV: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
-        student_NR = shares_of_likeliest(student_NV, self.ids_NK[rows])
-        return student_NR, self.log_shares_NR[rows].float()
+    def known(self, rows: slice) -> tuple[Tensor, Tensor]:
+        """The logarithms of the shares of some rows, and what each counts."""
+        log_NK, least_N1 = self.log_shares_NR[rows].float().split([self.ids_NK.shape[1], 1], dim=1)
+        return log_NK, torch.maximum(log_NK, least_N1).exp()
+
+    def divergence(self, student_NV: Tensor, rows: slice) -> Tensor:
+        log_NK, counts_NK = self.known(rows)
+        return (counts_NK * (log_NK - student_NV.gather(1, self.ids_NK[rows]))).sum(1)
 
 
-def shares_of_likeliest(logits_NV: Tensor, ids_NK: Tensor) -> Tensor:
-    """Logarithms of these tokens' shares, and of that of all others together: (N, K + 1)."""
-    # Summed over the others themselves: 1 - (shares of the likeliest) would round to nothing.
-    others_N1 = logits_NV.scatter(1, ids_NK, -torch.inf).logsumexp(1, keepdim=True)
-    known_NR = torch.cat([logits_NV.gather(1, ids_NK), others_N1], dim=1)
-    return known_NR - logits_NV.logsumexp(1, keepdim=True)
+def draw(log_shares_NV: Tensor, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """A priority sample (Duffield, Lund and Thorup, 2007) as a StoredLesson has it: the likeliest
+    tokens, and some of the others, each of which stands for many. Sums over it are right on
+    average; the likeliest alone leave out a fifth of what a small model says."""
+    # Priorities p / u with u uniform; those of the drawn tokens are above that of the next.
+    keys_NV = torch.empty_like(log_shares_NV).exponential_(generator=generator)
+    keys_NR, ids_NR = keys_NV.add_(log_shares_NV).topk(count + 1)
+    log_NK = log_shares_NV.gather(1, ids_NR[:, :-1])
+    return ids_NR[:, :-1], torch.cat([log_NK, keys_NR[:, -1:]], dim=1)
 
 
 class LossHead(nn.Linear):
@@ -177,11 +187,9 @@ def head_loss(
         labels = labels_N[rows]
         if lesson is None:
             return F.cross_entropy(logits_NV, labels, reduction="sum") * scale
-        # Kullback-Leibler divergence from the teacher's distribution, of each row. Times the square
-        # of the temperature: the gradient keeps its size.
-        student, teacher = lesson.log_shares(logits_NV / lesson.temperature, rows)
-        per_token = F.kl_div(student, teacher, reduction="none", log_target=True)
-        divergence = per_token.sum(1) * lesson.temperature**2
+        # Times the square of the temperature: the gradient keeps its size.
+        student_NV = F.log_softmax(logits_NV / lesson.temperature, dim=1)
+        divergence = lesson.divergence(student_NV, rows) * lesson.temperature**2
         taught = torch.where(labels != IGNORED, divergence, 0.0).sum()
         if lesson.weight == 1:
             return taught * scale
@@ -247,7 +255,7 @@ class StoredLoss(torch.autograd.Function):
         for start in range(0, len(hidden_NH), CHUNK_ROWS):
             chunk = slice(start, start + CHUNK_ROWS)
             hidden, ids_NK = hidden_NH[chunk], lesson.ids_NK[chunk]
-            taught_NR = lesson.log_shares_NR[chunk].float()
+            taught_NK, counts_NK = lesson.known(chunk)
             scale_N1 = scale_N[chunk, None]
             logits_NV, x_NV = given_NV[: len(hidden)], shares_NV[: len(hidden)]
             torch.mm(hidden, weight_VH.T, out=logits_NV)
@@ -255,23 +263,16 @@ class StoredLoss(torch.autograd.Function):
             if lesson.temperature != 1:
                 x_NV.div_(lesson.temperature)
 
-            # The shares up to a factor. That of all others is summed over themselves, as in
-            # shares_of_likeliest.
+            # The shares up to a factor.
             x_NV.sub_(x_NV.amax(1, keepdim=True))
-            known_NK = x_NV.gather(1, ids_NK)
-            x_NV.exp_().scatter_(1, ids_NK, 0.0)
-            others_N1 = x_NV.sum(1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
-            total_N1 = others_N1 + known_NK.exp().sum(1, keepdim=True)
-            log_NR = torch.cat([known_NK, others_N1.log()], dim=1) - total_N1.log()
-            t_NR = taught_NR.exp()
-            loss += (scale_N1 * t_NR * (taught_NR - log_NR)).sum()
+            log_NK = x_NV.gather(1, ids_NK)
+            total_N1 = x_NV.exp_().sum(1, keepdim=True)
+            loss += (scale_N1 * counts_NK * (taught_NK - log_NK + total_N1.log())).sum()
 
-            # Of each logit: its share times the sum of the teacher's, less the teacher's share, of
-            # which the others have parts in proportion.
-            sum_N1, factor_N1 = t_NR.sum(1, keepdim=True), scale_N1 / lesson.temperature
-            x_NV.mul_(factor_N1 * (sum_N1 / total_N1 - t_NR[:, -1:] / others_N1))
-            known_NK = log_NR[:, :-1].exp() * sum_N1 - t_NR[:, :-1]
-            x_NV.scatter_(1, ids_NK, factor_N1 * known_NK)
+            # Of each logit: its share times the sum of what is taught, less what is taught.
+            factor_N1 = scale_N1 / lesson.temperature
+            x_NV.mul_(factor_N1 * counts_NK.sum(1, keepdim=True) / total_N1)
+            x_NV.scatter_add_(1, ids_NK, -factor_N1 * counts_NK)
             logits_NV.copy_(x_NV)
             if grad_hidden_NH is not None:
                 grad_hidden_NH[chunk] = logits_NV @ weight_VH

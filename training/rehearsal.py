@@ -318,8 +318,8 @@ def estimate(config: Config, plan: Plan, schedule: TrainSchedule | None) -> list
         disk[f"{states} training states"] = states * STATE_BYTES * weights
         if config.data.tokens_from is None:
             disk["tokens"] = config.data.tokens * (2 if vocabulary <= 1 << 16 else 4)
-        if config.train.stored_top_k:
-            size = bytes_a_token(config.train.stored_top_k, vocabulary)
+        if config.train.stored_shares:
+            size = bytes_a_token(config.train.stored_shares, vocabulary)
             disk["lessons"] = config.data.tokens * size
         lines.append(
             f"training: about {describe_seconds(training_seconds(plan, schedule))}, at half the "

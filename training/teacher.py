@@ -4,13 +4,13 @@ lessons: what it says of packed tokens, computed once for all runs that train on
 A hybrid whose groups all see everything is its dense model, so the teacher is read from the same
 folder. It has its own embedding and head, since the student trains its own.
 
-    lessons-00000.npy    of one sequence or of 32,768 tokens: for each token the likeliest next
-                         ones, the logarithms of their shares, and that of all others together
+    lessons-00000.npy    of one sequence or of 32,768 tokens: for each token a sample of the
+                         next ones (loss.draw) and the logarithms of their shares
 
 A training that reads lessons needs no teacher in memory. A computation of them that was killed goes
 on with the files that are missing.
 """
-# B sequences of a micro-batch, T tokens, N = B * T, K likeliest tokens, V vocabulary, H hidden size
+# B sequences of a micro-batch, T tokens, N = B * T, K drawn tokens, V vocabulary, H hidden size
 
 import copy
 import io
@@ -159,10 +159,10 @@ def write_lessons(
     """Every rank calls this, and writes its share of the files."""
     device = start_world()
     settings = decide(settings, device)
-    assert settings.stored_top_k is not None
+    assert settings.stored_shares is not None
     ranks, model = Group.current(), start_teacher(teacher, settings, device)
-    ids = ("ids", f"<u{tokens.summary['token_bytes']}", (settings.stored_top_k,))
-    kind = np.dtype([ids, ("log_shares", "<f2", (settings.stored_top_k + 1,))])
+    ids = ("ids", f"<u{tokens.summary['token_bytes']}", (settings.stored_shares,))
+    kind = np.dtype([ids, ("log_shares", "<f2", (settings.stored_shares + 1,))])
     sequences, length, total = tokens.train, tokens.seq_len, len(tokens.train.rows)
     per_file = min(max(1, FILE_TOKENS // length), total)
     at_once = max(1, FORWARD_TOKENS // length)
@@ -180,7 +180,7 @@ def write_lessons(
             found = np.empty((per_file, length), kind)
             for first in range(0, per_file, at_once):
                 batch = sequences.batch(padded[first : first + at_once], document_mask).to(device)
-                found[first : first + at_once] = taught(model, batch, kind)
+                found[first : first + at_once] = taught(model, batch, kind, padded[first])
             if place < len(left):
                 content = io.BytesIO()
                 np.save(content, found[: len(numbers)])
@@ -189,17 +189,17 @@ def write_lessons(
 
 
 @torch.no_grad()
-def taught(model: Teacher, batch: Batch, kind: np.dtype[Any]) -> NDArray[Any]:
+def taught(model: Teacher, batch: Batch, kind: np.dtype[Any], seed: int) -> NDArray[Any]:
     """(sequences, tokens)"""
+    generator = torch.Generator(batch.ids_BT.device).manual_seed(int(seed))
     inputs = {"input_ids": batch.ids_BT, "position_ids": batch.position_ids_BT}
     lesson = model.teach(inputs, batch.labels_BT)
     found = np.empty(batch.ids_BT.numel(), kind)
     for begin in range(0, len(found), loss.CHUNK_ROWS):
         rows = slice(begin, begin + loss.CHUNK_ROWS)
         logits_NV = F.linear(lesson.hidden_NH[rows], lesson.head_VH).float() / lesson.temperature
-        ids_NK = logits_NV.topk(kind["ids"].shape[0]).indices
-        found["ids"][rows] = ids_NK.cpu().numpy()
-        found["log_shares"][rows] = loss.shares_of_likeliest(logits_NV, ids_NK).cpu().numpy()
+        drawn = loss.draw(F.log_softmax(logits_NV, dim=1), kind["ids"].shape[0], generator)
+        found["ids"][rows], found["log_shares"][rows] = (each.cpu().numpy() for each in drawn)
     return found.reshape(batch.ids_BT.shape)
 
 
@@ -207,8 +207,8 @@ def file_of(folder: Path, number: int) -> Path:
     return folder / f"lessons-{number:05d}.npy"
 
 
-def bytes_a_token(likeliest: int, vocabulary: int) -> int:
-    return likeliest * (2 if vocabulary <= 1 << 16 else 4) + 2 * (likeliest + 1)
+def bytes_a_token(shares: int, vocabulary: int) -> int:
+    return shares * (2 if vocabulary <= 1 << 16 else 4) + 2 * (shares + 1)
 
 
 def check_room(folder: Path, num_bytes: int) -> None:
@@ -216,7 +216,7 @@ def check_room(folder: Path, num_bytes: int) -> None:
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     free = shutil.disk_usage(there).free
     if num_bytes > free:
-        problem = f"{folder}: the teacher's likeliest tokens take {describe_bytes(num_bytes)}"
+        problem = f"{folder}: what the teacher says takes {describe_bytes(num_bytes)}"
         raise UserError(f"{problem}, and the disk has {describe_bytes(free)} free. Store fewer.")
 
 

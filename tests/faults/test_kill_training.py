@@ -25,7 +25,7 @@ from tests.plain_training import model_folder, read_weights
 OBJECTIVES: dict[str, dict[str, Any]] = {
     "next-token": {},
     "distill": {"settings": {"objective": "distill", "trained": "attention", "layer_weight": 0.5}},
-    "stored": {"settings": {"objective": "distill", "stored_top_k": 8}},
+    "stored": {"settings": {"objective": "distill", "stored_shares": 8}},
 }
 Undisturbed = Callable[..., tuple[dict[str, Any], list[int]]]
 

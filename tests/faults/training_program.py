@@ -107,7 +107,7 @@ def main(folder: Path, log: Path, environment: dict[str, str], options: dict[str
     """at: before its n-th operation on a file below the folder, rank `victim` sends a signal
     (`sends`: SIGKILL) to itself, or to its launcher (to: parent). bug_at: after this many steps
     rank `victim` raises a KeyError. settings: of TrainConfig. epochs: of the tokens. node_ranks: on
-    each of several machines that this one pretends to be. With stored_top_k the teacher's lessons
+    each of several machines that this one pretends to be. With stored_shares the teacher's lessons
     are written first, into the folder."""
     enter(log, environment)
     train(folder, int(environment["RANK"]), options)
@@ -146,7 +146,7 @@ def train(folder: Path, rank: int, options: dict[str, Any]) -> None:
     settings = {"max_steps": LAST_STEP, "checkpoint_steps": 2, "keep_checkpoints": 1}
     settings |= options.get("settings", {})
     model, tokens, stored = folder.parent / "model", tokens_in_memory(epochs=epochs), None
-    if "stored_top_k" in settings:
+    if "stored_shares" in settings:
         stored = folder / "lessons"
         stored.mkdir(exist_ok=True)
         teacher.FILE_TOKENS = 10 * SEQ_LEN

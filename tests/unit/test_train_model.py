@@ -53,7 +53,7 @@ def test_command_trains_says_what_it_does_and_is_reused(
 def test_command_trains_on_lessons_of_its_tokens_alone(tokens: Path, tmp_path: Path) -> None:
     lessons, out = tmp_path / "lessons", tmp_path / "train"
     given = ["--model", presets.SMOKE_MODEL, "--tokens-from", str(tokens)]
-    prepare_lessons.main([*given, "--likeliest", "8", "--out", str(lessons)])
+    prepare_lessons.main([*given, "--shares", "8", "--out", str(lessons)])
     learned = ["--lessons-from", str(lessons), "--objective", "distill"]
     train(tokens, out, *learned)
     assert (out / "step-000002" / "config.json").is_file()
