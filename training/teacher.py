@@ -185,7 +185,7 @@ def write_lessons(
                 content = io.BytesIO()
                 np.save(content, found[: len(numbers)])
                 write_atomically(file_of(folder, begin // per_file), content.getvalue())
-            bar.advance(per_file * length * min(ranks.world, len(left) - turn))
+            bar.advance(len(numbers) * length * min(ranks.world, len(left) - turn))
 
 
 @torch.no_grad()

@@ -1,5 +1,6 @@
 """Learning from the dense model: the divergence against plain autograd, and the teacher."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import bosch.training.loss
 from bosch.assets import asset_folder
 from bosch.config import TrainConfig
-from bosch.data.loader import IGNORED, Sequences
+from bosch.data.loader import IGNORED, Sequences, open_tokens
+from bosch.data.tokenizer_files import read_tokenizer
 from bosch.hybrid.conversion import deploy
 from bosch.recipes import presets, train_model
 from bosch.run.errors import UserError
+from bosch.run.stage import Artifact
 from bosch.training import teacher as teachers
 from bosch.training.loss import Lesson, StoredLesson, draw, head_loss, model_loss
 from bosch.training.model_start import start_model
@@ -224,16 +227,47 @@ def test_few_stored_tokens_give_about_the_gradient_of_all(tmp_path: Path) -> Non
     student = start_model(hybrid, settings, device)
     inputs: dict[str, object] = {"input_ids": ids}
     write_lessons(tmp_path, folder, tokens, settings, True)
+    stored = teachers.Lessons(tmp_path, settings).teach(inputs, ids, 1.0, [0])
+    length, distance = compare_gradients(student, inputs, teacher.teach(inputs, ids), stored)
+    assert abs(length - 1) < 0.01
+    assert distance < 0.05
+
+
+@pytest.mark.slow
+def test_lessons_of_a_run_give_about_the_gradient_of_its_teacher() -> None:
+    """Of a finished run of distillation, such as that of `make real`."""
+    if not (path := os.environ.get("BOSCH_RUN")):
+        pytest.skip("no run to look at; set BOSCH_RUN to its folder")
+    model, tokens, lessons = (Artifact.load(Path(path) / x) for x in ("model", "tokens", "lessons"))
+    packed = open_tokens(tokens.folder, read_tokenizer(model.folder).hash)
+    settings, device = replace(SETTINGS, objective="distill", trained="attention"), start_world()
+    student = start_model(model.folder, settings, device)
+    teacher = start_teacher(model.folder, settings, device)
+    found = []
+    for number in range(0, 28, 7):
+        batch = packed.train.batch(np.array([number]), True)
+        inputs = {"input_ids": batch.ids_BT, "position_ids": batch.position_ids_BT}
+        asked = teacher.teach(inputs, batch.labels_BT)
+        stored = teachers.Lessons(lessons.folder, settings).teach({}, batch.labels_BT, 1, [number])
+        found.append(compare_gradients(student, inputs, asked, stored))
+        print(f"sequence {number}: {found[-1][0]:.3f} times as long, {found[-1][1]:.3f} apart")
+    assert all(abs(length - 1) < 0.05 and distance < 0.25 for length, distance in found)
+
+
+def compare_gradients(
+    student: Any, inputs: dict[str, Any], asked: Lesson, stored: StoredLesson
+) -> tuple[float, float]:
+    """How long the gradient of the stored lesson is, and how far from that of the asked one, both
+    in lengths of that one."""
     gradients = []
-    stored_lesson = teachers.Lessons(tmp_path, settings).teach(inputs, ids, 1.0, [0])
-    for lesson in (teacher.teach(inputs, ids), stored_lesson):
+    for lesson in (asked, stored):
         student.zero_grad()
-        model_loss(student, inputs, ids.roll(-1, 1), 0.01, lesson).backward()
+        labels = inputs["input_ids"].roll(-1, 1)
+        model_loss(student, inputs, labels, 0.01, lesson).backward()
         grads = [p.grad.flatten() for p in student.parameters() if p.grad is not None]
         gradients.append(torch.cat(grads))
-    asked, stored = gradients
-    assert (asked - stored).norm() < 0.05 * asked.norm()
-    assert abs(asked.norm() - stored.norm()) < 0.01 * asked.norm()
+    right, found = gradients
+    return float(found.norm() / right.norm()), float((found - right).norm() / right.norm())
 
 
 def test_teachers_that_cannot_teach_this_model_are_refused(tmp_path: Path) -> None:
