@@ -79,16 +79,14 @@ def short_table(comparison: Comparison) -> Table:
 
 
 def recovery_table(comparison: Comparison) -> Table:
-    rows = [
-        [
-            row.curve.run.name,
-            row.curve.score.suite_title,
-            show_gap_share(row),
-            *(show_estimate(tokens, show_tokens) for tokens in row.tokens_to.values()),
-            show_spent(row.curve.run, row.tokens_to[0.9].value),
-        ]
-        for row in comparison.recoveries
-    ]
+    rows = []
+    for row in comparison.recoveries:
+        tokens = [show_estimate(tokens, show_tokens) for tokens in row.tokens_to.values()]
+        tokens.append(show_spent(row.curve.run, row.tokens_to[0.9].value))
+        # Of a gap that may be none they would say nothing either.
+        tokens = tokens if row.has_clear_gap else [MISSING] * len(tokens)
+        names = [row.curve.run.name, row.curve.score.suite_title]
+        rows.append([*names, show_gap_share(row), *tokens])
     header = ["run", "suite", "gap recovered", *(f"tokens to {share:.0%}" for share in SHARES)]
     header.append("training to 90%")
     note = (
