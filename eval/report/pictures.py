@@ -140,7 +140,8 @@ def _dense(comparison: Comparison, score: ReportedScore) -> list[tuple[str, floa
     found: dict[float, str] = {}
     for run in comparison.runs:
         if not math.isnan(dense := comparison.curve(run, score).dense):
-            found.setdefault(dense, run.settings["model"])
+            # Its loss in bf16 rounds in another order beside each mask.
+            found.setdefault(round(dense, 3), run.settings["model"])
     many = len({*found.values()}) > 1
     return [(f"dense {name}" if many else "dense model", y) for y, name in found.items()]
 
@@ -191,7 +192,7 @@ def _draw_panel(axes: "Axes", panel: Panel, labels: Sequence[str]) -> None:
             axes.fill_between(place, low, high, color=color, alpha=0.13, lw=0)
     for label, score in panel.dense:
         axes.axhline(sign * score, color=INK, alpha=0.6, lw=1, ls=(0, (6, 2)))
-        text = f"{label} {-score:.4f}" if is_loss else f"{label} {show_points(score)}"
+        text = f"{label} {-score:.3f}" if is_loss else f"{label} {show_points(score)}"
         # On the side of the line that curves reach last.
         side, up = ("bottom", 3) if is_loss else ("top", -3)
         where: Any = {"xycoords": axes.get_yaxis_transform(), "textcoords": "offset points"}
