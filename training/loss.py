@@ -68,8 +68,9 @@ def draw(log_shares_NV: Tensor, count: int, generator: torch.Generator) -> tuple
     tokens, and some of the others, each of which stands for many. Sums over it are right on
     average; the likeliest alone leave out a fifth of what a small model says."""
     # Priorities p / u with u uniform; those of the drawn tokens are above that of the next.
-    keys_NV = torch.empty_like(log_shares_NV).exponential_(generator=generator)
-    keys_NR, ids_NR = keys_NV.add_(log_shares_NV).topk(count + 1)
+    # (exponential_ would give -log u, six times as slowly on a CPU.)
+    log_NV = torch.empty_like(log_shares_NV).uniform_(2.0**-24, 1, generator=generator).log_()
+    keys_NR, ids_NR = torch.sub(log_shares_NV, log_NV, out=log_NV).topk(count + 1)
     log_NK = log_shares_NV.gather(1, ids_NR[:, :-1])
     return ids_NR[:, :-1], torch.cat([log_NK, keys_NR[:, -1:]], dim=1)
 

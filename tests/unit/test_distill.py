@@ -174,9 +174,10 @@ def test_layers_are_drawn_to_those_of_the_teacher(recomputes: bool, tmp_path: Pa
 
 
 def test_a_training_on_stored_lessons_is_that_with_the_teacher(tmp_path: Path) -> None:
-    """All tokens but one stored: only rounding and the one left out differ."""
+    """All tokens but one stored, and sharp shares: only the rounding of what is stored is left."""
     folder, tokens = model_folder(tmp_path / "model"), tokens_in_memory()
-    settings = replace(SETTINGS, objective="distill", distill_weight=0.9, max_steps=3)
+    given: Any = {"distill_weight": 0.9, "temperature": 0.1, "max_steps": 3}
+    settings = replace(SETTINGS, objective="distill", **given)
     stored = replace(settings, stored_shares=TINY["vocab_size"] - 1)
     lessons = tmp_path / "lessons"
     lessons.mkdir()
@@ -191,7 +192,7 @@ def test_a_training_on_stored_lessons_is_that_with_the_teacher(tmp_path: Path) -
     ]
     for asked, from_file in zip(*curves, strict=True):
         for name in {"loss", "grad_norm", "validation_loss"} & asked.keys():
-            assert from_file[name] == pytest.approx(asked[name], rel=5e-3, abs=5e-5)
+            assert from_file[name] == pytest.approx(asked[name], rel=2e-3, abs=2e-5)
     # The teacher's share of a step's work is gone.
     assert curves[1][1]["flops"] == pytest.approx(0.75 * curves[0][1]["flops"], rel=0.02)
 
@@ -221,7 +222,7 @@ def test_few_stored_tokens_give_about_the_gradient_of_all(tmp_path: Path) -> Non
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     mask = [[0] * model.config.num_key_value_heads] * model.config.num_hidden_layers
     hybrid = save(deploy(model, mask, 16), tmp_path / "hybrid")
-    settings = replace(SETTINGS, objective="distill", stored_shares=32)
+    settings = replace(SETTINGS, objective="distill", stored_shares=64)
     device = start_world()
     teacher = start_teacher(folder, settings, device)
     student = start_model(hybrid, settings, device)
