@@ -61,7 +61,7 @@ class Recovery:
 
 @dataclass(frozen=True)
 class BaselineDifference:
-    """Points above the baseline, averaged over the seeds that were evaluated so far."""
+    """Points (of the loss, nats) above the baseline, averaged over the seeds evaluated so far."""
 
     setup: str  # of the runs; the run's name where the baseline is one run
     score: ReportedScore
@@ -113,11 +113,13 @@ class Comparison:
 
     @cached_property
     def differences(self) -> list[BaselineDifference]:
-        """For each average and each setup that has a baseline run to be compared with."""
+        """For each average, the loss and each setup that has a baseline run to compare it with."""
         found = []
-        for score in [*self.averages, *self.variants]:
+        for score in [*self.averages, *self.variants, LOSS]:
             for setup, members in self.baseline.pairs.items():
                 pairs = [(self.curve(run, score), self.curve(base, score)) for run, base in members]
+                if score is LOSS:  # whose negatives the curves hold
+                    pairs = [(base, run) for run, base in pairs]
                 started = [(a, b) for a, b in pairs if 0 in a.points and 0 in b.points]
                 any_end = self.baseline.differs_in_tokens
                 ended = [

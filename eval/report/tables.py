@@ -70,11 +70,10 @@ def short_table(comparison: Comparison) -> Table:
     for score in comparison.averages:
         header += [f"{score.suite_title} (dense)", "gap recovered"]
     for run in comparison.runs:
-        cells = [run.name, show_tokens(run.trained_tokens)]
+        rows.append([run.name, show_tokens(run.trained_tokens)])
         for score in comparison.averages:
-            cells.append(show_ends(comparison.curve(run, score)))
-            cells.append(shares.get((run.name, score), MISSING))
-        rows.append(cells)
+            share = shares.get((run.name, score), MISSING)
+            rows[-1] += [show_ends(comparison.curve(run, score)), share]
     return Table("", header, rows)
 
 
@@ -101,17 +100,18 @@ def recovery_table(comparison: Comparison) -> Table:
 def baseline_table(comparison: Comparison) -> Table:
     """Paired differences, over the seeds that both have."""
     rows = [
-        [row.setup, row.score.title, *map(show_difference, (row.start, row.end))]
+        [row.setup, row.score.title, *(show_difference(row.score, e) for e in (row.start, row.end))]
         for row in comparison.differences
     ]
     note = (
-        "Points above the baseline run of the same model, ratio, window and seed, but for what the "
+        "Above the baseline run of the same model, ratio, window and seed, but for what the "
         f"baseline names. In brackets: {LEVEL:.0%} bootstrap interval over seeds and examples, the "
         "same for both runs; * marks those without zero, one in twenty by chance. In parentheses: "
         "the number of seeds. With few, the intervals are too narrow."
     )
     header = ["runs", "score", "before training", "after training"]
-    return Table(f"Difference from {comparison.baseline.title}, in points", header, rows, note)
+    title = f"Difference from {comparison.baseline.title}, in points, of the loss in nats"
+    return Table(title, header, rows, note)
 
 
 def seed_table(comparison: Comparison, at_end: bool) -> Table:
@@ -283,10 +283,8 @@ def show_gap_share(recovery: Recovery) -> str:
 
 def show_spent(run: RunResults, tokens: float | None) -> str:
     """FLOPs and hours of the training until then."""
-    if (spent := run.spent_until(tokens)) is None:
-        return MISSING
-    flops, hours = spent
-    return f"{flops:.1e} FLOPs, {show_seconds(3600 * hours)}"
+    spent = run.spent_until(tokens)
+    return f"{spent[0]:.1e} FLOPs, {show_seconds(3600 * spent[1])}" if spent else MISSING
 
 
 def kv_saved(run: RunResults) -> str:
@@ -332,13 +330,14 @@ def show_estimate(estimate: Estimate, write: Callable[[float], str]) -> str:
     return text if low == high == text else f"{text} [{low}, {high}]"
 
 
-def show_difference(estimate: Estimate) -> str:
+def show_difference(score: ReportedScore, estimate: Estimate) -> str:
     """`+8.1 [+3.1, +12.8]* (3)`: excludes zero, three seeds."""
     if estimate.value is None:
         return MISSING
     seeds = "1 seed" if estimate.num_seeds == 1 else str(estimate.num_seeds)
     star = "*" if estimate.excludes_zero else ""
-    return f"{show_estimate(estimate, show_change)}{star} ({seeds})"
+    write = "{:+.3f}".format if score is compare.LOSS else show_change
+    return f"{show_estimate(estimate, write)}{star} ({seeds})"
 
 
 def show_score(point: Point | None) -> str:

@@ -49,15 +49,7 @@ def test_there_are_intervals_where_single_examples_are_known(tmp_path: Path) -> 
 
 def test_the_loss_recovers_and_its_speed_is_told_in_tokens_and_flops(tmp_path: Path) -> None:
     folder = FakeRun(steps=(None, 0, 200)).write(tmp_path)
-    # Three held-out sequences; the gap of 0.8 is closed along a line by step 100, and then stays.
-    rows = read_rows(folder / "train" / "metrics.jsonl")
-    for row in rows:
-        losses = {"validation_loss": 3 - 0.8 * min(1, row["step"] / 100)}
-        losses |= {"dense_validation_loss": 2.2} if row["step"] == 0 else {}
-        for name, loss in losses.items() if "validation_loss" in row else ():
-            row |= {name: loss, f"{name}_by_sequence": [loss - 0.1, loss, loss + 0.1]}
-            row[f"{name}_by_position"] = {"0": loss - 1, "64": loss + 1}
-    write_rows(folder / "train" / "metrics.jsonl", rows)
+    write_losses(folder, start=3)
     comparison = compare([folder])
     (loss,) = (row for row in comparison.recoveries if row.curve.is_loss)
     last = float(loss.curve.tokens[-1])
@@ -79,6 +71,29 @@ def test_the_loss_recovers_and_its_speed_is_told_in_tokens_and_flops(tmp_path: P
     names = {"suite": "loss", "statistic": "tokens_to_90"}.items()
     (row,) = (row for row in recovery_rows(comparison) if names <= row.items())
     assert row["flops"] == pytest.approx(9e12)
+
+
+def write_losses(folder: Path, start: float) -> None:
+    """Of three held-out sequences. 0.8 are won along a line by step 100, and then nothing more."""
+    rows = read_rows(folder / "train" / "metrics.jsonl")
+    for row in rows:
+        losses = {"validation_loss": start - 0.8 * min(1, row["step"] / 100)}
+        losses |= {"dense_validation_loss": 2.2} if row["step"] == 0 else {}
+        for name, loss in losses.items() if "validation_loss" in row else ():
+            row |= {name: loss, f"{name}_by_sequence": [loss - 0.1, loss, loss + 0.1]}
+            row[f"{name}_by_position"] = {"0": loss - 1, "64": loss + 1}
+    write_rows(folder / "train" / "metrics.jsonl", rows)
+
+
+def test_a_loss_above_the_baselines_is_told_in_nats_with_its_sign(tmp_path: Path) -> None:
+    high, low = (FakeRun(method).write(tmp_path) for method in ("bosch", "fisher"))
+    write_losses(high, start=3.25)
+    write_losses(low, start=3)
+    for run, baseline, sign in ((high, "fisher", "+"), (low, "bosch", "-")):
+        table = make_tables(compare([high, low], baseline))["baseline"]
+        (row,) = (row for row in table.rows if row[1] == "validation loss")
+        assert row[0] == read_run(run).setup
+        assert row[2:] == [f"{sign}0.250* (1 seed)"] * 2
 
 
 def test_a_method_as_baseline_gives_differences_over_seeds_for_each_ratio(tmp_path: Path) -> None:
