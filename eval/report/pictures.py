@@ -136,12 +136,12 @@ def _over_ratios(comparison: Comparison, score: ReportedScore) -> Panel:
 
 
 def _dense(comparison: Comparison, score: ReportedScore) -> list[tuple[str, float]]:
-    """Runs of one model share its score, if they were evaluated on the same examples."""
+    """Runs of one model share its score on the same examples, but for bf16's rounding."""
     found: dict[float, str] = {}
     for run in comparison.runs:
-        if not math.isnan(dense := comparison.curve(run, score).dense):
-            # Its loss in bf16 rounds in another order beside each mask.
-            found.setdefault(round(dense, 3), run.settings["model"])
+        dense = comparison.curve(run, score).dense
+        if not math.isnan(dense) and all(abs(dense - known) > 1e-3 for known in found):
+            found[dense] = run.settings["model"]
     many = len({*found.values()}) > 1
     return [(f"dense {name}" if many else "dense model", y) for y, name in found.items()]
 

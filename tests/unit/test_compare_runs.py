@@ -11,6 +11,7 @@ import pytest
 from bosch.eval.report import page
 from bosch.eval.report.compare import Comparison, compare, seeds_of_setups
 from bosch.eval.report.page import answers, describe, recovery_rows, warnings, write_report
+from bosch.eval.report.pictures import make_charts
 from bosch.eval.report.runs import append_run, read_archive, read_run
 from bosch.eval.report.tables import MISSING, make_tables, short_table
 from bosch.eval.rows import read_rows, write_rows
@@ -73,12 +74,12 @@ def test_the_loss_recovers_and_its_speed_is_told_in_tokens_and_flops(tmp_path: P
     assert row["flops"] == pytest.approx(9e12)
 
 
-def write_losses(folder: Path, start: float) -> None:
+def write_losses(folder: Path, start: float, dense: float = 2.2) -> None:
     """Of three held-out sequences. 0.8 are won along a line by step 100, and then nothing more."""
     rows = read_rows(folder / "train" / "metrics.jsonl")
     for row in rows:
         losses = {"validation_loss": start - 0.8 * min(1, row["step"] / 100)}
-        losses |= {"dense_validation_loss": 2.2} if row["step"] == 0 else {}
+        losses |= {"dense_validation_loss": dense} if row["step"] == 0 else {}
         for name, loss in losses.items() if "validation_loss" in row else ():
             row |= {name: loss, f"{name}_by_sequence": [loss - 0.1, loss, loss + 0.1]}
             row[f"{name}_by_position"] = {"0": loss - 1, "64": loss + 1}
@@ -88,7 +89,9 @@ def write_losses(folder: Path, start: float) -> None:
 def test_a_loss_above_the_baselines_is_told_in_nats_with_its_sign(tmp_path: Path) -> None:
     high, low = (FakeRun(method).write(tmp_path) for method in ("bosch", "fisher"))
     write_losses(high, start=3.25)
-    write_losses(low, start=3)
+    write_losses(low, start=3, dense=2.2007)  # rounded in another order
+    (chart,) = (chart for chart in make_charts(compare([high, low])) if chart.name == "losses")
+    assert chart.panels[0].dense == [("dense model", -2.2)]
     for run, baseline, sign in ((high, "fisher", "+"), (low, "bosch", "-")):
         table = make_tables(compare([high, low], baseline))["baseline"]
         (row,) = (row for row in table.rows if row[1] == "validation loss")
