@@ -7,14 +7,14 @@ run's own (sweep.py --windows, --lengths) is a score too.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
 
-from bosch.config import parse_count
+from bosch.config import Config, parse_count
 from bosch.eval import lm_eval_bridge
 from bosch.eval.report import intervals
 from bosch.eval.report.intervals import Curve, Estimate, Point, Statistic, estimate
@@ -23,14 +23,18 @@ from bosch.eval.suites import _reporting
 from bosch.eval.suites._reporting import Cell, ReportedScore, Row, Samples, condition
 from bosch.plugins import suggest
 from bosch.run.errors import UserError
+from bosch.run.fingerprint import plain
+from bosch.run.stage import flatten
 
 LOSS = ReportedScore("loss", "validation loss", "loss", {("loss", 0): 1.0})
 SHARES = (0.5, 0.9, 0.95, 0.99)  # of a gap, for the tokens until it is closed so far
 # The suites round a task's percent to two decimals before they average.
 ROUNDING = 0.02
 TOLERANCE = 2.0  # points below the dense model that a recovered model may be
-# What a run and its baseline run have in common, but for what the baseline names.
-COMMON = ("model", "method", "mask.options", "ratio", "window", "seed")
+# Settings that change no result. Those of the evaluation only change which results there are.
+SPEED = flatten(asdict(Config())).keys() - flatten(plain(Config())).keys()
+TRAINING = ("train.", "data.")  # begin the names of settings of what follows step 0
+MASK = ("method", "window", "sink", "mask", "calibration")  # which the dense model has none of
 
 
 @dataclass(frozen=True)
@@ -38,9 +42,19 @@ class Baseline:
     """What runs are compared with: one run, or those with some settings (a method is one)."""
 
     title: str = ""
-    # Runs and their baselines, by setup.
-    pairs: Mapping[str, Sequence[tuple[RunResults, RunResults]]] = field(default_factory=dict)
+    pairs: Mapping[str, Sequence["Pair"]] = field(default_factory=dict)  # by setup
+    # Settings that keep runs from being compared with it -> these runs.
+    apart: Mapping[tuple[str, ...], Sequence[str]] = field(default_factory=dict)
     differs_in_tokens: bool = False  # so ends of trainings of other lengths are compared
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A run and its baseline run: they agree in all that matters before training."""
+
+    run: RunResults
+    base: RunResults
+    is_trained_alike: bool = True
 
 
 @dataclass(frozen=True)
@@ -117,16 +131,16 @@ class Comparison:
         found = []
         for score in [*self.averages, *self.variants, LOSS]:
             for setup, members in self.baseline.pairs.items():
-                pairs = [(self.curve(run, score), self.curve(base, score)) for run, base in members]
-                if score is LOSS:  # whose negatives the curves hold
-                    pairs = [(base, run) for run, base in pairs]
-                started = [(a, b) for a, b in pairs if 0 in a.points and 0 in b.points]
-                any_end = self.baseline.differs_in_tokens
-                ended = [
-                    (a, b)
-                    for a, b in started
-                    if a.is_trained and b.is_trained and (any_end or is_as_long(a.end, b.end))
-                ]
+                any_end, started, ended = self.baseline.differs_in_tokens, [], []
+                for pair in members:
+                    a, b = self.curve(pair.run, score), self.curve(pair.base, score)
+                    if score is LOSS:  # whose negatives the curves hold
+                        a, b = b, a
+                    if 0 in a.points and 0 in b.points:
+                        started.append((a, b))
+                        is_alike = pair.is_trained_alike and a.is_trained and b.is_trained
+                        if is_alike and (any_end or is_as_long(a.end, b.end)):
+                            ended.append((a, b))
                 if started:
                     start = _difference(started, intervals.value_at(0))
                     end = _difference(ended, intervals.value_at(-1))
@@ -289,11 +303,12 @@ def is_as_long(end: float, other: float) -> bool:
 
 
 def _find_baseline(wanted: str, runs: Sequence[RunResults]) -> Baseline:
-    """Of settings: each run without them is paired with one that has them and else agrees in
-    COMMON."""
+    """Of settings: each run without them is paired with the one of those that have them which else
+    agrees with it."""
     for base in runs:
         if wanted == base.name or Path(wanted).resolve() == base.path.resolve():
-            return Baseline(base.name, {run.name: [(run, base)] for run in runs if run is not base})
+            pairs = {run.name: [Pair(run, base)] for run in runs if run is not base}
+            return Baseline(base.name, pairs)
     parts = [part.partition("=") for part in wanted.split(",") if "=" in part]
     title, settings = wanted, {name.replace("-", "_"): value for name, _, value in parts}
     for run in sorted(runs, key=lambda run: run.method, reverse=True):  # without options comes last
@@ -305,18 +320,33 @@ def _find_baseline(wanted: str, runs: Sequence[RunResults]) -> Baseline:
         names = [*sorted({run.method for run in runs}), *(run.name for run in runs)]
         problem = f"--baseline {wanted} is no method or run, and no run has such settings"
         raise UserError(f"{problem}; {suggest(wanted, names)}")
-    common = [name for name in COMMON if name not in settings]
 
-    def differences(run: RunResults) -> dict[str, object]:
-        return {name: value for name, value in run.differences.items() if name not in settings}
-
-    pairs: dict[str, list[tuple[RunResults, RunResults]]] = {}
+    pairs, apart = dict[str, list[Pair]](), dict[tuple[str, ...], list[str]]()
     for run in (run for run in runs if run not in bases):
-        alike = [b for b in bases if all(b.settings.get(n) == run.settings.get(n) for n in common)]
-        if alike:  # of several, the one whose other settings differ in the same way
-            alike.sort(key=lambda base: differences(base) != differences(run))
-            pairs.setdefault(run.setup, []).append((run, alike[0]))
-    return Baseline(title, pairs, differs_in_tokens="data.tokens" in settings)
+        fits = [(*_disagreements(run, base, settings.keys()), base) for base in bases]
+        before, trained, _, base = min(fits, key=lambda fit: [len(names) for names in fit[:3]])
+        if not before:
+            pairs.setdefault(run.setup, []).append(Pair(run, base, not trained))
+        if differing := before | trained:
+            apart.setdefault(tuple(sorted(differing)), []).append(run.name)
+    return Baseline(title, pairs, apart, "data.tokens" in settings)
+
+
+def _disagreements(
+    run: RunResults, base: RunResults, named: Set[str]
+) -> tuple[set[str], set[str], set[str]]:
+    """Settings in which they differ, but for those named: of all before step 0, of the training,
+    and of the evaluation."""
+    mine, other = run.settings, base.settings
+    names = {name for name in mine.keys() | other.keys() if mine.get(name) != other.get(name)}
+    names -= named | SPEED
+    if None in (mine.get("weights"), other.get("weights")):  # unknown, or learned with the mask
+        names.discard("weights")
+    if other["ratio"] == 0:
+        names = {name for name in names if name.partition(".")[0] not in MASK}
+    trained = {name for name in names if name.startswith(TRAINING)}
+    judged = {name for name in names if name.startswith("eval.")}
+    return names - trained - judged, trained, judged
 
 
 def _has(run: RunResults, settings: Mapping[str, str]) -> bool:

@@ -16,7 +16,7 @@ from pathlib import Path
 from rich.text import Text
 
 from bosch.eval.report import tables
-from bosch.eval.report.compare import LOSS, Comparison, Recovery, is_as_long
+from bosch.eval.report.compare import LOSS, TRAINING, Comparison, Recovery, is_as_long
 from bosch.eval.report.intervals import NEVER, Curve, Estimate, estimate, gap_at
 from bosch.eval.report.pictures import draw_pictures
 from bosch.eval.report.runs import RunResults
@@ -175,10 +175,11 @@ def warnings(comparison: Comparison) -> list[str]:
     if len(ends) > 1:
         listed = [f"{tables.show_tokens(end)} in {list_runs(names)}" for end, names in ends.items()]
         lines.append(f"runs were trained on different numbers of tokens: {'; '.join(listed)}")
-    if comparison.baseline.title and len(comparison.runs) > 1 and not comparison.differences:
+    for names, runs in comparison.baseline.apart.items():
+        when = " after training" if all(name.startswith(TRAINING) for name in names) else ""
+        problem = f"no such run has the same {', '.join(names)}"
         lines.append(
-            f"{comparison.baseline.title}: no run is compared to it: none is like it in model, "
-            "ratio, window and seed, or step 0 was not evaluated"
+            f"{list_runs(runs)}: not compared with {comparison.baseline.title}{when}: {problem}"
         )
     return lines
 

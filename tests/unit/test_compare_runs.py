@@ -151,6 +151,19 @@ def test_settings_as_baseline_are_compared_within_a_method(tmp_path: Path) -> No
     with pytest.raises(UserError, match="no run has such settings"):
         compare(plain, "train.objective=distill")
 
+    # A run is compared with one that was trained alike, in whatever order they are given.
+    for order in (runs, runs[::-1]):
+        by_method = compare(order, "bosch")
+        ends = [row.end.value for row in by_method.differences if "distill" in row.setup]
+        assert ends == pytest.approx([0, 0, 0])  # NIAH, LongBench, loss
+        assert not by_method.baseline.apart
+    unlike = compare([taught[1], plain[0]], "bosch")
+    assert [(row.start.value, row.end.num_seeds) for row in unlike.differences] == [(0, 0)] * 3
+    assert (
+        "not compared with bosch after training: no such run has the same train.objective"
+        in (warnings(unlike)[-1])
+    )
+
 
 def test_archived_runs_are_read_like_their_folders(tmp_path: Path) -> None:
     runs = [FakeRun(method, learning_tokens=7).write(tmp_path) for method in ("bosch", "fisher")]
