@@ -113,11 +113,22 @@ class Comparison:
     def parts(self, suite: str) -> list[ReportedScore]:
         return [score for score in self.scores if score.kind == "part" and score.suite == suite]
 
+    @property
+    def headlines(self) -> list[ReportedScore]:
+        """Of each suite its average; the parts of a suite that has none, as RULER without some of
+        its tasks."""
+        found = []
+        for suite in self.suites:
+            averages = [score for score in self.averages if score.suite == suite]
+            known = [score for score in averages if self.curves_of(score)]
+            found += known or self.parts(suite)
+        return found
+
     @cached_property
     def recoveries(self) -> list[Recovery]:
-        """Of each average and of the loss, for each run that has it at step 0 and later."""
+        """Of each headline and of the loss, for each run that has it at step 0 and later."""
         rows = []
-        for score in [*self.averages, LOSS]:
+        for score in [*self.headlines, LOSS]:
             for curve in self.curves_of(score):
                 if curve.is_trained and not (curve.is_loss and math.isnan(curve.dense)):
                     share = estimate([curve], intervals.gap_share)
@@ -127,9 +138,9 @@ class Comparison:
 
     @cached_property
     def differences(self) -> list[BaselineDifference]:
-        """For each average, the loss and each setup that has a baseline run to compare it with."""
+        """For each headline, the loss and each setup that has a baseline run to compare it with."""
         found = []
-        for score in [*self.averages, *self.variants, LOSS]:
+        for score in [*self.headlines, *self.variants, LOSS]:
             for setup, members in self.baseline.pairs.items():
                 any_end, started, ended = self.baseline.differs_in_tokens, [], []
                 for pair in members:
@@ -259,17 +270,14 @@ def headline_points(suite: str, rows: Sequence[Row]) -> dict[Cell, Point]:
 
 def has_recovered(comparison: Comparison, step: int) -> bool:
     """Whether the one run of the comparison is, at this step and on every suite, surely less than
-    TOLERANCE points below the dense model. A suite of a single task has no average."""
-    for suite in comparison.suites:
-        averages = [score for score in comparison.averages if score.suite == suite]
-        known = [score for score in averages if comparison.curves_of(score)]
-        for score in known or comparison.parts(suite):
-            curve = comparison.curve(comparison.runs[0], score)
-            if step not in curve.points:
-                return False
-            gap = estimate([curve], intervals.gap_at(curve.steps.index(step)))
-            if gap.low is None or gap.low <= -TOLERANCE:
-                return False
+    TOLERANCE points below the dense model."""
+    for score in comparison.headlines:
+        curve = comparison.curve(comparison.runs[0], score)
+        if step not in curve.points:
+            return False
+        gap = estimate([curve], intervals.gap_at(curve.steps.index(step)))
+        if gap.low is None or gap.low <= -TOLERANCE:
+            return False
     return bool(comparison.suites)
 
 

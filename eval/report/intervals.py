@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bosch.eval.report.runs import RunResults
-from bosch.eval.suites._reporting import Cell, ReportedScore, Samples
+from bosch.eval.suites._reporting import Cell, ReportedScore, Samples, reporting_of
 
 Numbers = NDArray[np.float64]
 # A curve on many resamples of the examples, [replicate, point], and the dense model's [replicate]
@@ -183,6 +183,7 @@ def resample_examples(
     """Replicates of sum(weight x mean over the cell's examples). None if a point lacks a cell or
     has only one example of it, or if the points answered different examples."""
     models = [*points, dense] if dense is not None else list(points)
+    alike = reporting_of(suite).tasks_alike
     total = np.zeros((NUM_REPLICATES, len(models)))
     for (task, length), weight in weights.items():
         cells = [model.get((task, length), {}) for model in models]
@@ -192,7 +193,8 @@ def resample_examples(
             return None
         scores = np.array([[scores[index] for index in indexes] for scores in cells])
         # Seeded by name, so that every run draws the same examples of a cell.
-        generator = np.random.default_rng(zlib.crc32(f"{suite}/{task}/{length}/{count}".encode()))
+        shown = "any" if task in alike else length
+        generator = np.random.default_rng(zlib.crc32(f"{suite}/{task}/{shown}/{count}".encode()))
         counts = generator.multinomial(count, np.full(count, 1 / count), NUM_REPLICATES)
         total += weight * counts @ scores.T / count
     last = total[:, -1] if dense is not None else np.full(NUM_REPLICATES, math.nan)

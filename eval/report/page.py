@@ -21,6 +21,7 @@ from bosch.eval.report.intervals import NEVER, Curve, Estimate, estimate, gap_at
 from bosch.eval.report.pictures import draw_pictures
 from bosch.eval.report.runs import RunResults
 from bosch.eval.rows import Row, write_rows
+from bosch.eval.suites._reporting import reporting_of
 from bosch.masks.picture import mask_lines, mask_title
 from bosch.run.errors import UserError
 from bosch.run.files import write_atomically
@@ -81,11 +82,12 @@ def recovery_rows(comparison: Comparison) -> list[Row]:
 
     for recovery in comparison.recoveries:
         run = recovery.curve.run
-        names = {"run": run.name, "suite": recovery.curve.score.suite}
+        score, is_clear = recovery.curve.score, recovery.has_clear_gap
+        names = {"run": run.name, "suite": score.suite, "score": score.name, "clear_gap": is_clear}
         add(names, "gap_share", recovery.gap_share)
         for share, tokens in recovery.tokens_to.items():
-            spent = run.spent_until(tokens.value)
-            add(names, f"tokens_to_{100 * share:.0f}", tokens, flops=spent and spent[0])
+            flops, hours = run.spent_until(tokens.value) or (None, None)
+            add(names, f"tokens_to_{100 * share:.0f}", tokens, flops=flops, hours=hours)
     for row in comparison.differences:
         names = {"runs": row.setup, "suite": row.score.suite, "score": row.score.name}
         for statistic, points in (("start", row.start), ("end", row.end)):
@@ -128,7 +130,7 @@ def answers(comparison: Comparison) -> list[tuple[str, list[str]]]:
                 f"{mask.window_tokens:,} tokens, sink {mask.sink}; KV bytes saved: "
                 f"{tables.kv_saved(run)}"
             ]
-        for score in [*comparison.averages, LOSS]:
+        for score in [*comparison.headlines, LOSS]:
             curve, recovery = comparison.curve(run, score), recovered.get((run.name, score))
             ends.append(-curve.values[-1] if curve.steps else math.inf)
             if recovery or (curve.steps and not curve.is_loss):
@@ -145,7 +147,7 @@ def describe(curve: Curve, recovery: Recovery | None) -> str:
             return f"{curve.dense - curve.values[place]:+.3f}"
         return tables.show_estimate(estimate([curve], gap_at(place)), tables.show_change)
 
-    title = curve.score.suite_title
+    title = curve.score.headline
     dense = f"({-curve.dense:.3f})" if curve.is_loss else f"({curve.dense:.1f})"
     tokens = tables.show_tokens(curve.end)
     when = f"after {tokens} tokens" if curve.steps[-1] else "before training"
@@ -169,9 +171,12 @@ def warnings(comparison: Comparison) -> list[str]:
     lines += [f"{list_runs(names)}: {part}" for part, names in lacking.items()]
     lines += different_examples(comparison)
     ends: dict[float, list[str]] = {}  # tokens at the end of a training -> runs
+    of_runs: dict[str, float] = {}
     for curve in (recovery.curve for recovery in comparison.recoveries):
-        end = next((tokens for tokens in ends if is_as_long(tokens, curve.end)), curve.end)
-        ends.setdefault(end, []).append(curve.run.name)
+        of_runs[curve.run.name] = max(curve.end, of_runs.get(curve.run.name, 0))
+    for name, last in of_runs.items():
+        end = next((tokens for tokens in ends if is_as_long(tokens, last)), last)
+        ends.setdefault(end, []).append(name)
     if len(ends) > 1:
         listed = [f"{tables.show_tokens(end)} in {list_runs(names)}" for end, names in ends.items()]
         lines.append(f"runs were trained on different numbers of tokens: {'; '.join(listed)}")
@@ -195,15 +200,28 @@ def missing_parts(comparison: Comparison, run: RunResults) -> list[str]:
         return ["no mask yet"]
     if not (run.rows or run.variants):
         return ["not evaluated yet"]
-    curves = [comparison.curve(run, score) for score in comparison.scores]
-    parts = []
-    if all(row["step"] is not None for row in run.rows):
-        parts.append("the dense model was not evaluated, so the gap to it is unknown")
-    if not any(0 in curve.points for curve in curves):
-        parts.append("step 0 was not evaluated")
-    elif not any(curve.is_trained for curve in curves):
-        parts.append("evaluated only before training")
-    return parts
+    last = max((row["step"] for row in run.rows if row["step"]), default=0)
+    found: dict[str, list[str]] = {}
+    for suite in comparison.suites:
+        scores = [score for score in comparison.scores if score.suite == suite]
+        curves = [comparison.curve(run, score) for score in scores if score.kind != "variant"]
+        known = {step for curve in curves for step in curve.points}
+        problems = []
+        if None not in known:
+            problems.append("the dense model was not evaluated, so the gap to it is unknown")
+        if 0 not in known:
+            problems.append("step 0 was not evaluated")
+        elif not (trained := known - {None, 0}):
+            problems.append("evaluated only before training")
+        elif (end := max(filter(None, trained))) < last:
+            problems.append(f"evaluated only until step {end:,}")
+        for problem in problems if known else ["not evaluated"]:
+            found.setdefault(problem, []).append(reporting_of(suite).title)
+    in_all = len(comparison.suites)
+    return [
+        problem if len(titles) == in_all else f"{', '.join(titles)}: {problem}"
+        for problem, titles in found.items()
+    ]
 
 
 def different_examples(comparison: Comparison) -> list[str]:

@@ -67,11 +67,11 @@ def short_table(comparison: Comparison) -> Table:
     """The terminal's: scores, and the share of the gap that was recovered."""
     shares = {(r.curve.run.name, r.curve.score): show_gap_share(r) for r in comparison.recoveries}
     header, rows = ["run", "tokens"], []
-    for score in comparison.averages:
-        header += [f"{score.suite_title} (dense)", "gap recovered"]
+    for score in comparison.headlines:
+        header += [f"{score.headline} (dense)", "gap recovered"]
     for run in comparison.runs:
         rows.append([run.name, show_tokens(run.trained_tokens)])
-        for score in comparison.averages:
+        for score in comparison.headlines:
             share = shares.get((run.name, score), MISSING)
             rows[-1] += [show_ends(comparison.curve(run, score)), share]
     return Table("", header, rows)
@@ -84,14 +84,14 @@ def recovery_table(comparison: Comparison) -> Table:
         tokens.append(show_spent(row.curve.run, row.tokens_to[0.9].value))
         # Of a gap that may be none they would say nothing either.
         tokens = tokens if row.has_clear_gap else [MISSING] * len(tokens)
-        names = [row.curve.run.name, row.curve.score.suite_title]
+        names = [row.curve.run.name, row.curve.score.headline]
         rows.append([*names, show_gap_share(row), *tokens])
     header = ["run", "suite", "gap recovered", *(f"tokens to {share:.0%}" for share in SHARES)]
     header.append("training to 90%")
     note = (
         "Gap recovered: the share of the gap between step 0 and the dense model that the last "
-        "checkpoint has closed. Tokens: with those of a learned mask, interpolated between "
-        "checkpoints. In brackets: "
+        "checkpoint has closed. Tokens: with those of a learned mask (FLOPs and time: without), "
+        "interpolated between checkpoints. In brackets: "
         f"{LEVEL:.0%} bootstrap interval over examples, the same for all models."
     )
     return Table("Recovery", header, rows, note)

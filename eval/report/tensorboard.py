@@ -40,11 +40,13 @@ def rebuild_tensorboard(run_path: Path) -> None:
         when = times.get(row["step"])  # it was trained
         scalar = {_tag(row): float(row["value"])}
         curves += curve_files.on_both_axes(row["step"], row["tokens"], scalar, when)
-    to_shares = {
-        f"{recovery.curve.score.suite}/tokens to {share:.0%}": tokens.value
-        for recovery in compare([run]).recoveries
-        for share, tokens in recovery.tokens_to.items()
-    }
+    to_shares: dict[str, float | None] = {}
+    for recovery in compare([run]).recoveries:
+        score = recovery.curve.score
+        of = f"{score.suite}/{score.name} " if score.kind == "part" else f"{score.suite}/"
+        for share, found in recovery.tokens_to.items():
+            is_clear = recovery.has_clear_gap  # else it would say nothing
+            to_shares[f"{of}tokens to {share:.0%}"] = found.value if is_clear else None
     reached = {tag: n for tag, n in to_shares.items() if n is not None and n != NEVER}
     step, tokens = max(((row["step"], row["tokens"]) for row in with_step), default=(0, 0))
     curves += curve_files.on_both_axes(step, tokens, reached, times.get(step))

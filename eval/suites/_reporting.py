@@ -34,12 +34,14 @@ class ReportedScore:
     written_by_suite: bool = field(default=False, compare=False)
 
     @property
-    def suite_title(self) -> str:
-        return self.name if self.kind == "loss" else reporting_of(self.suite).title
+    def headline(self) -> str:
+        """As the one score of its suite, or one of several."""
+        title = self.name if self.kind == "loss" else reporting_of(self.suite).title
+        return f"{title} {self.name}" if self.kind == "part" else title
 
     @property
     def title(self) -> str:
-        return self.name if self.kind in ("part", "loss") else f"{self.suite_title} {self.name}"
+        return self.name if self.kind in ("part", "loss") else f"{self.headline} {self.name}"
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,8 @@ class Reporting:
     # The metric of a task that counts. Default: METRIC, if the suite has one; None: the first one.
     headline_metric: Callable[[str], str | None]
     parts_title: str = "tasks"
+    # Tasks that ask the same at every length: their questions are drawn once for an interval.
+    tasks_alike: tuple[str, ...] = ()
     # In the table by length. Default, or empty: every task.
     tasks_by_length: tuple[str, ...] = ()
     report_order: float = math.inf  # place among the suites; default: at the end, by name

@@ -23,7 +23,7 @@ from bosch.eval.rows import Row, find_one, from_hub, read_rows, require, require
 from bosch.eval.suites import _gsm8k
 from bosch.eval.suites._common import Tokenizer, average, check_names, task_results
 from bosch.eval.suites._interface import Example, Request, Result, Scored, Stop, Task
-from bosch.eval.suites._reporting import ReportedScore, with_average
+from bosch.eval.suites._reporting import ReportedScore, over_lengths, with_average
 from bosch.run.errors import UserError
 from bosch.run.files import path_inside
 
@@ -277,7 +277,8 @@ def headline_metric(task: str) -> str | None:
 
 
 def reported_scores(rows: Sequence[Row]) -> list[ReportedScore]:
-    """The plain mean of the categories, and each of them, by the table that fits the rows best."""
+    """The plain mean of the categories, and each of them, by the table that fits the rows best; of
+    data sets that make no whole category each."""
     names = {row["task"] for row in rows}
 
     def fit(table: Mapping[str, Sequence[str]]) -> tuple[int, int]:
@@ -291,4 +292,4 @@ def reported_scores(rows: Sequence[Row]) -> list[ReportedScore]:
         for name, sets in table.items()
         if name in names
     ]
-    return with_average("longbench", parts) if parts else []
+    return with_average("longbench", parts) if parts else over_lengths("longbench", rows)

@@ -156,6 +156,7 @@ def floor(example: Example, window_tokens: int) -> float | None:
 
 title = "RULER"
 report_order = 2
+tasks_alike = tuple(FILES)
 
 
 def reported_scores(rows: Sequence[Row]) -> list[ReportedScore]:

@@ -3,21 +3,25 @@
 import json
 import math
 import re
+import shutil
 from base64 import b64decode
 from pathlib import Path
 
 import pytest
 
 from bosch.eval.report import page
-from bosch.eval.report.compare import Comparison, compare, seeds_of_setups
+from bosch.eval.report.compare import Comparison, compare, has_recovered, seeds_of_setups
 from bosch.eval.report.page import answers, describe, recovery_rows, warnings, write_report
 from bosch.eval.report.pictures import make_charts
 from bosch.eval.report.runs import append_run, read_archive, read_run
 from bosch.eval.report.tables import MISSING, make_tables, short_table
+from bosch.eval.results import Label
 from bosch.eval.rows import read_rows, write_rows
+from bosch.eval.suites import longbench, ruler
+from bosch.eval.suites._interface import Task
 from bosch.recipes import compare_runs
 from bosch.run.errors import MissingFileError, UserError
-from tests.run_folders import FakeRun, recovering
+from tests.run_folders import STEP_TOKENS, FakeRun, recovering, write_suite
 
 
 def test_averages_and_shares_are_those_of_the_suites(tmp_path: Path) -> None:
@@ -175,6 +179,33 @@ def test_archived_runs_are_read_like_their_folders(tmp_path: Path) -> None:
     assert make_tables(stored) == make_tables(folders)
     assert recovery_rows(stored) == recovery_rows(folders)
     assert [run.rows for run in stored.runs] == [run.rows for run in folders.runs]
+
+
+def test_a_suite_without_its_average_recovers_by_its_parts(tmp_path: Path) -> None:
+    """RULER without the downloads of SQuAD and HotpotQA; LongBench without a whole category."""
+    fake, other = FakeRun(samples=40, skill=recovering(0.1, 0.9)), FakeRun("fisher")
+    folder = fake.write(tmp_path)
+    for step in fake.steps:
+        place = folder / "eval" / ("dense" if step is None else f"step-{step:06}")
+        tokens = None if step is None else step * STEP_TOKENS
+        label = Label(fake.name, step, tokens)
+        scored = fake.answers(step, {Task(task, 512): (ruler.METRIC,) for task in ("vt", "fwe")})
+        write_suite(place / "ruler", label, scored, ruler.summarize(ruler.Settings(), scored), True)
+        shutil.rmtree(place / "longbench")
+        scored = fake.answers(step, {Task("hotpotqa"): ("f1",)})
+        results = longbench.summarize(longbench.Settings(), scored)
+        write_suite(place / "longbench", label, scored, results, True)
+    comparison = compare([folder])
+    shares = {row.curve.score.headline: row for row in comparison.recoveries}
+    assert {"RULER vt", "RULER fwe", "LongBench hotpotqa"} < shares.keys()
+    assert not has_recovered(comparison, 100)
+    lines = dict(answers(comparison))[fake.name]
+    assert any(line.startswith("RULER vt: recovered ") for line in lines)
+    both = compare([folder, other.write(tmp_path)])
+    assert f"{other.name}: RULER: not evaluated" in warnings(both)
+    names = {"run": fake.name, "score": "vt", "statistic": "tokens_to_50", "clear_gap": True}
+    (row,) = (row for row in recovery_rows(comparison) if names.items() <= row.items())
+    assert row["hours"] == pytest.approx(row["value"] / STEP_TOKENS / 10 * 9 / 3600)
 
 
 def test_a_last_line_needs_no_end_and_a_damaged_one_is_refused(tmp_path: Path) -> None:

@@ -46,6 +46,22 @@ def at(value: float, replicates: list[float] | None = None) -> Curve:
     return Curve(RUN, SCORE, {0: Point(value, tokens=0)}, drawn)
 
 
+def test_questions_that_all_lengths_share_are_drawn_once() -> None:
+    scores = {index: 100.0 * (index % 3 == 0) for index in range(30)}
+    for task, narrower in (("qa_1", False), ("vt", True)):
+        cells = [(task, 512), (task, 1024)]
+        widths = []
+        for count in (1, 2):
+            weights = dict.fromkeys(cells[:count], 1 / count)
+            drawn = intervals.resample_examples(
+                [dict.fromkeys(cells, scores)], None, weights, "ruler"
+            )
+            assert drawn is not None
+            widths.append(drawn[0].std())
+        assert (widths[1] < 0.8 * widths[0]) == narrower
+        assert narrower or widths[1] == widths[0]
+
+
 FIFTY = at(50, [50])
 
 
