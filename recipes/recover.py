@@ -16,14 +16,13 @@ from pathlib import Path
 from typing import Annotated
 
 from bosch.command_line import parse, peek
-from bosch.config import FLAT, NO_OPTION, Config, above_0, describe_config, fill_in
+from bosch.config import FLAT, NO_OPTION, Config, above_0, describe_config
 from bosch.data import packed
 from bosch.eval.judging import check_attention, check_calibration, check_data, judging_of
 from bosch.eval.report.compare import compare, has_recovered
 from bosch.eval.report.page import summarize, write_report
 from bosch.masks.kv_budget import with_kv_budget
 from bosch.methods._settings import describe_choice, learning_tokens, traits_of
-from bosch.model_files import read_json_object
 from bosch.recipes import (
     calibrate,
     compare_runs,
@@ -162,12 +161,8 @@ def parse_command(arguments: Sequence[str]) -> Command:
     if command.hours is not None:
         if given := peek(arguments, "data.tokens")["data.tokens"]:
             raise UserError(f"--hours and --data.tokens {given} both set the tokens; pass one.")
-        if (record := command.run_path / RUN).is_file():  # begun with as many as fitted then
-            stored = fill_in(read_json_object(record).get("config") or {})
-            config = replace(config, data=replace(config.data, tokens=stored["data"]["tokens"]))
-        else:
-            config, line = train_model.with_hours(config, command.hours)
-            lines.append(line)
+        config, chosen = train_model.with_hours(config, command.hours, command.run_path / RUN)
+        lines += chosen
     return replace(command, config=config, chosen_by=tuple(lines))
 
 

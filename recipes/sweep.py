@@ -52,9 +52,10 @@ from bosch.run.folder import RunFolder
 from bosch.run.progress import say, set_up
 
 RECOVER = Path(__file__).with_name("recover.py")
-# The sweep sets these itself, or they make sense for one run only.
+# The sweep sets these itself, or they make sense for one run only (--hours would give each run
+# other tokens).
 NOT_FOR_SWEEPS = (
-    *("--method", "--ratio", "--kv-budget", "--seed"),
+    *("--method", "--ratio", "--kv-budget", "--seed", "--hours"),
     *("--run-dir", "--fresh", "--from", "--dry-run", "--rehearse"),
 )
 TAIL_BYTES = 4_000  # of a chain's stderr, searched for the reason it failed

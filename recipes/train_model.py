@@ -16,10 +16,20 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from bosch.command_line import run_stage
-from bosch.config import FLAT, NO_OPTION, Config, TokenCount, TrainConfig, at_least, check_shares
+from bosch.config import (
+    FLAT,
+    NO_OPTION,
+    Config,
+    TokenCount,
+    TrainConfig,
+    at_least,
+    check_shares,
+    fill_in,
+)
 from bosch.data.tokenizer_files import read_tokenizer
 from bosch.methods._settings import learning_tokens
 from bosch.model import check_weights, fetch_config, fetch_model, find_model
+from bosch.model_files import read_json_object
 from bosch.recipes import presets
 from bosch.run.errors import MissingFileError, UserError, run_main
 from bosch.run.files import STARTED, read_sealed_json
@@ -190,11 +200,25 @@ def settings_of(config: Config) -> Settings:
     return Settings(config.train, data.tokens, config.eval.checkpoints, data.document_mask, before)
 
 
-def with_hours(config: Config, hours: float) -> tuple[Config, str]:
-    """The config with as many tokens as fit into the hours here, and a line on it. Search and
-    evaluations get what the training leaves."""
+def with_hours(config: Config, hours: float, record: Path) -> tuple[Config, list[str]]:
+    """The config with as many tokens as fit into the hours here, and lines on it; of a run that has
+    begun, with those that fitted then (`record`: its run.json). Search and evaluations get what the
+    training leaves. Rank 0 measures: another would come to another number."""
+    from bosch.run.group import Group
+    from bosch.training.parallel import start_world
+
+    if rank_and_world()[1] > 1:
+        start_world()
+    tokens, lines = Group.current().from_rank_0(lambda: _fit_tokens(config, hours, record))
+    return replace(config, data=replace(config.data, tokens=tokens)), lines
+
+
+def _fit_tokens(config: Config, hours: float, record: Path) -> tuple[int, list[str]]:
     from bosch.training.rehearsal import training_seconds
 
+    if record.is_file():
+        stored = fill_in(read_json_object(record).get("config") or {})
+        return stored["data"]["tokens"], []
     length = config.data.sequence_length
 
     def with_tokens(tokens: float) -> Config:
@@ -209,7 +233,7 @@ def with_hours(config: Config, hours: float) -> tuple[Config, str]:
     if fit < FEWEST_TOKENS:
         least = seconds / TRAINING_SHARE / 3600
         line += f", the fewest that teach anything; they need about {least:.1f} hours"
-    return config, line
+    return config.data.tokens, [line]
 
 
 def schedule_of(config: Config) -> TrainSchedule:

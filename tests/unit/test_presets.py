@@ -1,6 +1,7 @@
 """The named setups. The paper's values are literals here; [ours] marks what it leaves open."""
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from bosch.recipes.recover import parse_command
 from bosch.recipes.train_model import with_hours
 from bosch.run.errors import UserError
 from bosch.training import rehearsal
+from tests.fork_server import PATIENCE, launch_environment, start
 from tests.own_models import write_own_model
 
 SIX_TASKS = tuple(f"niah_{kind}_{n}" for kind in ("single", "multikey") for n in (1, 2, 3))
@@ -121,7 +123,7 @@ def test_a_laptop_gets_the_preset_small(tmp_path: Path, monkeypatch: pytest.Monk
         monkeypatch.setattr(rehearsal, "gpu_memory_gb", lambda: 80.0)
 
 
-def test_hours_choose_the_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hours_choose_the_tokens(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     seconds = 300.0  # for 300,000 tokens
     monkeypatch.setattr(rehearsal, "training_seconds", lambda plan, schedule: seconds)
     for hours, tokens, words in (
@@ -129,7 +131,7 @@ def test_hours_choose_the_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
         (0.01, 300_000, "the fewest that teach anything; they need about 0.1 hours"),
         (100.0, 30_000_000, "tokens"),
     ):
-        config, line = with_hours(tiny(), hours)
+        config, (line,) = with_hours(tiny(), hours, tmp_path / "run.json")
         assert abs(config.data.tokens - tokens) < 1_024
         assert words in line
     for wrong in ("0", "-1", "nan"):
@@ -137,6 +139,21 @@ def test_hours_choose_the_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
             parse_command(["--hours", wrong])
     with pytest.raises(UserError, match=r"--hours and --data\.tokens 1M both"):
         parse_command(["--hours", "1", "--data.tokens", "1M"])
+
+
+def choose_tokens(environment: dict[str, str], out: Path) -> None:
+    os.environ |= environment
+    rank = int(environment["RANK"])
+    rehearsal.training_seconds = lambda plan, schedule: 300.0 * (1 + rank)
+    config, lines = with_hours(tiny(), 1, out / "run.json")
+    (out / f"rank-{rank}").write_text(f"{config.data.tokens} {len(lines)}")
+
+
+def test_all_ranks_train_on_the_tokens_that_rank_0_chose(tmp_path: Path) -> None:
+    ranks = [start(choose_tokens, one, tmp_path) for one in launch_environment(2)]
+    for process in ranks:
+        process.join(PATIENCE)
+    assert [(tmp_path / f"rank-{rank}").read_text() for rank in (0, 1)] == ["2159616 1"] * 2
 
 
 def test_a_small_model_without_preset_gets_settings_that_fit_it(tmp_path: Path) -> None:
