@@ -142,7 +142,7 @@ def main(arguments: Sequence[str]) -> None:
             append_run(options.rows, read_run(chain.path))
 
     archived, baseline = archived_runs(chains, options.rows), options.baseline
-    done = [chain for chain in chains if chain.path in archived or is_run(chain.path)]
+    done = [chain for chain in chains if chain.path in archived or has_begun(chain)]
     if baseline and not any(baseline in chain.kinds for chain in done):
         say(f"--baseline {baseline}: there is no such run to compare with")
         baseline = None
@@ -296,12 +296,21 @@ def archived_runs(chains: Sequence[Chain], archive: Path | None) -> dict[Path, R
     return found
 
 
+def has_begun(chain: Chain) -> bool:
+    """Whether its folder holds this run, and not one of other settings."""
+    return is_run(chain.path) and read_run(chain.path).config == as_stored(chain.config)
+
+
+def as_stored(config: Config) -> object:
+    return json.loads(json.dumps(asdict(config)))
+
+
 def is_same_run(run: RunResults, config: Config) -> bool:
     """Whether a run is the one that `config` describes, with the same weights."""
-    is_same = run.config == json.loads(json.dumps(asdict(config)))
-    if not is_same or run.mask is None or run.mask.method != config.method:
+    if run.config != as_stored(config) or run.mask is None or run.mask.method != config.method:
         return False
-    folder = find_model(config.model)
+    # A mask that was learned with weights of its own names those.
+    folder = None if "weights=learned" in config.mask.options else find_model(config.model)
     return folder is None or run.mask.model.weight_hash == read_model_info(folder).weight_hash
 
 

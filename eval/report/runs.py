@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+from filelock import FileLock
 
 from bosch.config import fill_in
 from bosch.eval.results import PREDICTIONS, SCORES
@@ -279,7 +280,8 @@ def is_archive(path: Path) -> bool:
 
 
 def append_run(archive: Path, run: RunResults) -> None:
-    """Add a run as the last line. The file is replaced at once: a kill leaves the old one."""
+    """Add a run as the last line. The file is replaced at once: a kill leaves the old one. Sweeps
+    that share it wait for each other."""
     record: dict[str, Any] = {name: getattr(run, name) for name in COPIED_FIELDS}
     record["mask"] = run.mask and asdict(run.mask)
     record["rows"] = [*run.rows, *run.variants]
@@ -290,13 +292,14 @@ def append_run(archive: Path, run: RunResults) -> None:
     ]
     record["training"] = [{n: row[n] for n in TRAINING_FIELDS if n in row} for row in run.training]
     line = files.sealed_lines([record])
-    before = archive.read_bytes() if archive.is_file() else b""
-    if archive.suffix == ".gz":
-        line = gzip.compress(line)
-    elif before:
-        before = before.rstrip(b"\n") + b"\n"  # reading allows a last line without one
     archive.parent.mkdir(parents=True, exist_ok=True)
-    files.write_atomically(archive, before + line)
+    with FileLock(archive.with_name(f".{archive.name}.lock")):
+        before = archive.read_bytes() if archive.is_file() else b""
+        if archive.suffix == ".gz":
+            line = gzip.compress(line)
+        elif before:
+            before = before.rstrip(b"\n") + b"\n"  # reading allows a last line without one
+        files.write_atomically(archive, before + line)
 
 
 def read_archive(archive: Path) -> list[RunResults]:
