@@ -5,7 +5,7 @@ from itertools import islice
 from pathlib import Path
 
 from bosch.config import Config, PackingConfig, shared_fields
-from bosch.data.loader import check_reuse
+from bosch.data.loader import check_reuse, read_summary
 from bosch.data.pack import VERSION, PackConfig, pack_documents
 from bosch.data.sources.files import LINES, TEXT
 from bosch.data.sources.open import open_sources
@@ -31,6 +31,15 @@ def build(config: Config) -> Stage | Artifact:
     is_first = rank_and_world()[0] == 0
     check_reuse(folder, tokenizer_hash, length, data.tokens // length, verify=is_first)
     return Artifact(folder, read_sealed_json(folder / MANIFEST)["fingerprint"])
+
+
+def count(config: Config) -> int:
+    """Tokens in the folder, of which a run may need fewer, or some again."""
+    if config.data.tokens_from is None:
+        return config.data.tokens
+    folder = follow_reference(Path(config.data.tokens_from))
+    summary = read_summary(folder, read_tokenizer(config.model).hash)
+    return int(summary["num_sequences"] * summary["seq_len"])
 
 
 def make_stage(

@@ -55,7 +55,8 @@ def check_and_build(options: Options, name: str) -> Stage:
     check_settings(settings, options.document_mask, options.model)
     check_weights(options.model)
     tokens = Artifact.load(options.tokens_from)
-    packed = open_tokens(tokens.folder, read_tokenizer(fetch_config(options.model)).hash)
+    packed = open_tokens(tokens.folder, read_tokenizer(options.model).hash)
+    presets.check_length("--tokens-from: sequences of", packed.seq_len, options.model)
     check_room(options.model, settings, packed.train.rows.size, options.out)
     return build(options.model, settings, options.document_mask, tokens, name)
 
@@ -70,6 +71,7 @@ def build(
 ) -> Stage:
     facts = {
         "teacher": describe_source(teacher),
+        "vocabulary": vocabulary_of(teacher),
         "shares": settings.stored_shares,
         "temperature": settings.temperature,
         "precision": settings.precision,
@@ -88,16 +90,25 @@ def build(
     return Stage(name, run, facts, inputs, ranks="all", shared=shared)
 
 
-def check_room(model: str, settings: TrainConfig, tokens: int, folder: Path) -> None:
-    """Refuse a disk that cannot hold what is not there yet."""
+def check_room(
+    model: str, settings: TrainConfig, tokens: int, folder: Path, afresh: bool = False
+) -> None:
+    """Refuse a disk that cannot hold what is not there yet. `afresh`: what is there is set aside,
+    and still takes its room."""
     from bosch.training import teacher
+
+    count, vocabulary = settings.stored_shares, vocabulary_of(model)
+    # check_settings refuses more than the vocabulary.
+    if count and count < vocabulary and (afresh or not (folder / MANIFEST).is_file()):
+        done = 0 if afresh else sum(file.stat().st_size for file in folder.glob("*.npy"))
+        size = teacher.lesson_type(count, vocabulary).itemsize
+        teacher.check_room(folder, tokens * size - done)
+
+
+def vocabulary_of(model: str) -> int:
     from bosch.training.model_start import read_config
 
-    count, vocabulary = settings.stored_shares, read_config(fetch_config(model)).vocab_size
-    # check_settings refuses more than the vocabulary.
-    if count and count < vocabulary and not (folder / MANIFEST).is_file():
-        done = sum(file.stat().st_size for file in folder.glob("*.npy"))
-        teacher.check_room(folder, tokens * teacher.bytes_a_token(count, vocabulary) - done)
+    return int(read_config(fetch_config(model)).vocab_size)
 
 
 if __name__ == "__main__":

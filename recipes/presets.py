@@ -10,7 +10,7 @@ FSDP.
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from bosch.command_line import peek
@@ -279,9 +279,10 @@ def check_model(model: str) -> None:
 def check_lengths(config: Config) -> None:
     """Refuse texts that are longer than the model's positions, and a window that is not shorter."""
     lengths, model = max(config.eval.niah_lengths), config.model
+    tokens, learning = config.data.sequence_length, filter(None, (model, config.train.teacher))
     check_all(
         lambda: check_length("--calibration.length", config.calibration.length, model),
-        lambda: check_length("--data.sequence-length", config.data.sequence_length, model),
+        *(partial(check_length, "--data.sequence-length", tokens, name) for name in learning),
         lambda: check_length("--eval.niah-lengths", lengths, model),
         lambda: check_window(config.window, model) if config.ratio else None,
     )

@@ -152,6 +152,9 @@ def main(arguments: Sequence[str]) -> None:
 def parse_command(arguments: Sequence[str]) -> Command:
     preset, model = peek(arguments, "preset", "model").values()
     config, origin = presets.choose(preset, model)
+    if peek(arguments, "train.objective")["train.objective"] == "next-token":
+        # The preset's are of no use then. Those that the user names are refused.
+        config = replace(config, train=replace(config.train, stored_shares=None))
     defaults = {"config": config, "preset": preset, "chosen_by": tuple(origin)}
     command = parse(Command, arguments, defaults, rarely_set=RARELY_SET)
     config, lines = command.config, [*origin]
@@ -180,8 +183,10 @@ def check_and_build(
         stages.extend(build_chain(config, folder, command.zero_shot, fit))
 
     def check_room() -> None:
-        for place in (locate(folder.path, s) for s in stages if s.name == prepare_lessons.NAME):
-            prepare_lessons.check_room(config.model, config.train, config.data.tokens, place)
+        redo = stages_to_redo(stages, command.fresh, command.from_) if stages else []
+        for stage in (stage for stage in stages if stage.name == prepare_lessons.NAME):
+            room = config.train, packed.count(config), locate(folder.path, stage), stage in redo
+            prepare_lessons.check_room(config.train.teacher or config.model, *room)
 
     def check_texts() -> None:
         if not is_new:

@@ -28,11 +28,12 @@ from bosch.config import (
 )
 from bosch.data.tokenizer_files import read_tokenizer
 from bosch.methods._settings import learning_tokens
-from bosch.model import check_weights, fetch_config, fetch_model, find_model
+from bosch.model import check_weights, describe_source, fetch_config, fetch_model, find_model
 from bosch.model_files import read_json_object
 from bosch.recipes import presets
 from bosch.run.errors import MissingFileError, UserError, run_main
 from bosch.run.files import STARTED, read_sealed_json
+from bosch.run.fingerprint import plain
 from bosch.run.folder import home_of
 from bosch.run.progress import say, show_rows
 from bosch.run.ranks import rank_and_world
@@ -75,7 +76,9 @@ class Options:
 
 
 def main(arguments: Sequence[str]) -> None:
-    usual = {"settings": Settings(presets.for_stage(arguments).train)}
+    # Lessons say themselves how many shares they have.
+    train = replace(presets.for_stage(arguments).train, stored_shares=None)
+    usual = {"settings": Settings(train)}
     options = run_stage(Options, arguments, check_and_build, usual)
     exports = sorted(options.out.glob("step-*"))
     say(f"trained model in {exports[-1] if exports else options.out}")
@@ -103,15 +106,25 @@ def check_and_build(options: Options, name: str) -> Stage:
             raise UserError(f"{folder} holds no lessons; prepare_lessons.py makes them.") from error
         if train.objective != "distill":
             raise UserError("--lessons-from is what a teacher says; pass --objective distill.")
-        asked = {"temperature": train.temperature, "document_mask": settings.document_mask}
-        for what, value in (asked | {"tokens": tokens.fingerprint}).items():
-            if (there := found.get(what)) != value:
+        asked: dict[str, object] = {
+            "temperature": train.temperature,
+            "shares": settings.train.stored_shares,
+            "document_mask": settings.document_mask,
+            "tokens": tokens.fingerprint,
+            "vocabulary": read_config(model.folder).vocab_size,
+        }
+        if train.teacher and plain(describe_source(train.teacher)) != found["teacher"]:
+            raise UserError(f"The lessons of {folder} are not of train.teacher {train.teacher}.")
+        for what, value in asked.items():
+            if value is not None and (there := found.get(what)) != value:
                 raise UserError(f"The lessons of {folder} are for {what} {there}, not {value}.")
         settings = replace(settings, train=train)
     elif settings.train.stored_shares:
         raise UserError("train.stored_shares needs --lessons-from; prepare_lessons.py makes them.")
     check_native_window(read_config(model.folder))
     packed = open_tokens(tokens.folder, read_tokenizer(model.folder).hash)
+    for one in filter(None, (options.model, settings.train.teacher)):
+        presets.check_length("--tokens-from: sequences of", packed.seq_len, one)
     schedule = settings.schedule(settings.tokens or packed.train.rows.size, packed.seq_len)
     Loader(packed, settings.train.batch_sequences).sequences(schedule.num_steps - 1)
     return build(settings, model, tokens, lessons, name)

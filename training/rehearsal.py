@@ -45,6 +45,7 @@ from transformers import PretrainedConfig
 
 from bosch.backends import varlen
 from bosch.config import Config, JudgingConfig, TrainConfig
+from bosch.data import packed
 from bosch.data.loader import Batch
 from bosch.hybrid import dispatch
 from bosch.hybrid.conversion import head_size, hybrid_config, plain_config
@@ -59,7 +60,7 @@ from bosch.training.metrics import count_active_weights, training_flops
 from bosch.training.model_start import build_on_meta, gradient_norm
 from bosch.training.parallel import choices, choose_device, decide, node_size, whole
 from bosch.training.schedule import TrainSchedule, choose_micro_batch
-from bosch.training.teacher import Teacher, build_dense, bytes_a_token
+from bosch.training.teacher import Teacher, build_dense, lesson_type
 
 KINDS = ("weights", "gradients", "optimizer", "activations", "loss")
 # Of a table of rehearsals.
@@ -319,8 +320,8 @@ def estimate(config: Config, plan: Plan, schedule: TrainSchedule | None) -> list
         if config.data.tokens_from is None:
             disk["tokens"] = config.data.tokens * (2 if vocabulary <= 1 << 16 else 4)
         if config.train.stored_shares:
-            size = bytes_a_token(config.train.stored_shares, vocabulary)
-            disk["lessons"] = config.data.tokens * size
+            size = lesson_type(config.train.stored_shares, vocabulary).itemsize
+            disk["lessons"] = packed.count(config) * size
         lines.append(
             f"training: about {describe_seconds(training_seconds(plan, schedule))}, at half the "
             "speed of this machine's matrix products; search and evaluations come on top"

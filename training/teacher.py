@@ -38,6 +38,7 @@ from bosch.run.files import write_atomically
 from bosch.run.group import Group, agree
 from bosch.run.progress import track
 from bosch.training import loss, model_start
+from bosch.training.checkpoint import explain_refusal
 from bosch.training.loss import Lesson, StoredLesson
 from bosch.training.model_start import read_config, windowed_layers
 from bosch.training.parallel import decide, start_world
@@ -161,8 +162,7 @@ def write_lessons(
     settings = decide(settings, device)
     assert settings.stored_shares is not None
     ranks, model = Group.current(), start_teacher(teacher, settings, device)
-    ids = ("ids", f"<u{tokens.summary['token_bytes']}", (settings.stored_shares,))
-    kind = np.dtype([ids, ("log_shares", "<f2", (settings.stored_shares + 1,))])
+    kind = lesson_type(settings.stored_shares, read_config(teacher).vocab_size)
     sequences, length, total = tokens.train, tokens.seq_len, len(tokens.train.rows)
     per_file = min(max(1, FILE_TOKENS // length), total)
     at_once = max(1, FORWARD_TOKENS // length)
@@ -181,10 +181,11 @@ def write_lessons(
             for first in range(0, per_file, at_once):
                 batch = sequences.batch(padded[first : first + at_once], document_mask).to(device)
                 found[first : first + at_once] = taught(model, batch, kind, padded[first])
-            if place < len(left):
-                content = io.BytesIO()
-                np.save(content, found[: len(numbers)])
-                write_atomically(file_of(folder, begin // per_file), content.getvalue())
+            content, file = io.BytesIO(), file_of(folder, begin // per_file)
+            np.save(content, found[: len(numbers)])
+            with explain_refusal(str(file)):
+                write = partial(write_atomically, file, content.getvalue())
+                ranks.all_succeed(write if place < len(left) else lambda: None)
             bar.advance(len(numbers) * length * min(ranks.world, len(left) - turn))
 
 
@@ -207,8 +208,10 @@ def file_of(folder: Path, number: int) -> Path:
     return folder / f"lessons-{number:05d}.npy"
 
 
-def bytes_a_token(shares: int, vocabulary: int) -> int:
-    return shares * (2 if vocabulary <= 1 << 16 else 4) + 2 * (shares + 1)
+def lesson_type(shares: int, vocabulary: int) -> np.dtype[Any]:
+    """What is stored of a token."""
+    ids = ("ids", "<u2" if vocabulary <= 1 << 16 else "<u4", (shares,))
+    return np.dtype([ids, ("log_shares", "<f2", (shares + 1,))])
 
 
 def check_room(folder: Path, num_bytes: int) -> None:

@@ -182,7 +182,9 @@ def test_a_training_on_stored_lessons_is_that_with_the_teacher(tmp_path: Path) -
     lessons = tmp_path / "lessons"
     lessons.mkdir()
     write_lessons(lessons, folder, tokens, stored, True)
-    size = teachers.bytes_a_token(stored.stored_shares or 0, 1 << 16) * tokens.train.rows.size
+    size = (
+        teachers.lesson_type(stored.stored_shares or 0, 1 << 16).itemsize * tokens.train.rows.size
+    )
     assert 0 < sum(file.stat().st_size for file in lessons.iterdir()) - size < 1_000
     with pytest.raises(UserError, match=r"lessons: .* takes 100 TB, and the disk has .* free"):
         teachers.check_room(lessons, 10**14)

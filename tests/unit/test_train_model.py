@@ -1,9 +1,11 @@
 """The stage `train` as a recipe: its command line, what it leaves, and what it refuses."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
+from transformers import AutoModelForCausalLM
 
 from bosch.assets import asset_folder
 from bosch.recipes import prepare_lessons, prepare_tokens, presets, train_model
@@ -61,6 +63,24 @@ def test_command_trains_on_lessons_of_its_tokens_alone(tokens: Path, tmp_path: P
         train(tokens, tmp_path / "other", *learned[:2], "--objective", "next-token")
     with pytest.raises(UserError, match=r"are for temperature 1, not 2\.0"):
         train(tokens, tmp_path / "other", *learned, "--temperature", "2")
+    with pytest.raises(UserError, match=r"are for shares 8, not 9"):
+        train(tokens, tmp_path / "other", *learned, "--stored-shares", "9")
+    another = tmp_path / "another"  # of the same tokens
+    shutil.copytree(asset_folder(presets.SMOKE_MODEL), another)
+    config = json.loads((another / "config.json").read_text())
+    (another / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.5}))
+    with pytest.raises(UserError, match=f"are not of train.teacher {another}"):
+        train(tokens, tmp_path / "other", *learned, "--teacher", str(another))
+    (another / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 64}))
+    with pytest.raises(UserError, match=r"sequences of \d+: .*another has 64 positions"):
+        prepare_lessons.main(["--model", str(another), *given[2:], "--out", str(tmp_path / "no")])
+    # As models of a family that differ in the room for further tokens.
+    (another / "config.json").write_text(json.dumps(config))
+    wider = AutoModelForCausalLM.from_pretrained(another, dtype="float32")
+    wider.resize_token_embeddings(2112)
+    wider.save_pretrained(another)
+    with pytest.raises(UserError, match=r"are for vocabulary 2048, not 2112"):
+        train(tokens, tmp_path / "other", *learned, model=str(another))
     with pytest.raises(UserError, match=f"{tokens} holds no lessons"):
         train(tokens, tmp_path / "other", "--lessons-from", str(tokens), *learned[2:])
 
