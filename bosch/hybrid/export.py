@@ -28,49 +28,7 @@ SINKS = {
 }
 CONTEXTS = (4_096, 32_768, 131_072)  # text lengths in the card's table of KV bytes
 
-CARD_TEXT = """\
----
-{front}
----
-
-# {name}, hybrid of full and sliding-window attention
-
-A group is one KV head with the query heads that share it. Each group of this model has either full
-causal attention or a sliding window; the KV cache of a window group stays at W-1 entries however
-long the text is.
-
-{facts}
-
-![Groups with full attention, layer by layer]({picture})
-
-## KV cache of one text
-
-{cache}
-
-## How to load it
-
-```python
-import bosch  # of the package bosch-hybrid: makes transformers know the model
-from transformers import AutoModelForCausalLM
-
-model = AutoModelForCausalLM.from_pretrained("path/to/this/folder", dtype="auto")
-```
-
-Without the package, with the code in this folder (it starts in `{entry}`):
-
-```python
-model = AutoModelForCausalLM.from_pretrained(
-    "path/to/this/folder", dtype="auto", trust_remote_code=True
-)
-```
-
-`AutoTokenizer` wants the same argument, because it reads the config first.
-
-The groups are ordered `[full..., window...]` in each layer; `config.bosch` holds the window, the
-order and where the mask is from. A plain class of the base model's family refuses this folder, and
-its config refuses such a class as its architecture (vLLM's `--hf-overrides`): computed with full
-attention everywhere it would be another model. That is why `num_key_value_heads` is no number here.
-"""
+CARD_TEXT = Path(__file__).with_name("card.txt")
 
 
 def write_exports(out: Path, config: PretrainedConfig, source: Path) -> None:
@@ -131,7 +89,7 @@ def _model_card(config: PretrainedConfig, record: MaskFile, license_lines: Seque
         full = mask.dense_kv_bytes(tokens, head_size(config), size)
         share = f"{ours / full:.3f}"
         cache.append((f"{tokens:,}", describe_bytes(ours), describe_bytes(full), share))
-    return CARD_TEXT.format(
+    return CARD_TEXT.read_text("utf-8").format(
         front="\n".join(front),
         name=markdown(model.id.split("/")[-1]),
         facts="\n".join(markdown_table(("", ""), facts)),

@@ -26,28 +26,7 @@ from bosch.hybrid.models import share_conversions  # noqa: E402
 register()
 share_conversions(plain_config_class, config_class)
 """
-PLUGINS_TEXT = '''\
-"""The attention backends of this folder, by name."""
-
-import sys
-
-{imports}
-
-_FUNCTIONS = {{{functions}}}
-BrokenPluginError = ImportError  # a file that does not load ends the imports above
-
-
-def list_plugins(package):
-    return tuple(_FUNCTIONS) if package == "bosch.backends" else ()
-
-
-def load_plugin(package, name):
-    return sys.modules[_FUNCTIONS[name].__module__]
-
-
-def suggest(name, names):
-    return f"there are {{', '.join(names)}}."
-'''
+PLUGINS_TEXT = Path(__file__).with_name("remote_plugins.txt")  # of an own PLUGINS
 
 PACKAGE = Path(__file__).parents[1]
 OUR_IMPORT = re.compile(r"^( *)from (bosch\.[\w.]+) import", re.MULTILINE)
@@ -87,7 +66,9 @@ def remote_code(family_module: str) -> Mapping[str, str]:
             names = sorted(BACKENDS)
             imports = [f"from bosch.backends.{name} import attend as _{name}" for name in names]
             functions = ", ".join(f"{name!r}: _{name}" for name in names)
-            text = PLUGINS_TEXT.format(imports="\n".join(imports), functions=functions)
+            text = PLUGINS_TEXT.read_text("utf-8").format(
+                imports="\n".join(imports), functions=functions
+            )
         else:
             path = PACKAGE.joinpath(*module.split(".")[1:]).with_suffix(".py")
             text = path.read_text("utf-8") + (REGISTER if module == family_module else "")

@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import pytest
 import torch
 
@@ -84,26 +83,6 @@ def test_wrong_options_are_refused_by_name(arguments: str, named: str) -> None:
         run_benchmark(name, rest)
 
 
-def test_head_map_compares_probes(tmp_path: Path) -> None:
-    worth = np.arange(24.0).reshape(8, 3)  # of each group, the last is worth most
-    for name, sign in (("first", 1), ("second", -1)):
-        (tmp_path / name).mkdir()
-        drops = [{"drops": (sign * worth + text % 2).tolist()} for text in range(4)]
-        lines = [{"index": n, "result": each, "check": ""} for n, each in enumerate(drops)]
-        text = "".join(f"{json.dumps(line)}\n" for line in lines)
-        (tmp_path / name / "examples.jsonl").write_text(text)
-    scores = {"method": "cheap", "larger_is": "local", "groups": (-worth).tolist()}
-    (tmp_path / "first" / "scores.json").write_text(json.dumps(scores))
-    arguments = ["--sets", str(tmp_path / "first"), str(tmp_path / "second")]
-    arguments += ["--scores", str(tmp_path / "first"), "--picture", str(tmp_path / "map.png")]
-    halves, other, cheap = run(tmp_path, "head_map", *arguments)
-    assert (halves["value"], halves["0.75"]) == (pytest.approx(1), "6 of 6")
-    assert halves["sure"] == "23 groups above 0"  # not the first
-    assert (other["value"], other["0.75"]) == (pytest.approx(-1), "0 of 6")
-    assert (cheap["name"], cheap["value"], cheap["0.875"]) == ("cheap", pytest.approx(1), "3 of 3")
-    assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
-
-
 def test_without_a_gpu_nothing_is_measured_and_that_is_no_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -157,8 +136,8 @@ def test_every_part_takes_both_devices() -> None:
     }
     assert able | gpu.TESTS.keys() == set(gpu.PARTS)
     assert all(hasattr(load_plugin("benchmarks", name), "CPU_OPTIONS") for name in able)
-    with pytest.raises(UserError, match="--only head_map"):
-        run_benchmark("gpu", ["--device", "cpu", "--only", "head_map"])
+    with pytest.raises(UserError, match="--only sinks"):
+        run_benchmark("gpu", ["--device", "cpu", "--only", "sinks"])
 
 
 def test_switches_are_those_of_the_training() -> None:
