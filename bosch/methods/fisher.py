@@ -3,7 +3,8 @@ loss.
 
 Equations 23 to 25 of the paper. For out = sum_j a_j v_j the gradient of the loss with respect to
 the probability a(t, j) is do_t . v_j, so autograd only runs one backward pass to the attention
-outputs; probabilities and gradients are then recomputed in chunks of rows."""
+outputs; probabilities and gradients are then recomputed in chunks of rows. The first tokens of a
+sink count as inside, as in dcam.py."""
 # L layers, H query heads, G kv heads, T tokens, C rows of a chunk, S keys, D head size, N rows of a
 # loss, V vocabulary, P parts: inside the window, and total
 
@@ -42,7 +43,9 @@ class Settings:
 
 
 def score_groups(inputs: Inputs) -> Scores:
-    results = measure_haystacks(inputs, "fisher", partial(measure_haystack, inputs))
+    # Earlier versions did not count a sink, and must not lend this one their results.
+    name = "fisher" if inputs.sink == "none" else "fisher with sinks"
+    results = measure_haystacks(inputs, name, partial(measure_haystack, inputs))
     local_LH, total_LH = add_up(results, "local"), add_up(results, "total")
     # A head that does not affect the loss loses nothing by a window: it is local.
     score_LH = torch.where(total_LH == 0, 1.0, local_LH / total_LH)
@@ -62,6 +65,8 @@ def measure_haystack(inputs: Inputs, haystack: Haystack) -> Result:
             saliency_HCS = row_scores(do_HCD, v_GSD).mul_(rows.weights_HCS).square_()
             first, inside_CS = rows.inside(inputs.window_tokens)
             sums_PH[0] += exact_sum(saliency_HCS[..., first:] * inside_CS)
+            sink_HCN = saliency_HCS[..., : inputs.num_sink_tokens]
+            sums_PH[0] += exact_sum(sink_HCN * rows.past(inputs.window_tokens, sink_HCN.shape[2]))
             sums_PH[1] += exact_sum(saliency_HCS)
         sums[layer] = tuple(sums_PH.tolist())
 

@@ -151,7 +151,9 @@ def razor_by_hand(model: Any, ids_T: Tensor, induction_source: Any, over_model: 
     return torch.maximum(z(echo), z([(m, j) for m, j in induction if j >= 0]))
 
 
-def fisher_by_hand(model: PreTrainedModel, calibration: Calibration, loss_tokens: str) -> Tensor:
+def fisher_by_hand(
+    model: PreTrainedModel, calibration: Calibration, loss_tokens: str, sink_tokens: int = 0
+) -> Tensor:
     inside, total = torch.zeros(()), torch.zeros(())
     for haystack in calibration.haystacks:
         length = len(haystack.ids_T)
@@ -160,7 +162,8 @@ def fisher_by_hand(model: PreTrainedModel, calibration: Calibration, loss_tokens
         full = matrices(model, haystack, spans)
         assert full.gradient_LHTT is not None
         saliency = (full.gradient_LHTT * full.weights_LHTT) ** 2
-        inside = inside + (saliency * (lags(length) < WINDOW)).sum((-1, -2))
+        visible = (lags(length) < WINDOW) | (torch.arange(length) < sink_tokens)
+        inside = inside + (saliency * visible).sum((-1, -2))
         total = total + saliency.sum((-1, -2))
     return inside / total
 
@@ -282,6 +285,8 @@ def test_first_tokens_of_a_sink_count_as_visible(calibration: Calibration, tmp_p
     torch.testing.assert_close(scores_of(dcam, f"tokens={first}"), mass / rows)
     medians = torch.stack(peaks, -1).double().quantile(0.5, dim=-1)
     assert torch.equal(scores_of(apl, f"tokens={first}"), 1 - (medians / WINDOW).clamp_max(1))
+    expected = fisher_by_hand(model, calibration, "answer", first)
+    torch.testing.assert_close(scores_of(fisher, f"tokens={first}"), expected)
     for method, grows in ((qada, 1), (proxy, -1)):
         without, with_sink = scores_of(method, "none"), scores_of(method, f"tokens={first}")
         assert (grows * (with_sink - without) >= 0).float().mean() > 0.9
