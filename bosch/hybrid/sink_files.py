@@ -13,13 +13,11 @@ from torch import Tensor
 from bosch.hybrid.cache import CACHE
 from bosch.hybrid.conversion import head_size
 from bosch.hybrid.sinks import KEY, VALUE, Sinks, kind_of
-from bosch.masks.mask import MaskFile
+from bosch.masks.mask import SINKS, MaskFile
 from bosch.masks.window import sink_tokens
 from bosch.model import explain_library_errors
 from bosch.run.errors import MissingFileError, UserError
 from bosch.run.files import write_atomically
-
-FILE = "sinks.safetensors"  # beside mask.json
 
 
 @torch.inference_mode()
@@ -52,11 +50,11 @@ def sinks_of(model: Any) -> Sinks | int | None:
 
 
 def write_sinks(folder: Path, sinks: Sinks) -> None:
-    write_atomically(folder / FILE, save({name: x.cpu() for name, x in sinks._asdict().items()}))
+    write_atomically(folder / SINKS, save({name: x.cpu() for name, x in sinks._asdict().items()}))
 
 
 def read_sinks(folder: Path, record: MaskFile) -> Sinks:
-    path, mask = folder / FILE, record.mask
+    path, mask = folder / SINKS, record.mask
     shape = mask.num_layers, mask.num_groups, record.model.head_dim
     if not path.is_file():
         problem = f"{path} does not exist, but the mask beside it has static sinks"

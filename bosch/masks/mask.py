@@ -20,6 +20,7 @@ from bosch.model_files import read_json_object
 from bosch.run.errors import UserError
 from bosch.run.files import write_atomically
 
+SINKS = "sinks.safetensors"  # beside a mask's file: its static sinks
 Unit = Literal["group", "layer"]
 UNITS = get_args(Unit)
 

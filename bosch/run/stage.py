@@ -187,7 +187,7 @@ def _conflict(folder: Path, stage: Stage, old: Mapping[str, Any]) -> StageBlocke
     new, inputs = stage.facts, (old["inputs"], stage.facts["inputs"])
     names = sorted({*inputs[0], *inputs[1]})
     changed = [f"its input {name}" for name in names if inputs[0].get(name) != inputs[1].get(name)]
-    settings = [{"stage version": facts["version"], **facts["settings"]} for facts in (old, new)]
+    settings = [{n: f[n] for n in ("stage", "version")} | f["settings"] for f in (old, new)]
     changes = "; ".join(filter(None, [differences(*settings), *changed]))
     return StageBlockedError(
         f"{folder} was made with other settings or inputs ({changes}). "

@@ -28,6 +28,7 @@ from bosch.data.sources.source import Document, Source, write_address
 from bosch.plugins import suggest
 from bosch.run.errors import MissingFileError, UserError
 from bosch.run.files import path_inside
+from bosch.run.fingerprint import hash_file
 
 REPOSITORIES = {
     "prolong-64k": "princeton-nlp/prolong-data-64K",
@@ -90,7 +91,11 @@ class ProLongSource(Source):
         self._indexes, self._pinned = f"{self.domain}/*{INDEX}", ""  # a pattern, a commit
 
     def facts(self) -> dict[str, object]:
-        shards = {f"{s.path.parent.name}/{s.path.name}": s.num_bytes for s in self.shards}
+        shards: dict[str, int | str] = {}
+        for s in self.shards:  # one's own may be written again: of a copy the content counts
+            is_own = self.is_local and s.path.is_file()
+            name = f"{s.path.parent.name}/{s.path.name}"
+            shards[name] = hash_file(s.path) if is_own else s.num_bytes
         facts = {"source": "prolong", "domain": self.domain, "tokenizer": self.tokenizer}
         if not self.is_local:
             facts |= {"repository": self.repository, "commit": self.commit}

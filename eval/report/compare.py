@@ -323,7 +323,11 @@ def _find_baseline(wanted: str, runs: Sequence[RunResults]) -> Baseline:
         if wanted in (run.method, run.settings["method"]):
             title = run.method
             settings = {name: str(run.settings[name]) for name in ("method", "mask.options")}
-    bases = [run for run in runs if settings and _has(run, settings)]
+    bases = [
+        run
+        for run in runs
+        if settings and all(_agrees(run.settings.get(n), value) for n, value in settings.items())
+    ]
     if not bases:
         names = [*sorted({run.method for run in runs}), *(run.name for run in runs)]
         problem = f"--baseline {wanted} is no method or run, and no run has such settings"
@@ -355,10 +359,6 @@ def _disagreements(
     trained = {name for name in names if name.startswith(TRAINING)}
     judged = {name for name in names if name.startswith("eval.")}
     return names - trained - judged, trained, judged
-
-
-def _has(run: RunResults, settings: Mapping[str, str]) -> bool:
-    return all(_agrees(run.settings.get(name), value) for name, value in settings.items())
 
 
 def _agrees(found: object, wanted: str) -> bool:

@@ -81,7 +81,9 @@ def recovery_table(comparison: Comparison) -> Table:
     rows = []
     for row in comparison.recoveries:
         tokens = [show_estimate(tokens, show_tokens) for tokens in row.tokens_to.values()]
-        tokens.append(show_spent(row.curve.run, row.tokens_to[0.9].value))
+        spent = row.curve.run.spent_until(row.tokens_to[0.9].value)
+        shown = f"{spent[0]:.1e} FLOPs, {show_seconds(3600 * spent[1])}" if spent else MISSING
+        tokens.append(shown)
         # Of a gap that may be none they would say nothing either.
         tokens = tokens if row.has_clear_gap else [MISSING] * len(tokens)
         names = [row.curve.run.name, row.curve.score.headline]
@@ -279,12 +281,6 @@ def show_gap_share(recovery: Recovery) -> str:
         return MISSING
     share = show_estimate(recovery.gap_share, show_share)
     return share if recovery.has_clear_gap else "no significant gap"
-
-
-def show_spent(run: RunResults, tokens: float | None) -> str:
-    """FLOPs and hours of the training until then."""
-    spent = run.spent_until(tokens)
-    return f"{spent[0]:.1e} FLOPs, {show_seconds(3600 * spent[1])}" if spent else MISSING
 
 
 def kv_saved(run: RunResults) -> str:

@@ -31,7 +31,8 @@ REQUESTS = {
     "lookup": "The keys in that order, with their values:\n",
     "running": "Totals after each step:\n",
 }
-LINE = re.compile(r"^\s*(\d+)\.\s*(.*?)\s*$", re.MULTILINE)
+LINE = re.compile(r"^[^\S\n]*(\d+)\.[^\S\n]*(.*?)[^\S\n]*$", re.MULTILINE)
+VERSION = 2  # 1: a line without a value took the next one with it
 
 
 @dataclass(frozen=True)
@@ -48,8 +49,9 @@ class Settings:
 
 
 def configure(request: Request) -> tuple[Settings, int]:
-    config = request.config
-    return Settings(lengths=config.niah_lengths or Settings.lengths), config.niah_samples
+    count, lengths = request.config.niah_samples, request.config.niah_lengths
+    samples = max(Settings.samples, count)
+    return Settings(lengths=lengths or Settings.lengths, samples=samples), count
 
 
 def list_tasks(settings: Settings) -> list[Task]:
@@ -58,7 +60,8 @@ def list_tasks(settings: Settings) -> list[Task]:
 
 def sources(settings: Settings, task: Task) -> dict[str, str]:
     words, tokens = wonderwords_keys().name, str(settings.answer_tokens)
-    return {"seed": str(settings.seed), "answer_tokens": tokens, "words": words}
+    numbers = {"seed": str(settings.seed), "samples": str(settings.samples)}
+    return numbers | {"answer_tokens": tokens, "words": words}
 
 
 def check(settings: Settings, positions: int) -> None:

@@ -91,6 +91,8 @@ def sources(settings: Settings, task: Task) -> dict[str, str]:
     facts = {"samples": str(settings.samples), "seed": str(settings.seed)}
     if task.name == "cwe":
         facts["words"] = f"wonderwords {version('wonderwords')}"
+        if settings.english_words is not None:
+            facts["english_words"] = hash_file(settings.english_words)
     if task.name in FILES:
         path = getattr(settings, FILES[task.name])
         facts["questions"] = hash_file(ruler.need(f"--{FILES[task.name]}", path, task.name))

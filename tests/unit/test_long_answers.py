@@ -74,6 +74,8 @@ def test_lines_are_scored_by_their_numbers(tokenizer: Any) -> None:
     from_0 = [f"{number}. {line}" for number, line in enumerate(one.answers)]
     assert score(SETTINGS, Task("recite"), one, "\n" + "\n".join(from_0))["lines"] == 0
     assert score(SETTINGS, Task("recite"), one, "")["lines"] == 0
+    empty = scores("recite", one, [lines[0], "2.", *lines[2:]])  # takes no other line with it
+    assert empty["lines"] == pytest.approx(whole)
     looping = scores("recite", one, [*lines[:3], *[lines[2]] * 20])
     assert (looping["loops"], looping["lines"]) == (1, pytest.approx(3 / count))
 

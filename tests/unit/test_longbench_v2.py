@@ -1,6 +1,7 @@
 """The suite longbench_v2, on rows made in its format."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,11 @@ def test_a_prompt_is_longbenchs(tmp_path: Path, tokenizer: Any) -> None:
     assert score(letter, TASK, asked, "C") == {"accuracy": 1}
     assert score(letter, TASK, asked, " C") == {"accuracy": 1}
     assert score(letter, TASK, asked, "the") == {"accuracy": 0}
+    # What makes other examples is part of what stored ones are known by.
+    others = [letter, replace(settings, max_prompt_tokens=9)]
+    known = [longbench_v2.sources(one, TASK) for one in (settings, *others)]
+    known.append(longbench_v2.sources(write(tmp_path, {"choice_B": "Bob"}), TASK))
+    assert len({*map(str, known)}) == 4
 
 
 @pytest.mark.parametrize(
@@ -72,7 +78,7 @@ def test_the_letter_is_extracted_as_there(response: str, letter: str | None) -> 
 
 
 def test_long_prompts_lose_their_middle(tmp_path: Path, tokenizer: Any) -> None:
-    settings, limit = longbench_v2.configure(Request(JudgingConfig(samples=9), 329))
+    settings, limit = longbench_v2.configure(Request(JudgingConfig(samples=9), 393))
     assert (settings.max_prompt_tokens, limit) == (201, 9)
     settings = Settings(write(tmp_path, {"context": "Anna sleeps. " * 500}).data, "sentence", 201)
     (one,) = longbench_v2.build_examples(settings, TASK, tokenizer)

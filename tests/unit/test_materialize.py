@@ -293,6 +293,10 @@ def test_recipe_makes_and_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[
     before = files_of(tmp_path / "hybrid")
     materialize_model.main(arguments)
     assert files_of(tmp_path / "hybrid") == before
+    renamed = (tmp_path / "hybrid").rename(tmp_path / "renamed")
+    with pytest.raises(UserError, match=r"stage: hybrid -> renamed"):
+        materialize_model.main([*arguments[:-1], str(renamed)])
+    renamed.rename(tmp_path / "hybrid")
     mask_file(mask, dense, window_tokens=WINDOW + 1)
     with pytest.raises(UserError, match=r"\(mask: "):
         materialize_model.main(arguments)

@@ -171,6 +171,9 @@ def test_no_more_shards_are_chosen_than_the_budget_needs_and_all_are_read(tmp_pa
     source = ProLongSource("prolong-64k/arxiv", None, folder=str(tmp_path))
     assert len(source.shards) == 20
     assert as_lists(source.read(0)) == documents
+    before, shard = source.facts(), source.shards[0].path
+    shard.write_bytes(shard.read_bytes()[:-4] + b"\7\0\0\0")  # other ids, as many
+    assert ProLongSource("prolong-64k/arxiv", None, folder=str(tmp_path)).facts() != before
     with pytest.raises(UserError, match=r"'arxive'.*'arxiv'"):
         _ = ProLongSource("prolong-64k/arxive", 1, folder=str(tmp_path)).shards
 

@@ -4,6 +4,7 @@ scores to a mask."""
 import json
 import math
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import AutoTokenizer
 
+from bosch.assets import asset_folder
 from bosch.calibration import write_calibration
 from bosch.config import Config, MaskConfig
+from bosch.data.calibration import FACTS
 from bosch.masks.formats import export_mask
-from bosch.masks.mask import MaskFile, read_mask, write_mask
+from bosch.masks.mask import SINKS, MaskFile, read_mask, write_mask
 from bosch.method import Inputs, Scores, Selection
 from bosch.methods import from_file, random_groups
 from bosch.methods._choose import choose_most_local, make_mask
@@ -24,7 +28,7 @@ from bosch.model import load_for_search, read_model_info
 from bosch.recipes import search_mask
 from bosch.recipes.search_mask import build, main
 from bosch.run.errors import UserError
-from bosch.run.files import verify_folder
+from bosch.run.files import verify_folder, write_sealed_json
 from bosch.run.folder import RunFolder
 from bosch.run.stage import Artifact, Stage
 from tests.attention_matrices import toy_calibration
@@ -125,6 +129,27 @@ def test_what_makes_a_stage(model_folder: Path, calibration_folder: Path, tmp_pa
     with RunFolder(tmp_path / "run") as run:
         artifact = run.complete(stage)
     assert read_mask(artifact.folder / "mask.json").settings["razor_recent_share"] == 0.25
+
+    # Static sinks beside a mask's file decide too.
+    given = from_file.Settings(path=artifact.folder / "mask.json")
+    config = replace(config, method="from_file")
+    first = build(config, calibration, settings=given).fingerprint
+    (artifact.folder / SINKS).write_bytes(b"other")
+    assert build(config, calibration, settings=given).fingerprint != first
+
+
+def test_a_calibration_set_of_another_tokenizer_is_refused(
+    model_folder: Path, calibration_folder: Path, tmp_path: Path
+) -> None:
+    model = shutil.copytree(model_folder, tmp_path / "model")
+    AutoTokenizer.from_pretrained(asset_folder("tiny-qwen3")).save_pretrained(model)
+    write_sealed_json(calibration_folder / FACTS, {"tokenizer_hash": "another's"})
+    config = Config(model=str(model), method="razor", window=16)
+    with (
+        pytest.raises(UserError, match="of another tokenizer"),
+        RunFolder(tmp_path / "run") as run,
+    ):
+        run.complete(build(config, Artifact.load(calibration_folder)))
 
 
 def test_the_set_of_a_run_is_found_where_runs_share_it(tmp_path: Path) -> None:
