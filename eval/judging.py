@@ -117,6 +117,7 @@ def load_judged(folder: Path, judging: Judging) -> Any:
     from transformers import AutoConfig
 
     from bosch.hybrid.models import check_native_window, family_of
+    from bosch.hybrid.sinks import KEY, kind_of
 
     try:
         config = AutoConfig.from_pretrained(folder, **LOCAL)
@@ -141,7 +142,10 @@ def load_judged(folder: Path, judging: Judging) -> Any:
             "factor": float(judging.yarn),
             "original_max_position_embeddings": judging.yarn_from or config.max_position_embeddings,
         }
+    stretches_sinks = judging.yarn and hasattr(config, "bosch") and kind_of(config) == "static"
     if judging.generation.engine == "vllm":
+        if stretches_sinks:
+            raise UserError("--yarn and --engine vllm: not with static sinks. Leave one out.")
         from bosch.eval.engine_vllm import start_engine
 
         names = ("bosch", "rope_parameters")
@@ -157,7 +161,13 @@ def load_judged(folder: Path, judging: Judging) -> Any:
             problem = f"--attention {judging.attention}: {folder} is a {config.model_type}"
             raise UserError(f"{problem}, which transformers computes; leave it out.") from None
     more = {"config": config, "attn_implementation": attention}
-    return load_model(folder, dtype, device, judging.attention, **more)
+    model: Any = load_model(folder, dtype, device, judging.attention, **more)
+    if stretches_sinks:  # YaRN makes keys larger, also that of a first token
+        scaling = model.base_model.rotary_emb.attention_scaling
+        for name, sink in model.named_parameters():
+            if name.endswith(KEY):
+                sink.data *= scaling
+    return model
 
 
 def device_and_type(judging: Judging) -> tuple[str, Any]:

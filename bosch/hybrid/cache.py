@@ -320,7 +320,10 @@ class HybridLayer(CacheLayerMixin):
     is_croppable = _of_all_parts("is_croppable")
     # Only static layers have it, as in transformers.
     batch_size = property(lambda self: self.parts[0].batch_size)
-    record_past = property(lambda self: getattr(self.window, "record_past", False))
+    record_past = property(
+        lambda self: getattr(self.window, "record_past", False),
+        lambda self, value: vars(self.window or self).update(record_past=value),
+    )
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         cuts = zip(self.parts, self._cut(key_states), self._cut(value_states), strict=True)

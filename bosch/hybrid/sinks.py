@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from bosch.backends._interface import AttentionCall, Sink
 from bosch.masks.window import sink_from_json, sink_tokens
+from bosch.run.errors import UserError
 
 KEY, VALUE = "window_sink_key", "window_sink_value"  # of a hybrid's attention modules
 ATTACHED = "search_sink"  # attribute of a dense model and of its attention modules
@@ -48,7 +49,7 @@ def make_sink(
     else:
         position_BT = (torch.arange(num_queries, device=device) + num_past)[None]
     beyond_BT = position_BT - window_tokens
-    if first is not None:
+    if first is not None and documents is None:  # else nothing is past, and all keys are here
         return sink_beyond(source, beyond_BT, *first)
     k_BGSD, v_BGSD = call.k_BGSD, call.v_BGSD
     if not isinstance(source, int) or (documents is None and mask_BNTS is None):
@@ -58,7 +59,11 @@ def make_sink(
     numbers_N = torch.arange(source, device=device)
     if documents is None:
         assert mask_BNTS is not None
-        starts_BM = mask_BNTS[:, 0].any(1).int().argmax(1, keepdim=True)
+        sees_BT, begins_BT = mask_BNTS[:, 0].any(-1), mask_BNTS[:, 0].int().argmax(-1)
+        starts_BM = begins_BT.where(sees_BT, 0).amax(1, keepdim=True)
+        if not torch.compiler.is_compiling() and (sees_BT & (begins_BT != starts_BM)).any():
+            problem = f"windows with the sink tokens={source} need one text in a row with a mask"
+            raise UserError(f"{problem}. Pass packed documents without padding.")
         seen_BTN = beyond_BT[..., None] >= numbers_N
     else:
         most = max(map(len, documents.ends)) - 1

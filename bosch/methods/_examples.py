@@ -60,12 +60,14 @@ def measure_haystacks(
 
 def identify(inputs: Inputs, method: str) -> str:
     """A hash of what results depend on: bosch.search_mask may be given any folder."""
+    from bosch.search.outcomes import facts_of  # imports torch
+
     haystacks = [
         [haystack.ids_T.tolist(), [[[*q.answer], [*q.needle]] for q in haystack.questions]]
         for haystack in inputs.calibration.haystacks
     ]
     names = ("model_info", "window_tokens", "seed", "settings")
-    facts = {name: getattr(inputs, name) for name in names}
+    facts = {name: getattr(inputs, name) for name in names} | facts_of(inputs.model)
     if inputs.sink != "none":
         facts["sink"] = inputs.sink
     return fingerprint(facts | {"method": method, "haystacks": haystacks})

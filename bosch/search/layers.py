@@ -33,6 +33,7 @@ OVERFLOW = (
     "The model's probabilities are not numbers: its hidden states overflow in its number format. "
     "Load it in another one."
 )
+MOST_ROUNDING = 0.05  # of hidden states, relative, in any number format
 Rotary = tuple[Tensor, Tensor]  # cosines and sines of a haystack's positions, (1, T, D) each
 
 
@@ -163,13 +164,13 @@ class Layers:
         how: Any = {"bosch_mask": z, "bosch_window": self.window_tokens}
         expected_BTC = self.core(ids_T[None], use_cache=False, **how).last_hidden_state
         self.window_tokens, self.work = window, 0.0
-        tolerance = 64 * torch.finfo(layered_BTC.dtype).eps * float(expected_BTC.abs().max())
+        tolerance = min(64 * torch.finfo(layered_BTC.dtype).eps, MOST_ROUNDING)
         if not expected_BTC.isfinite().all():
             raise UserError(OVERFLOW)
-        difference = float((layered_BTC - expected_BTC).abs().max())
+        difference = float((layered_BTC - expected_BTC).norm() / expected_BTC.norm())
         if not difference <= tolerance:
             problem = f"{type(self.model).__name__} computes more than its layers in sequence"
-            raise UserError(f"{problem}: they differ by {difference:.2g}. It cannot be searched.")
+            raise UserError(f"{problem}: they differ by {difference:.1%}. It cannot be searched.")
 
     def _share(self, layer: int, num_tokens: int, row: Sequence[int], rows: list[int]) -> float:
         """The share of the layer's multiplications that the computed rows take."""

@@ -96,7 +96,6 @@ def scoring_facts(
     model: PreTrainedModel, info: ModelInfo, calibration: Calibration, window_tokens: int
 ) -> dict[str, object]:
     """Everything that the outcome of a mask depends on."""
-    configuration = model.config.to_dict().items()
     haystacks = [
         [haystack.ids_T.tolist(), [[q.answer.start, q.answer.stop] for q in haystack.questions]]
         for haystack in calibration.haystacks
@@ -104,10 +103,18 @@ def scoring_facts(
     return {
         "version": VERSION,
         "model": info.weight_hash or f"{info.id}@{info.revision}",
-        # The same weights score differently with, say, other rotary frequencies.
-        "configuration": plain({n: v for n, v in configuration if n not in UNSCORED}),
         "calibration": fingerprint(haystacks),
         "window_tokens": window_tokens,
+        **facts_of(model),
+    }
+
+
+def facts_of(model: PreTrainedModel) -> dict[str, object]:
+    """Of a model with known weights, all else that its outputs depend on."""
+    configuration = model.config.to_dict().items()
+    return {
+        # The same weights score differently with, say, other rotary frequencies.
+        "configuration": plain({n: v for n, v in configuration if n not in UNSCORED}),
         "numbers": str(model.dtype).removeprefix("torch."),
         "device": model.device.type,
         "torch": torch.__version__,

@@ -157,6 +157,20 @@ def test_the_search_runs_blocks_as_the_model(family: str, monkeypatch: pytest.Mo
     assert torch.equal(model.base_model.norm(by_norms), model_states)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_model_that_computes_more_than_its_layers_is_refused(dtype: torch.dtype) -> None:
+    model, ids = shaken(tiny_model("qwen3")).to(dtype), random_tokens(1, 50)[0]
+    Layers(model, WINDOW).check(ids)
+
+    def add(module: Any, given: Any, output: Any) -> Any:
+        output.last_hidden_state = 1.1 * output.last_hidden_state
+        return output
+
+    model.base_model.register_forward_hook(add)
+    with pytest.raises(UserError, match=r"in sequence: they differ by 9\.\d%"):
+        Layers(model, WINDOW).check(ids)
+
+
 @every_family
 def test_the_deployed_hybrid_is_the_searched_one(family: str, exact_norms: Exact) -> None:
     model = shaken(tiny_model(family, **with_biases(family)))

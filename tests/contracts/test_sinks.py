@@ -132,8 +132,20 @@ def test_the_hybrid_is_the_searched_model(family: str, kind: str) -> None:
     assert_close(logits(hybrid, ids, **with_padding)[:1, 31:], alone, 1e-4)
     packed = torch.cat([ids[:1, :40], ids[1:, :50]], 1)
     found = logits(hybrid, packed, position_ids=packed_positions(40, 50), use_cache=False)
-    assert_close(found[:, :40], logits(hybrid, ids[:1, :40]), 1e-4)
-    assert_close(found[:, 40:], logits(hybrid, ids[1:, :50]), 1e-4)
+    with_cache = logits(hybrid, packed, position_ids=packed_positions(40, 50))
+    for either in (found, with_cache):
+        assert_close(either[:, :40], logits(hybrid, ids[:1, :40]), 1e-4)
+        assert_close(either[:, 40:], logits(hybrid, ids[1:, :50]), 1e-4)
+    # Beside padding first tokens are looked for in the mask, which shows only one text's.
+    padding = torch.cat([torch.zeros(1, 5), torch.ones(1, 90)], 1).long()
+    padded = {"attention_mask": padding, "use_cache": False}
+    padded["position_ids"] = torch.cat([torch.zeros(1, 5).long(), packed_positions(40, 50)], 1)
+    row = torch.cat([ids[:1, :5], packed], 1)
+    if kind == "tokens":
+        with pytest.raises(UserError, match="one text in a row"):
+            logits(hybrid, row, **padded)
+    else:
+        assert_close(logits(hybrid, row, **padded)[:, 5:], found, 1e-4)
 
 
 @every_family

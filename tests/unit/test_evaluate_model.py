@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from transformers import AutoConfig
 
 from bosch.assets import asset_folder
@@ -21,6 +22,8 @@ from bosch.eval.rows import read_rows
 from bosch.eval.settings import FAST, Label, SuiteRun
 from bosch.eval.suites import longbench, niah
 from bosch.eval.suites._interface import Request, Result
+from bosch.hybrid.conversion import deploy
+from bosch.hybrid.sink_files import measure_sinks
 from bosch.recipes import evaluate_model, presets
 from bosch.run.checkout import how_to_install
 from bosch.run.errors import MissingFileError, UserError
@@ -211,6 +214,21 @@ def test_yarn_stretches_the_positions_and_keeps_their_base(tmp_path: Path) -> No
     model.config.save_pretrained(tmp_path)
     with pytest.raises(UserError, match=r"--yarn 3: .*yarn"):
         load_judged(tmp_path, Judging((), yarn=3))
+
+
+def test_yarn_stretches_static_sinks_as_the_first_key(tmp_path: Path) -> None:
+    model = load_judged(MODEL, Judging(()))
+    ids = [torch.arange(20, 40)]
+    num_layers, num_groups = model.config.num_hidden_layers, model.config.num_key_value_heads
+    mask = [[0] * num_groups] * num_layers
+    deploy(model, mask, 8, measure_sinks(model, ids)).save_pretrained(hybrid := tmp_path / "hybrid")
+    stretched = load_judged(hybrid, Judging((), yarn=2))
+    expected = measure_sinks(load_judged(MODEL, Judging((), yarn=2)), ids).keys_LGD[0]
+    found = stretched.model.layers[0].self_attn.window_sink_key
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    by_vllm = replace(FAST, engine="vllm")
+    with pytest.raises(UserError, match="not with static sinks"):
+        load_judged(hybrid, Judging((), yarn=2, generation=by_vllm))
 
 
 def test_longbench_prompts_are_cut_where_longbench_cuts_them() -> None:

@@ -23,10 +23,13 @@ class HybridSettings(VerifyAndUpdateConfig):
         parallel, cache = vllm_config.parallel_config, vllm_config.cache_config
         keeps_all = vllm_config.scheduler_config.disable_hybrid_kv_cache_manager
         drafts, ranks = vllm_config.speculative_config, parallel.tensor_parallel_size
+        quantized = getattr(config, "quantization_config", None) is not None
+        shared = "its groups are put in the ranks' order by their plain weights"
         unequal = f"its {num_groups} groups a layer cannot be shared out"
         on_gpus = "vLLM's offload is for GPUs, where nothing of this has run"
         for name, asked, reason in (
             (f"--tensor-parallel-size {ranks}", num_groups % ranks > 0, unequal),
+            ("quantized weights on several ranks", quantized and ranks > 1, shared),
             ("--pipeline-parallel-size above 1", parallel.pipeline_parallel_size > 1, NOT_RUN),
             ("drafts other than ngram", drafts and drafts.method != "ngram", NOT_RUN),
             ("a KV connector", vllm_config.kv_transfer_config is not None, on_gpus),
