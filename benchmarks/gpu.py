@@ -34,7 +34,7 @@ from bosch.run.progress import describe_seconds, say
 
 PACKAGE = "benchmarks"
 # Kernels and training first: if they are wrong, the rest is of no use.
-PARTS = tuple("kernels switches train latency search stages serving attention".split())
+PARTS = tuple("kernels switches train latency stages serving attention".split())
 STAGES = "tests/gpu/test_stages_on_devices.py"  # evaluation, a kill and a resume
 TESTS = {  # on a GPU, and on a CPU
     "kernels": (

@@ -36,7 +36,7 @@ from bosch.masks.mask import describe_bytes
 from bosch.run.errors import UserError
 from bosch.run.files import write_atomically
 from bosch.run.group import Group, agree
-from bosch.run.progress import track
+from bosch.run.progress import say, track
 from bosch.training import loss, model_start
 from bosch.training.checkpoint import explain_refusal
 from bosch.training.loss import Lesson, StoredLesson
@@ -169,6 +169,8 @@ def write_lessons(
     starts = range(0, total, per_file)
     left = agree([begin for begin in starts if not file_of(folder, begin // per_file).is_file()])
     done = min((len(starts) - len(left)) * per_file, total)
+    size = describe_bytes(total * length * kind.itemsize)
+    say(f"lessons: {size}, {kind.itemsize} bytes a token")
     with track("lessons", total * length, "tokens", done * length) as bar:
         for turn in range(0, len(left), ranks.world):
             place = turn + ranks.rank
