@@ -59,7 +59,7 @@ def make_sink(
     numbers_N = torch.arange(source, device=device)
     if documents is None:
         assert mask_BNTS is not None
-        sees_BT, begins_BT = mask_BNTS[:, 0].any(-1), mask_BNTS[:, 0].int().argmax(-1)
+        sees_BT, begins_BT = mask_BNTS[:, 0].any(-1), mask_BNTS[:, 0].to(torch.uint8).argmax(-1)
         starts_BM = begins_BT.where(sees_BT, 0).amax(1, keepdim=True)
         if not torch.compiler.is_compiling() and (sees_BT & (begins_BT != starts_BM)).any():
             problem = f"windows with the sink tokens={source} need one text in a row with a mask"

@@ -43,9 +43,7 @@ class Settings:
 
 
 def score_groups(inputs: Inputs) -> Scores:
-    # Earlier versions did not count a sink, and must not lend this one their results.
-    name = "fisher" if inputs.sink == "none" else "fisher with sinks"
-    results = measure_haystacks(inputs, name, partial(measure_haystack, inputs))
+    results = measure_haystacks(inputs, "fisher", partial(measure_haystack, inputs))
     local_LH, total_LH = add_up(results, "local"), add_up(results, "total")
     # A head that does not affect the loss loses nothing by a window: it is local.
     score_LH = torch.where(total_LH == 0, 1.0, local_LH / total_LH)
