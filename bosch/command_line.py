@@ -91,6 +91,8 @@ class Parser(argparse.ArgumentParser):
                 for flag, value in ((f"--{name}", True), (opposite, False)):
                     # Help shows the one that changes something.
                     shown = argparse.SUPPRESS if value is bool(default) else text
+                    if not value and shown is not argparse.SUPPRESS:
+                        shown = f"turns off: {shown}"
                     action = f"store_{value}".lower()
                     into.add_argument(flag, dest=dest, action=action, help=shown)
                 continue

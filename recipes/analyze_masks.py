@@ -4,7 +4,8 @@
 
 Prints a table for each analysis, beside the figures of random masks. All numbers are in
 analysis.json; distances.png shows the distances. `--replacement 3` also writes the masks of the
-paper's table 5: `recover.py --method from_file --path FILE` scores one.
+paper's table 5: `recover.py --method from_file --mask.options
+path=FILE --ratio R` scores one.
 """
 
 import itertools

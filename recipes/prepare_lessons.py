@@ -1,7 +1,7 @@
 """Stores what the dense model says of every packed token: the stage `lessons` of a distillation.
 
     python recipes/prepare_lessons.py --model DIR --tokens-from tokens --out lessons
-    python recipes/train_model.py --model hybrid --tokens-from tokens --lessons-from lessons \
+    python recipes/train_model.py --model hybrid --tokens-from tokens --lessons-from lessons \\
         --objective distill --out train
 
 All runs that train on these tokens can share it: the teacher computes once. Run the same command

@@ -183,7 +183,7 @@ def choose(preset: str | None, model: str | None) -> tuple[Config, list[str]]:
     preset, config = suited(model)
     if preset == "small":
         faster = "search and train in bf16, which is faster" if bf16_is_faster() else "fp32"
-        about = "for models of up to 1.5B parameters, or without a GPU"
+        about = "for models of up to 1.5B parameters, or without a big GPU"
         return config, [f"preset small, {about}; here: {faster}"]
     if preset == "tiny":
         check_model(model)  # before its tokenizer is asked

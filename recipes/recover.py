@@ -22,7 +22,13 @@ from bosch.eval.judging import check_attention, check_calibration, check_data, j
 from bosch.eval.report.compare import compare, has_recovered
 from bosch.eval.report.page import summarize, write_report
 from bosch.masks.kv_budget import with_kv_budget
-from bosch.methods._settings import describe_choice, learning_tokens, traits_of
+from bosch.methods._settings import (
+    brings_sink,
+    describe_choice,
+    learning_tokens,
+    sink_of,
+    traits_of,
+)
 from bosch.recipes import (
     calibrate,
     compare_runs,
@@ -176,6 +182,8 @@ def check_and_build(
     at once, before anything is written and before hours are spent."""
     config, is_new = command.config, not folder.path.exists()
     training = config.train, config.data.document_mask, config.model
+    # A method that brings its own sink says so when it is built.
+    sink = "none" if brings_sink(config.method) or not config.ratio else sink_of(config)
     stages, texts = list[Stage](), list[str]()
 
     def build() -> None:
@@ -206,7 +214,7 @@ def check_and_build(
         build,
         partial(search_mask.check_attention, config),
         lambda: check_attention(judging_of(config)),
-        lambda: None if command.zero_shot else train_model.check_settings(*training),
+        lambda: None if command.zero_shot else train_model.check_settings(*training, sink),
         lambda: packed.check_sources(config, folder.path, stages),
         check_room,
         check_texts,

@@ -130,7 +130,7 @@ def check_and_build(options: Options, name: str) -> Stage:
     return build(settings, model, tokens, lessons, name)
 
 
-def check_settings(settings: TrainConfig, packed: bool, model: str) -> None:
+def check_settings(settings: TrainConfig, packed: bool, model: str, sink: str = "none") -> None:
     """Refuse kernels and attention that were named and cannot run here, a teacher that cannot teach
     this model, and settings without what they are for."""
     import torch
@@ -144,7 +144,7 @@ def check_settings(settings: TrainConfig, packed: bool, model: str) -> None:
     choose_kernels(settings.kernels, device)
     if settings.precision == "fp8":
         check_fp8(settings.trained, device)
-    check_backend("train.attention", settings.attention, device, dtype, True, packed)
+    check_backend("train.attention", settings.attention, device, dtype, True, packed, sink=sink)
     if settings.objective != "distill":
         for name in ("distill_weight", "temperature", "stored_shares", "layer_weight", "teacher"):
             if (value := getattr(settings, name)) != getattr(default, name):

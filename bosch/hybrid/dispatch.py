@@ -3,12 +3,13 @@ and with what priority. The first one that can is taken, and every refusal is sh
 """
 
 import logging
+from dataclasses import replace
 from types import ModuleType
 
 import torch
 from torch import Tensor
 
-from bosch.backends._interface import AttentionCall, Documents
+from bosch.backends._interface import AttentionCall, Documents, Sink
 from bosch.plugins import BrokenPluginError, list_plugins, load_plugin, suggest
 from bosch.run.errors import UserError
 
@@ -88,11 +89,12 @@ def check_backend(
     trains: bool = False,
     packed: bool = False,
     padded: bool = False,
+    sink: str = "none",
     remedy: str = "Use auto, or name another.",
 ) -> None:
     """Before work begins, refuse a backend named in a setting that does not exist, or that cannot
-    compute calls like these on this machine: with gradients, packed documents or a padding mask.
-    """
+    compute calls like these on this machine: with gradients, packed documents, a padding mask or
+    sinks."""
     if name == AUTO:
         return
     if name not in BACKENDS and name not in BROKEN:
@@ -102,6 +104,9 @@ def check_backend(
         documents = Documents(((0, 1, 2),), device) if packed else None
         mask = torch.ones(1, 1, 2, 2, dtype=torch.bool, device=device).tril() if padded else None
         call = AttentionCall(q.requires_grad_(trains), k, v, 1.0, 1, mask, documents)
+        if sink != "none":
+            seen_BTN = torch.ones(1, 2, 1, dtype=torch.bool, device=device)
+            call = replace(call, sink=Sink(k[:, :, :1], v[:, :, :1], seen_BTN))
         reason = refusal(name, call)
     if reason is not None:
         raise UserError(f"{option} {name} cannot run here: {reason}. {remedy}")

@@ -25,7 +25,10 @@ class Settings:
 
 def check(settings: Settings) -> None:
     if settings.path is None:
-        raise UserError("--method from_file needs --path: a mask.json or a .tsv of DuoAttention.")
+        raise UserError(
+            "--method from_file needs --path (in recover.py --mask.options path=FILE): a mask.json "
+            "or a .tsv of DuoAttention."
+        )
     if not settings.path.is_file():
         raise MissingFileError(f"--path {settings.path} does not exist; name a mask file.")
     if settings.path.suffix != ".tsv":

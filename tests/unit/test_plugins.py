@@ -22,6 +22,7 @@ from bosch.eval.judging import Judging, load_judged
 from bosch.masks.mask import read_mask
 from bosch.model import load_tokenizer
 from bosch.plugins import BrokenPluginError, describe_plugin, list_plugins, load_plugin
+from bosch.recipes import recover
 from bosch.run.errors import UserError
 from bosch.search.layers import Layers
 from bosch.search.outcomes import scoring_facts
@@ -328,6 +329,16 @@ def test_a_search_runs_on_the_backend_of_the_config(monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(reference, "supports", takes_no_mask)
         torch.testing.assert_close(top_rows(), expected)
         assert masks[2:] == [False, False]
+
+
+def test_a_backend_without_sinks_is_refused_before_a_search(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(reference, "supports", lambda call: call.sink and "it takes no sink")
+    words = f"--preset smoke --train.attention reference --dry-run --run-dir {tmp_path / 'run'}"
+    with pytest.raises(UserError, match="attention reference cannot run here: it takes no sink"):
+        recover.main(words.split())
+    recover.main([*words.split(), "--sink", "none"])
 
 
 def test_scores_of_a_named_backend_are_remembered_apart() -> None:
