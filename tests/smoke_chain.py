@@ -147,6 +147,8 @@ def results(run: Path) -> dict[str, Any]:
         for pattern in names
         for path in place.glob(pattern)
     }
+    for name in [name for name in found if name.endswith("recovery.jsonl")]:
+        found[name] = re.sub(rb', "hours": [^,}]+', b"", found[name])
     found["losses"] = [
         {name: value for name, value in json.loads(line).items() if "second" not in name}
         for line in (run / "train" / "metrics.jsonl").read_text().splitlines()
