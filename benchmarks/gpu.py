@@ -114,7 +114,7 @@ def rows_of(part: str, device: str) -> Iterator[Row]:
 def rows_of_tests(chosen: Sequence[str], device: str) -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
-        command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", *chosen]
+        command = [sys.executable, "-m", "pytest", "-v", f"--junitxml={report}", *chosen]
         command += ["-m", "not gpu" if device == "cpu" else "gpu"]
         done = subprocess.run(command, cwd=ROOT)
         for case in ElementTree.parse(report).iter("testcase"):

@@ -2,6 +2,7 @@
 
 The switches are read from TrainConfig, so a new one takes part. Each must give the losses of the
 settings without it. One that is refused here is skipped; graphs are those that torch.compile made.
+Only the usual settings compile, and the switch that asks for it: each time takes most of a minute.
 """
 
 import dataclasses
@@ -39,8 +40,8 @@ def measure(options: Options) -> Iterator[Row]:
     plain, wrong = list[float](), []
     with tempfile.TemporaryDirectory() as folder:
         *_, hybrid = train.save_models(options, Path(folder), device).values()
-        for name, value in [("", None), *switches()]:
-            changes = {name: value} if name else {}
+        for name, value in [("", None), *sorted(switches(), key=lambda each: each[1] == "fp8")]:
+            changes = ({"compile": False} | {name: value}) if name else {}
             title = f"{name.replace('_', ' ')} {value}" if name else "as usual"
             row: Row = {"name": f"{options.model}, {title}", "switch": title, "skipped": None}
             row |= dict.fromkeys(("value", "seconds", "memory_gb", "graphs"))
@@ -52,6 +53,8 @@ def measure(options: Options) -> Iterator[Row]:
                 yield row | {"unit": "loss", "skipped": f"{type(error).__name__}: {error}"}
                 if not isinstance(error, UserError):
                     wrong.append(f"{title}: {error}")
+                if device.type == "cuda":
+                    torch.cuda.synchronize()  # an error of the GPU itself ends this process
                 continue
             finally:  # train.deterministic is for the rest of a process
                 torch.use_deterministic_algorithms(False)

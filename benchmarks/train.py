@@ -2,7 +2,7 @@
 
 Sides: the Trainer on the dense model, our loop on the dense model, and our loop on a hybrid with
 the same weights, in turns, with the same precision and batch. We time from one optimizer step to
-the next, without starting, loading and exporting. Peak memory is measured in one process per side.
+the next, without starting, loading and exporting. On a CPU, a peak is that of one process per side.
 """
 
 import gc
@@ -75,27 +75,31 @@ def measure(options: Options) -> Iterator[Row]:
         sides: dict[str, Side] = {TRAINER: trainer}
         sides |= {name: partial(train_with_ours, options, model) for name, model in models.items()}
         seconds: dict[str, list[float]] = {name: [] for name in sides}
+        peaks: dict[str, int | None] = {}
         for _ in range(options.rounds):
             for name, side in sides.items():
+                memory = PeakMemory(device)
                 seconds[name].append(seconds_of_a_step(side, device))
-        spawn = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(1, spawn, max_tasks_per_child=1) as pool:
-            measured = [pool.submit(peak_memory, options, side) for side in sides.values()]
-            peaks = [each.result() for each in measured]
+                peaks[name] = memory.read()
+        if device.type == "cpu":  # where a peak is that of the process
+            spawn = multiprocessing.get_context("spawn")
+            with ProcessPoolExecutor(1, spawn, max_tasks_per_child=1) as pool:
+                found = [pool.submit(peak_memory, options, side) for side in sides.values()]
+                peaks = {name: each.result() for name, each in zip(sides, found, strict=True)}
         flops = []
         for name in sides:
             config = AutoConfig.from_pretrained(models.get(name, models[DENSE]), **LOCAL)
             weights = count_active_weights(build_on_meta(config))
             flops.append(training_flops(config, weights, [options.length] * options.batch))
     peak = peak_flops(device) if options.precision == "bf16" else None
-    for name, step_flops, peak_bytes in zip(sides, flops, peaks, strict=True):
+    for name, step_flops in zip(sides, flops, strict=True):
         flops_per_second = step_flops / median(seconds[name])
         about = f"{options.model}, {short(options.length)} tokens, {name}, beside the Trainer"
         row: Row = {"name": about, "value": speedup(seconds[TRAINER], seconds[name])}
         row |= {"unit": "times", "side": name}
         row["tokens_per_second"] = options.batch * options.length / median(seconds[name])
         row |= {"tflops_per_second": flops_per_second / 1e12}
-        row |= {"mfu": flops_per_second / peak if peak else None, "peak_bytes": peak_bytes}
+        row |= {"mfu": flops_per_second / peak if peak else None, "peak_bytes": peaks[name]}
         if peak and name != TRAINER:
             row |= {"figure": "mfu", "computed": COMPUTED_MFU}
         if device.type == "cpu" and name in AT_LEAST:

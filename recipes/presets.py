@@ -89,7 +89,10 @@ def smoke(model: str = SMOKE_MODEL) -> Config:
 def small(model: str = SMALL_MODEL) -> Config:
     """A pretrained model of up to about 1.5B parameters on a laptop or one GPU: hours, with texts
     that such a model can answer questions about, and sinks. Chosen on SmolLM2-135M-Instruct."""
+    import torch
+
     length, in_bf16 = min(1_024, read_shape(model).positions), bf16_is_faster()
+    on_gpu = torch.cuda.is_available()
     return Config(
         model=model,
         window=max(1, length // 8),
@@ -113,6 +116,7 @@ def small(model: str = SMALL_MODEL) -> Config:
             # The dense model computes once, and further runs on these tokens need it no more.
             stored_shares=64,
             precision="bf16" if in_bf16 else "fp32",
+            compile=False,  # takes longer than these few steps (27 s on an H200, at .4 s a step)
         ),
         eval=EvalConfig(
             checkpoints=(0.0, 0.125, 0.5, 1.0),
@@ -120,6 +124,8 @@ def small(model: str = SMALL_MODEL) -> Config:
             niah_tasks=EASY_TASKS,
             niah_lengths=(length,),
             niah_samples=25,
+            # In bf16 one answer at a time is decoded: such small models wait for Python then.
+            precision="fp32" if on_gpu else "auto",
         ),
     )
 

@@ -32,6 +32,7 @@ SETTINGS = TrainConfig(
     peak_learning_rate=2e-3,
     precision="fp32",
     kernels="torch",
+    compile=False,  # minutes of it on a GPU
     max_steps=5,
 )
 

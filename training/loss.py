@@ -88,14 +88,16 @@ class LossHead(nn.Linear):
         return self.loss(hidden_BTH, self.weight)
 
 
-def install_kernels(model: PreTrainedModel, kernels: str) -> None:
+def install_kernels(model: PreTrainedModel, kernels: str, in_blocks: bool = True) -> None:
     """Make the head of a model of our families a LossHead; weight names and ties stay the same.
     With Liger's kernels, use its RMSNorm and SwiGLU in this one model too, but not its rotary
-    embeddings, which Liger can only replace for the whole process."""
+    embeddings, which Liger can only replace for the whole process. in_blocks: also in the blocks;
+    not in compiled ones, which fuse the same themselves (torch 2.11 cannot read Liger's kernels in
+    a graph, and takes all that they are given for changed)."""
     head: Any = model.get_submodule("lm_head")
     assert head.bias is None, "no family's head has a bias"
     head.__class__, head.kernels = LossHead, kernels
-    if kernels != "liger":
+    if kernels != "liger" or not in_blocks:
         return
     from liger_kernel import transformers as liger
 

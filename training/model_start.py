@@ -67,7 +67,7 @@ def make_empty(
 ) -> PreTrainedModel:
     """The model to train before its weights are read."""
     choose_trained(model, settings.trained, settings.lora_rank)
-    install_kernels(model, settings.kernels)
+    install_kernels(model, settings.kernels, in_blocks=not settings.compile)
     if settings.precision == "fp8":
         check_fp8(settings.trained, device)
         use_fp8(model)

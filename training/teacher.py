@@ -92,7 +92,7 @@ class Teacher:
     ) -> None:
         self.settings = settings
         model.requires_grad_(False)
-        loss.install_kernels(model, settings.kernels)
+        loss.install_kernels(model, settings.kernels, in_blocks=not settings.compile)
         # The student's loss multiplies the hidden states with the head's weight, chunk by chunk.
         model.lm_head.loss = lambda hidden_BTH, weight_VH: hidden_BTH
         self.outputs: dict[int, Tensor] = {}  # of the attention of windowed layers

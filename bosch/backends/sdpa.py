@@ -234,6 +234,10 @@ def _sdpa(call: AttentionCall, mask: Tensor | None = None, is_causal: bool = Fal
         call, is_causal = _sink_as_key(call, mask, is_causal), False
         mask = call.mask_BNTS
     q, k, v = call.q_BHTD, call.k_BGSD, call.v_BGSD
+    if call.mask_BNTS is not None and call.needs_grad and q.device.type != "cpu":
+        # A query that sees nothing (padding) would have gradients of NaN (torch 2.11, H200).
+        assert mask is not None
+        mask = mask | ~mask.any(-1, keepdim=True)
     grouped = q.shape[1] != k.shape[1]
     by_flash = isinstance(mask, CausalBias) and q.dtype in (torch.float16, torch.bfloat16)
     if grouped and mask is not None and not by_flash and q.device.type != "cpu":

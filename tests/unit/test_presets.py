@@ -120,7 +120,10 @@ def test_a_laptop_gets_the_preset_small(tmp_path: Path, monkeypatch: pytest.Monk
         assert (config.sink, config.window, config.calibration.length) == ("auto", 128, 1_024)
         assert config.train.objective == "distill"
         check_lengths(config)
+        assert config.eval.precision == "auto"
         monkeypatch.setattr(rehearsal, "gpu_memory_gb", lambda: 80.0)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert presets.small(model).eval.precision == "fp32"  # bf16 decodes one answer at a time
 
 
 def test_hours_choose_the_tokens(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
