@@ -21,6 +21,7 @@ from bosch.run import progress
 from bosch.run.checkout import provenance
 from bosch.run.errors import run_main
 from bosch.run.files import write_atomically
+from bosch.run.fingerprint import plain
 
 PACKAGE = "benchmarks"
 COMMAND = "python -m benchmarks"
@@ -42,7 +43,8 @@ def run_benchmark(name: str, arguments: Sequence[str]) -> None:
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
     machine = {"device": device, "cores": os.cpu_count(), "system": platform.system()}
     facts: dict[str, object] = {"benchmark": name, "date": datetime.date.today().isoformat()}
-    facts |= {"machine": machine, **provenance()}
+    chosen = {name: plain(value) for name, value in vars(options).items() if name != "out"}
+    facts |= {"machine": machine, "options": chosen, **provenance()}
     rows: list[Row] = []
     try:
         for row in run_part(benchmark, options):

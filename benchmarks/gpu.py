@@ -8,6 +8,7 @@ with small shapes; otherwise, without a GPU, this does nothing and is not an err
 
 import datetime
 import gc
+import itertools
 import json
 import os
 import re
@@ -50,7 +51,11 @@ def default_file() -> Path:
     """benchmarks/results/nvidia-h200-2026-01-31.json"""
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     name = re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
-    return Path(__file__).parent / "results" / f"{name}-{datetime.date.today().isoformat()}.json"
+    first = Path(__file__).parent / "results" / f"{name}-{datetime.date.today().isoformat()}.json"
+    others = (
+        first.with_stem(f"{first.stem}-{n}") for n in itertools.count(2)
+    )  # keep what is there
+    return next(path for path in itertools.chain([first], others) if not path.exists())
 
 
 @dataclass(frozen=True)
@@ -117,7 +122,8 @@ def rows_of_tests(chosen: Sequence[str], device: str) -> Iterator[Row]:
         command = [sys.executable, "-m", "pytest", "-v", f"--junitxml={report}", *chosen]
         command += ["-m", "not gpu" if device == "cpu" else "gpu"]
         done = subprocess.run(command, cwd=ROOT)
-        for case in ElementTree.parse(report).iter("testcase"):
+        # None of a process that aborted.
+        for case in ElementTree.parse(report).iter("testcase") if report.exists() else ():
             found = next((each.tag for each in case), "passed")  # failure, error or skipped
             row: Row = {"name": case.attrib["name"], "outcome": found}
             yield row | {"value": float(case.attrib["time"]), "unit": "s"}
@@ -134,5 +140,8 @@ def rows_from_serving(device: str) -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "serving.json"
         command = [str(python), "-m", "benchmarks", "gpu", "--only", "serving", "--device", device]
-        subprocess.run([*command, "--out", str(out)], env=with_this_code(os.environ), check=True)
-        yield from json.loads(out.read_text())["rows"][:-1]  # without the verdict
+        done = subprocess.run([*command, "--out", str(out)], env=with_this_code(os.environ))
+        if out.exists():  # also of one that failed
+            rows = json.loads(out.read_text())["rows"]
+            yield from (row for row in rows if row.get("name") != "verdict")
+        done.check_returncode()

@@ -84,15 +84,16 @@ def measure(options: Options) -> Iterator[Row]:
     device = options.start()
     config = as_hybrid(_measure.read_shape(options.model), ratio=0.0, window_tokens=1)
     model = _measure.make_model(config, device, getattr(torch, options.dtype), "bosch")
-    # Let libraries choose kernels and allocate their workspaces.
-    ids = random_ids(config, min(2 * options.chunk, min(options.lengths)), device)
-    for ratio in (0.0, 0.5):
-        set_hybrid(model, ratio, options.window)
-        cache = DynamicCache(config=model.config)
-        list(run_steps(model, [*ids.split(options.chunk, dim=1), ids[:, :1], ids[:, :1]], cache))
     settings = [(ratio, options.window) for ratio in options.ratios]
     settings += [(options.window_ratio, window) for window in options.windows]
     points = list(product(dict.fromkeys(settings), options.sinks))  # each once
+    # Libraries choose kernels and allocate workspaces, some for each shape; a chunk behind another.
+    ids = random_ids(config, min(2 * options.chunk, max(options.lengths)), device)
+    for (ratio, window), sink in points:
+        set_hybrid(model, ratio, window, sink)
+        measure_prompt(model, ids, options)
+        gc.collect()
+        torch.cuda.empty_cache()
     lengths = sorted(set(options.lengths))
     deadline = math.inf if options.minutes is None else time.monotonic() + 60 * options.minutes
     missing: dict[object, str] = {}

@@ -67,7 +67,7 @@ JUDGED = (*ANSWERS, *(f"long_{name}" for name in ANSWERS), "value", "unit", "los
 @dataclass(frozen=True)
 class Options(DeviceOptions):
     folder: Path = Path("runs/real")  # made by launch/fetch_real_model.py; gets the masks
-    rows: Path = Path("benchmarks/results/real_model.jsonl")  # gets the rows
+    rows: Path = Path("runs/real_model.jsonl")  # gets the rows
     judged: tuple[Path, ...] = ()  # rows of the same model and questions, whose masks are judged
     methods: tuple[str, ...] = METHODS  # what chooses the groups
     ratios: tuple[float, ...] = (0.75, 0.875, 0.95)  # shares of groups on the window
@@ -270,7 +270,7 @@ class Bench:
             half, ids_BT = len(ids_T) // 2, ids_T[None].to(self.device)
             how = {"use_cache": False, "bosch_mask": mask.z, "bosch_window": window}
             logits_TV = self.judged(ids_BT, **how, logits_to_keep=half + 1).logits[0, :-1]
-            losses.append(float(cross_entropy(logits_TV.float(), ids_T[half:])))
+            losses.append(float(cross_entropy(logits_TV.float(), ids_BT[0, half:])))
         found |= {"value": float(np.mean(losses)), "unit": "nats a token"}
         return found | {"losses": [round(loss, 4) for loss in losses]}
 

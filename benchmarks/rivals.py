@@ -68,7 +68,7 @@ COLUMNS |= {"peak MB": "peak_bytes:.0f", "prefill tokens/s": "prefill:.0f", "dec
 @dataclass(frozen=True)
 class Options(DeviceOptions):
     folder: Path = Path("runs/real")  # made by launch/fetch_real_model.py
-    rows: Path = Path("benchmarks/results/rivals.jsonl")  # gets the rows
+    rows: Path = Path("runs/rivals.jsonl")  # gets the rows
     kvpress_python: Path = Path(".venv-kvpress/bin/python")  # of an environment with kvpress
     presses: tuple[str, ...] = PRESSES  # of kvpress
     masks: Path = real_model.Options.rows  # rows of the benchmark real_model, whose masks are used

@@ -161,7 +161,7 @@ def train_with_trainer(options: Options, folder: Path, device: torch.device) -> 
     sequences = torch.from_numpy(random_sequences(options, folder).astype(np.int64))
     on_gpu = device.type != "cpu"
     quiet: Any = {"save_strategy": "no", "logging_strategy": "no", "report_to": "none"}
-    # As our loop does on GPUs.
+    # As our loop does on GPUs, which also compiles there: the Trainer by default does not.
     usual: Any = {"gradient_checkpointing": on_gpu, "use_liger_kernel": on_gpu}
     with tempfile.TemporaryDirectory() as out:
         arguments = TrainingArguments(

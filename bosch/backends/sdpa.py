@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.backends import cuda
 from torch.nn.attention.bias import CausalBias, causal_lower_right
 
 from bosch.backends._interface import ALL, AttentionCall, Sink, repeat_groups
@@ -89,6 +90,14 @@ def _full(call: AttentionCall) -> Tensor:
         # Query heads that share keys become rows, so that each key is read once (1.2x as fast).
         q_BGRD = q_BHTD.view(q_BHTD.shape[0], call.k_BGSD.shape[1], -1, q_BHTD.shape[3])
         return _sdpa(replace(call, q_BHTD=q_BGRD), mask).view_as(q_BHTD)
+    if num_queries == 1 and device.type == "cuda" and not torch.compiler.is_compiling():
+        # On Hopper torch prefers cuDNN, which plans anew for each number of keys.
+        is_enabled = cuda.cudnn_sdp_enabled()
+        cuda.enable_cudnn_sdp(False)
+        try:
+            return _sdpa(call, mask)
+        finally:
+            cuda.enable_cudnn_sdp(is_enabled)
     if mask is not None or num_queries == 1:
         return _sdpa(call, mask)
     if num_queries == num_keys:

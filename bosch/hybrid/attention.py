@@ -126,7 +126,8 @@ def _calls_of_hybrid(
 ) -> list[AttentionCall]:
     """One for the layer's full groups, and one for its groups with a window."""
     config, num_queries = module.config, query_BHTD.shape[2]
-    num_groups, num_full = config.num_key_value_heads, config.bosch["num_full"][module.layer_idx]
+    bosch, num_groups = config.bosch, config.num_key_value_heads
+    num_full = bosch["num_full"][module.layer_idx]
     parts = [pair[0] for pair in key[:2] if pair] if isinstance(key, Split) else [key]
     num_given = sum(part.shape[1] for part in parts)
     if num_given != num_groups:
@@ -157,13 +158,13 @@ def _calls_of_hybrid(
     if num_full:
         # A static cache has empty slots after the keys.
         end = key.first_query + num_queries if isinstance(key.first_query, int) else None
-        k_BGSD, v_BGSD = (x[:, :, :end] for x in key.full)
-        calls.append(make_call(query_BHTD[:, :num_full_heads], k_BGSD, v_BGSD))
+        kv = key.full if key.full[0].shape[2] == end else (x[:, :, :end] for x in key.full)
+        calls.append(make_call(query_BHTD[:, :num_full_heads], *kv))
     if num_full < num_groups:
-        width = check_window(config.bosch["window"])
-        whole = make_call(query_BHTD[:, num_full_heads:], *key.window)
-        sink = make_sink(source_of(module), width, key.first_query, whole, key.first)
-        windowed = replace(whole, window_tokens=width, sink=sink)
+        width = check_window(bosch["window"])
+        windowed = make_call(query_BHTD[:, num_full_heads:], *key.window, window_tokens=width)
+        sink = make_sink(source_of(module), width, key.first_query, windowed, key.first)
+        windowed = windowed if sink is None else replace(windowed, sink=sink)
         if (positions_L := key.positions_L) is not None:  # the ring of a static cache: a mask
             new_T1 = torch.arange(num_queries, device=positions_L.device)[:, None]
             queries_T1 = key.first_query + new_T1
@@ -172,7 +173,7 @@ def _calls_of_hybrid(
             mask_BNTS = mask_BNTS.index_select(-1, positions_L.clamp_min(0)) & inside_TL
             windowed = replace(windowed, mask_BNTS=mask_BNTS, window_tokens=None)
         elif mask_BNTS is not None:  # its last columns are those of the keys
-            mask_BNTS = mask_BNTS[..., -whole.k_BGSD.shape[2] :]
+            mask_BNTS = mask_BNTS[..., -windowed.k_BGSD.shape[2] :]
             windowed = replace(windowed, mask_BNTS=mask_BNTS)
         calls.append(windowed)
     return calls

@@ -93,10 +93,10 @@ class GrowingLayer(DynamicLayer):
     def num_held(self) -> int:
         return self._stop - self._start
 
-    def _held(self) -> Pair:
+    def _held(self, last: int | None = None) -> Pair:
         assert self._buffers is not None
-        keys, values = (x[:, :, self._start : self._stop] for x in self._buffers)
-        return keys, values
+        (k, v), start = self._buffers, self._start if last is None else self._stop - last
+        return k[:, :, start : self._stop], v[:, :, start : self._stop]
 
     def _hold(self, k_BGSD: Tensor, v_BGSD: Tensor) -> None:
         self._buffers, self._start, self._stop = (k_BGSD, v_BGSD), 0, k_BGSD.shape[2]
@@ -145,10 +145,10 @@ class RollingLayer(GrowingLayer):
         self.cumulative_length += new
         if self.record_past or new <= self.SPARE_TOKENS:
             self._append(key_states, value_states)
-            keys, values = self._held()
+            seen = self._held(past + new)
             if not self.record_past:
                 self._drop_old()
-            return keys[:, :, -(past + new) :], values[:, :, -(past + new) :]
+            return seen
         # Only the end of a long prompt chunk is kept.
         keys, values = key_states, value_states
         if past:

@@ -62,7 +62,7 @@ def choose(call: AttentionCall, backend: str | None = None) -> str:
         if reason := refusal(name, call):
             refused[name] = reason
             continue
-        if not torch.compiler.is_compiling():
+        if refused and not torch.compiler.is_compiling():
             for one in sorted(refused.items() - _shown):
                 logger.warning("attention backend %s is not used: %s. %s runs instead.", *one, name)
             _shown.update(refused.items())

@@ -15,6 +15,7 @@ from tests.attention_calls import (
     check_against_reference,
     gpu_cases,
     sink_cases,
+    thin_cases,
     visible_counts,
 )
 from tests.model_factory import MIXED, generate_anew, logits, random_tokens, same_mask, tiny_model
@@ -52,6 +53,13 @@ def test_sinks_are_the_references(name: str) -> None:
     backend = runnable(name)
     cases = [replace(c, dtype=torch.bfloat16, head_size=64) for c in sink_cases()]
     assert None in {check_against_reference(backend, case, device="cuda") for case in cases}
+
+
+def test_fp32_is_the_references() -> None:
+    """Only sdpa computes it, and evaluations of small models need it."""
+    for case in thin_cases():
+        if case.dtype == torch.float32:
+            assert check_against_reference(runnable("sdpa"), case, device="cuda") is None
 
 
 @every_backend

@@ -76,8 +76,11 @@ def test_steps_are_plain_torchs(changes: dict[str, Any], device: str, tmp_path: 
         pytest.skip("Liger and compiled blocks take minutes on a CPU")
     model = model_folder(tmp_path / "model")
     settings = replace(TWO_STEPS, **changes)
-    rows = run(tmp_path / "train", model, settings)
-    plain = train_plainly(model, settings)
+    # In documents no longer than the window a hybrid is the dense model, so the gradient of their
+    # divergence is 0, and Adam would make whole steps of its rounding: one document a row.
+    masked = settings.objective != "distill"
+    rows = run(tmp_path / "train", model, settings, document_mask=masked)
+    plain = train_plainly(model, settings, masked=masked)
     ours = Trace.of_run(tmp_path / "train", 2)
     assert ours.losses == pytest.approx(plain.losses, rel=ROUNDING[settings.precision])
     assert ours.norms == pytest.approx(plain.norms, rel=5 * ROUNDING[settings.precision])

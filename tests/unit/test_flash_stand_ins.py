@@ -142,7 +142,8 @@ def test_what_the_kernels_cannot_do_is_refused(module: ModuleType) -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 def test_sdpa_computes_the_references_output_on_a_gpu(dtype: torch.dtype) -> None:
     """Its choices for CUDA: a bias in place of a mask after cached keys, repeated heads."""
-    for case in (Case(40, None, num_past=100), Case(40, 16), Case(40, 16, kind="left")):
+    plain = (Case(40, None, num_past=100), Case(1, None, num_past=100))
+    for case in (*plain, Case(40, 16), Case(40, 16, kind="left")):
         half = replace(case, dtype=dtype, head_size=64)
         assert check_against_reference(sdpa, half, "cuda") is None
 
