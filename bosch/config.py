@@ -136,7 +136,8 @@ class TrainConfig:
     # Number format of the computation; fp8: bf16, but products of linear layers, by torchao.
     precision: Literal["bf16", "fp32", "fp8"] = "bf16"
     attention: str = "auto"  # attention backend: auto, or a file of bosch/backends
-    kernels: Literal["auto", "liger", "torch"] = "auto"  # liger: fused, on a GPU; if blocks compile, for the loss
+    # liger: fused ones, on a GPU, for the loss and blocks that are not compiled.
+    kernels: Literal["auto", "liger", "torch"] = "auto"
     # What is learned: the text, or the dense model's distribution of every token.
     objective: Literal["next-token", "distill"] = "next-token"
     distill_weight: float = 1.0  # share of the dense model's distribution; the rest: next-token
