@@ -52,9 +52,8 @@ def default_file() -> Path:
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     name = re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
     first = Path(__file__).parent / "results" / f"{name}-{datetime.date.today().isoformat()}.json"
-    others = (
-        first.with_stem(f"{first.stem}-{n}") for n in itertools.count(2)
-    )  # keep what is there
+    # What is there is kept.
+    others = (first.with_stem(f"{first.stem}-{n}") for n in itertools.count(2))
     return next(path for path in itertools.chain([first], others) if not path.exists())
 
 
