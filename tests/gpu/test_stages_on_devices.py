@@ -77,8 +77,9 @@ def test_steps_are_plain_torchs(changes: dict[str, Any], device: str, tmp_path: 
     model = model_folder(tmp_path / "model")
     settings = replace(TWO_STEPS, **changes)
     # In documents no longer than the window a hybrid is the dense model, so the gradient of their
-    # divergence is 0, and Adam would make whole steps of its rounding: one document a row.
-    masked = settings.objective != "distill"
+    # divergence is 0. Adam makes whole steps of its rounding, which is another one on a GPU: there
+    # each row is one document.
+    masked = device == "cpu" or settings.objective != "distill"
     rows = run(tmp_path / "train", model, settings, document_mask=masked)
     plain = train_plainly(model, settings, masked=masked)
     ours = Trace.of_run(tmp_path / "train", 2)
