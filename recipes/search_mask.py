@@ -167,9 +167,16 @@ def make_learning(config: Config, model: Path, tokens: Artifact) -> Learning:
 
 
 def learning_settings(config: Config) -> TrainConfig:
-    """The training settings, with the attention backend that is named for the mask."""
-    attention = config.mask.attention
-    return config.train if attention == "auto" else replace(config.train, attention=attention)
+    """The training settings of a method that learns its mask, which trains all weights: with the
+    attention backend that is named for the mask, and a rate for all weights."""
+    train = config.train
+    if config.mask.attention != "auto":
+        train = replace(train, attention=config.mask.attention)
+    if train.trained == "lora":
+        # A rate for narrow matrices beside frozen weights (8e-4 in the preset `small`) ruins a
+        # pretrained model if all weights get it, and the gates learn on what is left of it.
+        train = replace(train, peak_learning_rate=TrainConfig.peak_learning_rate)
+    return train
 
 
 def check_attention(config: Config) -> None:

@@ -25,8 +25,8 @@ from bosch.methods import from_file, random_groups
 from bosch.methods._choose import choose_most_local, make_mask
 from bosch.methods._examples import FILE
 from bosch.model import load_for_search, read_model_info
-from bosch.recipes import search_mask
-from bosch.recipes.search_mask import build, main
+from bosch.recipes import presets, search_mask
+from bosch.recipes.search_mask import build, learning_settings, main
 from bosch.run.errors import UserError
 from bosch.run.files import verify_folder, write_sealed_json
 from bosch.run.folder import RunFolder
@@ -136,6 +136,15 @@ def test_what_makes_a_stage(model_folder: Path, calibration_folder: Path, tmp_pa
     first = build(config, calibration, settings=given).fingerprint
     (artifact.folder / SINKS).write_bytes(b"other")
     assert build(config, calibration, settings=given).fingerprint != first
+
+
+def test_gates_learn_at_a_rate_for_all_weights() -> None:
+    """`small` trains narrow matrices beside frozen weights; a learned mask trains all."""
+    small = presets.small("tiny-qwen3")
+    assert (small.train.trained, small.train.peak_learning_rate) == ("lora", 8e-4)
+    assert learning_settings(small).peak_learning_rate == 1e-5  # of continual pretraining
+    tiny = presets.tiny()  # trains all weights anyway
+    assert learning_settings(tiny) == tiny.train
 
 
 def test_a_calibration_set_of_another_tokenizer_is_refused(
