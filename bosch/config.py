@@ -331,7 +331,7 @@ def describe_config(config: Config) -> list[str]:
 
 
 def show_value(value: object) -> str:
-    if isinstance(value, tuple):
+    if isinstance(value, tuple | list):
         return " ".join(map(show_value, value)) or "none"
     return f"{value:g}" if isinstance(value, float) else str(value)
 

@@ -25,6 +25,7 @@ from bosch.masks.kv_budget import with_kv_budget
 from bosch.methods._settings import (
     brings_sink,
     describe_choice,
+    describe_settings,
     learning_tokens,
     sink_of,
     traits_of,
@@ -262,7 +263,7 @@ def build_chain(
 def introduce(command: Command, config: Config) -> None:
     """Print what this run will do, before work begins."""
     say(f"run folder {command.run_path}", *describe_choice(config), *command.chosen_by)
-    say(*describe_config(config), *presets.warnings(config))
+    say(*describe_config(config), *describe_settings(config), *presets.warnings(config))
     if used := learning_tokens(config):
         of = f"{used:,} of the {config.data.tokens:,} tokens"
         say(f"{of} are used to learn the mask, the rest to train")

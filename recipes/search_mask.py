@@ -250,6 +250,7 @@ def main(arguments: Sequence[str]) -> None:
     with RunFolder(run_path, rank, world, say) as run:
         log_to(run_path / "recover.log")
         say(f"run folder {run_path}", *methods.describe_choice(config, settings), *origin)
+        say(*methods.describe_settings(config, settings))
         if rank == 0:
             refuse_blocked(run.plan(stages, "mask" if options.fresh else None))
             run.set_aside([stage] if options.fresh else [])

@@ -4,16 +4,18 @@ torch; loading a method does if the method's file does."""
 
 import dataclasses
 from collections.abc import Callable, Iterator
+from textwrap import wrap
 from types import ModuleType
 from typing import Any, get_args
 
 from bosch.command_line import with_options
-from bosch.config import Config, MaskConfig, shared_fields
+from bosch.config import Config, MaskConfig, shared_fields, show_value
 from bosch.masks.mask import Unit, describe_ratio, num_windowed
 from bosch.method import MethodTraits
 from bosch.model import read_shape
 from bosch.plugins import describe_plugin, list_plugins, load_plugin, suggest
 from bosch.run.errors import UserError
+from bosch.run.fingerprint import plain
 
 METHODS = "bosch.methods"
 
@@ -113,3 +115,10 @@ def describe_choice(config: Config, settings: object = None) -> tuple[str, str]:
             "window of 128: 1.11 of loss, with --sink static .27)"
         )
     return describe_ratio(config.ratio, shape.num_layers, shape.num_groups, unit), f"sink {sink}"
+
+
+def describe_settings(config: Config, settings: object = None) -> list[str]:
+    """Lines on the method's settings as they are used; none if it has none."""
+    values = plain(settings or default_settings(config.method, config.mask))
+    words = ", ".join(f"{name} {show_value(value)}" for name, value in values.items())
+    return wrap(f"{config.method}: {words}", width=100, subsequent_indent=13 * " ") if words else []

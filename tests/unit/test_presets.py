@@ -10,10 +10,11 @@ import torch
 
 from bosch.assets import asset_folder
 from bosch.known_models import PAPER_MODELS
+from bosch.methods._settings import default_settings
 from bosch.model import ModelShape, read_model_config, read_shape
 from bosch.recipes import presets
 from bosch.recipes.presets import check_lengths, choose, paper, scaled_paper, tiny, warnings
-from bosch.recipes.recover import parse_command
+from bosch.recipes.recover import main, parse_command
 from bosch.recipes.train_model import with_hours
 from bosch.run.errors import UserError
 from bosch.training import rehearsal
@@ -41,7 +42,13 @@ def test_paper_models() -> None:
 def test_paper_preset_has_the_values_of_the_paper(model: str) -> None:
     config = paper(model)
     assert config.model == model
-    assert (config.ratio, config.window, config.method) == (0.75, 1_024, "bosch")
+    assert (config.ratio, config.window, config.method) == (0.75, 1_024, "bosch_paper")
+    assert config.sink == "none"  # windows have none in the paper
+    search = default_settings(config.method, config.mask)
+    assert (search.optimizer, search.objective) == ("nomad", "accuracy")  # B.2, equation 4
+    assert (search.kappa, search.keep_best) == (100, False)  # ends with stage 3's mask
+    assert search.layers_at_once(read_shape(model).num_groups) == mask_layers(model)
+    assert config.calibration.answers == "expected"
 
     assert (config.calibration.examples, config.calibration.length) == (64, 32_768)
     assert config.calibration.tasks == SIX_TASKS  # equal shares of the six [ours]
@@ -64,14 +71,58 @@ def test_paper_preset_has_the_values_of_the_paper(model: str) -> None:
     assert (*rates, train.precision) == (1e-5, 0.1, 0, "bf16")
     # [ours]: torch's flash kernel, or flash-attn where it is installed
     assert (train.attention, train.kernels) == ("auto", "liger")
+    assert (train.objective, train.trained) == ("next-token", "all")
+    assert config.data.repeats == 0
 
     judging = config.eval
     tokens = [share * config.data.tokens / 1e9 for share in judging.checkpoints]
     assert tokens == pytest.approx([0, 0.65, 1.3, 1.95, 2.5])  # tables 15 and 16, rounded there
     assert judging.niah_tasks == SIX_TASKS
     assert judging.niah_lengths == (4_096, 8_192, 16_384, 32_768)
+    assert judging.suites == ("niah", "longbench")
+    assert judging.niah_samples == 500  # RULER's [ours]
     assert judging.longbench_data == "zai-org/LongBench"  # 21 sets and GSM8K
     assert (judging.longbench_categories, judging.longbench_rows) == ("paper", None)  # seven
+
+
+def mask_layers(model: str) -> int:
+    """Layers of a subproblem of stage 3: 4 of 8 groups; 8 of 4 [ours]."""
+    return 8 if "30B" in model else 4
+
+
+def dry_run(*words: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """What is printed before the sentence on what is missing offline."""
+    with pytest.raises(UserError, match="cannot be fetched from the hub"):
+        main([*words, "--dry-run"])
+    return " ".join(capsys.readouterr().out.split())
+
+
+def test_the_preset_paper_is_printed_as_published(capsys: pytest.CaptureFixture[str]) -> None:
+    """`--dry-run` prints it before anything is fetched, and then what is missing offline."""
+    printed = dry_run("--preset", "paper", "--model", "Qwen/Qwen3-1.7B-Base", capsys=capsys)
+    for expected in (
+        "method bosch_paper,",
+        "sink none",
+        "optimizer nomad",
+        "kappa 100",
+        "objective next-token",
+        "trained all",
+        "peak_learning_rate 1e-05",
+    ):
+        assert expected in printed
+
+
+def test_large_models_get_our_search_with_sinks(capsys: pytest.CaptureFixture[str]) -> None:
+    printed = dry_run("--model", "Qwen/Qwen3-8B-Base", capsys=capsys)
+    for expected in ("preset large", "method bosch,", "sink static", "optimizer guided"):
+        assert expected in printed
+    config = presets.large("Qwen/Qwen3-8B-Base")
+    learned = config.train.objective, config.train.trained, config.calibration.answers
+    assert learned == ("distill", "lora", "own-words")
+    # 150 steps of the paper's batch.
+    assert config.data.tokens == 150 * 64 * 32_768
+    same = paper("Qwen/Qwen3-8B-Base")
+    assert (config.window, config.eval.niah_lengths) == (same.window, same.eval.niah_lengths)
 
 
 def model_folder(folder: Path, positions: int) -> str:
@@ -94,17 +145,18 @@ def test_paper_settings_shrink_with_the_positions_of_the_model(tmp_path: Path) -
     assert (config.calibration.length, config.window) == (32_768, 1_024)
 
 
-def test_a_big_gpu_gets_the_scaled_paper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_big_gpu_gets_the_preset_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_folder(tmp_path / "short", positions=4_096)
     monkeypatch.setattr(presets, "SMALL_WEIGHTS", 1_000)
     monkeypatch.setattr(rehearsal, "gpu_memory_gb", lambda: 80.0)
     config, [line] = choose(None, model)
-    assert config == replace(scaled_paper(model), sink="auto")
+    assert config == presets.large(model)
     assert "data.sequence_length: 32768 -> 4096; " in line
     known, [line] = choose(None, "Qwen/Qwen3-8B-Base")
+    assert known == presets.large("Qwen/Qwen3-8B-Base")
     # The paper's 4 at once would not fit its GPUs by our figures, and change no result.
     assert (known.train.attention, known.train.micro_batch_sequences) == ("auto", None)
-    assert "train.kernels: liger -> auto" in line
+    assert line.startswith("preset large")
     other, _ = choose("tiny", "Qwen/Qwen3-8B-Base")
     assert other == replace(tiny(), model="Qwen/Qwen3-8B-Base")
 
