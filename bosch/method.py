@@ -6,6 +6,8 @@ file of bosch/methods with
     score_groups(inputs) -> Scores for a ranking: a score for each group, or
     select(inputs) -> Selection    for any other way to a mask that meets the ratio
     check(settings)                optional: refuse settings that would fail later
+    count_passes(settings, num_layers, num_groups)
+                                   optional: how often it reads the calibration set, at most
     own_sink(settings, window)     optional: the sink that --sink auto means, where the method
                                    brings its constants too (Selection.sinks)
 

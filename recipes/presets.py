@@ -123,14 +123,32 @@ def small(model: str = SMALL_MODEL) -> Config:
         ),
         eval=EvalConfig(
             checkpoints=(0.0, 0.125, 0.5, 1.0),
-            suites=("niah",),
-            niah_tasks=EASY_TASKS,
+            # Needles, and what windows lose most: long answers. LongBench comes in where its data
+            # is (`with_longbench`).
+            suites=("niah", "long_answers"),
+            niah_tasks=PAPER_TASKS,
             niah_lengths=(length,),
             niah_samples=25,
+            longbench_rows=5,
+            longbench_categories="official",  # without GSM8K, which is data of its own
             # In bf16 one answer at a time is decoded: such small models wait for Python then.
             precision="fp32" if on_gpu else "auto",
         ),
     )
+
+
+def brief(model: str = SMALL_MODEL) -> Config:
+    """`small` in a third of its time."""
+    return shortened(small(model))
+
+
+def shortened(config: Config) -> Config:
+    """The groups by a ranking of seconds, which was level with the search at .75
+    (docs/real-model.md), half of the tokens, and fewer questions, asked of the dense model, before
+    and after the training."""
+    judging = replace(config.eval, checkpoints=(0.0, 1.0), niah_samples=10)
+    data = replace(config.data, tokens=config.data.tokens // 2)
+    return replace(config, method="razor", data=data, eval=judging)
 
 
 def bf16_is_faster() -> bool:
@@ -217,7 +235,7 @@ def scaled_paper(model: str) -> Config:
 
 
 PRESETS: dict[str, Callable[..., Config]] = {
-    preset.__name__: preset for preset in (tiny, smoke, small, large, paper)
+    preset.__name__: preset for preset in (tiny, smoke, small, brief, large, paper)
 }
 
 
@@ -239,6 +257,36 @@ def choose(preset: str | None, model: str | None) -> tuple[Config, list[str]]:
         config = fit_needles(config)
     changes = differences(plain(asdict(PRESETS[preset]())), plain(asdict(config)))
     return config, [f"preset {preset}, scaled to the model; {changes}"]
+
+
+def with_longbench(config: Config, arguments: Sequence[str]) -> tuple[Config, list[str]]:
+    """Judged by LongBench too where its data is on this machine or is named, and a line if not. A
+    preset that has the suite fetches the data; `small` and `brief` are complete without."""
+    asked = peek(arguments, "eval.suites", "eval.longbench-data")
+    if "longbench" in config.eval.suites or asked["eval.suites"] is not None:
+        return config, []
+    if asked["eval.longbench_data"] is None and not is_on_this_machine(config.eval.longbench_data):
+        remedy = "--eval.longbench-data FILE (its data.zip) adds it"
+        return config, [f"LongBench is left out: its data is not on this machine; {remedy}"]
+    suites = (*config.eval.suites, "longbench")
+    return replace(config, eval=replace(config.eval, suites=suites)), []
+
+
+def is_on_this_machine(longbench_data: str) -> bool:
+    """Whether LongBench is a file or folder, or lies in the cache of the hub."""
+    from huggingface_hub import try_to_load_from_cache
+
+    if Path(longbench_data).exists():
+        return True
+    cached = try_to_load_from_cache(longbench_data, "data.zip", repo_type="dataset")
+    return isinstance(cached, str)
+
+
+def name_of(preset: str | None, config: Config) -> str:
+    """Of the preset that the settings come from."""
+    if preset is not None:
+        return preset
+    return "tiny" if config.model == TINY_MODEL else suited(config.model)[0]
 
 
 def for_stage(arguments: Sequence[str]) -> Config:

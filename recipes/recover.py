@@ -47,6 +47,8 @@ from bosch.run.progress import log_to, say, set_up
 from bosch.run.ranks import rank_and_world
 from bosch.run.stage import Stage, locate, refuse_blocked, stages_to_redo
 
+LONG_SECONDS = 3_600  # a run that takes longer than this is told of its shorter form
+
 # --help leaves these out, --help-all shows them.
 RARELY_SET = """
 --calibration.tasks --calibration.answers --calibration.punkt
@@ -67,7 +69,8 @@ RARELY_SET = """
 @dataclass(frozen=True)
 class Command:
     config: Annotated[Config, FLAT]
-    # Where defaults come from: tiny (the embedded model), small, paper, or smoke (for tests).
+    # Where defaults come from: tiny (the embedded model), small, brief (small in less time), large,
+    # paper (as published), or smoke (for tests). None: what suits the model.
     preset: Annotated[str | None, "NAME"] = None
     # In place of --ratio: the smallest whose KV cache fits, as 4GiB@128k.
     kv_budget: Annotated[str | None, "BYTES@TOKENS"] = None
@@ -113,6 +116,7 @@ def main(arguments: Sequence[str]) -> None:
         introduce(command, config)
     stages, texts = check_and_build(command, folder, fit)
     if command.dry_run:
+        say(*describe_time(command))
         steps = folder.plan(stages, command.fresh, command.from_)
         say(*(f"{step.stage.name}: {step.action} ({step.reason})" for step in steps))
         refuse_blocked(steps)
@@ -131,6 +135,8 @@ def main(arguments: Sequence[str]) -> None:
     # Run.
     with folder:
         log_to(folder.path / "recover.log")
+        if is_first and not (folder.path / RUN).is_file():
+            say(*describe_time(command))
         introduce(command, config)
         if is_first:
             # Again, now that no other launch can change the folder.
@@ -159,6 +165,8 @@ def main(arguments: Sequence[str]) -> None:
 def parse_command(arguments: Sequence[str]) -> Command:
     preset, model = peek(arguments, "preset", "model").values()
     config, origin = presets.choose(preset, model)
+    config, left_out = presets.with_longbench(config, arguments)
+    origin = [*origin, *left_out]
     if peek(arguments, "train.objective")["train.objective"] == "next-token":
         # The preset's are of no use then. Those that the user names are refused.
         config = replace(config, train=replace(config.train, stored_shares=None))
@@ -258,6 +266,23 @@ def build_chain(
     }
     trained = [*filter(None, [lessons]), train, *checkpoints.values()]
     return [*untrained, *([] if learns else packing), *trained]
+
+
+def describe_time(command: Command) -> list[str]:
+    """Lines on how long the whole run takes here, and on a shorter form of one that takes long."""
+    from bosch.recipes import duration  # imports torch, which takes seconds
+
+    def seconds_of(config: Config) -> dict[str, float]:
+        schedule = None if command.zero_shot else train_model.schedule_of(config)
+        return duration.stage_seconds(config, schedule)
+
+    config = command.config
+    found = seconds_of(config)
+    lines = [f"time here, of the whole run: {duration.describe(found)}"]
+    if sum(found.values()) > LONG_SECONDS and presets.name_of(command.preset, config) == "small":
+        shorter = duration.describe(seconds_of(presets.shortened(config)))
+        lines.append(f"a shorter form of it, by --preset brief: {shorter}")
+    return lines
 
 
 def introduce(command: Command, config: Config) -> None:

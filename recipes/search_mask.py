@@ -196,7 +196,8 @@ class Options:
     settings: Annotated[Any, FLAT]  # the method's
     kv_budget: str | None = None  # in place of --ratio: 4GiB@128k, the smallest ratio that fits
     attention: str = "auto"  # attention backend: auto, or a file of bosch/backends
-    preset: str | None = None  # source of the defaults: tiny, small, smoke or paper
+    # Source of the defaults: tiny, small, brief, large, paper or smoke.
+    preset: str | None = None
     calibration: Path | None = None  # folder of the calibration set; None: the run's, if any
     # Packed tokens, for methods that learn; None: pack the preset's.
     tokens_from: Path | None = None

@@ -341,15 +341,23 @@ def training_seconds(plan: Plan, schedule: TrainSchedule) -> float:
     for one, part in models:
         flops += training_flops(one, count_active_weights(build_on_meta(one)), sequences) * part
     device = choose_device(os.environ)
-    size, dtype = (1024, torch.float32) if device.type == "cpu" else (8192, torch.bfloat16)
+    in_fp32 = device == CPU or plan.settings.precision == "fp32"
+    speed = matmul_speed(torch.float32 if in_fp32 else torch.bfloat16)
+    num_devices = 1 if device.type == "cpu" else plan.num_gpus  # ranks on a CPU share its cores
+    return flops / (SPEED_SHARE * num_devices * speed)
+
+
+def matmul_speed(dtype: torch.dtype) -> float:
+    """FLOPs per second of large matrix products on this rank's device."""
+    device = choose_device(os.environ)
+    size = 1024 if device.type == "cpu" else 8192
     left, right = torch.ones(2, size, size, dtype=dtype, device=device)
     seconds = []
     for _ in range(5):
         begin = time.perf_counter()
         float((left @ right)[0, 0])  # waits for the device
         seconds.append(time.perf_counter() - begin)
-    num_devices = 1 if device.type == "cpu" else plan.num_gpus  # ranks on a CPU share its cores
-    return flops / (SPEED_SHARE * num_devices * 2 * size**3 / min(seconds))
+    return 2 * size**3 / min(seconds)
 
 
 # -------------------------------------------------------------------------- counting what is alive

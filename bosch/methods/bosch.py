@@ -66,6 +66,12 @@ def select(inputs: Inputs) -> Selection:
         return finish(search)
 
 
+def count_passes(settings: Settings, num_layers: int, num_groups: int) -> float:
+    """How often the model reads the calibration set, at most: for the time said beforehand."""
+    probes = num_layers * num_groups * settings.probed / 2  # from its layer on, half of them
+    return probes + settings.effort * settings.kappa * num_layers
+
+
 def probe_groups(search: "Search", share: float) -> Table:
     """What every group is worth: the answers' mean log-probability in a share of the haystacks when
     the group is kept alone in its layer, against keeping another one, all other layers full.

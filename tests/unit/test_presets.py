@@ -178,6 +178,28 @@ def test_a_laptop_gets_the_preset_small(tmp_path: Path, monkeypatch: pytest.Monk
     assert presets.small(model).eval.precision == "fp32"  # bf16 decodes one answer at a time
 
 
+def test_small_is_judged_by_all_that_is_there(tmp_path: Path) -> None:
+    words = ["--preset", "small", "--model", "tiny-qwen3"]
+    command = parse_command(words)
+    assert command.config.eval.suites == ("niah", "long_answers")
+    assert command.config.eval.niah_tasks == SIX_TASKS
+    assert any(line.startswith("LongBench is left out") for line in command.chosen_by)
+    data = ["--eval.longbench-data", str(tmp_path)]
+    command = parse_command([*words, *data])
+    assert command.config.eval.suites == ("niah", "long_answers", "longbench")
+    assert command.config.eval.longbench_categories == "official"  # needs no GSM8K
+    assert not any("LongBench" in line for line in command.chosen_by)
+    # Suites that are named stay as they are.
+    assert parse_command([*words, *data, "--eval.suites", "niah"]).config.eval.suites == ("niah",)
+
+
+def test_brief_is_small_with_a_ranking_and_less_of_everything() -> None:
+    small, brief = presets.small("tiny-qwen3"), presets.brief("tiny-qwen3")
+    assert (brief.method, 2 * brief.data.tokens) == ("razor", small.data.tokens)
+    assert (brief.eval.suites, brief.train) == (small.eval.suites, small.train)
+    assert brief.eval.checkpoints == (0, 1)
+
+
 def test_hours_choose_the_tokens(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     seconds = 300.0  # for 300,000 tokens
     monkeypatch.setattr(rehearsal, "training_seconds", lambda plan, schedule: seconds)

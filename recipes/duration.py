@@ -1,0 +1,102 @@
+"""How long a run takes on this machine, stage by stage, said before it begins.
+
+The work of a stage is counted from its settings, as tokens that pass the model, in FLOPs, and
+divided by the speed at which this machine multiplies matrices in the stage's number format, which
+is measured. `REACHED` says how much of that speed each kind of work reaches. Rankings, packing and
+reports are too short to count.
+"""
+
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import torch
+
+from bosch.config import Config
+from bosch.eval.judging import judging_of
+from bosch.eval.settings import SuiteRun
+from bosch.methods._settings import default_settings, load_method
+from bosch.model import read_shape
+from bosch.recipes import train_model
+from bosch.run.progress import describe_seconds
+from bosch.training.metrics import count_active_weights, training_flops
+from bosch.training.model_start import build_on_meta
+from bosch.training.rehearsal import matmul_speed, plain_config, training_seconds
+from bosch.training.schedule import TrainSchedule
+
+# Share of the speed of large products that the kinds of work reached, in runs whose stages were
+# timed (docs/architecture.md names them): texts of 1,024 tokens, on two CPU cores.
+REACHED = {"calibration": 0.5, "search": 0.5, "evaluation": 0.5}
+# A token that is written costs as much as so many that are read: the weights pass the processor for
+# each of them, or for a batch of up to 16.
+WRITTEN = 8
+UNKNOWN_EXAMPLES = 100  # of a task, where a suite reads all that its data has
+
+
+def stage_seconds(config: Config, schedule: TrainSchedule | None) -> dict[str, float]:
+    """Of each stage that takes long. `schedule`: of the training; None if there is none."""
+    plan = train_model.make_plan(config, num_gpus=max(1, torch.cuda.device_count()))
+    dense, hybrid = plain_config(plan.model), plan.model
+    speed = cache(matmul_speed)
+
+    def reading(model: Any, texts: float, length: int, precision: str) -> float:
+        """Seconds, at full speed, in which `texts` of this length pass the model once."""
+        weights = count_active_weights(build_on_meta(model))
+        forward = training_flops(model, weights, [length]) / 3  # a step is three forward passes
+        return texts * forward / speed(number_format(precision))
+
+    found: dict[str, float] = {}
+    calibration, judging = config.calibration, config.eval
+    texts = calibration.examples / calibration.questions_per_context
+    if calibration.answers == "own-words":
+        found["calibration"] = reading(dense, texts, calibration.length, judging.precision)
+    passes = search_passes(config)
+    found["search"] = passes * reading(dense, texts, calibration.length, config.mask.precision)
+    examples = [
+        (count, length)
+        for run in judging_of(config).suites
+        for count, length in texts_of(run, config)
+    ]
+    models = [dense] + [hybrid] * (len(judging.checkpoints) if schedule else 1)
+    found["evaluation"] = sum(
+        reading(model, count, length, judging.precision)
+        for model in models
+        for count, length in examples
+    )
+    found = {name: seconds / REACHED[name] for name, seconds in found.items() if seconds}
+    if schedule is not None:
+        name = "lessons and training" if config.train.stored_shares else "training"
+        found[name] = training_seconds(plan, schedule)  # what the teacher says included
+    return found
+
+
+def search_passes(config: Config) -> float:
+    """How often the whole model reads the calibration set while the groups are chosen, at most."""
+    method, shape = load_method(config.method), read_shape(config.model)
+    settings = default_settings(config.method, config.mask)
+    if hasattr(method, "count_passes"):
+        return float(method.count_passes(settings, shape.num_layers, shape.num_groups))
+    if method.traits.searches:  # kappa masks for each layer, of which many end early
+        return float(settings.kappa * shape.num_layers / 2)
+    return 3.0 if method.traits.measures else 0.0
+
+
+def texts_of(run: SuiteRun, config: Config) -> Iterator[tuple[float, int]]:
+    """Of each task of a suite how many texts there are, and how long they are."""
+    positions = read_shape(config.model).positions
+    written = WRITTEN * getattr(run.settings, "answer_tokens", 0)
+    for task in run.tasks:
+        count = run.limit or getattr(run.settings, "samples", None) or UNKNOWN_EXAMPLES
+        length = min(task.length or positions, positions)
+        yield count * (1 + written / length), length
+
+
+def number_format(precision: str) -> torch.dtype:
+    in_bf16 = torch.cuda.is_available() if precision == "auto" else precision == "bf16"
+    return torch.bfloat16 if in_bf16 else torch.float32
+
+
+def describe(found: dict[str, float]) -> str:
+    """`found`: of `stage_seconds`."""
+    parts = ", ".join(f"{name} {describe_seconds(seconds)}" for name, seconds in found.items())
+    return f"about {describe_seconds(sum(found.values()))} ({parts})"

@@ -1,0 +1,50 @@
+"""How long a run takes, as it is said before it begins: counted work over a measured speed."""
+
+from dataclasses import replace
+
+import pytest
+
+from bosch.config import Config
+from bosch.recipes import duration, presets, train_model
+from bosch.recipes.recover import describe_time, parse_command
+from bosch.training import rehearsal
+
+
+@pytest.fixture(autouse=True)
+def known_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (duration, rehearsal):
+        monkeypatch.setattr(module, "matmul_speed", lambda dtype: 1e11)
+
+
+def seconds_of(config: Config) -> dict[str, float]:
+    return duration.stage_seconds(config, train_model.schedule_of(config))
+
+
+def test_time_grows_with_the_work_of_each_stage() -> None:
+    config = presets.tiny()
+    usual = seconds_of(config)
+    assert usual.keys() == {"search", "evaluation", "training"}
+
+    more = replace(config, data=replace(config.data, tokens=2 * config.data.tokens))
+    assert seconds_of(more)["training"] == pytest.approx(2 * usual["training"])
+    more = replace(config, calibration=replace(config.calibration, examples=96))
+    assert seconds_of(more)["search"] == pytest.approx(2 * usual["search"])
+    # The dense model, step 0 and three checkpoints; with one checkpoint less, four models.
+    fewer = replace(config, eval=replace(config.eval, checkpoints=(0.0, 0.5, 1.0)))
+    assert 0.75 < seconds_of(fewer)["evaluation"] / usual["evaluation"] < 0.85
+    ranking = replace(config, method="interleave")
+    assert "search" not in seconds_of(ranking)
+    own_words = replace(config, calibration=replace(config.calibration, answers="own-words"))
+    assert seconds_of(own_words)["calibration"] > 0
+    assert duration.stage_seconds(config, None).keys() == {"search", "evaluation"}  # --zero-shot
+
+
+def test_a_long_run_names_its_shorter_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["--model", "tiny-qwen3", "--calibration.essays", "toy"]
+    (line,) = describe_time(parse_command(["--preset", "small", *words]))
+    assert line.startswith("time here, of the whole run: about ")
+    for module in (duration, rehearsal):
+        monkeypatch.setattr(module, "matmul_speed", lambda dtype: 1e8)
+    _, offer = describe_time(parse_command(["--preset", "small", *words]))
+    assert "--preset brief: about " in offer
+    assert len(describe_time(parse_command(["--preset", "brief", *words]))) == 1
