@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from types import ModuleType
@@ -25,7 +24,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from bosch.hybrid.conversion import head_size
 from bosch.hybrid.sinks import KEY, VALUE
 from bosch.known_models import SHAPES, known_config
-from bosch.masks.mask import num_windowed
+from bosch.masks.mask import spread_mask
 from bosch.masks.window import sink_as_json
 from bosch.plugins import suggest
 from bosch.run.errors import UserError
@@ -173,14 +172,6 @@ def set_hybrid(model: Any, ratio: float, window_tokens: int, sink: str = "none")
             found = torch.randn(shape, dtype=model.dtype, device=model.device)
             has_one = sink == "static" and row.count(0) > 0
             layer.self_attn.register_parameter(name, nn.Parameter(found) if has_one else None)
-
-
-def spread_mask(ratio: float, num_layers: int, num_groups: int) -> list[list[int]]:
-    """z with the exact budget of a ratio, spread evenly over the layers; full groups come first."""
-    budget = num_windowed(ratio, num_layers, num_groups)
-    ends = [budget * layer // num_layers for layer in range(num_layers + 1)]
-    windowed = [end - begin for begin, end in pairwise(ends)]
-    return [[1] * (num_groups - count) + [0] * count for count in windowed]
 
 
 def random_ids(config: PretrainedConfig, num_tokens: int, device: torch.device) -> Tensor:

@@ -27,6 +27,7 @@ from benchmarks._measure import DeviceOptions, PeakMemory, Row, now, short, spee
 from bosch.config import TrainConfig
 from bosch.data.loader import Sequences, TokenFolder
 from bosch.hybrid.conversion import deploy
+from bosch.masks.mask import spread_mask
 from bosch.model import LOCAL, find_model
 from bosch.recipes.presets import TINY_MODEL
 from bosch.run.tensorboard import METRICS, read_metrics
@@ -120,7 +121,7 @@ def save_models(options: Options, folder: Path, device: torch.device) -> dict[st
         how = {"attn_implementation": "bosch"}
         model: Any = AutoModelForCausalLM.from_pretrained(dense, **how, **LOCAL)
         shape = model.config
-        z = _measure.spread_mask(ratio, shape.num_hidden_layers, shape.num_key_value_heads)
+        z = spread_mask(ratio, shape.num_hidden_layers, shape.num_key_value_heads)
         hybrid = models[f"ours, ratio {ratio:g}"] = folder / f"hybrid-{ratio:g}"
         deploy(model, z, options.window).save_pretrained(hybrid)
     return models

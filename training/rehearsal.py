@@ -49,7 +49,7 @@ from bosch.data import packed
 from bosch.data.loader import Batch
 from bosch.hybrid import dispatch
 from bosch.hybrid.conversion import head_size, hybrid_config, plain_config
-from bosch.masks.mask import describe_bytes
+from bosch.masks.mask import describe_bytes, spread_mask
 from bosch.model import find_model
 from bosch.run.errors import UserError
 from bosch.run.progress import describe_seconds, say
@@ -253,12 +253,12 @@ def fake_world(num_gpus: int, kernels: str) -> Iterator["LiveMemory"]:
 
 
 def as_hybrid(model: PretrainedConfig, ratio: float, window_tokens: int) -> PretrainedConfig:
-    """A hybrid of about this ratio. Which groups have the window makes no difference here."""
+    """A hybrid with as many groups on the window as a run of this ratio. Which ones they are makes
+    no difference here."""
     if getattr(model, "bosch", None) is not None:
         return model
-    groups = model.num_key_value_heads
-    row = [int(number >= round(ratio * groups)) for number in range(groups)]
-    return hybrid_config(model, [row] * model.num_hidden_layers, window_tokens)
+    z = spread_mask(ratio, model.num_hidden_layers, model.num_key_value_heads)
+    return hybrid_config(model, z, window_tokens)
 
 
 # ------------------------------------------------------------------- what fits, and what it takes

@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_type_hints
@@ -124,6 +125,14 @@ def num_windowed(ratio: float, num_layers: int, num_groups: int) -> int:
     """The budget M: the number of groups that a ratio puts on the window. Always met exactly."""
     check_ratio(ratio)
     return math.ceil(ratio * num_layers * num_groups - 1e-9)
+
+
+def spread_mask(ratio: float, num_layers: int, num_groups: int) -> list[list[int]]:
+    """z with the exact budget of a ratio, spread evenly over the layers; full groups come first."""
+    budget = num_windowed(ratio, num_layers, num_groups)
+    ends = [budget * layer // num_layers for layer in range(num_layers + 1)]
+    windowed = [end - begin for begin, end in pairwise(ends)]
+    return [[1] * (num_groups - count) + [0] * count for count in windowed]
 
 
 def describe_ratio(ratio: float, num_layers: int, num_groups: int, unit: Unit = "group") -> str:

@@ -15,6 +15,7 @@ import bosch.training.parallel
 from benchmarks import rehearse
 from benchmarks._measure import read_shape
 from bosch.config import TrainConfig
+from bosch.masks.mask import num_windowed
 from bosch.recipes import presets, recover, train_model
 from bosch.run.errors import UserError
 from bosch.training import rehearsal
@@ -87,6 +88,20 @@ def test_so_is_that_of_two_ranks_with_the_width_of_a_real_model(tmp_path: Path) 
     real = int((tmp_path / "peak").read_text())
     plan = Plan(config, settings, SEQ_LEN, 2, "torch")
     assert rehearse_here(plan).peak_bytes == pytest.approx(real, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("layers", "groups", "ratio"),
+    [(5, 3, 0.75), (30, 3, 0.5), (7, 5, 0.5), (24, 2, 0.95), (3, 4, 0.33), (2, 1, 0.5), (4, 8, 1)],
+)
+def test_the_rehearsed_hybrid_has_the_ratio_of_the_run(
+    layers: int, groups: int, ratio: float
+) -> None:
+    heads = {"num_key_value_heads": groups, "num_attention_heads": 2 * groups}
+    config = as_hybrid(Qwen3Config(num_hidden_layers=layers, **heads), ratio, 64)
+    num_full = config.bosch["num_full"]
+    assert layers * groups - sum(num_full) == num_windowed(ratio, layers, groups)
+    assert max(num_full) - min(num_full) <= 1
 
 
 def test_state_is_divided_among_gpus_and_offloading_takes_it_off_them() -> None:

@@ -7,8 +7,9 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM
 
-from benchmarks._measure import read_shape, spread_mask
+from benchmarks._measure import read_shape
 from bosch.hybrid.conversion import hybrid_config
+from bosch.masks.mask import spread_mask
 from bosch.training.metrics import count_active_weights, training_flops, visible_pairs
 from bosch.training.model_start import choose_trained
 from tests.model_factory import random_tokens, tiny_model
