@@ -74,7 +74,8 @@ class Command:
     preset: Annotated[str | None, "NAME"] = None
     # In place of --ratio: the smallest whose KV cache fits, as 4GiB@128k.
     kv_budget: Annotated[str | None, "BYTES@TOKENS"] = None
-    # Hours that all of it may take here: sets the tokens to train on, from 0.3M to 30M.
+    # Hours that all of it may take here: sets the tokens to train on, from 0.3M (at least one step)
+    # to 30M.
     hours: Annotated[float | None, "HOURS"] = None
     run_dir: Annotated[Path | None, "DIR"] = None  # folder; None: runs/<model>-<method>-r<ratio>
     # Redo this stage (--dry-run lists all) and those that depend on it; old results are set aside.

@@ -9,6 +9,7 @@ checkpoint. Ctrl-C, SIGTERM or a file named STOP in the folder end the training 
 step, with everything saved.
 """
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -41,7 +42,8 @@ from bosch.run.stage import Artifact, Stage
 from bosch.training.schedule import TrainSchedule, make_schedule
 
 TEACHER = "train.teacher"
-# What --hours chooses from, and the training's share of them.
+# What --hours chooses from, meant for small models; never less than one step, which alone has 2.1M
+# tokens in the paper's settings. And the training's share of the hours.
 FEWEST_TOKENS, MOST_TOKENS, TRAINING_SHARE = 300_000, 30_000_000, 0.6
 
 
@@ -214,9 +216,10 @@ def settings_of(config: Config) -> Settings:
 
 
 def with_hours(config: Config, hours: float, record: Path) -> tuple[Config, list[str]]:
-    """The config with as many tokens as fit into the hours here, and lines on it; of a run that has
-    begun, with those that fitted then (`record`: its run.json). Search and evaluations get what the
-    training leaves. Rank 0 measures: another would come to another number."""
+    """The config with as many tokens, in whole steps, as fit into the hours here, and lines on it;
+    of a run that has begun, with those that fitted then (`record`: its run.json). Search and
+    evaluations get what the training leaves. Rank 0 measures: another would come to another
+    number."""
     from bosch.run.group import Group
     from bosch.training.parallel import start_world
 
@@ -232,21 +235,32 @@ def _fit_tokens(config: Config, hours: float, record: Path) -> tuple[int, list[s
     if record.is_file():
         stored = fill_in(read_json_object(record).get("config") or {})
         return stored["data"]["tokens"], []
-    length = config.data.sequence_length
+    step_tokens = config.train.batch_sequences * config.data.sequence_length
 
-    def with_tokens(tokens: float) -> Config:
-        whole = max(1, round(tokens / length)) * length
-        return replace(config, data=replace(config.data, tokens=whole))
+    def with_steps(steps: int) -> Config:
+        return replace(config, data=replace(config.data, tokens=steps * step_tokens))
 
-    one = with_tokens(FEWEST_TOKENS)
-    seconds = training_seconds(make_plan(one, rank_and_world()[1]), schedule_of(one))
-    fit = TRAINING_SHARE * hours * 3600 / seconds * FEWEST_TOKENS
-    config = with_tokens(min(max(fit, FEWEST_TOKENS), MOST_TOKENS))
-    line = f"--hours {hours:g}: {config.data.tokens:,} tokens"
-    if fit < FEWEST_TOKENS:
-        least = seconds / TRAINING_SHARE / 3600
-        line += f", the fewest that teach anything; they need about {least:.1f} hours"
-    return config.data.tokens, [line]
+    def trains(steps: int) -> bool:
+        """A learned mask takes its share of the tokens first."""
+        return steps * step_tokens - learning_tokens(with_steps(steps)) >= step_tokens
+
+    least = math.ceil(FEWEST_TOKENS / step_tokens)
+    # If no number is enough, as with token_share=1, the schedule refuses it.
+    fewest = next(filter(trains, range(least, least + 100)), least)
+    most = max(MOST_TOKENS // step_tokens, fewest)
+    one = with_steps(fewest)
+    # All of its steps are measured; what ends a training early is checked with the tokens chosen.
+    whole = replace(one, train=replace(one.train, until="budget", max_steps=None))
+    seconds = training_seconds(make_plan(one, rank_and_world()[1]), schedule_of(whole))
+    fit = math.floor(TRAINING_SHARE * hours * 3600 / seconds * fewest)
+    chosen = with_steps(min(max(fit, fewest), most))
+    line = f"--hours {hours:g}: {chosen.data.tokens:,} tokens"
+    if fit < fewest:
+        needed = seconds / TRAINING_SHARE / 3600
+        line += f", the fewest that teach anything; they need about {needed:.1f} hours"
+    elif fit > most:
+        line += ", the most that --hours chooses; --data.tokens sets more"
+    return chosen.data.tokens, [line]
 
 
 def schedule_of(config: Config) -> TrainSchedule:

@@ -15,7 +15,7 @@ from bosch.model import ModelShape, read_model_config, read_shape
 from bosch.recipes import presets
 from bosch.recipes.presets import check_lengths, choose, paper, scaled_paper, tiny, warnings
 from bosch.recipes.recover import main, parse_command
-from bosch.recipes.train_model import with_hours
+from bosch.recipes.train_model import schedule_of, with_hours
 from bosch.run.errors import UserError
 from bosch.training import rehearsal
 from tests.fork_server import PATIENCE, launch_environment, start
@@ -201,21 +201,48 @@ def test_brief_is_small_with_a_ranking_and_less_of_everything() -> None:
 
 
 def test_hours_choose_the_tokens(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    seconds = 300.0  # for 300,000 tokens
+    seconds = 300.0  # for the fewest tokens
     monkeypatch.setattr(rehearsal, "training_seconds", lambda plan, schedule: seconds)
+    # Steps of 2 x 1,024 tokens: 147 hold 300,000, and 14,648 fit into 30,000,000.
     for hours, tokens, words in (
-        (1.0, 2_160_000, "--hours 1: 2,159,616 tokens"),  # .6 of 3,600 s
-        (0.01, 300_000, "the fewest that teach anything; they need about 0.1 hours"),
-        (100.0, 30_000_000, "tokens"),
+        (1.0, 1_058 * 2_048, "--hours 1: 2,166,784 tokens"),  # 147 x .6 of 3,600 s / 300 s
+        (0.01, 147 * 2_048, "the fewest that teach anything; they need about 0.1 hours"),
+        (100.0, 14_648 * 2_048, "--hours 100: 29,999,104 tokens, the most that --hours chooses"),
     ):
         config, (line,) = with_hours(tiny(), hours, tmp_path / "run.json")
-        assert abs(config.data.tokens - tokens) < 1_024
+        assert config.data.tokens == tokens
         assert words in line
     for wrong in ("0", "-1", "nan"):
         with pytest.raises(UserError, match="hours is"):
             parse_command(["--hours", wrong])
     with pytest.raises(UserError, match=r"--hours and --data\.tokens 1M both"):
         parse_command(["--hours", "1", "--data.tokens", "1M"])
+
+
+@pytest.mark.parametrize(
+    ("hours", "steps", "method", "words"),
+    [
+        (0.01, 1, "bosch", "2,097,152 tokens, the fewest that teach anything"),
+        (1.0, 7, "bosch", "14,680,064 tokens"),  # .6 of 3,600 s / 300 s: 7.2 steps
+        (100.0, 14, "bosch", "29,360,128 tokens, the most that --hours chooses"),
+        # Learning the mask takes a share of the tokens, and a whole step has to be left.
+        (0.01, 2, "l1_gates", "4,194,304 tokens, the fewest"),
+    ],
+)
+def test_hours_choose_whole_steps_of_a_large_model(
+    hours: float,
+    steps: int,
+    method: str,
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setattr(rehearsal, "training_seconds", lambda plan, schedule: 300.0)
+    config = replace(paper("Qwen/Qwen3-1.7B-Base"), method=method)  # 64 x 32,768 tokens a step
+    config, (line,) = with_hours(config, hours, tmp_path / "run.json")
+    assert config.data.tokens == steps * 2_097_152
+    assert words in line
+    assert schedule_of(config).num_steps == (1 if method == "l1_gates" else steps)
 
 
 def choose_tokens(environment: dict[str, str], out: Path) -> None:
@@ -230,7 +257,7 @@ def test_all_ranks_train_on_the_tokens_that_rank_0_chose(tmp_path: Path) -> None
     ranks = [start(choose_tokens, one, tmp_path) for one in launch_environment(2)]
     for process in ranks:
         process.join(PATIENCE)
-    assert [(tmp_path / f"rank-{rank}").read_text() for rank in (0, 1)] == ["2159616 1"] * 2
+    assert [(tmp_path / f"rank-{rank}").read_text() for rank in (0, 1)] == ["2166784 1"] * 2
 
 
 def test_a_small_model_without_preset_gets_settings_that_fit_it(tmp_path: Path) -> None:
