@@ -14,7 +14,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from bosch.config import FLAT, NO_OPTION, POSITIONAL, show_value
+from bosch.config import FLAT, FOLLOWS, NO_OPTION, POSITIONAL, show_value
 from bosch.plugins import first_sentence, suggest
 from bosch.run import progress
 from bosch.run.errors import UserError
@@ -223,6 +223,10 @@ def _with_values(kind: Any, settings: Any, given: Mapping[str, Any]) -> Any:
     of its fields; what they lack is the class's default."""
     values = dict(settings) if isinstance(settings, Mapping) else dict(vars(settings))
     hints = get_type_hints(kind)
+    for each in dataclasses.fields(kind):
+        # A general option that was given comes before the default of a more particular one.
+        if given.get(each.metadata.get(FOLLOWS, "")) is not None:
+            values.pop(each.name, None)
     for name in {path.partition(".")[0] for path in given} & hints.keys():
         if name in given:
             values[name] = tuple(given[name]) if isinstance(given[name], list) else given[name]

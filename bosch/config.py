@@ -33,8 +33,16 @@ def parse_count(text: str) -> int:
 # What bosch/command_line.py reads in `Annotated`, beside a name for the value and a function that
 # reads one. FLAT: options of this dataclass have no prefix; NO_OPTION: cannot be set there.
 FLAT, POSITIONAL, NO_OPTION = object(), object(), object()
+FOLLOWS = "follows"  # key of a field's metadata: the name of a more general field
+NOT_GIVEN: Any = "not given"  # the default of such a field, which __post_init__ replaces
 TokenCount = Annotated[int, parse_count, "TOKENS"]
 Precision = Literal["auto", "bf16", "fp32"]
+
+
+def follows(general: str) -> Any:
+    """A field that has the value of a more general one, unless it is given itself. On a command
+    line the general option also comes before what a preset says of this one."""
+    return field(default=NOT_GIVEN, metadata={FOLLOWS: general})
 
 
 @dataclass(frozen=True)
@@ -195,18 +203,23 @@ class TrainConfig:
             raise UserError(f"train.betas are {self.betas}; each must be in [0, 1).")
 
 
+NIAH_SAMPLES = 500  # examples of each needle task and length, the paper's
+
+
 @dataclass(frozen=True)
 class JudgingConfig:
     """How a model is evaluated."""
 
-    samples: int | None = None  # examples of each task, for every suite
+    # Examples of each task, for every suite; niah_samples and longbench_rows come before it.
+    samples: int | None = None
     niah_tasks: tuple[str, ...] = ()  # needle-in-a-haystack tasks; none given: the paper's six
     niah_lengths: tuple[TokenCount, ...] = (4_096, 8_192, 16_384, 32_768)  # lengths of needle texts
-    niah_samples: int = 500  # examples of each needle task and length
+    niah_samples: int = follows("samples")  # examples of each needle task and length
     niah_essays: str | None = None  # essays of the needle tasks, or toy; None: the calibration's
     # LongBench: its data.zip, a folder of its files, a hub id, or toy for similar built-in tasks.
     longbench_data: str = "zai-org/LongBench"
-    longbench_rows: int | None = None  # the first examples of each data set; None: all
+    # The first examples of each data set; None: all.
+    longbench_rows: int | None = follows("samples")
     # Average over the paper's seven categories (with GSM8K), or over LongBench's own six.
     longbench_categories: Literal["paper", "official"] = "paper"
     gsm8k_data: str = "openai/gsm8k"  # GSM8K: a file of test rows, a folder or a hub id
@@ -217,9 +230,10 @@ class JudgingConfig:
     prefill_chunk: TokenCount = speed_only(8_192)  # prompt tokens read at once
 
     def __post_init__(self) -> None:
-        if self.samples is not None:
-            object.__setattr__(self, "niah_samples", self.samples)
-            object.__setattr__(self, "longbench_rows", self.samples)
+        for name, usual in (("niah_samples", NIAH_SAMPLES), ("longbench_rows", None)):
+            if getattr(self, name) is NOT_GIVEN:
+                value = usual if self.samples is None else self.samples
+                object.__setattr__(self, name, value)
         names = ("samples", "niah_samples", "longbench_rows", "batch", "prefill_chunk")
         at_least(1, self, "eval", *names)
         _must_rise("eval.niah_lengths", self.niah_lengths)

@@ -16,7 +16,15 @@ from typing import Annotated
 
 from bosch import model as models
 from bosch.command_line import run_stage
-from bosch.config import FLAT, Config, JudgingConfig, TokenCount, at_least, shared_fields
+from bosch.config import (
+    FLAT,
+    Config,
+    JudgingConfig,
+    TokenCount,
+    at_least,
+    shared_fields,
+    show_value,
+)
 from bosch.eval.judging import LM_EVAL, Judging, check_attention, check_data, judge, judging_of
 from bosch.eval.results import collect_results, show_evaluation
 from bosch.eval.settings import SUITES, Engine, GenerationSettings, Label, configure_suites
@@ -63,7 +71,14 @@ def main(arguments: Sequence[str]) -> None:
     if rank_and_world()[0] == 0:
         show_evaluation(options.out.absolute())
         if options.judging.samples:
-            say(f"scored on the first {options.judging.samples} examples of each task")
+            say(describe_samples(options.judging))
+
+
+def describe_samples(settings: JudgingConfig) -> str:
+    line = f"scored on the first {settings.samples} examples of each task"
+    particular = {"niah_samples": settings.niah_samples, "longbench_rows": settings.longbench_rows}
+    others = {name: n for name, n in particular.items() if n != settings.samples}
+    return line + "".join(f", {name} {show_value(n)}" for name, n in others.items())
 
 
 def check_and_build(options: Options, name: str) -> Stage:

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from bosch import config as settings
-from bosch.config import Config, TrainConfig, fill_in, parse_count
+from bosch.command_line import parse as parse_options
+from bosch.config import Config, TrainConfig, fill_in, parse_count, shared_fields
 from bosch.masks.kv_budget import with_kv_budget
 from bosch.masks.mask import read_mask
-from bosch.recipes import presets, recover, search_mask
+from bosch.recipes import evaluate_model, presets, recover, search_mask
 from bosch.recipes.recover import Command, parse_command
 from bosch.run.errors import UserError
 
@@ -55,6 +56,47 @@ def test_dials_and_sections_override_the_preset() -> None:
     calibration = replace(presets.smoke().calibration, length=1000)
     expected = replace(presets.smoke(), ratio=0.5, seed=3, calibration=calibration)
     assert command.config == expected
+
+
+@pytest.mark.parametrize("preset", ["smoke", "tiny", "small", "paper"])
+def test_the_more_particular_number_of_examples_wins(preset: str) -> None:
+    usual = presets.PRESETS[preset]("tiny-qwen3").eval
+    for words, niah, longbench in (
+        ("", usual.niah_samples, usual.longbench_rows),
+        ("--eval.samples 5", 5, 5),
+        ("--eval.samples 5 --eval.niah-samples 10", 10, 5),
+        ("--eval.niah-samples 10 --eval.samples 5", 10, 5),
+        ("--eval.longbench-rows 3 --eval.samples 5", 5, 3),
+        ("--eval.longbench-rows None --eval.samples 5", 5, None),
+        ("--eval.niah-samples 10", 10, usual.longbench_rows),
+        ("--eval.samples None", usual.niah_samples, usual.longbench_rows),
+    ):
+        given = ["--preset", preset, "--model", "tiny-qwen3", *words.split()]
+        found = parse(*given).config.eval
+        assert (found.niah_samples, found.longbench_rows) == (niah, longbench), words
+        # As run.json keeps it, and as a preset is varied.
+        assert settings.EvalConfig(**asdict(found)) == replace(found) == found
+    for options, niah, longbench in (
+        ({}, 500, None),
+        ({"samples": 5}, 5, 5),
+        ({"samples": 5, "niah_samples": 10}, 10, 5),
+        ({"samples": 5, "longbench_rows": None}, 5, None),
+    ):
+        made = settings.JudgingConfig(**options)
+        assert (made.niah_samples, made.longbench_rows) == (niah, longbench)
+
+
+def test_the_command_of_the_evaluation_has_it_too() -> None:
+    shared = shared_fields(settings.JudgingConfig, presets.tiny().eval)
+    usual = {"model": "tiny-qwen3", "judging": settings.JudgingConfig(**shared)}
+    for words, niah, longbench in (
+        ("", 16, 12),  # the preset's
+        ("--samples 5", 5, 5),
+        ("--samples 5 --niah-samples 10", 10, 5),
+    ):
+        options = parse_options(evaluate_model.Options, words.split(), usual)
+        found = options.judging.niah_samples, options.judging.longbench_rows
+        assert found == (niah, longbench)
 
 
 def options_shown(capsys: pytest.CaptureFixture[str], option: str) -> set[str]:
