@@ -12,7 +12,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import bosch
 from bosch.assets import asset_folder
+from bosch.hybrid.sinks import Sinks
 from bosch.masks.mask import GroupMask
+from bosch.model import read_model_info
+from bosch.recipes.python_calls import Mask
 from bosch.run.errors import UserError
 from tests.model_factory import tiny_model
 
@@ -105,6 +108,40 @@ def test_sinks_come_with_the_mask(sink: str, dense: Any, calibration: Any, tmp_p
     if sink == "static":
         with pytest.raises(UserError, match=r"beside its mask\.json"):
             bosch.materialize(dense, loaded.mask)
+
+
+def test_scores_in_a_folder_are_of_the_weights_in_memory(tmp_path: Path) -> None:
+    """Those of the model before it was trained are not returned for the trained one."""
+    model = load()
+    asked: Any = {"lengths": [256], "niah_essays": "toy", "samples": 1, "niah_samples": 2}
+    asked |= {"niah_tasks": ["niah_single_1"], "folder": tmp_path / "scores"}
+    rows = bosch.evaluate(model, **asked)
+    assert {row["n"] for row in rows} == {2}
+    weight = model.model.layers[0].mlp.down_proj.weight.data
+    before = weight.clone()
+    weight += 1
+    with pytest.raises(UserError, match="weights: "):
+        bosch.evaluate(model, **asked)
+    again = bosch.evaluate(model, **asked | {"folder": tmp_path / "trained"})
+    assert [row["value"] for row in again] != [row["value"] for row in rows]
+    weight.copy_(before)
+    assert bosch.evaluate(model, **asked) == rows
+
+
+def test_scores_in_a_folder_are_of_one_masks_sinks(dense: Any, tmp_path: Path) -> None:
+    shape = (2, 8, 16)
+    first, second = (Sinks(torch.full(shape, key), torch.zeros(shape)) for key in (0.0, 1.0))
+    mask = dataclasses.replace(MASK, sink="static")
+    record = Mask(mask, read_model_info(FOLDER), "by hand", sinks=first)
+    asked: Any = {"lengths": [256], "niah_essays": "toy", "samples": 1, "folder": tmp_path}
+    asked["niah_tasks"] = ["niah_single_1"]
+    with bosch.masked(dense, record):
+        rows = bosch.evaluate(dense, **asked)
+    other = dataclasses.replace(record, sinks=second)
+    with bosch.masked(dense, other), pytest.raises(UserError, match="sinks: "):
+        bosch.evaluate(dense, **asked)
+    with bosch.masked(dense, record):
+        assert bosch.evaluate(dense, **asked) == rows
 
 
 def test_another_searchs_files_are_not_used(dense: Any, calibration: Any, tmp_path: Path) -> None:
