@@ -85,7 +85,9 @@ def train(job: TrainJob) -> str | None:
     # TensorBoard shows the curves of a learned mask next to those of the training.
     curves = "train" if learner is None else "mask"
     log = MetricsLog(job.folder, ranks.rank, curves, job.run_folder)
-    timer = StepTimer(model, schedule, run.device, run.teacher.model if run.teacher else None)
+    teacher = run.teacher.model if run.teacher else None
+    lessons = run.lessons.cost if run.lessons else None
+    timer = StepTimer(model, schedule, run.device, teacher, lessons)
 
     with Interruption(job.folder) as interruption:
         first = run.checkpoints.load_newest(run.state)
@@ -238,9 +240,11 @@ class Run:
 
         self.model = model_start.start_model(job.model, settings, self.device)
         self.teacher: Teacher | None = None
+        self.lessons: Lessons | None = None
         self.teach: Teach | None = None
         if job.lessons:
-            self.teach = Lessons(job.lessons, settings).teach
+            self.lessons = Lessons(job.lessons, settings)
+            self.teach = self.lessons.teach
         elif settings.objective == "distill":
             folder = job.teacher or job.model
             self.teacher = start_teacher(folder, settings, self.device, self.model)

@@ -7,11 +7,13 @@ computed. A run that resumes makes its TensorBoard files again from the record.
 N counts the weights used in products: the head and the active experts, but not the embedding
 lookup. F counts the frozen ones of these, whose gradients are not computed.
 A pair is one query of one head that sees one key; windows and ends of documents limit them.
-Recomputation to save memory does not count.
+Recomputation to save memory does not count. A teacher that is asked adds a third of this, a forward
+pass; of stored lessons the share of a batch is recorded apart, since it was computed before.
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +84,30 @@ class MetricsLog:
         self._curves.add(timed)
 
 
+@dataclass(frozen=True)
+class LessonCost:
+    """What stored lessons have taken: forward passes of their teacher, and time."""
+
+    flops_per_token: int
+    flops_per_pair: int  # of a query and a key, in all heads
+    seconds_per_token: float | None = None  # None: not known
+
+    @classmethod
+    def of(cls, teacher: PreTrainedModel) -> "LessonCost":
+        config = teacher.config
+        heads = config.num_hidden_layers * config.num_attention_heads
+        return cls(2 * count_active_weights(teacher), 4 * head_size(config) * heads)
+
+    def figures(self, lengths: Sequence[int], world: int) -> dict[str, float]:
+        """Of the batches of all ranks, which are about alike."""
+        pairs = sum(visible_pairs(length, None) for length in lengths)
+        flops = self.flops_per_token * sum(lengths) + self.flops_per_pair * pairs
+        figures: dict[str, float] = {"lesson_flops": flops * world}
+        if self.seconds_per_token is not None:
+            figures["lesson_seconds"] = self.seconds_per_token * sum(lengths) * world
+        return figures
+
+
 class StepTimer:
     """Measures the time and throughput of a step. Its time is split into waiting for data,
     computing, and checkpoints with their evaluations."""
@@ -92,7 +118,9 @@ class StepTimer:
         schedule: TrainSchedule,
         device: torch.device,
         teacher: PreTrainedModel | None = None,
+        lessons: LessonCost | None = None,
     ) -> None:
+        self.lessons = lessons
         self.schedule, self.device, self.peak = schedule, device, peak_flops(device)
         frozen = count_active_weights(model, only_frozen=True)
         self.work = [(model.config, count_active_weights(model), frozen, 1.0)]
@@ -124,6 +152,8 @@ class StepTimer:
                 for config, num_weights, num_frozen, part in self.work
             )
             figures["flops"] = flops * world  # all ranks have about as much work
+            if self.lessons is not None:
+                figures |= self.lessons.figures(lengths, world)
             figures["tflops_per_device"] = flops / busy / 1e12
             if self.peak is not None:
                 figures["mfu"] = flops / busy / self.peak

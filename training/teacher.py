@@ -6,6 +6,7 @@ folder. It has its own embedding and head, since the student trains its own.
 
     lessons-00000.npy    of one sequence or of 32,768 tokens: for each token a sample of the
                          next ones (loss.draw) and the logarithms of their shares
+    cost.json            the tokens, and the FLOPs of the teacher's forward pass
 
 A training that reads lessons needs no teacher in memory. A computation of them that was killed goes
 on with the files that are missing.
@@ -34,17 +35,19 @@ from bosch.data.tokenizer_files import read_tokenizer
 from bosch.hybrid.models import check_native_window, family_of
 from bosch.masks.mask import describe_bytes
 from bosch.run.errors import UserError
-from bosch.run.files import write_atomically
+from bosch.run.files import MANIFEST, read_sealed_json, write_atomically, write_sealed_json
 from bosch.run.group import Group, agree
 from bosch.run.progress import say, track
 from bosch.training import loss, model_start
 from bosch.training.checkpoint import explain_refusal
 from bosch.training.loss import Lesson, StoredLesson
+from bosch.training.metrics import LessonCost
 from bosch.training.model_start import read_config, windowed_layers
 from bosch.training.parallel import decide, start_world
 
 FILE_TOKENS = 32_768
 FORWARD_TOKENS = 8_192  # at once
+COST = "cost.json"
 
 
 class Pull(torch.autograd.Function):
@@ -189,6 +192,10 @@ def write_lessons(
                 write = partial(write_atomically, file, content.getvalue())
                 ranks.all_succeed(write if place < len(left) else lambda: None)
             bar.advance(len(numbers) * length * min(ranks.world, len(left) - turn))
+    cost = LessonCost.of(model.model)
+    flops = {"per_token": cost.flops_per_token, "per_pair": cost.flops_per_pair}
+    if ranks.rank == 0:
+        write_sealed_json(folder / COST, {"tokens": total * length, "flops": flops})
 
 
 @torch.no_grad()
@@ -204,6 +211,17 @@ def taught(model: Teacher, batch: Batch, kind: np.dtype[Any], seed: int) -> NDAr
         drawn = loss.draw(F.log_softmax(logits_NV, dim=1), kind["ids"].shape[0], generator)
         found["ids"][rows], found["log_shares"][rows] = (each.cpu().numpy() for each in drawn)
     return found.reshape(batch.ids_BT.shape)
+
+
+def read_cost(folder: Path) -> LessonCost | None:
+    """None for lessons from before it was recorded."""
+    if not (folder / COST).is_file():
+        return None
+    cost, seconds = read_sealed_json(folder / COST, "tokens", "flops"), None
+    if (folder / MANIFEST).is_file():
+        taken = read_sealed_json(folder / MANIFEST, "wall_seconds")["wall_seconds"]
+        seconds = sum(taken) / cost["tokens"]
+    return LessonCost(cost["flops"]["per_token"], cost["flops"]["per_pair"], seconds)
 
 
 def file_of(folder: Path, number: int) -> Path:
@@ -230,7 +248,7 @@ class Lessons:
 
     def __init__(self, folder: Path, settings: TrainConfig) -> None:
         self.folder, self.settings = folder, settings
-        self.per_file = len(self.open(0))
+        self.per_file, self.cost = len(self.open(0)), read_cost(folder)
 
     @lru_cache(maxsize=64)  # noqa: B019  one for each training
     def open(self, number: int) -> NDArray[Any]:

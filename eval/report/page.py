@@ -86,8 +86,11 @@ def recovery_rows(comparison: Comparison) -> list[Row]:
         names = {"run": run.name, "suite": score.suite, "score": score.name, "clear_gap": is_clear}
         add(names, "gap_share", recovery.gap_share)
         for share, tokens in recovery.tokens_to.items():
-            flops, hours = run.spent_until(tokens.value) or (None, None)
-            add(names, f"tokens_to_{100 * share:.0f}", tokens, flops=flops, hours=hours)
+            spent = run.spent_until(tokens.value)
+            more: Row = {"flops": spent and spent.flops, "hours": spent and spent.hours}
+            if spent and spent.lacks_lessons:
+                more["lacks_lessons"] = True
+            add(names, f"tokens_to_{100 * share:.0f}", tokens, **more)
     for row in comparison.differences:
         names = {"runs": row.setup, "suite": row.score.suite, "score": row.score.name}
         for statistic, points in (("start", row.start), ("end", row.end)):

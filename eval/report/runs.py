@@ -33,12 +33,23 @@ VARIANTS = {"window": "window", "length": "text_tokens"}
 # What an archive has of a run besides its mask, rows and samples, and of a row of metrics.jsonl.
 COPIED_FIELDS = ("name", "commit", "config", "mask_cost", "stage_seconds")
 LOSSES = ("validation_loss", "dense_validation_loss")
+LESSONS = ("lesson_flops", "lesson_seconds")  # a step's share of the stored lessons
 TRAINING_FIELDS = (
     *("step", "tokens", "loss", "flops", "data_seconds", "compute_seconds"),
+    *LESSONS,
     *(f"{loss}{which}" for loss in LOSSES for which in ("", "_by_sequence", "_by_position")),
 )
 Found = TypeVar("Found")
 EvaluationKey = tuple[int | None, str, str]  # step (None: the dense model), suite, condition
+
+
+@dataclass(frozen=True)
+class Spent:
+    """On a training so far, with the lessons stored for its tokens."""
+
+    flops: float
+    hours: float
+    lacks_lessons: bool = False  # it had some, and what they took is unknown
 
 
 @dataclass(frozen=True)
@@ -94,17 +105,29 @@ class RunResults:
     def described_differences(self) -> str:
         return "".join(f", {name} {value}" for name, value in self.differences.items())
 
-    def spent_until(self, tokens: float | None) -> tuple[float, float] | None:
-        """FLOPs and hours of the training until then. None: never, or nothing was recorded."""
+    @property
+    def has_lessons(self) -> bool:
+        """Whether it was trained on stored lessons."""
+        train = self.config.get("train", {})
+        stored = train.get("objective") == "distill" and train.get("stored_shares") is not None
+        return stored and bool(self.training)
+
+    def spent_until(self, tokens: float | None) -> Spent | None:
+        """On the training until then. None: never, or nothing was recorded."""
         counts, rows = [row["tokens"] for row in self.training], self.training
         if tokens is None or not counts or not counts[0] <= tokens <= counts[-1]:
             return None
-        flops = np.cumsum([row.get("flops", 0.0) for row in rows])
-        times = [row.get("data_seconds", 0.0) + row.get("compute_seconds", 0.0) for row in rows]
-        hours = np.cumsum(times) / 3600
-        if not flops[-1] or not hours[-1]:
+        if not all(any(row.get(name) for row in rows) for name in ("flops", "compute_seconds")):
             return None
-        return float(np.interp(tokens, counts, flops)), float(np.interp(tokens, counts, hours))
+
+        def total(*names: str) -> float:
+            sums = np.cumsum([sum(row.get(name, 0.0) for name in names) for row in rows])
+            return float(np.interp(tokens, counts, sums))
+
+        steps = [row for row in rows if row.get("flops")]
+        lacks = self.has_lessons and not all(name in row for row in steps for name in LESSONS)
+        seconds = total("data_seconds", "compute_seconds", "lesson_seconds")
+        return Spent(total("flops", "lesson_flops"), seconds / 3600, lacks)
 
     @property
     def trained_tokens(self) -> int | None:
@@ -172,7 +195,7 @@ def read_run(path: Path) -> RunResults:
     # of tokens a learned mask was trained on.
     cost = reader.read_json(path / "mask" / "time.json")
     stage_seconds = {}
-    for stage in ("calibration", "mask", "model", "tokens", "train"):
+    for stage in ("calibration", "mask", "model", "tokens", "lessons", "train"):
         manifest = reader.read_json(reader.follow(path / stage) / files.MANIFEST)
         attempts = manifest.get("wall_seconds")
         if isinstance(attempts, list):

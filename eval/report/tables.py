@@ -9,7 +9,7 @@ from typing import Any
 from bosch.eval.report import compare
 from bosch.eval.report.compare import SHARES, Comparison, Recovery
 from bosch.eval.report.intervals import LEVEL, NEVER, Curve, Estimate, Point
-from bosch.eval.report.runs import LOSSES, RunResults
+from bosch.eval.report.runs import LOSSES, RunResults, Spent
 from bosch.eval.suites._reporting import ReportedScore, reporting_of
 
 MISSING = "–"
@@ -82,8 +82,7 @@ def recovery_table(comparison: Comparison) -> Table:
     for row in comparison.recoveries:
         tokens = [show_estimate(tokens, show_tokens) for tokens in row.tokens_to.values()]
         spent = row.curve.run.spent_until(row.tokens_to[0.9].value)
-        shown = f"{spent[0]:.1e} FLOPs, {show_seconds(3600 * spent[1])}" if spent else MISSING
-        tokens.append(shown)
+        tokens.append(show_spent(spent))
         # Of a gap that may be none they would say nothing either.
         tokens = tokens if row.has_clear_gap else [MISSING] * len(tokens)
         names = [row.curve.run.name, row.curve.score.headline]
@@ -93,7 +92,8 @@ def recovery_table(comparison: Comparison) -> Table:
     note = (
         "Gap recovered: the share of the gap between step 0 and the dense model that the last "
         "checkpoint has closed. Tokens: with those of a learned mask (FLOPs and time: without), "
-        "interpolated between checkpoints. In brackets: "
+        "interpolated between checkpoints. FLOPs and time: with a teacher's, asked at every step "
+        "or stored for the tokens until then. In brackets: "
         f"{LEVEL:.0%} bootstrap interval over examples, the same for all models."
     )
     return Table("Recovery", header, rows, note)
@@ -243,6 +243,7 @@ def cost_table(comparison: Comparison) -> Table:
             calibration_score(run),
             *(show_count(run.mask_cost.get(name)) for name in counts),
             show_seconds(run.mask_cost.get("seconds")),
+            lessons_time(run),
             show_seconds(run.stage_seconds.get("train")),
             show_count(run.trained_tokens),
         ]
@@ -250,8 +251,12 @@ def cost_table(comparison: Comparison) -> Table:
         if run.mask is not None
     ]
     header = ["run", "calibration score S (dense)", "mask evaluations", "layer forwards"]
-    header += ["mask tokens", "mask time", "training time", "training tokens"]
-    note = "S: share of calibration examples with every answer token right."
+    header += ["mask tokens", "mask time", "lessons time", "training time", "training tokens"]
+    note = (
+        "S: share of calibration examples with every answer token right. Lessons: what the teacher "
+        "says of all packed tokens, stored once for all runs on them. Training: with its "
+        "evaluations, and with a teacher that is asked at every step; without lessons."
+    )
     return Table("Cost", header, rows, note)
 
 
@@ -290,6 +295,21 @@ def kv_saved(run: RunResults) -> str:
     context = run.config.get("data", {}).get("sequence_length") or 16 * mask.window_tokens
     saved = 1 - mask.kv_bytes(context, size) / mask.dense_kv_bytes(context, size)
     return f"{saved:.0%} at {context:,} tokens"
+
+
+def lessons_time(run: RunResults) -> str:
+    if not run.has_lessons:
+        return MISSING
+    seconds = run.stage_seconds.get("lessons")
+    return "unknown" if seconds is None else show_seconds(seconds)
+
+
+def show_spent(spent: Spent | None) -> str:
+    """`9.0e+12 FLOPs, 1.4 min`."""
+    if spent is None:
+        return MISSING
+    text = f"{spent.flops:.1e} FLOPs, {show_seconds(3600 * spent.hours)}"
+    return f"{text}, and lessons, whose cost is unknown" if spent.lacks_lessons else text
 
 
 def calibration_score(run: RunResults) -> str:

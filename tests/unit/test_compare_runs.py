@@ -19,8 +19,10 @@ from bosch.eval.results import Label
 from bosch.eval.rows import read_rows, write_rows
 from bosch.eval.suites import longbench, ruler
 from bosch.eval.suites._interface import Task
+from bosch.model_files import read_json_object
 from bosch.recipes import compare_runs
 from bosch.run.errors import MissingFileError, UserError
+from bosch.run.files import write_sealed_json
 from tests.run_folders import STEP_TOKENS, FakeRun, recovering, write_suite
 
 
@@ -76,6 +78,51 @@ def test_the_loss_recovers_and_its_speed_is_told_in_tokens_and_flops(tmp_path: P
     names = {"suite": "loss", "statistic": "tokens_to_90"}.items()
     (row,) = (row for row in recovery_rows(comparison) if names <= row.items())
     assert row["flops"] == pytest.approx(9e12)
+
+
+def test_what_stored_lessons_took_is_in_the_cost(tmp_path: Path) -> None:
+    """3e11 FLOPs and 1.5 seconds a step; of the ten steps until 90 %, nine."""
+    folders = []
+    for seed, (is_asked, is_known) in enumerate(((True, True), (False, True), (False, False))):
+        folder = FakeRun(steps=(None, 0, 200), seed=seed).write(tmp_path)
+        write_losses(folder, start=3)
+        record = read_json_object(folder / "run.json")
+        record["config"]["train"] |= {"stored_shares": None if is_asked else 64}
+        (folder / "run.json").write_text(json.dumps(record))
+        if not is_asked and is_known:
+            rows = read_rows(folder / "train" / "metrics.jsonl")
+            cost = {"lesson_flops": 3e11, "lesson_seconds": 1.5}
+            write_rows(
+                folder / "train" / "metrics.jsonl",
+                [row | (cost if row["step"] else {}) for row in rows],
+            )
+            lessons = tmp_path / "shared" / "lessons-0"
+            lessons.mkdir(parents=True)
+            (lessons / "manifest.json").write_text('{"wall_seconds": [30, 33]}')
+            (folder / "lessons").mkdir()
+            write_sealed_json(
+                folder / "lessons" / "reference.json", {"folder": "../../shared/lessons-0"}
+            )
+        folders.append(folder)
+    archive = tmp_path / "rows.jsonl"
+    for folder in folders:
+        append_run(archive, read_run(folder))
+    for comparison in (compare(folders), compare([archive])):
+        found = make_tables(comparison)
+        cells = [row[-1] for row in found["recovery"].rows if row[1] == "validation loss"]
+        assert cells == [
+            "9.0e+12 FLOPs, 1.4 min",
+            "1.2e+13 FLOPs, 1.6 min",
+            "9.0e+12 FLOPs, 1.4 min, and lessons, whose cost is unknown",
+        ]
+        column = found["cost"].header.index("lessons time")
+        assert [row[column] for row in found["cost"].rows] == ["–", "1.1 min", "unknown"]
+        names = {"suite": "loss", "statistic": "tokens_to_90"}.items()
+        asked, known, unknown = (r for r in recovery_rows(comparison) if names <= r.items())
+        assert known["flops"] - asked["flops"] == pytest.approx(9 * 3e11)
+        assert known["hours"] - asked["hours"] == pytest.approx(9 * 1.5 / 3600)
+        assert unknown["lacks_lessons"]
+        assert "lacks_lessons" not in known
 
 
 def write_losses(folder: Path, start: float, dense: float = 2.2) -> None:

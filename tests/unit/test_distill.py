@@ -20,6 +20,7 @@ from bosch.data.tokenizer_files import read_tokenizer
 from bosch.hybrid.conversion import deploy
 from bosch.recipes import presets, train_model
 from bosch.run.errors import UserError
+from bosch.run.files import seal_folder
 from bosch.run.stage import Artifact
 from bosch.training import teacher as teachers
 from bosch.training.loss import Lesson, StoredLesson, draw, head_loss, model_loss
@@ -188,6 +189,7 @@ def test_a_training_on_stored_lessons_is_that_with_the_teacher(tmp_path: Path) -
     assert 0 < sum(file.stat().st_size for file in lessons.iterdir()) - size < 1_000
     with pytest.raises(UserError, match=r"lessons: .* takes 100 TB, and the disk has .* free"):
         teachers.check_room(lessons, 10**14)
+    seal_folder(lessons, {"wall_seconds": [20.0, 10.0]})
     curves = [
         run(tmp_path / name, folder, given, lessons=files)
         for name, given, files in (("asked", settings, None), ("stored", stored, lessons))
@@ -197,6 +199,17 @@ def test_a_training_on_stored_lessons_is_that_with_the_teacher(tmp_path: Path) -
             assert from_file[name] == pytest.approx(asked[name], rel=2e-3, abs=2e-5)
     # The teacher's share of a step's work is gone.
     assert curves[1][1]["flops"] == pytest.approx(0.75 * curves[0][1]["flops"], rel=0.02)
+    # It is told apart, and no less than that of a teacher who is asked.
+    for asked, from_file in zip(*(curve[1:] for curve in curves), strict=True):
+        both = from_file["flops"] + from_file["lesson_flops"]
+        assert both == pytest.approx(asked["flops"], rel=1e-9)
+        assert "lesson_flops" not in asked
+        share = curves[1][1]["tokens"] / tokens.train.rows.size
+        assert from_file["lesson_seconds"] == pytest.approx(30 * share)
+    (lessons / "cost.json").unlink()  # as before it was recorded
+    *_, last = run(tmp_path / "older", folder, stored, lessons=lessons)
+    assert "flops" in last
+    assert not {"lesson_flops", "lesson_seconds"} & last.keys()
 
 
 def test_drawn_shares_are_right_on_average() -> None:
