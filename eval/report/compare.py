@@ -30,6 +30,8 @@ LOSS = ReportedScore("loss", "validation loss", "loss", {("loss", 0): 1.0})
 SHARES = (0.5, 0.9, 0.95, 0.99)  # of a gap, for the tokens until it is closed so far
 # The suites round a task's percent to two decimals before they average.
 ROUNDING = 0.02
+# Of the interval of a recovered share: what a headline can have, and what it should have.
+WIDEST, WANTED = 1.0, 0.5
 TOLERANCE = 2.0  # points below the dense model that a recovered model may be
 # Settings that change no result. Those of the evaluation only change which results there are.
 SPEED = flatten(asdict(Config())).keys() - flatten(plain(Config())).keys()
@@ -71,6 +73,24 @@ class Recovery:
         some of the resamples and arbitrary for others."""
         is_known = self.curve.replicates is None or self.gap_share.low is not None
         return is_known and self.gap_share.value is not None
+
+    @property
+    def num_needed(self) -> int | None:
+        """About how many examples would tell which share was recovered, where the interval is so
+        wide that half of the gap could be all or nothing; in two digits, rounded up. None: the
+        interval is narrower, or unknown."""
+        low, high = self.gap_share.low, self.gap_share.high
+        if low is None or high is None or high - low <= WIDEST:
+            return None
+        # An interval's width falls with the square root of the number of examples.
+        needed = math.ceil(self.num_examples * ((high - low) / WANTED) ** 2)
+        unit = 10 ** max(0, len(str(needed)) - 2)
+        return math.ceil(needed / unit) * unit
+
+    @property
+    def num_examples(self) -> int:
+        """Of the dense model and each checkpoint as many; of a loss, sequences."""
+        return self.curve.points[self.curve.steps[-1]].n
 
 
 @dataclass(frozen=True)

@@ -158,10 +158,18 @@ def describe(curve: Curve, recovery: Recovery | None) -> str:
         return f"{title}: {curve.values[-1]:.1f} {when}; the dense model was not evaluated"
     if recovery is None:
         return f"{title}: {gap(-1)} points from the dense model {dense} {when}"
-    share = tables.show_gap_share(recovery)
-    verdict = f"recovered {share} of the gap" if recovery.has_clear_gap else share
     unit = "" if curve.is_loss else " points"
-    return f"{title}: {verdict} to the dense model {dense}, from {gap(0)} to {gap(-1)}{unit} {when}"
+    ends = f"from {gap(0)} to {gap(-1)}{unit} {when}"
+    share, needed = tables.show_gap_share(recovery), recovery.num_needed
+    if needed is None or not recovery.has_clear_gap:
+        verdict = f"recovered {share} of the gap" if recovery.has_clear_gap else share
+        return f"{title}: {verdict} to the dense model {dense}, {ends}"
+    what, option = "examples", f"--eval.samples {math.ceil(needed / len(curve.score.weights))}"
+    if curve.is_loss:
+        what, option = "held-out sequences", f"--data.held-out-sequences {needed}"
+    few = f"{recovery.num_examples:,} {what} are too few to tell how much of the gap to the dense"
+    end = f"about {needed:,} would do ({option})"
+    return f"{title}: {few} model {dense} was recovered, {ends}; {end}"
 
 
 def warnings(comparison: Comparison) -> list[str]:

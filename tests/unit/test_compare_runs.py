@@ -5,16 +5,25 @@ import math
 import re
 import shutil
 from base64 import b64decode
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from bosch.eval.report import page
 from bosch.eval.report.compare import Comparison, compare, has_recovered, seeds_of_setups
-from bosch.eval.report.page import answers, describe, recovery_rows, warnings, write_report
+from bosch.eval.report.intervals import Estimate
+from bosch.eval.report.page import (
+    answers,
+    describe,
+    recovery_rows,
+    summarize,
+    warnings,
+    write_report,
+)
 from bosch.eval.report.pictures import make_charts
 from bosch.eval.report.runs import append_run, read_archive, read_run
-from bosch.eval.report.tables import MISSING, make_tables, short_table
+from bosch.eval.report.tables import MISSING, make_tables, short_table, show_gap_share
 from bosch.eval.results import Label
 from bosch.eval.rows import read_rows, write_rows
 from bosch.eval.suites import longbench, ruler
@@ -78,6 +87,43 @@ def test_the_loss_recovers_and_its_speed_is_told_in_tokens_and_flops(tmp_path: P
     names = {"suite": "loss", "statistic": "tokens_to_90"}.items()
     (row,) = (row for row in recovery_rows(comparison) if names <= row.items())
     assert row["flops"] == pytest.approx(9e12)
+
+
+def test_a_headline_that_its_interval_cannot_carry_says_how_many_examples_would(
+    tmp_path: Path,
+) -> None:
+    """Of 6 tasks at 2 lengths with 8 examples each. Half-widths of 1.1 and .25: 96 x 4.4^2."""
+    folder = FakeRun(steps=(None, 0, 200)).write(tmp_path)
+    write_losses(folder, start=3)
+    recoveries = {row.curve.score.suite: row for row in compare([folder]).recoveries}
+    wide, narrow = Estimate(0.17, -1.0, 1.2), Estimate(0.5, 0.0, 1.0)
+    niah, loss = recoveries["niah"], recoveries["loss"]
+    line = describe(niah.curve, replace(niah, gap_share=wide))
+    assert line.startswith("NIAH: 96 examples are too few to tell how much of the gap")
+    assert line.endswith("tokens; about 1,900 would do (--eval.samples 159)")  # 1,858.6; 1,900 / 12
+    assert "from -" in line
+    assert "17%" not in line
+    assert "recovered 50% [0%, 100%]" in describe(niah.curve, replace(niah, gap_share=narrow))
+    line = describe(loss.curve, replace(loss, gap_share=wide))
+    assert "3 held-out sequences are too few" in line
+    assert line.endswith("about 59 would do (--data.held-out-sequences 59)")  # 58.08
+    # What tables and recovery.jsonl hold stays.
+    assert show_gap_share(replace(niah, gap_share=wide)) == "17% [-100%, 120%]"
+
+
+def test_page_and_terminal_open_with_that(tmp_path: Path) -> None:
+    """Training ends above the dense model, by more than the few examples can tell."""
+
+    def skill(step: int | None, task: str) -> float:
+        return 0.85 if step is None else 0.75 + step / 1_000
+
+    comparison = compare([FakeRun(steps=(None, 0, 200), skill=skill).write(tmp_path)])
+    ((_, lines),) = answers(comparison)
+    page_file = write_report(comparison, tmp_path / "report")[0].read_text()
+    for line in lines[1:]:  # NIAH, LongBench
+        assert "examples are too few to tell how much of the gap" in line
+        assert line in list(summarize(comparison))
+        assert line.replace("+", "&#43;") in page_file or line in page_file
 
 
 def test_what_stored_lessons_took_is_in_the_cost(tmp_path: Path) -> None:
