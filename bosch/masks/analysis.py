@@ -167,9 +167,11 @@ def turnover(smaller: GroupMask, larger: GroupMask) -> dict[str, float | None]:
 def write_replacements(
     smaller: NamedMask, larger: NamedMask, seeds: int, folder: Path
 ) -> list[dict[str, Any]]:
-    """Write A' of the paper for each seed: the larger ratio's mask, made to window the groups that
-    only the smaller ratio's mask windows. Table 5 asks whether it scores worse than the larger."""
-    rows = []
+    """Write A' of the paper for each seed: the larger ratio's mask A, made to window the groups
+    that only the smaller ratio's mask windows. Table 5 asks whether it scores worse than A, so its
+    windows have A's sink. Static constants lie beside it, and may differ between masks: each pair
+    has a folder of its own."""
+    folder, rows = folder / f"{smaller.ratio:g}-{larger.ratio:g}", []
     for seed in range(seeds):
         mask, count = replace_groups(smaller.mask, larger.mask, seed)
         if not count:
@@ -177,8 +179,12 @@ def write_replacements(
         facts = {"smaller_ratio": smaller.ratio, "larger_ratio": larger.ratio, "replaced": count}
         settings = {"from": larger.record.method, **facts}
         record = replace(larger.record, mask=mask, method="replacement", settings=settings)
-        path = folder / f"{smaller.ratio:g}-{larger.ratio:g}-s{seed}.json"
+        path = folder / f"s{seed}.json"
         folder.mkdir(parents=True, exist_ok=True)
+        if mask.sink == "static":
+            from bosch.hybrid.sink_files import read_sinks, write_sinks  # imports torch
+
+            write_sinks(folder, read_sinks(larger.path.parent, larger.record))
         write_mask(path, replace(record, seed=seed, score_trace=None))
         rows.append(facts | {"seed": seed, "file": str(path)})
     return rows
@@ -186,7 +192,8 @@ def write_replacements(
 
 def replace_groups(smaller: GroupMask, larger: GroupMask, seed: int) -> tuple[GroupMask, int]:
     """The larger mask, with the groups that only the smaller one windows in place of as many of its
-    own, drawn at random; and how many. If both masks choose whole layers, layers are replaced."""
+    own, drawn at random; and how many. If both masks choose whole layers, layers are replaced. The
+    sink is the larger's."""
     unit: Unit = "layer" if smaller.unit == larger.unit == "layer" else "group"
     width = larger.num_groups if unit == "layer" else 1  # groups that are chosen together
     chosen, before = (
@@ -198,4 +205,5 @@ def replace_groups(smaller: GroupMask, larger: GroupMask, seed: int) -> tuple[Gr
     windowed = (chosen - set(removed)) | incoming
     groups, layers = range(larger.num_groups), range(larger.num_layers)
     rows = [[int((l, g - g % width) not in windowed) for g in groups] for l in layers]
-    return GroupMask.from_rows(rows, larger.window_tokens, unit), len(incoming)
+    mask = GroupMask.from_rows(rows, larger.window_tokens, unit)
+    return replace(mask, sink=larger.sink), len(incoming)

@@ -4,13 +4,18 @@ from mask files to numbers and pictures."""
 import itertools
 import json
 import random
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+import bosch
+from bosch.hybrid.sink_files import write_sinks
+from bosch.hybrid.sinks import Sinks
 from bosch.masks.analysis import (
     compare,
     find_chains,
@@ -19,9 +24,12 @@ from bosch.masks.analysis import (
     replace_groups,
     turnover,
 )
-from bosch.masks.mask import GroupMask, MaskFile, num_windowed, read_mask, write_mask
+from bosch.masks.mask import SINKS, GroupMask, MaskFile, num_windowed, read_mask, write_mask
+from bosch.methods import from_file
+from bosch.methods._choose import make_mask
 from bosch.recipes.analyze_masks import main
 from bosch.run.errors import UserError
+from tests.convex_toy import inputs_without_model
 from tests.masks import MODEL
 
 
@@ -150,3 +158,36 @@ def test_the_masks_of_table_5_are_written(tmp_path: Path) -> None:
         made = read_mask(Path(row["file"]), larger.model)
         assert (made.method, made.ratio_asked) == ("replacement", 0.75)
         assert made.mask != larger.mask
+
+
+def test_the_masks_of_table_5_keep_their_sinks(tmp_path: Path) -> None:
+    """Each ratio's mask has constants of its own, as from another calibration set."""
+    inputs, runs, constants = inputs_without_model(from_file, (4, 4), 0.5), [], {}
+    for number, ratio in enumerate((0.25, 0.5, 0.75)):
+        runs.append(write(tmp_path, "bosch", ratio, draw=number))
+        record = read_mask(path := runs[-1] / "mask" / "mask.json")
+        mask = replace(record.mask, sink="static")
+        write_mask(path, replace(record, mask=mask, model=inputs.model_info))
+        shape, draw = (4, 4, inputs.model_info.head_dim), torch.Generator().manual_seed(number)
+        constants[ratio] = Sinks(*(torch.randn(shape, generator=draw) for _ in range(2)))
+        write_sinks(path.parent, constants[ratio])
+    rows = analyze(runs, tmp_path / "out", "--replacement", "2")["replacement"]
+    assert [row["larger_ratio"] for row in rows] == [0.5, 0.5, 0.75, 0.75]
+    for row in rows:
+        path, expected = Path(row["file"]), constants[row["larger_ratio"]]
+        loaded = bosch.load_mask(path)
+        settings = from_file.Settings(path=path)
+        assert from_file.own_sink(settings, 16) == loaded.mask.sink == "static"
+        asked = replace(inputs, settings=settings, ratio=row["larger_ratio"], window_tokens=16)
+        selection = make_mask("from_file", replace(asked, sink="static"))
+        assert selection.mask == loaded.mask
+        for found in (loaded.sinks, selection.sinks):
+            assert found is not None
+            assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+
+    first, second = (read_mask(run / "mask" / "mask.json").mask for run in runs[:2])
+    assert replace_groups(first, second, 0)[0].sink == "static"
+    assert replace_groups(first, replace(second, sink="tokens=2"), 0)[0].sink == "tokens=2"
+    (runs[1] / "mask" / SINKS).unlink()
+    with pytest.raises(UserError, match=re.escape(str(runs[1] / "mask" / SINKS))):
+        analyze(runs, tmp_path / "again", "--replacement", "1")
