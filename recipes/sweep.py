@@ -30,7 +30,7 @@ import shutil
 import subprocess
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
@@ -40,6 +40,7 @@ from typing import Annotated, Any
 from bosch.command_line import parse
 from bosch.config import Config, at_least
 from bosch.eval.judging import judging_of
+from bosch.eval.report.compare import SPEED
 from bosch.eval.report.runs import RunResults, append_run, is_run, read_archive, read_run
 from bosch.eval.settings import Label
 from bosch.methods._settings import default_settings, learning_tokens
@@ -50,6 +51,7 @@ from bosch.run.errors import UserError, is_user_error, run_main
 from bosch.run.files import MANIFEST
 from bosch.run.folder import RunFolder
 from bosch.run.progress import say, set_up
+from bosch.run.stage import flatten
 
 RECOVER = Path(__file__).with_name("recover.py")
 # The sweep sets these itself, or they make sense for one run only (--hours would give each run
@@ -298,16 +300,21 @@ def archived_runs(chains: Sequence[Chain], archive: Path | None) -> dict[Path, R
 
 def has_begun(chain: Chain) -> bool:
     """Whether its folder holds this run, and not one of other settings."""
-    return is_run(chain.path) and read_run(chain.path).config == as_stored(chain.config)
+    return is_run(chain.path) and has_settings(read_run(chain.path), chain.config)
 
 
-def as_stored(config: Config) -> object:
-    return json.loads(json.dumps(asdict(config)))
+def has_settings(run: RunResults, config: Config) -> bool:
+    """Whether all that decides a run's results is as in `config`."""
+
+    def deciding(stored: Mapping[str, Any]) -> dict[str, object]:
+        return {name: value for name, value in flatten(stored).items() if name not in SPEED}
+
+    return deciding(run.config) == deciding(json.loads(json.dumps(asdict(config))))
 
 
 def is_same_run(run: RunResults, config: Config) -> bool:
     """Whether a run is the one that `config` describes, with the same weights."""
-    if run.config != as_stored(config) or run.mask is None or run.mask.method != config.method:
+    if run.mask is None or run.mask.method != config.method or not has_settings(run, config):
         return False
     # A mask that was learned with weights of its own names those.
     folder = None if "weights=learned" in config.mask.options else find_model(config.model)

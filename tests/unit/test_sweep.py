@@ -6,10 +6,15 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from bosch.eval.report.runs import append_run, read_run
+from bosch.masks.mask import read_mask, write_mask
 from bosch.recipes import sweep
 from bosch.recipes.recover import parse_command
 from tests.run_folders import FakeRun
@@ -128,3 +133,47 @@ def test_each_variant_is_a_run_with_a_folder_of_its_own() -> None:
     for chain in chains:  # recover.py, given these words, does just that
         command = parse_command(chain.arguments)
         assert (command.run_path, command.config) == (chain.path, chain.config)
+
+
+def chains_of(methods: str, ratio: str, *rest: str) -> list[sweep.Chain]:
+    options = sweep.Options(tuple(methods.split(",")), (ratio,))
+    return sweep.list_chains(options, ["--zero-shot", *rest])
+
+
+def write_run(runs: Path, chain: sweep.Chain, stored: Mapping[str, Any], sink: str = "") -> Path:
+    """The finished run of a chain, with other settings in its run.json, by section and name. None
+    for a section: it is not there. `sink`: of its mask."""
+    config = chain.config
+    made = FakeRun(config.method, config.ratio, config.seed, (None, 0))
+    folder = made.write_as(chain.arguments, runs)
+    content = json.loads((folder / "run.json").read_text())
+    for name, value in stored.items():
+        section, _, inner = name.rpartition(".")
+        settings = content["config"][section] if section else content["config"]
+        settings.pop(inner)
+        settings |= {} if value is None else {inner: value}
+    (folder / "run.json").write_text(json.dumps(content))
+    if sink:
+        record = read_mask(path := folder / "mask" / "mask.json")
+        write_mask(path, replace(record, mask=replace(record.mask, sink=sink)))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "is_same"),
+    [
+        ("train.compile", False, True),
+        ("train.micro_batch_sequences", 2, True),
+        ("eval.batch", 7, True),
+        ("train.clip_norm", 0.25, False),
+        ("calibration.questions", "mine.jsonl", False),  # other questions, another mask
+    ],
+)
+def test_a_run_is_known_by_what_decides_its_results(
+    name: str, value: object, is_same: bool, tmp_path: Path
+) -> None:
+    [chain] = chains_of("fisher", ".5")
+    folder = write_run(tmp_path, chain, {name: value})
+    append_run(rows := tmp_path / "rows.jsonl", read_run(folder))
+    assert bool(sweep.archived_runs([chain], rows)) == is_same
+    assert sweep.has_begun(replace(chain, path=folder)) == is_same
