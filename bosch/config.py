@@ -272,8 +272,8 @@ class Dials:
     window: TokenCount = 1_024  # window size in tokens, including the current token
     seed: int = 0  # seed of everything random
     # What a group sees of the text before its window: static, a constant key and value in the place
-    # of the first token; tokens=4, the first four tokens of the text; or none. auto: static, but
-    # none for the paper's methods, and that of the file for from_file.
+    # of the first token; tokens=4, the first four tokens of the text; or none. auto: static, or
+    # that of the file for from_file.
     sink: str = "auto"
 
     def __post_init__(self) -> None:
@@ -301,13 +301,13 @@ class Config(Dials):
             problem = f"takes {FEWEST_TO_DECIDE} examples a task, not {min(judged)}"
             raise UserError(f"train.until recovered {problem}; raise --eval.samples.")
 
-    @property
-    def usual_path(self) -> Path:
-        """The run folder without --run-dir, named after model, method, ratio and seed."""
+    def usual_path(self, usual_sink: str) -> Path:
+        """The run folder without --run-dir, named after model, method, ratio and seed, and the sink
+        if it is another than `usual_sink`, which is what `auto` means."""
         options = [re.sub(r"[^\w=.,-]", "_", option) for option in self.mask.options]
         method = "-".join([self.method, *options])
         seed = f"-s{self.seed}" if self.seed != Config.seed else ""
-        sink = "" if self.sink == Config.sink else f"-{self.sink}"
+        sink = "" if self.sink == usual_sink else f"-{self.sink}"
         return Path("runs") / f"{Path(self.model).name}-{method}-r{self.ratio:g}{sink}{seed}"
 
 

@@ -53,7 +53,6 @@ class MethodTraits:
     searches: bool = False
     measures: bool = False
     learns_from_tokens: bool = False  # it trains; `inputs.learning` holds tokens and the training
-    has_sinks: bool = True  # False: as published, it has none unless --sink asks for them
 
 
 @dataclass(frozen=True)

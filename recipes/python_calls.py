@@ -27,7 +27,7 @@ from bosch.masks.picture import mask_figure
 from bosch.masks.window import sink_tokens
 from bosch.method import Inputs
 from bosch.methods._choose import make_mask, write_selection
-from bosch.methods._settings import check_settings, default_settings, sink_of
+from bosch.methods._settings import check_settings, default_settings, resolve_sink
 from bosch.model import ModelInfo, find_model, find_tokenizer, load_tokenizer, read_model_info
 from bosch.plugins import suggest
 from bosch.run.errors import UserError
@@ -118,8 +118,8 @@ def search_mask(
 ) -> Mask:
     """The mask that a method of bosch/methods chooses. The model stays as it is.
 
-    sink: what windows see besides their tokens: none, static or tokens=S. auto: static, but none
-    for the paper's methods.
+    sink: what windows see besides their tokens: none, static or tokens=S. auto: static, or that of
+    the file for from_file.
     folder: gets the mask, and what a search notes to resume from: call again with the same
     arguments after an interruption.
     settings: the method's, such as kappa=30 (`bosch search --method NAME --help` lists them).
@@ -132,6 +132,7 @@ def search_mask(
     usual = default_settings(method, MaskConfig())
     chosen = _settings(partial(replace, usual), type(usual), settings)
     check_settings(method, chosen)
+    config = resolve_sink(Config(method=method, window=window, sink=sink), chosen)
 
     def load_calibration() -> Calibration:
         if calibration is None:
@@ -149,7 +150,7 @@ def search_mask(
             settings=chosen,
             folder=path,
             load_tokenizer=lambda: find_tokenizer(Path(origin_of(model))),
-            sink=sink_of(Config(method=method, window=window, sink=sink), chosen),
+            sink=config.sink,
         )
         before = attach_sinks(model, None)
         try:

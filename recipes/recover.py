@@ -23,12 +23,12 @@ from bosch.eval.report.compare import compare, has_recovered
 from bosch.eval.report.page import summarize, write_report
 from bosch.masks.kv_budget import with_kv_budget
 from bosch.methods._settings import (
-    brings_sink,
     describe_choice,
     describe_settings,
     learning_tokens,
-    sink_of,
+    resolve_sink,
     traits_of,
+    usual_path,
 )
 from bosch.recipes import (
     calibrate,
@@ -95,7 +95,7 @@ class Command:
 
     @property
     def run_path(self) -> Path:
-        return self.run_dir or self.config.usual_path
+        return self.run_dir or usual_path(self.config)
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -173,14 +173,15 @@ def parse_command(arguments: Sequence[str]) -> Command:
         config = replace(config, train=replace(config.train, stored_shares=None))
     defaults = {"config": config, "preset": preset, "chosen_by": tuple(origin)}
     command = parse(Command, arguments, defaults, rarely_set=RARELY_SET)
-    config, lines = command.config, [*origin]
+    config, lines = resolve_sink(command.config), [*origin]
     if command.kv_budget is not None:
         config, line = with_kv_budget(config, command.kv_budget, arguments)
         lines.append(line)
     if command.hours is not None:
         if given := peek(arguments, "data.tokens")["data.tokens"]:
             raise UserError(f"--hours and --data.tokens {given} both set the tokens; pass one.")
-        config, chosen = train_model.with_hours(config, command.hours, command.run_path / RUN)
+        record = replace(command, config=config).run_path / RUN
+        config, chosen = train_model.with_hours(config, command.hours, record)
         lines += chosen
     return replace(command, config=config, chosen_by=tuple(lines))
 
@@ -192,8 +193,7 @@ def check_and_build(
     at once, before anything is written and before hours are spent."""
     config, is_new = command.config, not folder.path.exists()
     training = config.train, config.data.document_mask, config.model
-    # A method that brings its own sink says so when it is built.
-    sink = "none" if brings_sink(config.method) or not config.ratio else sink_of(config)
+    sink = config.sink if config.ratio else "none"  # without windows there is none
     stages, texts = list[Stage](), list[str]()
 
     def build() -> None:

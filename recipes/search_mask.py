@@ -50,8 +50,8 @@ def build(
     traits, mask = methods.traits_of(config.method), config.mask
     settings = settings or methods.default_settings(config.method, mask)
     methods.check_settings(config.method, settings)
-    sink = methods.sink_of(config, settings)
-    measures_sinks = sink == "static" and not methods.brings_sink(config.method)
+    assert config.sink != "auto"  # whoever reads the settings resolves it
+    measures_sinks = config.sink == "static" and not methods.brings_sink(config.method)
     decides: dict[str, Any] = {
         "method": config.method,
         "model": models.describe_source(config.model),
@@ -82,7 +82,7 @@ def build(
             "tokens": config.data.tokens,
             "document_mask": config.data.document_mask,
         }
-    further = {"attention": mask.attention, "precision": mask.precision, "sink": sink}
+    further = {"attention": mask.attention, "precision": mask.precision, "sink": config.sink}
     usual = {"attention": "auto", "precision": "auto", "sink": "none"}
     decides |= {name: value for name, value in further.items() if value != usual[name]}
     return Stage(
@@ -132,7 +132,7 @@ def run_method(
         folder=folder,
         load_tokenizer=partial(models.find_tokenizer, model),
         learning=make_learning(config, model, tokens) if tokens else None,
-        sink=methods.sink_of(config, settings),
+        sink=config.sink,
     )
     began = time.monotonic()
     selection = make_mask(config.method, inputs)
@@ -225,6 +225,7 @@ def main(arguments: Sequence[str]) -> None:
     options = parse(Options, arguments, usual)
     settings, mask = options.settings, replace(config.mask, attention=options.attention)
     config = replace(config, mask=mask, **vars(options.dials))
+    config = methods.resolve_sink(config, settings)
     if options.kv_budget is not None:
         config, line = with_kv_budget(config, options.kv_budget, arguments, settings)
         origin = [*origin, line]
@@ -232,7 +233,7 @@ def main(arguments: Sequence[str]) -> None:
     if config.ratio:
         presets.check_window(config.window, config.model)
     check_attention(config)
-    run_path = options.run_dir or config.usual_path
+    run_path = options.run_dir or methods.usual_path(config, settings)
     calibration = find_calibration(options.calibration, run_path)
     tokens: Stage | Artifact | None = None
     if methods.traits_of(config.method).learns_from_tokens:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from bosch.command_line import peek
 from bosch.config import Config
 from bosch.masks.mask import GroupMask
-from bosch.methods._settings import default_settings, sink_of, unit_of
+from bosch.methods._settings import default_settings, unit_of
 from bosch.model import fetch_config, read_model_info
 from bosch.run.errors import UserError
 
@@ -35,7 +35,7 @@ def with_kv_budget(
     count = model.num_layers * model.num_groups // width
     for windowed in range(count + 1):
         rows = [[0] * width] * windowed + [[1] * width] * (count - windowed)
-        mask = replace(GroupMask.from_rows(rows, config.window), sink=sink_of(config, settings))
+        mask = replace(GroupMask.from_rows(rows, config.window), sink=config.sink)
         needed = mask.kv_bytes(tokens, model.head_dim)
         size = f"{needed / unit_bytes:.3g} {unit} at {tokens:,} tokens"
         if needed <= float(number) * unit_bytes:

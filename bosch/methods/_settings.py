@@ -4,6 +4,8 @@ torch; loading a method does if the method's file does."""
 
 import dataclasses
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
 from textwrap import wrap
 from types import ModuleType
 from typing import Any, get_args
@@ -79,13 +81,24 @@ def default_settings(name: str, mask: MaskConfig) -> Any:
     return with_options(name, settings, mask.options, set_elsewhere=[*dials])
 
 
-def sink_of(config: Config, settings: object = None) -> str:
-    """What `--sink auto` means for a method: none, static or tokens=S."""
-    if config.sink != "auto":
-        return config.sink
+def resolve_sink(config: Config, settings: object = None) -> Config:
+    """The config with a sink in the place of `auto`. Called once, where a command reads its
+    settings: what follows has to do with none, static and tokens=S only. `settings`: the
+    method's, as elsewhere here."""
+    return replace(config, sink=auto_sink(config, settings)) if config.sink == "auto" else config
+
+
+def auto_sink(config: Config, settings: object = None) -> str:
+    """What `--sink auto` means: static with every method, so that comparisons are of methods alone;
+    but a method that brings a sink of its own has that."""
     if brings := brings_sink(config.method):
         return brings(settings or default_settings(config.method, config.mask), config.window)
-    return "static" if traits_of(config.method).has_sinks else "none"
+    return "static"
+
+
+def usual_path(config: Config, settings: object = None) -> Path:
+    """The run folder without --run-dir."""
+    return config.usual_path(auto_sink(config, settings))
 
 
 def brings_sink(name: str) -> Callable[[object, int], str] | None:
@@ -107,7 +120,7 @@ def learning_tokens(config: Config) -> int:
 
 def describe_choice(config: Config, settings: object = None) -> tuple[str, str]:
     """What the ratio means in the method's unit, groups or layers, and the sink."""
-    shape, sink = read_shape(config.model), sink_of(config, settings)
+    shape, sink = read_shape(config.model), config.sink
     unit = unit_of(config.method, settings or default_settings(config.method, config.mask))
     if sink == "none":
         sink += (

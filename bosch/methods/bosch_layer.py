@@ -3,7 +3,7 @@
 from bosch.method import Inputs, MethodTraits, Selection
 from bosch.search.settings import SearchSettings
 
-traits = MethodTraits(unit="layer", searches=True, has_sinks=False)
+traits = MethodTraits(unit="layer", searches=True)
 Settings = SearchSettings
 
 

@@ -7,7 +7,7 @@ from bosch.method import Inputs, MethodTraits, Selection
 from bosch.methods.bosch_single import localize
 from bosch.search.settings import PartSettings, check_optimizer
 
-traits = MethodTraits(searches=True, has_sinks=False)
+traits = MethodTraits(searches=True)
 check = check_optimizer
 Settings = PartSettings
 

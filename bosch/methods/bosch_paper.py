@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from bosch.method import Inputs, MethodTraits, Selection
 from bosch.search.settings import StageSettings, check_optimizer
 
-traits = MethodTraits(searches=True, has_sinks=False)
+traits = MethodTraits(searches=True)
 check = check_optimizer
 
 

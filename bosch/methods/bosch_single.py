@@ -6,7 +6,7 @@ windowing did the most harm are made full again."""
 from bosch.method import Inputs, MethodTraits, Selection
 from bosch.search.settings import SearchSettings
 
-traits = MethodTraits(searches=True, has_sinks=False)
+traits = MethodTraits(searches=True)
 Settings = SearchSettings
 
 

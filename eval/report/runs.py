@@ -203,7 +203,7 @@ def read_run(path: Path) -> RunResults:
     return RunResults(
         path=path,
         name=path.resolve().name,
-        config=fill_in(config) if config and isinstance(config, dict) else {},
+        config=read_config(config, mask) if config and isinstance(config, dict) else {},
         mask=mask,
         rows=[row for row in rows if not condition(row)],
         variants=[row for row in rows if condition(row)],
@@ -214,6 +214,15 @@ def read_run(path: Path) -> RunResults:
         problems=reader.problems,
         commit=record.get("commit"),
     )
+
+
+def read_config(stored: Mapping[str, object], mask: MaskFile | None) -> dict[str, Any]:
+    """A config as a run stored it. Earlier runs stored the sink as `auto`, which depended on the
+    method then; their mask has the one that they had."""
+    config = fill_in(stored)
+    if config["sink"] == "auto" and mask is not None:
+        config["sink"] = mask.mask.sink
+    return config
 
 
 class _Reader:
@@ -360,7 +369,8 @@ def _parse_run(archive: Path, record: Mapping[str, Any]) -> RunResults:
     for step, suite, under, task, length, scores in record["samples"]:
         known = {index: score for index, score in enumerate(scores) if score is not None}
         samples.setdefault((step, suite, under), {})[task, length] = known
-    copied = {name: record[name] for name in COPIED_FIELDS} | {"config": fill_in(record["config"])}
+    copied = {name: record[name] for name in COPIED_FIELDS}
+    copied["config"] = read_config(record["config"], mask)
     return RunResults(
         path=files.path_inside(archive, record["name"], archive, flat=True),
         mask=mask,

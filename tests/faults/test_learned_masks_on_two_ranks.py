@@ -47,7 +47,7 @@ def learn(run_path: Path, log: Path, environment: dict[str, str], _: dict[str, A
     config = presets.smoke()
     train = replace(config.train, checkpoint_steps=3)
     data = replace(config.data, tokens=8_192)
-    config = replace(config, method="consa", ratio=0.5, train=train, data=data)
+    config = replace(config, method="consa", ratio=0.5, sink="static", train=train, data=data)
     method_settings = consa.Settings(
         token_share=1.0, gate_learning_rate=1.0, steps=12, batch_sequences=2
     )

@@ -12,10 +12,11 @@ from bosch import config as settings
 from bosch.command_line import parse as parse_options
 from bosch.config import Config, TrainConfig, fill_in, parse_count, shared_fields
 from bosch.masks.kv_budget import with_kv_budget
-from bosch.masks.mask import read_mask
+from bosch.masks.mask import read_mask, write_mask
 from bosch.recipes import evaluate_model, presets, recover, search_mask
 from bosch.recipes.recover import Command, parse_command
 from bosch.run.errors import UserError
+from tests.masks import small_record
 
 
 def parse(*arguments: str) -> Command:
@@ -54,7 +55,7 @@ def test_impossible_settings_are_named(make: Callable[[], object], name: str, va
 def test_dials_and_sections_override_the_preset() -> None:
     command = parse("--preset", "smoke", "--ratio", "0.5", "--calibration.length=1k", "--seed", "3")
     calibration = replace(presets.smoke().calibration, length=1000)
-    expected = replace(presets.smoke(), ratio=0.5, seed=3, calibration=calibration)
+    expected = replace(presets.smoke(), ratio=0.5, seed=3, calibration=calibration, sink="static")
     assert command.config == expected
 
 
@@ -130,8 +131,26 @@ def test_run_folder_is_named_after_what_tells_runs_apart() -> None:
         "--ratio 0.5 --method fisher": "runs/tiny-qwen3-fisher-r0.5",
         "--model Qwen/Qwen3-8B-Base --seed=7": "runs/Qwen3-8B-Base-bosch-r0.75-s7",
         "--run-dir elsewhere/mine": "elsewhere/mine",
+        # The sink, unless it is what `auto` means.
+        "--method bosch_paper --sink static": "runs/tiny-qwen3-bosch_paper-r0.75",
+        "--method bosch_paper --sink=none": "runs/tiny-qwen3-bosch_paper-r0.75-none",
+        "--preset paper --model tiny-qwen3": "runs/tiny-qwen3-bosch-r0.75-none",
     }.items():
         assert parse(*arguments.split()).run_path == Path(folder)
+
+
+def test_the_sink_is_the_same_with_every_method_unless_it_is_given(tmp_path: Path) -> None:
+    methods = ("bosch", "bosch_paper", "bosch_single", "bosch_multi", "bosch_layer", "interleave")
+    assert {parse("--method", name).config.sink for name in methods} == {"static"}
+    assert {parse("--method", n, "--preset", "paper").config.sink for n in methods} == {"none"}
+    # A mask of before keeps its own.
+    mask = replace(small_record().mask, sink="tokens=4")
+    write_mask(tmp_path / "mask.json", replace(small_record(), mask=mask))
+    words = ("--method", "from_file", "--mask.options", f"path={tmp_path / 'mask.json'}")
+    found = parse(*words)
+    assert found.config.sink == "tokens=4"
+    assert "tokens" not in found.run_path.name
+    assert parse(*words, "--sink", "none").run_path.name == f"{found.run_path.name}-none"
 
 
 def test_a_run_from_before_a_setting_has_its_default() -> None:

@@ -66,7 +66,13 @@ def test_dry_run_says_what_the_run_will_take_and_leave(tmp_path: Path, recover: 
         weights = [f for f in files if f.suffix == ".safetensors"] or files
         size = sum(file.stat().st_size for file in weights)
         assert float(megabytes) == pytest.approx(size / 1e6, rel=0.05), name
+    assert saved["config"]["sink"] == "static"
+    saved["config"]["sink"] = "auto"  # as earlier versions stored it
+    (folder / "run.json").write_text(json.dumps(saved))
     assert "disk:" not in recover(*words, "--dry-run").stdout  # nothing is left to do
+    refused = recover(*words, "--run-dir", str(folder), "--sink", "none")
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+    assert "sink: static -> (not there)" in refused.stderr
 
 
 def test_all_that_is_missing_is_said_at_once(tmp_path: Path, recover: Recover) -> None:

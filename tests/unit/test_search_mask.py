@@ -115,7 +115,7 @@ def test_ranks_share_the_examples_and_find_what_one_finds(
 
 
 def test_what_makes_a_stage(model_folder: Path, calibration_folder: Path, tmp_path: Path) -> None:
-    config = Config(model=str(model_folder), method="razor", window=16)
+    config = Config(model=str(model_folder), method="razor", window=16, sink="static")
     calibration = Artifact.load(calibration_folder)
     stage = build(config, calibration)
     assert stage.name == "mask"
@@ -126,6 +126,9 @@ def test_what_makes_a_stage(model_folder: Path, calibration_folder: Path, tmp_pa
     assert len(others - {stage.fingerprint}) == len(changes)
     same = replace(config, mask=MaskConfig(kappa=7))  # not a setting of this method
     assert build(same, calibration).fingerprint == stage.fingerprint
+    # As stages of earlier runs have it, which are continued.
+    assert stage.facts["settings"]["sink"] == "static"
+    assert "sink" not in build(replace(config, sink="none"), calibration).facts["settings"]
     with RunFolder(tmp_path / "run") as run:
         artifact = run.complete(stage)
     assert read_mask(artifact.folder / "mask.json").settings["razor_recent_share"] == 0.25
@@ -153,7 +156,7 @@ def test_a_calibration_set_of_another_tokenizer_is_refused(
     model = shutil.copytree(model_folder, tmp_path / "model")
     AutoTokenizer.from_pretrained(asset_folder("tiny-qwen3")).save_pretrained(model)
     write_sealed_json(calibration_folder / FACTS, {"tokenizer_hash": "another's"})
-    config = Config(model=str(model), method="razor", window=16)
+    config = Config(model=str(model), method="razor", window=16, sink="static")
     with (
         pytest.raises(UserError, match="of another tokenizer"),
         RunFolder(tmp_path / "run") as run,
