@@ -91,11 +91,12 @@ rehearse: ## memory of a training step on GPUs, without one (ARGS="--model Qwen3
 	@$(SETUP)
 	.venv/bin/python -m benchmarks rehearse $(ARGS)
 
+# Without sinks, since the paper has none.
 study: ## the paper's tables in miniature, on the embedded model (hours; run it again to resume)
 	@$(SETUP)
 	.venv/bin/python recipes/sweep.py --methods bosch,bosch_paper,bosch_layer,fisher,interleave \
-		--ratios .25,.5,.75,.875 --seeds 3 --baseline bosch --windows 16,32,128,256 \
-		--lengths 4096,8192 --rows runs/study.jsonl $(ARGS)
+		--ratios .25,.5,.75,.875 --seeds 3 --baseline bosch --sink none \
+		--windows 16,32,128,256 --lengths 4096,8192 --rows runs/study.jsonl $(ARGS)
 
 clean: ## remove .venv and caches; run folders stay
 	rm -rf .venv .venv-serving .venv-oldest .venv-newest build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

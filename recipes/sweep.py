@@ -8,7 +8,8 @@
 
 Other options are passed on to recipes/recover.py (--model DIR, --zero-shot). Runs share
 calibration, tokens and the dense model's evaluation through runs/shared. Finished runs are skipped,
-and a run that fails does not stop the others: repeat the command to run the rest.
+and a run that fails does not stop the others: repeat the command to run the rest. --dry-run lists
+the runs, with their settings, and which of them are finished.
 
 --windows and --lengths evaluate each finished run's untrained hybrid again, by the same tests:
 under each further window, with the mask that was chosen for the run's own window; and the suites
@@ -30,7 +31,7 @@ import shutil
 import subprocess
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
@@ -43,7 +44,7 @@ from bosch.eval.judging import judging_of
 from bosch.eval.report.compare import SPEED
 from bosch.eval.report.runs import RunResults, append_run, is_run, read_archive, read_run
 from bosch.eval.settings import Label
-from bosch.methods._settings import default_settings, learning_tokens
+from bosch.methods._settings import brings_sink, default_settings, learning_tokens
 from bosch.model import find_model, read_model_info, read_shape
 from bosch.recipes import compare_runs, evaluate_model, presets
 from bosch.recipes.recover import parse_command
@@ -93,6 +94,7 @@ class Options:
     out: Path | None = None  # folder for the report; None: runs/comparison
     # Command that runs one chain; None: recover.py, by accelerate launch if there are several GPUs.
     command: str | None = None
+    dry_run: bool = False  # list the runs and what is finished, then stop
 
     def __post_init__(self) -> None:
         at_least(1, self, "", "seeds")
@@ -110,6 +112,7 @@ class Chain:
     is_zero_shot: bool
     windows: Sequence[int]  # further ones to evaluate
     lengths: Sequence[int]
+    varied: Sequence[tuple[str, str]] = ()  # settings of --vary, with their values
 
     @property
     def kinds(self) -> list[str]:
@@ -131,8 +134,12 @@ def main(arguments: Sequence[str]) -> None:
     chains = list_chains(options, rest)
     for model in {chain.config.model: None for chain in chains}:
         presets.check_model(model)
-    start, failures = start_command(options.command), {}
+    say(*mixed_sinks(chains))
     archived = archived_runs(chains, options.rows)
+    if options.dry_run:
+        say(*describe_plan(chains, archived, options.rows))
+        return
+    start, failures = start_command(options.command), {}
     for number, chain in enumerate(chains, 1):
         place = f"[{number}/{len(chains)}] {chain.path}"
         if chain.path in archived:
@@ -196,11 +203,50 @@ def list_chains(options: Options, rest: Sequence[str]) -> list[Chain]:
             problem = "no suite has text lengths; --eval.suites niah has"
             raise UserError(f"--lengths {lengths[0]}: {problem}.")
         further = windows if config.ratio else []  # the dense control has no window
-        chains.append(Chain(path, words, config, command.zero_shot, further, lengths))
+        chains.append(Chain(path, words, config, command.zero_shot, further, lengths, varied))
     if (baseline := options.baseline) and not any(baseline in chain.kinds for chain in chains):
         known = ", ".join(options.methods)
         raise UserError(f"--baseline {baseline} is none of {known} or the values of --vary.")
     return chains
+
+
+def mixed_sinks(chains: Sequence[Chain]) -> Iterator[str]:
+    """A line if runs have different sinks that the user did not vary: what looks like a difference
+    between methods might be one between sinks."""
+    if any(name == "sink" for chain in chains for name, _ in chain.varied):
+        return
+    methods = dict[str, list[str]]()  # by sink
+    for config in (chain.config for chain in chains if chain.config.ratio):
+        methods.setdefault(config.sink, []).append(config.method)
+    if len(methods) < 2:
+        return
+    shown = [f"{sink} with {', '.join(dict.fromkeys(of))}" for sink, of in methods.items()]
+    # Those that bring their own cannot take another, so the rest has to take theirs.
+    own = [sink for sink, of in methods.items() if any(map(brings_sink, of))]
+    remedy = f"--sink {(own or [*methods])[0]} gives them all the same"
+    if len(own) > 1:
+        remedy = "each mask file keeps its own, so compare those of one sink, with --sink SINK"
+    yield f"warning: the runs have different sinks ({'; '.join(shown)}); {remedy}"
+
+
+def describe_plan(
+    chains: Sequence[Chain], archived: Mapping[Path, RunResults], rows: Path | None
+) -> Iterator[str]:
+    """A line for each run: its folder, its settings, and whether it is finished."""
+    for number, chain in enumerate(chains, 1):
+        config = chain.config
+        settings = [config.method, f"ratio {config.ratio:g}", f"seed {config.seed}"]
+        settings += [f"sink {config.sink}", f"window {config.window}"]
+        settings += [f"{name} {value}" for name, value in chain.varied]
+        if chain.path in archived:
+            state = f"in {rows}"
+        elif not is_finished(chain):
+            state = "would run"
+        elif has_further(read_run(chain.path), chain):
+            state = "finished"
+        else:
+            state = "finished, but for --windows and --lengths"
+        yield f"[{number}/{len(chains)}] {chain.path}: {', '.join(settings)}: {state}"
 
 
 def start_command(text: str | None) -> list[str]:
@@ -222,7 +268,7 @@ def finish_chain(chain: Chain, start: Sequence[str], place: str) -> str | None:
     """Run the chain and the further evaluations unless they are finished. Returns why one of them
     failed; None if none did."""
     # Whatever else is found in the folder is left to recover.py.
-    if chain.is_complete and is_same_run(read_run(chain.path), chain.config):
+    if is_finished(chain):
         say(f"{place}: already finished")
     else:
         say(place)
@@ -289,13 +335,22 @@ def archived_runs(chains: Sequence[Chain], archive: Path | None) -> dict[Path, R
     found: dict[Path, RunResults] = {}
     runs = read_archive(archive) if archive and archive.is_file() else []
     for run, chain in itertools.product(runs, chains):
-        wanted = [{"window": n} for n in chain.windows]
-        wanted += [{"text_tokens": n} for n in chain.lengths]
-        has_all = all(any(one.items() <= row.items() for row in run.variants) for one in wanted)
         reaches = chain.is_zero_shot or "train" in run.stage_seconds
-        if chain.path not in found and has_all and reaches and is_same_run(run, chain.config):
+        is_known = chain.path in found or not reaches or not has_further(run, chain)
+        if not is_known and is_same_run(run, chain.config):
             found[chain.path] = run
     return found
+
+
+def has_further(run: RunResults, chain: Chain) -> bool:
+    """Whether it was evaluated under all further windows and lengths."""
+    wanted = [{"window": n} for n in chain.windows]
+    wanted += [{"text_tokens": n} for n in chain.lengths]
+    return all(any(one.items() <= row.items() for row in run.variants) for one in wanted)
+
+
+def is_finished(chain: Chain) -> bool:
+    return chain.is_complete and is_same_run(read_run(chain.path), chain.config)
 
 
 def has_begun(chain: Chain) -> bool:
@@ -307,7 +362,9 @@ def has_settings(run: RunResults, config: Config) -> bool:
     """Whether all that decides a run's results is as in `config`."""
 
     def deciding(stored: Mapping[str, Any]) -> dict[str, object]:
-        return {name: value for name, value in flatten(stored).items() if name not in SPEED}
+        # The dense control has no windows, so that nothing comes of its sink.
+        left_out = SPEED if config.ratio else SPEED | {"sink"}
+        return {name: value for name, value in flatten(stored).items() if name not in left_out}
 
     return deciding(run.config) == deciding(json.loads(json.dumps(asdict(config))))
 

@@ -78,6 +78,7 @@ class FakeRun:
         count = round(self.ratio * info.num_groups)
         windowed = [(layer, group) for layer in range(info.num_layers) for group in range(count)]
         mask = GroupMask.from_windowed(windowed, info.num_layers, info.num_groups, 64)
+        mask = replace(mask, sink=config.sink)
         record = MaskFile(mask, info, self.method, provenance=self.provenance)
         write_mask(folder / "mask" / "mask.json", record)
         for stage in ("mask", "eval/step-000000"):

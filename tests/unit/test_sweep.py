@@ -13,10 +13,12 @@ from typing import Any
 
 import pytest
 
+from bosch.eval.report.compare import compare
 from bosch.eval.report.runs import append_run, read_run
 from bosch.masks.mask import read_mask, write_mask
 from bosch.recipes import sweep
 from bosch.recipes.recover import parse_command
+from tests.masks import small_record
 from tests.run_folders import FakeRun
 
 ROOT = Path(__file__).parents[2]
@@ -177,3 +179,99 @@ def test_a_run_is_known_by_what_decides_its_results(
     append_run(rows := tmp_path / "rows.jsonl", read_run(folder))
     assert bool(sweep.archived_runs([chain], rows)) == is_same
     assert sweep.has_begun(replace(chain, path=folder)) == is_same
+
+
+@pytest.mark.parametrize(
+    ("method", "ratio", "stored", "had", "asked", "is_same"),
+    [
+        ("bosch", ".5", "auto", "static", (), True),
+        ("bosch", ".5", "auto", "static", ("--sink", "none"), False),
+        ("bosch_paper", ".5", "auto", "none", (), False),
+        ("bosch_paper", ".5", "auto", "none", ("--sink", "none"), True),
+        ("bosch", ".5", None, "none", (), False),  # before there were any
+        ("bosch", ".5", None, "none", ("--sink", "none"), True),
+        # Without windows there is nothing to see a sink.
+        ("bosch", "0", "auto", "static", ("--sink", "none"), True),
+        ("bosch", "0", None, "none", (), True),
+    ],
+)
+def test_an_earlier_run_has_the_sink_of_its_mask(
+    method: str,
+    ratio: str,
+    stored: str | None,
+    had: str,
+    asked: tuple[str, ...],
+    is_same: bool,
+    tmp_path: Path,
+) -> None:
+    """Its settings may say `auto`, of which the method decided then."""
+    [chain] = chains_of(method, ratio, *asked)
+    folder = write_run(tmp_path, chain, {"sink": stored}, had)
+    append_run(rows := tmp_path / "rows.jsonl", read_run(folder))
+    assert bool(sweep.archived_runs([chain], rows)) == is_same
+    assert sweep.is_finished(replace(chain, path=folder)) == is_same
+
+
+def test_the_papers_method_is_compared_with_ours_under_the_defaults(tmp_path: Path) -> None:
+    chains = chains_of("bosch,bosch_paper,bosch_layer,fisher", ".5")
+    assert [*sweep.mixed_sinks(chains)] == []
+    found = compare([write_run(tmp_path, chain, {}) for chain in chains], "bosch").baseline
+    assert found.apart == {}
+    pairs = [pair for members in found.pairs.values() for pair in members]
+    assert {pair.run.method for pair in pairs} == {"bosch_paper", "bosch_layer", "fisher"}
+
+
+def test_a_sweep_that_mixes_sinks_says_so(tmp_path: Path) -> None:
+    record = small_record()
+    files = {sink: tmp_path / f"{sink}.json" for sink in ("none", "static", "tokens=4")}
+    for sink, path in files.items():
+        write_mask(path, replace(record, mask=replace(record.mask, sink=sink)))
+
+    def given(sink: str) -> list[sweep.Chain]:
+        return chains_of("from_file", ".5", "--mask.options", f"path={files[sink]}")
+
+    ours = chains_of("bosch,fisher", ".5")
+    [line] = sweep.mixed_sinks([*ours, *given("none")])
+    assert "static with bosch, fisher; none with from_file" in line
+    assert "--sink none gives them all the same" in line
+    assert [*sweep.mixed_sinks([*ours, *given("static")])] == []
+    same = chains_of("bosch,fisher", ".5", "--sink", "none")
+    assert [*sweep.mixed_sinks([*same, *given("none")])] == []
+    [line] = sweep.mixed_sinks([*given("none"), *given("tokens=4")])
+    assert "none with from_file; tokens=4 with from_file" in line
+    for vary in ("sink=none,static", "preset=tiny,paper"):
+        options = sweep.Options(("bosch",), (".5", "0"), vary=(vary,))
+        varied = sweep.list_chains(options, ["--model", "tiny-qwen3"])
+        assert bool([*sweep.mixed_sinks(varied)]) == (vary == "preset=tiny,paper")
+
+
+def test_a_dry_run_lists_the_runs_and_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = "--methods bosch,bosch_paper,fisher,interleave --ratios .5 --zero-shot --rows r.jsonl"
+    chains = chains_of("bosch,bosch_paper,fisher", ".5")
+    done = [write_run(Path("runs"), chain, {}) for chain in chains]
+    append_run(Path("r.jsonl"), read_run(done[0]))
+    (done[2] / "mask" / "mask.json").unlink()
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    sweep.main([*words.split(), "--dry-run"])
+    told = "{}: {}, ratio 0.5, seed 0, sink static, window 64: {}"
+    states = {
+        "bosch": "in r.jsonl",
+        "bosch_paper": "finished",
+        "fisher": "would run",
+        "interleave": "would run",
+    }
+    assert capsys.readouterr().out.splitlines() == [
+        f"[{n}/4] " + told.format(f"runs/tiny-qwen3-{method}-r0.5", method, state)
+        for n, (method, state) in enumerate(states.items(), 1)
+    ]
+    sweep.main([*words.split(), "--dry-run", "--vary", "train.clip-norm=1,2", "--windows", "32"])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 8
+    assert lines[1].endswith(", window 64, train.clip-norm 2: would run")
+    sweep.main([*words.split(), "--dry-run", "--windows", "32"])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].endswith(": finished, but for --windows and --lengths")
+    assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
