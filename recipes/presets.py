@@ -129,8 +129,6 @@ def small(model: str = SMALL_MODEL) -> Config:
             niah_tasks=PAPER_TASKS,
             niah_lengths=(length,),
             niah_samples=25,
-            longbench_rows=5,
-            longbench_categories="official",  # without GSM8K, which is data of its own
             # In bf16 one answer at a time is decoded: such small models wait for Python then.
             precision="fp32" if on_gpu else "auto",
         ),
@@ -185,7 +183,7 @@ def large(model: str = "Qwen/Qwen3-8B-Base") -> Config:
     return replace(
         config,
         method="bosch",
-        sink="auto",
+        sink="static",
         # The dense model's own answers: masks that were chosen by bare numbers lost the words in
         # front of them.
         calibration=replace(config.calibration, answers="own-words"),
@@ -268,8 +266,13 @@ def with_longbench(config: Config, arguments: Sequence[str]) -> tuple[Config, li
     if asked["eval.longbench_data"] is None and not is_on_this_machine(config.eval.longbench_data):
         remedy = "--eval.longbench-data FILE (its data.zip) adds it"
         return config, [f"LongBench is left out: its data is not on this machine; {remedy}"]
-    suites = (*config.eval.suites, "longbench")
-    return replace(config, eval=replace(config.eval, suites=suites)), []
+    judging = replace(
+        config.eval,
+        suites=(*config.eval.suites, "longbench"),
+        longbench_rows=5,  # of each of 21 data sets: its texts are long for a laptop
+        longbench_categories="official",  # without GSM8K, which is data of its own
+    )
+    return replace(config, eval=judging), []
 
 
 def is_on_this_machine(longbench_data: str) -> bool:
