@@ -23,10 +23,17 @@ from torch import Tensor
 from transformers import Cache, PreTrainedTokenizerBase
 
 from bosch.eval.metrics import string_match_all
-from bosch.eval.prompt_cache import can_copy, copy_cache, join_caches, keep_everything, new_cache
+from bosch.eval.prompt_cache import (
+    can_copy,
+    copy_cache,
+    join_caches,
+    keep_everything,
+    keep_windows_only,
+    new_cache,
+)
 from bosch.eval.settings import FAST, PLAIN, GenerationSettings
 from bosch.eval.suites._interface import Example, Stop
-from bosch.hybrid.cache import CACHE, kv_bytes
+from bosch.hybrid.cache import CACHE, allocated_bytes
 from bosch.run.errors import UserError
 
 Key = tuple[str, int, int]  # task, length, index: identifies an example
@@ -154,6 +161,8 @@ class Generator:
             job.is_certain = False  # leads are rarely large enough to try
         if job.is_open:
             can_keep = self._trunk is None and cache.get_seq_length() == job.num_positions
+            if can_keep:
+                keep_windows_only(cache)
             job.cache = cache if can_keep else copy_cache(cache, job.num_positions)
 
     def _is_shared(self, prompt: Sequence[int], following: Job | None) -> bool:
@@ -256,7 +265,8 @@ class Generator:
         max_bytes, device = CPU_POOL_BYTES, self.model.device
         if device.type == "cuda":  # half of what is free: joining takes the same once more
             max_bytes = torch.cuda.mem_get_info(device)[0] // 2
-        return sum(kv_bytes(job.cache) for job in pool if job.cache is not None) > max_bytes
+        caches = [job.cache for job in pool if job.cache is not None]
+        return sum(map(allocated_bytes, caches)) > max_bytes
 
 
 def in_plain_way(settings: GenerationSettings) -> GenerationSettings:

@@ -38,6 +38,13 @@ def keep_everything(cache: Cache) -> None:
             layer.activate_past_recording()
 
 
+def keep_windows_only(cache: Cache) -> None:
+    """Let window groups keep no more than their window again, and free the rest."""
+    for layer in cache.layers:
+        if isinstance(layer, HybridLayer):
+            layer.record_past = False
+
+
 def copy_cache(cache: Cache, num_tokens: int, whole: bool = False) -> Cache:
     """A copy of the first positions of a cache with one sequence. `whole`: window groups hold all
     positions and keep every new one, so the copy can itself be copied at any position."""

@@ -10,7 +10,7 @@ returns a `Split` in the place of keys and of values, which transformers passes 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +19,7 @@ from transformers import Cache, GenerationMixin, PretrainedConfig
 from transformers.cache_utils import CacheLayerMixin, DynamicLayer, StaticLayer
 
 from bosch.hybrid.sinks import kind_of
-from bosch.masks.window import sink_tokens
+from bosch.masks.window import sink_tokens, spare_tokens
 from bosch.run.errors import UserError
 
 # The name of a model's cache among its arguments and outputs: transformers 5.24 renamed it.
@@ -40,11 +40,9 @@ class Split(NamedTuple):
 
 
 class GrowingLayer(DynamicLayer):
-    """All positions, in a buffer that grows by a quarter; `keys` and `values` are views of it.
-    (transformers' `DynamicLayer` copies all keys and values for each new token.)
+    """All positions, in a buffer with room for a few more (`spare_tokens`); `keys` and `values` are
+    views of it. (transformers' `DynamicLayer` copies all keys and values for each new token.)
     """
-
-    SPARE_TOKENS = 256  # room after a prompt, so that a short answer does not move the buffer
 
     def __init__(self) -> None:
         # No super().__init__(): it would assign what are properties here.
@@ -56,7 +54,9 @@ class GrowingLayer(DynamicLayer):
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.dtype, self.device = key_states.dtype, key_states.device
-        self._hold(key_states[:, :, :0], value_states[:, :, :0])
+        # Not views, which would keep the first tokens alive.
+        k, v = (x.new_empty(*x.shape[:2], 0, x.shape[3]) for x in (key_states, value_states))
+        self._hold(k, v)
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> Pair:
         if not self.is_initialized:
@@ -69,6 +69,7 @@ class GrowingLayer(DynamicLayer):
 
     def crop(self, tokens_to_remove: int) -> None:
         self._stop -= min(_tokens_to_remove(tokens_to_remove), self.num_held)
+        self._shrink()
 
     def reset(self) -> None:
         self._buffers: Pair | None = None
@@ -110,15 +111,29 @@ class GrowingLayer(DynamicLayer):
             self._hold(*(torch.cat(pair, 2) for pair in pairs))
             return
         if self._stop + new > buffer.shape[2] or _is_frozen(buffer):
-            room = held + new + max(self.SPARE_TOKENS, held // 4)
-            # The batch and the groups of the tokens held, and room for more of them.
-            k, v = (x.new_empty(*x.shape[:2], room, x.shape[3]) for x in self._held())
-            for target, x_BGSD in zip((k, v), self._held(), strict=True):
-                target[:, :, :held] = x_BGSD
-            self._buffers, self._start, self._stop = (k, v), 0, held
+            self._move(self._most_room(held + new))
         for target, x_BGTD in zip(self._buffers, (k_BGTD, v_BGTD), strict=True):
             target[:, :, self._stop : self._stop + new] = x_BGTD
         self._stop += new
+
+    def _most_room(self, num_tokens: int) -> int:
+        """Of a buffer for so many tokens."""
+        return num_tokens + spare_tokens(num_tokens)
+
+    def _move(self, room: int) -> None:
+        """What is held, to the beginning of new buffers."""
+        held = self.num_held
+        k, v = (x.new_empty(*x.shape[:2], room, x.shape[3]) for x in self._held())
+        for target, x_BGSD in zip((k, v), self._held(), strict=True):
+            target[:, :, :held] = x_BGSD
+        self._buffers, self._start, self._stop = (k, v), 0, held
+
+    def _shrink(self) -> None:
+        """After tokens were removed, perhaps most of them."""
+        if self._buffers is None or self._buffers[0].requires_grad:
+            return
+        if self._buffers[0].shape[2] > (room := self._most_room(self.num_held)):
+            self._move(room)
 
     def _change(self, change: Callable[[Tensor], Tensor]) -> None:
         # Also for an empty buffer, as with W = 1: its batch size counts.
@@ -128,13 +143,15 @@ class GrowingLayer(DynamicLayer):
 
 class RollingLayer(GrowingLayer):
     """The last W-1 positions, which a new token sees besides itself. `update` returns them followed
-    by the new ones. With `record_past` (assisted decoding) nothing is dropped until the next
-    `crop`, so that rejected tokens can be removed.
+    by the new ones, which are written behind them. When the buffer is full, the last W-1 move to
+    its beginning: it needs room for a few steps only. With `record_past` (assisted decoding)
+    nothing is dropped until the next `crop`, so that rejected tokens can be removed.
     """
 
     def __init__(self, window_tokens: int) -> None:
         super().__init__()
         self.window_tokens = window_tokens
+        self.num_spare = spare_tokens(window_tokens - 1)
         self.record_past = False
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> Pair:
@@ -143,7 +160,9 @@ class RollingLayer(GrowingLayer):
         new = key_states.shape[2]
         past = min(self.num_held, self.window_tokens - 1)
         self.cumulative_length += new
-        if self.record_past or new <= self.SPARE_TOKENS:
+        if self.record_past or new <= self.num_spare:
+            if not self.record_past:  # no longer, perhaps
+                self._drop_old()
             self._append(key_states, value_states)
             seen = self._held(past + new)
             if not self.record_past:
@@ -174,10 +193,15 @@ class RollingLayer(GrowingLayer):
         self._stop -= remove
         self.cumulative_length = left
         self._drop_old()
+        self._shrink()
 
     def reset(self) -> None:
         super().reset()
         self.cumulative_length = 0  # tokens seen
+
+    def _most_room(self, num_tokens: int) -> int:
+        room = super()._most_room(num_tokens)
+        return room if self.record_past else min(room, self.window_tokens - 1 + self.num_spare)
 
     def _drop_old(self) -> None:
         self._start = max(self._start, self._stop - (self.window_tokens - 1))
@@ -322,7 +346,7 @@ class HybridLayer(CacheLayerMixin):
     batch_size = property(lambda self: self.parts[0].batch_size)
     record_past = property(
         lambda self: getattr(self.window, "record_past", False),
-        lambda self, value: vars(self.window or self).update(record_past=value),
+        lambda self, value: self._set_record_past(value),
     )
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
@@ -361,8 +385,13 @@ class HybridLayer(CacheLayerMixin):
         return self.max_tokens
 
     def activate_past_recording(self) -> None:
+        self._set_record_past(True)
+
+    def _set_record_past(self, value: bool) -> None:
         if isinstance(self.window, RollingLayer):
-            self.window.record_past = True
+            self.window.record_past = value
+            if not value:
+                self.window.crop(0)  # drops what was recorded
 
     offload = _of_each_part("offload")
     prefetch = _of_each_part("prefetch")
@@ -442,8 +471,29 @@ def _hybrid_layer(
 
 
 def kv_bytes(cache: Cache) -> int:
-    """Bytes of keys and values, without the spare room of dynamic layers."""
+    """Bytes of the keys and values in use, without the spare room of dynamic layers."""
     return sum(x.nbytes for layer in cache.layers for x in held_tensors(layer))
+
+
+def allocated_bytes(cache: Cache) -> int:
+    """Bytes that the cache keeps from other uses, with the spare room, sinks and whatever else its
+    tensors' storages hold. Of any cache of transformers."""
+    storages = {x.untyped_storage() for x in _alive_tensors(cache)}
+    return sum(storage.nbytes() for storage in storages)
+
+
+def _alive_tensors(thing: Any) -> Iterator[Tensor]:
+    """In a cache, its layers, their parts and attributes."""
+    if hasattr(thing, "__tensor_flatten__"):  # a quantized tensor of several
+        names, _ = thing.__tensor_flatten__()
+        yield from (x for name in names for x in _alive_tensors(getattr(thing, name)))
+    elif isinstance(thing, Tensor):
+        if thing.dim() > 1:  # others are counters
+            yield thing
+    elif isinstance(thing, Cache) or hasattr(thing, "lazy_initialization"):  # or its layer
+        yield from _alive_tensors(list(vars(thing).values()))
+    elif isinstance(thing, list | tuple):
+        yield from (x for part in thing for x in _alive_tensors(part))
 
 
 def held_tensors(layer: Any) -> list[Tensor]:

@@ -15,6 +15,7 @@ from bosch.masks.window import (
     sink_as_json,
     sink_from_json,
     sink_tokens,
+    spare_tokens,
 )
 from bosch.model import ModelInfo
 from bosch.model_files import read_json_object
@@ -107,11 +108,21 @@ class GroupMask:
             raise UserError(f"{where} has {count}, but {requested}; {advice}.")
 
     def kv_bytes(self, context_tokens: int, head_dim: int, bytes_per_value: int = 2) -> int:
-        """Bytes of the KV cache for one text. A windowed group keeps W-1 entries, because the next
-        token adds its own before it attends (the static cache keeps W), and those of its sink."""
+        """Bytes of the entries in use for one text, without spare room. A windowed group keeps W-1,
+        because the next token adds its own before it attends (the static cache keeps W), and those
+        of its sink."""
         in_window = min(context_tokens, self.window_tokens - 1) + sink_tokens(self.sink)
         entries = self.num_full * context_tokens + self.num_windowed * in_window
         return entries * 2 * head_dim * bytes_per_value  # 2: keys and values
+
+    def allocated_bytes(self, context_tokens: int, head_dim: int, bytes_per_value: int = 2) -> int:
+        """What our dynamic cache allocates at most for one text, and does allocate when it has read
+        a text at once and the first new token: entries in use, and room for further tokens."""
+        first = sink_tokens(self.sink)
+        in_window = min(context_tokens, self.window_tokens - 1)
+        entries = self.num_full * (context_tokens + spare_tokens(context_tokens))
+        entries += self.num_windowed * (in_window + spare_tokens(in_window) + first)
+        return entries * 2 * head_dim * bytes_per_value
 
     def dense_kv_bytes(self, context_tokens: int, head_dim: int, bytes_per_value: int = 2) -> int:
         return self.num_total * context_tokens * 2 * head_dim * bytes_per_value

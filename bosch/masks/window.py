@@ -16,6 +16,12 @@ def check_window(window_tokens: int) -> int:
     return window_tokens
 
 
+def spare_tokens(num_held: int) -> int:
+    """The room for further tokens that our dynamic cache allocates beside those it holds, so that
+    not every new token moves them all: a block, or an eighth."""
+    return max(16, num_held // 8)
+
+
 def sink_tokens(sink: object, window_tokens: int | None = None) -> int:
     """The first tokens that a sink keeps: S of `tokens=S`, else 0. Refuses what is no sink."""
     if sink in ("none", "static"):

@@ -10,8 +10,9 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel, QuantizedCache, StaticCache
 from transformers.cache_utils import QuantizedLayer
 
+from bosch.eval.prompt_cache import keep_everything, keep_windows_only, new_cache
 from bosch.hybrid.attention import mention_plain_cache
-from bosch.hybrid.cache import CACHE, HybridLayer, held_tensors, kv_bytes
+from bosch.hybrid.cache import CACHE, HybridLayer, allocated_bytes, kv_bytes
 from bosch.hybrid.conversion import deploy, head_size
 from bosch.masks.mask import GroupMask
 from tests.model_factory import FAMILIES, MIXED, generate_anew, random_tokens, tiny_model
@@ -114,12 +115,58 @@ def test_tokens_are_right_and_only_the_needed_is_held(way: str, family: str, pro
         slots = MASK.num_windowed * WINDOW + (MASK.num_total - MASK.num_windowed) * room
         assert kv_bytes(cache) == 2 * slots * size * number
     else:
-        expected = MASK.kv_bytes(length, size, number) * (3 if way == "beams" else 1)
-        assert kv_bytes(cache) == expected
+        rows = 3 if way == "beams" else 1
+        assert kv_bytes(cache) == MASK.kv_bytes(length, size, number) * rows
         # Views may keep more alive than they show.
-        alive = {x.untyped_storage() for layer in cache.layers for x in held_tensors(layer)}
-        room = 2 * size * number * MASK.num_total * 400 * (3 if way == "beams" else 1)
-        assert sum(storage.nbytes() for storage in alive) <= room
+        assert allocated_bytes(cache) <= MASK.allocated_bytes(length, size, number) * rows
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.no_grad()
+def test_what_is_allocated_is_what_was_computed(family: str) -> None:
+    """By ours, for a hybrid and for the dense model; transformers' own has no spare room."""
+    model = hybrid(family)
+    dense, size = tiny_model(family), head_size(model.config)
+    all_full = GroupMask.from_rows([[1] * len(row) for row in MIXED], WINDOW)
+    for length in (1, WINDOW - 1, WINDOW, PROMPT, 400):
+        for runner, mask, cache in (
+            (model, MASK, new_cache(model.config)),
+            (dense, all_full, new_cache(dense.config)),
+        ):
+            for piece in (length, 1):
+                runner(random_tokens(1, piece), **{CACHE: cache}, use_cache=True)
+            # The first new token uses of the room that was made with the prompt.
+            assert kv_bytes(cache) == mask.kv_bytes(length + 1, size, 4)
+            assert allocated_bytes(cache) == mask.allocated_bytes(length, size, 4)
+        plain = DynamicCache(config=dense.config)
+        dense(random_tokens(1, length), **{CACHE: plain}, use_cache=True)
+        assert allocated_bytes(plain) == MASK.dense_kv_bytes(length, size, 4)
+
+
+@torch.no_grad()
+def test_the_bound_holds_at_every_step() -> None:
+    """Also of a long text, and where recorded tokens are removed again."""
+    model = hybrid("qwen3")
+    size = head_size(model.config)
+    for pieces in ([400, *[1] * 60], [*[7] * 40, 90, 1, 1], [1] * 70):
+        cache, length = new_cache(model.config), 0
+        for piece in pieces:
+            model(random_tokens(1, piece), **{CACHE: cache}, use_cache=True)
+            length += piece
+            assert kv_bytes(cache) == MASK.kv_bytes(length, size, 4)
+            assert allocated_bytes(cache) <= MASK.allocated_bytes(length, size, 4)
+    cache, length = new_cache(model.config), 0
+    keep_everything(cache)
+    for piece, removed in ((300, 4), (30, 29), (120, 0)):
+        model(random_tokens(1, piece), **{CACHE: cache}, use_cache=True)
+        cache.crop(-removed)
+        length += piece - removed
+        assert kv_bytes(cache) == MASK.kv_bytes(length, size, 4)
+        assert allocated_bytes(cache) <= MASK.allocated_bytes(length, size, 4)
+    model(random_tokens(1, 200), **{CACHE: cache}, use_cache=True)
+    keep_windows_only(cache)
+    assert kv_bytes(cache) == MASK.kv_bytes(length + 200, size, 4)
+    assert allocated_bytes(cache) <= MASK.allocated_bytes(length + 200, size, 4)
 
 
 @pytest.mark.parametrize("name", ["cache", "past_key_values", None])

@@ -33,6 +33,16 @@ def test_kv_bytes_worked_by_hand() -> None:
     assert GroupMask(((0,),), window_tokens=1).kv_bytes(10, head_dim=8) == 0
 
 
+def test_allocated_bytes_worked_by_hand() -> None:
+    mask = GroupMask(((1, 0, 0),), window_tokens=257, sink="tokens=4")
+    # An eighth more, but at least a block of 16: 1 full group x (800 + 100) + 2 windowed x
+    # (256 + 32 + the sink's 4); keys and values, 8 values of 2 bytes
+    assert mask.allocated_bytes(800, head_dim=8) == (900 + 2 * 292) * 2 * 8 * 2
+    assert mask.allocated_bytes(40, head_dim=8) == (56 + 2 * (56 + 4)) * 2 * 8 * 2
+    narrow = GroupMask(((1, 0, 0),), window_tokens=1)
+    assert narrow.allocated_bytes(40, head_dim=8, bytes_per_value=1) == (56 + 2 * 16) * 2 * 8
+
+
 def test_rows_come_from_lists_arrays_tensors_booleans_and_strings() -> None:
     expected = GroupMask(((1, 0), (0, 1)), 8)
     rows: list[Any] = [[1, 0], [0, 1]]
