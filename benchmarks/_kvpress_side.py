@@ -53,9 +53,10 @@ class Side:
         self.ends = torch.tensor(ends if isinstance(ends, list) else [ends])
 
     def answers(self) -> list[dict[str, Any]]:
-        """Of each side, a press with its share, tokens and KV bytes for each question."""
+        """Of each side, a press with its share, tokens and KV bytes that are allocated for each
+        question."""
         ids, sides = self.text["ids"], self.text["sides"]
-        found: list[dict[str, Any]] = [{"tokens": [], "kv_bytes": []} for _ in sides]
+        found: list[dict[str, Any]] = [{"tokens": [], "allocated_bytes": []} for _ in sides]
         unknown = self.read(ids)
         for question in self.text["questions"]:
             for is_known in (False, True):
@@ -84,7 +85,7 @@ class Side:
                     answers = self.decode(rows, hidden, start, tail, question["answer_ids"])
                     for number, tokens, size in zip(which, *answers, strict=True):
                         found[number]["tokens"].append(tokens)
-                        found[number]["kv_bytes"].append(size)
+                        found[number]["allocated_bytes"].append(size)
         return found
 
     def read(self, ids: list[int]) -> Seen:
@@ -133,7 +134,7 @@ class Side:
     def decode(
         self, rows: Any, hidden: Any, start: int, tail: list[int], expected: list[int]
     ) -> tuple[list[list[int]], list[int]]:
-        """Tokens of each row, and bytes at the end of the prompt."""
+        """Tokens of each row, and bytes allocated at the end of the prompt."""
         cache: Any = DynamicCache()
         for number, pairs in enumerate(zip(*rows, strict=True)):
             cache.update(*map(torch.cat, zip(*pairs, strict=True)), number)
@@ -159,8 +160,10 @@ class Side:
         ids_RT = torch.tensor([tail + draft]).expand(len(rows), -1)
         best_RN = forward(ids_RT, start, 1 + len(draft))
         crop(cache, cache.get_seq_length() - len(draft))
+        for layer in cache.layers:  # not as views, which keep the draft alive: no press has one
+            layer.keys, layer.values = layer.keys.clone(), layer.values.clone()
         tensors = [x for layer in cache.layers for x in (layer.keys, layer.values)]
-        held = [sum(x[row].nbytes for x in tensors) for row in range(len(rows))]
+        held = sum(x.untyped_storage().nbytes() for x in tensors) // len(rows)
         right_R, tokens_RN = is_right(best_RN), best_RN[:, :1]
         while (count := tokens_RN.shape[1]) < len(expected) + self.more:
             if (right_R | torch.isin(tokens_RN, self.ends).any(1)).all():
@@ -173,7 +176,7 @@ class Side:
         for right, tokens_N in zip(right_R, tokens_RN, strict=True):
             end = torch.isin(tokens_N, self.ends).nonzero()[:1].flatten().tolist()
             found.append(expected if right else tokens_N[: end[0] if end else None].tolist())
-        return found, held
+        return found, [held] * len(rows)
 
     def unhide(self) -> None:
         for layer in self.layers:

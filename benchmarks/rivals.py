@@ -4,15 +4,20 @@
     python launch/fetch_real_model.py runs/real
     python -m benchmarks rivals --folder runs/real --rows rows.jsonl
 
-All sides continue the same needle prompts greedily, in fp32. A share is that of the dense model's
-KV bytes at the end of the prompt, before the first new token. Of the masks that `--masks` records,
-a hybrid has that with the most full groups which fits, so it may hold less. A press keeps exactly
-what the share leaves beside the tokens that follow the text: question and beginning of the answer,
-or, with the question known, the latter alone. `--hybrids` are folders (of a trained hybrid, say),
-and each adds its own share.
+All sides continue the same needle prompts greedily, in fp32. KV bytes are what a cache allocates at
+the end of the prompt, before the first new token: of ours with its spare room. A share is that of
+the dense model's prompt in transformers' own cache, which has no spare room. Of the masks that
+`--masks` records, a hybrid has that with the most full groups which fits, so it may hold less. A
+press keeps exactly what the share leaves beside the tokens that follow the text: question and
+beginning of the answer, or, with the question known, the latter alone. `--hybrids` are folders (of
+a trained hybrid, say), and each adds its own share. Answers come on top on all sides: of a press
+its new tokens, of a hybrid room for a few in each window.
 
 A row is one text on one side, written when it is done; the same command goes on with those that are
-missing. The table counts the texts that all sides have. Speed is that of one thread's CPU time;
+missing. Rows without `allocated_bytes` are older: their `kv_bytes` count entries in use. Those of
+hybrids and of the dense model are written again with what is allocated, and not answered again,
+also where their share is another one now. Those of presses stay: their cache has no spare room. The
+table counts the texts that all sides have. Speed is that of one thread's CPU time;
 peak bytes are what the process took during prefill beyond what it had.
 """
 
@@ -30,6 +35,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from transformers import Cache, DynamicCache, PretrainedConfig
 
 from benchmarks import real_model
 from benchmarks._measure import DeviceOptions, PeakMemory, Row, now
@@ -40,8 +46,8 @@ from bosch.eval.generate import end_tokens
 from bosch.eval.metrics import string_match_all
 from bosch.eval.prompt_cache import copy_cache, new_cache
 from bosch.eval.report.intervals import resample_examples
-from bosch.hybrid.cache import CACHE, kv_bytes
-from bosch.hybrid.conversion import deploy
+from bosch.hybrid.cache import CACHE, GrowingLayer, RollingLayer, allocated_bytes, kv_bytes
+from bosch.hybrid.conversion import deploy, head_size
 from bosch.hybrid.sink_files import measure_sinks
 from bosch.hybrid.sinks import Sinks
 from bosch.masks.mask import GroupMask
@@ -58,10 +64,11 @@ PRESSES = ("ExpectedAttentionPress", "SnapKVPress", "StreamingLLMPress", AGNOSTI
 KNOWN_PRESSES = (*PRESSES, "TOVAPress", "KnormPress", "KeyDiffPress")
 TASKS = ("niah_single_1", "niah_single_2", "niah_multikey_1")  # that a small model can do
 LONG_ENOUGH = 0.7  # of the length: where a draw is too long, RULER leaves 500 words out
+SIZES = ("kv_bytes", "allocated_bytes")  # of our caches: in use, and with their spare room
 SPEED = ("peak_bytes", "prefill", "decode")
 QUESTION = {None: "", False: "unknown", True: "known"}
 COLUMNS = {"tokens": "length", "share": "share", "side": "side", "question": "question"}
-COLUMNS |= {"right, %": "value:.1f", "hybrid - side": "against", "KV held": "held:.3f"}
+COLUMNS |= {"right, %": "value:.1f", "hybrid - side": "against", "KV allocated": "held:.3f"}
 COLUMNS |= {"peak MB": "peak_bytes:.0f", "prefill tokens/s": "prefill:.0f", "decode": "decode:.1f"}
 
 
@@ -110,6 +117,7 @@ class Side:
     known: bool | None = None  # whether a press sees the question; None: no press
 
 
+SIDE_KEYS = {"side", "share", "known"}  # of a row
 # name (by its content), task, ids, questions: each ids, prefix, answer, answer_ids
 Text = dict[str, Any]
 
@@ -132,6 +140,14 @@ class Duel:
         )
         self.folders = {f"{path.parent.name}/{path.name}": path for path in options.hybrids}
         options.rows.parent.mkdir(parents=True, exist_ok=True)
+
+    @cached_property
+    def config(self) -> PretrainedConfig:
+        return read_config(self.bench.path)
+
+    @cached_property
+    def num_groups(self) -> int:
+        return int(self.config.num_hidden_layers * self.config.num_key_value_heads)
 
     @cached_property
     def sinks(self) -> Sinks:
@@ -168,7 +184,7 @@ class Duel:
             raise UserError(f"{problem}, not {contexts}; ask for fewer.")
         return found
 
-    def mask(self, method: str, share: float, tokens: float) -> GroupMask | None:
+    def mask(self, method: str, share: float, texts: Sequence[Text]) -> GroupMask | None:
         """The recorded one with the most full groups that fits."""
         options = self.options
         made = {"method": method, "window": options.window, "sink": "static", "seed": options.seed}
@@ -176,23 +192,21 @@ class Duel:
             r for r in read_rows(options.masks) if "options" not in r and made.items() <= r.items()
         ]
         masks = [GroupMask.from_rows(row["z"], options.window) for row in rows]
-        fit = [mask for mask in masks if held(1 - mask.ratio, options.window, tokens) <= share]
+        fit = [mask for mask in masks if held(1 - mask.ratio, options.window, texts) <= share]
         return max(fit, key=lambda mask: mask.num_full, default=None)
 
     def sides(self, texts: Sequence[Text]) -> list[Side]:
         """The dense model, hybrids, presses."""
-        options, found, tokens = self.options, [Side(DENSE)], mean_tokens(texts)
-        for name, folder in self.folders.items():
-            config = read_config(folder)
-            num_groups = config.num_hidden_layers * config.num_key_value_heads
-            full = sum(config.bosch["num_full"]) / num_groups
-            share = held(full, config.bosch["window"], tokens)
+        options, found = self.options, [Side(DENSE)]
+        for name in self.folders:
+            num_full, window = self.groups(Side(name), texts)
+            share = held(num_full / self.num_groups, window, texts)
             found.append(Side(name, round(share, 3)))
         for share in options.shares:
-            fit = [name for name in options.methods if self.mask(name, share, tokens) is not None]
+            fit = [name for name in options.methods if self.mask(name, share, texts) is not None]
             found += [Side(name, share) for name in fit]
             if not fit:
-                least, about = held(0, options.window, tokens), f"{tokens:,.0f} tokens"
+                least, about = held(0, options.window, texts), f"{mean_tokens(texts):,.0f} tokens"
                 problem = f"{about}: no mask of {options.masks} fits in a share of {share:g}"
                 say_once(f"{problem}; windows of {options.window} alone hold {least:.3f}")
         shares = sorted({side.share for side in found[1:]}, reverse=True)
@@ -201,14 +215,61 @@ class Duel:
             found += [Side(name, share, known) for share in shares for name in names]
         return found
 
+    def groups(self, side: Side, texts: Sequence[Text]) -> tuple[int, int]:
+        """How many are full on a side without a press, and the window of the others."""
+        if side.name in self.folders:
+            bosch = read_config(self.folders[side.name]).bosch
+            return sum(bosch["num_full"]), bosch["window"]
+        mask = None if side.name == DENSE else self.mask(side.name, side.share, texts)
+        return (self.num_groups, 1) if mask is None else (mask.num_full, mask.window_tokens)
+
+    def sizes(self, num_full: int, window: int, text: Text) -> Row:
+        """A row's bytes, without the model: caches are given as many tokens as in `answer`."""
+        full, windowed = (entries_of(text, each) for each in (None, window))
+        row: Row = {}
+        for name, of_full, of_windowed in zip(SIZES, full, windowed, strict=True):
+            entries = num_full * of_full + (self.num_groups - num_full) * of_windowed
+            row[name] = round(entries * self.entry_bytes)
+        return row
+
+    @cached_property
+    def entry_bytes(self) -> int:
+        return 2 * head_size(self.config) * torch.float32.itemsize  # 2: keys and values
+
+    def dense_bytes(self, text: Text) -> float:
+        """Of transformers' own cache of the dense model, at the end of the prompt."""
+        return self.num_groups * mean_tokens([text]) * self.entry_bytes
+
+    def count_again(self, length: int, texts: Sequence[Text], sides: Sequence[Side]) -> None:
+        """Write rows that were made when entries in use were counted with what is allocated. They
+        may have another share. Where a side had other groups on the window, its bytes in use tell.
+        """
+        done, known = self.done(length), SIDE_KEYS | {"length", "text", "task"}
+        older = [r for r in self.rows(length) if r["known"] is None and "scores" in r]
+        for side in sides:
+            of_side = [row for row in older if row["side"] == side.name]
+            missing = [text for text in texts if (text["name"], side) not in done]
+            if side.known is not None or not of_side or not missing:
+                continue
+            num_full, window = self.groups(side, texts)
+            for text in missing:
+                sizes = self.sizes(num_full, window, text)
+                for row in of_side:
+                    if (row["text"], row["kv_bytes"]) == (text["name"], sizes["kv_bytes"]):
+                        more = {name: value for name, value in row.items() if name not in known}
+                        self.write(length, text, side, more | sizes)
+                        break
+
     def run(self, length: int, texts: Sequence[Text]) -> None:
         """All that is missing."""
-        done, jobs, tokens = self.done(length), list[Any](), mean_tokens(texts)
-        for side in (sides := self.sides(texts)):
+        sides, jobs = self.sides(texts), list[Any]()
+        self.count_again(length, texts, sides)
+        done = self.done(length)
+        for side in sides:
             missing = [text for text in texts if (text["name"], side) not in done]
             if side.known is None and missing:
                 say(f"{length:,} tokens: {side.name}, {side.share:g}: {len(missing)} texts")
-                model, mask = self.bench.judged, self.mask(side.name, side.share, tokens)
+                model, mask = self.bench.judged, self.mask(side.name, side.share, texts)
                 if side.name in self.folders:
                     model = load_model(self.folders[side.name], torch.float32, str(self.device))
                 elif side.name != DENSE and mask is not None:
@@ -229,9 +290,13 @@ class Duel:
                 more = row if "shipped" in job else judge(self.bench, text, **row)
                 self.write(length, text, side, more)
 
+    def rows(self, length: int) -> list[Row]:
+        return [row for row in read_rows(self.options.rows) if row["length"] == length]
+
     def done(self, length: int) -> dict[tuple[str, Side], Row]:
-        """By text; `speed` for presses as shipped."""
-        rows = [row for row in read_rows(self.options.rows) if row["length"] == length]
+        """By text; `speed` for presses as shipped. Without rows that `count_again` replaces."""
+        rows = self.rows(length)
+        rows = [r for r in rows if r["known"] is not None or "allocated_bytes" in r]
         sides = [Side(row["side"], row["share"], row["known"]) for row in rows]
         names = [row["text"] if "scores" in row else "speed" for row in rows]
         return dict(zip(zip(names, sides, strict=True), rows, strict=True))
@@ -258,11 +323,13 @@ class Duel:
         row: Row = {"prefill": round(len(text["ids"]) / (now(self.device) - begin))}
         row["peak_bytes"] = (memory.read() or 0) - before
         ends = end_tokens(model.generation_config.eos_token_id, self.bench.tokenizer)
-        seconds, steps, sizes, answers = 0.0, 0, [], []
+        sizes: dict[str, list[int]] = {name: [] for name in SIZES}
+        seconds, steps, answers = 0.0, 0, []
         for question in text["questions"]:
             cache, right = copy_cache(whole, len(text["ids"])), question["answer_ids"]
             tokens = [forward(cache, question["ids"] + question["prefix"])]
-            sizes.append(kv_bytes(cache))
+            for name, size in zip(SIZES, (kv_bytes(cache), allocated_bytes(cache)), strict=True):
+                sizes[name].append(size)
             begin = now(self.device)
             while tokens != right and len(tokens) < len(right) + self.options.more:
                 if tokens[-1] in ends:
@@ -272,7 +339,7 @@ class Duel:
             seconds += now(self.device) - begin
             answers.append(tokens)
         row["decode"] = round(steps / max(seconds, 1e-9), 1)
-        return judge(self.bench, text, answers, sizes) | row
+        return judge(self.bench, text, answers, **sizes) | row
 
     def ask_kvpress(self, jobs: list[Any]) -> Iterator[tuple[Any, Any]]:
         """Each job, a text with more, with what kvpress found."""
@@ -302,7 +369,7 @@ class Duel:
             say(f"{length:,} tokens: no text has answers of all sides yet")
             return
         timed = {side.name: row for (name, side), row in done.items() if name == "speed"}
-        dense_bytes = sum(done[name, sides[0]]["kv_bytes"] for name in common)
+        dense_bytes = sum(self.dense_bytes(text) for text in texts if text["name"] in common)
         verdicts: dict[Side, dict[str, list[str]]] = {}
         for side in sides:
             rows = [done[name, side] for name in common]
@@ -313,7 +380,10 @@ class Duel:
             name = f"{side.name}, {length:,} tokens, share {side.share:g}"
             row |= asdict(side) | {"name": name, "side": side.name}
             row |= {"value": 100 * mean(score for each in rows for score in each["scores"])}
-            row |= {"held": sum(each["kv_bytes"] for each in rows) / dense_bytes, "unit": "% right"}
+            # Presses' rows may be older: their cache has no spare room.
+            names = ["allocated_bytes" if "allocated_bytes" in r else "kv_bytes" for r in rows]
+            used = sum(each[name] for each, name in zip(rows, names, strict=True))
+            row |= {"held": used / dense_bytes, "unit": "% right"}
             row["peak_bytes"] /= 1e6
             if side != ours:
                 points, low, high = difference([done[name, ours] for name in common], rows)
@@ -334,16 +404,41 @@ def mean_tokens(texts: Sequence[Text]) -> float:
     return mean(sum(map(len, each)) for each in parts)
 
 
-def held(full: float, window: int, tokens: float) -> float:
-    """Share of the dense KV bytes that a hybrid holds, by its share of full groups."""
-    return full + (1 - full) * (window - 1) / tokens
+def held(full: float, window: int, texts: Sequence[Text]) -> float:
+    """Share of the dense KV bytes that a hybrid allocates, by its share of full groups."""
+    of_full, of_windowed = (
+        mean(entries_of(text, each)[1] for text in texts) for each in (None, window)
+    )
+    return (full * of_full + (1 - full) * of_windowed) / mean_tokens(texts)
 
 
-def judge(bench: Bench, text: Text, tokens: Sequence[list[int]], kv_bytes: list[int]) -> Row:
+def entries_of(text: Text, window: int | None) -> tuple[float, float]:
+    """Of one group of our cache at the end of a prompt: in use, and allocated. Means over the
+    questions. None: a full group."""
+    whole, found = DynamicCache(), list[tuple[int, int]]()
+    whole.layers = [GrowingLayer() if window is None else RollingLayer(window)]
+    read_blanks(whole, len(text["ids"]))
+    for question in text["questions"]:
+        cache = copy_cache(whole, len(text["ids"]))
+        read_blanks(cache, len(question["ids"] + question["prefix"]))
+        # A key and a value of a byte each.
+        found.append((kv_bytes(cache) // 2, allocated_bytes(cache) // 2))
+    in_use, allocated = map(mean, zip(*found, strict=True))
+    return in_use, allocated
+
+
+def read_blanks(cache: Cache, num_tokens: int) -> None:
+    blank = torch.zeros(1, 1, num_tokens, 1, dtype=torch.int8)
+    cache.update(blank, blank, 0)
+
+
+def judge(bench: Bench, text: Text, tokens: Sequence[list[int]], **sizes: list[int]) -> Row:
+    """`sizes`: bytes at each question."""
     answers = [bench.tokenizer.decode(ids, skip_special_tokens=True) for ids in tokens]
     pairs = zip(answers, text["questions"], strict=True)
     scores = [string_match_all(answer, [question["answer"]]) for answer, question in pairs]
-    return {"scores": scores, "answers": answers, "kv_bytes": round(mean(kv_bytes))}
+    means = {name: round(mean(found)) for name, found in sizes.items()}
+    return {"scores": scores, "answers": answers} | means
 
 
 def difference(ours: Sequence[Row], theirs: Sequence[Row]) -> tuple[float, float, float]:

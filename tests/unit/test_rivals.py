@@ -28,6 +28,14 @@ def folder(tmp_path: Path, shared_data: Path) -> Path:
     return tmp_path
 
 
+def duel_of(folder: Path) -> rivals.Duel:
+    options = rivals.Options(
+        folder, masks=folder / "masks.jsonl", presses=(), lengths=(LENGTH,), contexts=(2,),
+        tasks=("niah_single_1",), window=WINDOW, device="cpu",
+    )  # fmt: skip
+    return rivals.Duel(options)
+
+
 def run(folder: Path, *more: str) -> list[dict[str, Any]]:
     arguments = f"--folder {folder} --rows {folder}/rows.jsonl --masks {folder}/masks.jsonl"
     arguments += f" --methods bosch --shares .4 .01 --lengths {LENGTH} --contexts 2"
@@ -41,15 +49,39 @@ def test_a_hybrid_holds_what_fits_and_rows_are_not_made_again(
 ) -> None:
     dense, hybrid = run(folder, "--presses")
     assert "no mask of" in capsys.readouterr().out  # in .01 of the bytes
-    assert (dense["side"], dense["held"], hybrid["side"]) == ("dense", 1, "bosch")
+    assert (dense["side"], hybrid["side"]) == ("dense", "bosch")
     rows = [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
     assert len(rows) == 4
-    tokens = [row["kv_bytes"] / (8 * 8 * 2 * 16 * 4) for row in rows[:2]]
+    tokens = sum(row["kv_bytes"] / (8 * 8 * 2 * 16 * 4) for row in rows[:2])
+    # A full group has room for an eighth more than the text, which is read before the question.
     # Two of eight groups are full, the others hold the last W - 1 tokens.
-    assert hybrid["held"] == pytest.approx(1 / 4 + 3 / 4 * (WINDOW - 1) / (sum(tokens) / 2))
+    ids = [len(text["ids"]) for text in duel_of(folder).texts(LENGTH, 2)]
+    full = sum(count + count // 8 for count in ids) / tokens
+    assert dense["held"] == pytest.approx(full)
+    assert hybrid["held"] == pytest.approx(full / 4 + 3 / 4 * (WINDOW - 1) / (tokens / 2))
     before = (folder / "rows.jsonl").read_text()
     assert run(folder, "--presses") == [dense, hybrid]
     assert (folder / "rows.jsonl").read_text() == before
+
+
+def test_only_bytes_are_counted_again_in_rows_of_entries_in_use(folder: Path) -> None:
+    table = run(folder, "--presses")
+    path = folder / "rows.jsonl"
+    measured = [json.loads(line) for line in path.read_text().splitlines()]
+    older = [dict(row, answers=["of then"]) for row in measured]
+    for row in older:
+        del row["allocated_bytes"]
+    older[2]["share"] = 0.37  # a hybrid's, when its share was that of entries in use
+    older[3]["kv_bytes"] += 512  # of another mask
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in older))
+    found = [row["held"] for row in run(folder, "--presses")]
+    assert found == [row["held"] for row in table]
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert rows[:4] == older
+    kept = [dict(row, answers=["of then"]) for row in measured[:3]]
+    assert rows[4:7] == kept
+    timed = dict.fromkeys(("prefill", "decode", "peak_bytes"))
+    assert [dict(row, **timed) for row in rows[7:]] == [dict(measured[3], **timed)]
 
 
 def test_kvpress_answers_in_a_batch_as_it_is_shipped(folder: Path) -> None:
@@ -86,11 +118,7 @@ def test_a_difference_counts_texts() -> None:
 
 
 def test_a_prompt_asks_for_one_needle_of_its_text(folder: Path) -> None:
-    options = rivals.Options(
-        folder, masks=folder / "masks.jsonl", presses=(), lengths=(LENGTH,), contexts=(2,),
-        tasks=("niah_single_1",), window=WINDOW, device="cpu",
-    )  # fmt: skip
-    duel = rivals.Duel(options)
+    duel = duel_of(folder)
     for text in duel.texts(LENGTH, 2):
         for question in text["questions"]:
             whole = duel.bench.tokenizer.decode(text["ids"] + question["ids"] + question["prefix"])
