@@ -5,6 +5,7 @@ Figure 5 varies the ratio at one window (0: full attention), figure 6 the window
 missing, with the memory in use. `--preset paper` is the paper's study (8B, up to 1M tokens, one
 large GPU); `--preset mini` takes seconds on a CPU. Peak memory is that of a step (a chunk or a
 decoded token), on a CPU of the whole process; p90 is the 90th percentile over the steps of a point.
+KV bytes are those that the cache has allocated after the last token.
 """
 
 import gc
@@ -23,18 +24,20 @@ from transformers import Cache, DynamicCache, PreTrainedModel
 
 from benchmarks import _measure
 from benchmarks._measure import DeviceOptions, PeakMemory, Row, now, random_ids, set_hybrid, short
-from bosch.hybrid.cache import CACHE, kv_bytes
+from bosch.hybrid.cache import CACHE, allocated_bytes
 from bosch.run.errors import is_out_of_memory
 from bosch.run.progress import say, track
 from bosch.training.rehearsal import as_hybrid
 
 K = 1024
 LAYER_SECONDS = 0.83e-3  # computed for a GPU: what Python takes to launch a layer of one token
-FIGURES = ("prefill_tokens_per_second", "decode_tokens_per_second", "p90_peak_bytes", "kv_bytes")
+SPEEDS = ("prefill_tokens_per_second", "decode_tokens_per_second")
+FIGURES = (*SPEEDS, "p90_peak_bytes", "allocated_bytes")
 COLUMNS = {"tokens": "tokens:,", "ratio": "ratio", "window": "window", "sink": "sink"}
 COLUMNS |= {"prefill tokens/s": "prefill_tokens_per_second:,.0f"}
 COLUMNS |= {"decode tokens/s": "decode_tokens_per_second:,.1f"}
-COLUMNS |= {"p90 peak bytes": "p90_peak_bytes:,.0f", "KV bytes": "kv_bytes:,", "missing": "missing"}
+COLUMNS |= {"p90 peak bytes": "p90_peak_bytes:,.0f", "KV allocated": "allocated_bytes:,"}
+COLUMNS |= {"missing": "missing"}
 
 
 @dataclass(frozen=True)
@@ -135,13 +138,12 @@ def measure_prompt(model: PreTrainedModel, ids_BT: Tensor, options: Options) -> 
     prompt, answer = ids_BT.split(options.chunk, dim=1), ids_BT[:, : options.tokens].split(1, dim=1)
     try:
         prefill = list(run_steps(model, prompt, cache))
-        cache_bytes = kv_bytes(cache)
         decode = list(run_steps(model, answer, cache))
         peaks = [float(peak) for _, peak in prefill + decode if peak is not None]
         reading = ids_BT.shape[1] / sum(seconds for seconds, _ in prefill)
         writing = 1 / median(seconds for seconds, _ in decode)
         p90 = float(np.quantile(peaks, 0.9)) if peaks else None
-        return dict(zip(FIGURES, (reading, writing, p90, cache_bytes), strict=True))
+        return dict(zip(FIGURES, (reading, writing, p90, allocated_bytes(cache)), strict=True))
     except Exception as error:
         if not (isinstance(error, torch.OutOfMemoryError) or is_out_of_memory(error)):
             raise

@@ -76,7 +76,7 @@ def generate(model: Any, tokenizer: Any, ids: Any, options: Options) -> None:
     import torch
     from transformers import TextStreamer
 
-    from bosch.hybrid.cache import CACHE, kv_bytes
+    from bosch.hybrid.cache import CACHE, allocated_bytes, kv_bytes
     from bosch.hybrid.conversion import head_size
 
     torch.manual_seed(options.seed)
@@ -121,11 +121,12 @@ def generate(model: Any, tokenizer: Any, ids: Any, options: Options) -> None:
     print(f"answer: {1 + len(others):,} tokens{speed}")
 
     cache, config = result[CACHE], model.config
-    held, used = int(cache.get_seq_length()), kv_bytes(cache)
+    held, used = int(cache.get_seq_length()), allocated_bytes(cache)
     entries = config.num_hidden_layers * config.num_key_value_heads * held
     dense = entries * 2 * head_size(config) * model.dtype.itemsize  # 2: keys and values
     share = f", {used / dense:.3f} of the {describe_bytes(dense)} with full attention everywhere"
-    print(f"KV cache: {used:,} bytes at {held:,} tokens{share if used < dense else ''}")
+    sizes = f"{used:,} bytes allocated, {kv_bytes(cache):,} in use"
+    print(f"KV cache at {held:,} tokens: {sizes}{share if used < dense else ''}")
 
 
 def print_text(text: str, stream_end: bool = False) -> None:

@@ -58,7 +58,7 @@ class Mask(MaskFile):
         return self.mask.ratio
 
     def kv_bytes(self, tokens: int, bytes_per_value: int = 2) -> int:
-        """Of the hybrid's KV cache for one text."""
+        """Of the entries in use in the hybrid's KV cache for one text."""
         return self.mask.kv_bytes(tokens, self.model.head_dim, bytes_per_value)
 
     def save(self, path: str | Path) -> None:

@@ -91,7 +91,9 @@ def run_show(command: Show) -> None:
     for tokens in command.context:
         hybrid, dense = (count(tokens, head_dim) for count in (mask.kv_bytes, mask.dense_kv_bytes))
         sizes = f"{describe_bytes(hybrid)} of {describe_bytes(dense)} ({hybrid / dense:.1%})"
-        console.print(f"KV cache at {tokens:>7} tokens: {sizes}")
+        allocated = describe_bytes(mask.allocated_bytes(tokens, head_dim))
+        more = f"in use; our cache allocates up to {allocated}"
+        console.print(f"KV cache at {tokens:>7} tokens: {sizes} {more}")
     if command.png is not None:
         command.png.parent.mkdir(parents=True, exist_ok=True)
         draw_mask(record, command.png)

@@ -1,5 +1,6 @@
 """The ratio that fits a memory budget: `4GiB@128k` is at most 4 GiB of KV cache for one text of
-131,072 tokens, in bf16."""
+131,072 tokens, in bf16. Entries in use count: an engine with blocks, as vLLM, allocates up to a
+block more for each group, our own dynamic cache about an eighth more."""
 
 import re
 from collections.abc import Sequence
@@ -37,7 +38,7 @@ def with_kv_budget(
         rows = [[0] * width] * windowed + [[1] * width] * (count - windowed)
         mask = replace(GroupMask.from_rows(rows, config.window), sink=config.sink)
         needed = mask.kv_bytes(tokens, model.head_dim)
-        size = f"{needed / unit_bytes:.3g} {unit} at {tokens:,} tokens"
+        size = f"{needed / unit_bytes:.3g} {unit} in use at {tokens:,} tokens"
         if needed <= float(number) * unit_bytes:
             dense = "" if windowed else ", of the dense model"
             ratio = windowed / count

@@ -182,7 +182,9 @@ def test_show_prints_map_and_numbers(tmp_path: Path, capsys: pytest.CaptureFixtu
     shown = capsys.readouterr().out
     assert "org/small (0123456789ab): bosch, ratio 0.625 (5/8), window 16" in shown
     # 3 full groups x 1024 + 5 windowed x 15 = 3147 entries of 64 bytes; dense: 8 x 1024 of them
-    assert "1024 tokens: 201 kB of 524 kB (38.4%)" in shown
+    assert "1024 tokens: 201 kB of 524 kB (38.4%) in use" in shown
+    # 3 x (1024 + 128) + 5 x (15 + 16) = 3611 entries
+    assert "allocates up to 231 kB" in shown
     assert (tmp_path / "mask.png").stat().st_size > 1000
 
 
