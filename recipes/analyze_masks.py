@@ -3,8 +3,9 @@
     python recipes/analyze_masks.py runs/*/mask/mask.json --out analysis
 
 Prints a table for each analysis, beside the figures of random masks. All numbers are in
-analysis.json; distances.png shows the distances. `--replacement 3` also writes the masks of the
-paper's table 5: `recover.py --method from_file --mask.options
+analysis.json; distances.png shows the distances. Where the masks are those of evaluated runs, it
+also says whether masks that are close score alike before training. `--replacement 3` writes the
+masks of the paper's table 5: `recover.py --method from_file --mask.options
 path=FILE --ratio R` scores one.
 """
 
@@ -19,8 +20,9 @@ from typing import Annotated, Any
 
 from bosch.command_line import parse
 from bosch.config import POSITIONAL
+from bosch.eval.report.runs import RunResults, is_run, read_run
 from bosch.masks import analysis
-from bosch.masks.analysis import NamedMask, compare
+from bosch.masks.analysis import NamedMask, ScoredMask, compare
 from bosch.masks.picture import draw_distances
 from bosch.run.checkout import provenance
 from bosch.run.errors import UserError, run_main
@@ -49,6 +51,7 @@ def main(arguments: Sequence[str]) -> None:
         "masks": [{"name": m.full_name, "model": m.model, "file": str(m.path)} for m in masks],
         "pairs": compare_pairs(masks, options.out),
         "turnover": measure_turnover(steps),
+        "correlation": correlate_scores(masks),
     }
     if options.replacement:
         results["replacement"] = write_table_5(steps, options)
@@ -103,6 +106,36 @@ def measure_turnover(steps: Sequence[tuple[str, NamedMask, NamedMask]]) -> Rows:
     else:
         say("no method has masks at two ratios: no turnover")
     return rows
+
+
+def correlate_scores(masks: Sequence[NamedMask]) -> Rows:
+    """Of each suite, for the masks of a model and ratio whose runs were evaluated at step 0."""
+    rows: Rows = []
+    for (model, ratio), group in analysis.comparable(masks).items():
+        scored: dict[str, list[ScoredMask]] = {}
+        for mask in group:
+            for suite, score in averages_before_training(run := run_of(mask)).items():
+                one = ScoredMask(run.method if run else "", mask.mask, score)
+                scored.setdefault(suite, []).append(one)
+        for suite, members in scored.items():
+            if len({one.method for one in members}) > 2:  # two methods are one pair
+                which = {"model": model, "ratio": ratio, "suite": suite}
+                rows.append(which | analysis.correlate_scores(members))
+    columns = {name: name for name in ("model", "ratio", "suite", "methods", "pairs")}
+    columns |= {name: f"{name}:.2f" for name in ("spearman", "low", "high")}
+    if rows:
+        show_rows("Correlation of distance and difference in score", rows, columns)
+    return rows
+
+
+def run_of(mask: NamedMask) -> RunResults | None:
+    folder = mask.path.parent.parent
+    return read_run(folder) if mask.path.parent.name == "mask" and is_run(folder) else None
+
+
+def averages_before_training(run: RunResults | None) -> dict[str, float]:
+    rows = run.rows if run else ()
+    return {r["suite"]: r["value"] for r in rows if (r["step"], r["task"]) == (0, "average")}
 
 
 def write_table_5(steps: Sequence[tuple[str, NamedMask, NamedMask]], options: Options) -> Rows:

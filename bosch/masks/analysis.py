@@ -1,11 +1,12 @@
 """What masks have in common, compared with random masks of the same ratios: distances, turnover,
-and the masks of the paper's replacement test.
+whether masks that are close score alike, and the masks of the paper's replacement test.
 
 A mask is treated as the set of its windowed groups (A in the paper): the Jaccard distance of
 figures 2, 7 and 8 and the turnover of table 3 compare two such sets. The null model is exact: the
 number of groups that random masks share follows a hypergeometric distribution.
 """
 
+import itertools
 import math
 import random
 from collections.abc import Iterable, Sequence
@@ -14,11 +15,16 @@ from math import comb
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from bosch.masks.mask import GroupMask, MaskFile, Unit, read_mask, write_mask
 from bosch.run.errors import MissingFileError, UserError
 from bosch.run.progress import say
 
 MASK = "mask.json"
+NUM_DRAWS = 2_000  # of methods, for an interval
+LEVEL = 0.95
 
 
 @dataclass(frozen=True)
@@ -162,6 +168,57 @@ def turnover(smaller: GroupMask, larger: GroupMask) -> dict[str, float | None]:
     raw, chance = ((total - both[name]) / total for name in ("shared", "expected_shared"))
     normalized, expected = (share / most if most else None for share in (raw, chance))
     return {"raw": raw, "normalized": normalized, "chance": chance, "normalized_chance": expected}
+
+
+@dataclass(frozen=True)
+class ScoredMask:
+    """A mask, the method that chose it, and what the model scores with it."""
+
+    method: str
+    mask: GroupMask
+    score: float
+
+
+def correlate_scores(scored: Sequence[ScoredMask]) -> dict[str, float | None]:
+    """Do masks that are close score alike (section 4.2 of the paper)? Spearman's correlation, over
+    pairs of masks of one model and ratio, of their distance and the difference of their scores.
+
+    The paper compares methods, so two masks of one method are no pair. Pairs have masks in common
+    and are not independent: the interval is over methods, drawn anew with replacement. None: too
+    few pairs, or all of them have the same distance or the same difference."""
+    methods = sorted({one.method for one in scored})
+    pairs = [
+        (methods.index(a.method), methods.index(b.method), a, b)
+        for a, b in itertools.combinations(scored, 2)
+        if a.method != b.method
+    ]
+    first, second = (np.array([pair[side] for pair in pairs], int) for side in (0, 1))
+    distances = np.array([compare(a.mask, b.mask)["distance"] for *_, a, b in pairs])
+    differences = np.array([abs(a.score - b.score) for *_, a, b in pairs])
+    found = _spearman(distances, differences)
+    generator, drawn = np.random.default_rng(0), []
+    for _ in range(NUM_DRAWS if found is not None else 0):
+        counts = generator.multinomial(len(methods), np.full(len(methods), 1 / len(methods)))
+        times = counts[first] * counts[second]
+        drawn.append(_spearman(distances.repeat(times), differences.repeat(times)))
+    known = [one for one in drawn if one is not None]
+    low, high = None, None
+    if known and len(known) >= LEVEL * NUM_DRAWS:
+        low, high = map(float, np.quantile(known, [(1 - LEVEL) / 2, (1 + LEVEL) / 2]))
+    sizes: dict[str, float | None] = {"methods": len(methods), "pairs": len(pairs)}
+    return sizes | {"spearman": found, "low": low, "high": high}
+
+
+def _spearman(first: NDArray[np.float64], second: NDArray[np.float64]) -> float | None:
+    """None where one of them does not vary."""
+    ranks = []
+    for values in (first, second):
+        _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
+        if len(counts) < 2:
+            return None
+        # Equal values share the mean of their ranks.
+        ranks.append((np.cumsum(counts) - (counts - 1) / 2)[places])
+    return float(np.corrcoef(*ranks)[0, 1])
 
 
 def write_replacements(

@@ -17,7 +17,9 @@ import bosch
 from bosch.hybrid.sink_files import write_sinks
 from bosch.hybrid.sinks import Sinks
 from bosch.masks.analysis import (
+    ScoredMask,
     compare,
+    correlate_scores,
     find_chains,
     overlap_chances,
     read_masks,
@@ -31,6 +33,7 @@ from bosch.recipes.analyze_masks import main
 from bosch.run.errors import UserError
 from tests.convex_toy import inputs_without_model
 from tests.masks import MODEL
+from tests.run_folders import FakeRun
 
 
 def mask_of(*rows: str, unit: str = "group") -> GroupMask:
@@ -99,6 +102,42 @@ def test_groups_of_the_smaller_ratio_are_swapped_in() -> None:
     assert replace_groups(smaller, larger, 0) == swapped[0]
 
 
+def test_distance_and_score_correlate_by_rank() -> None:
+    masks = {"a": mask_of("0111"), "b": mask_of("0011"), "c": mask_of("1100")}
+    # Distances of ab, ac, bc: 1/2, 1, 1. Differences of the scores: 1, 5, 4. Ranks 1, 2.5, 2.5 and
+    # 1, 3, 2 have the correlation 1.5 / sqrt(1.5 * 2).
+    scored = [ScoredMask(n, masks[n], score) for n, score in zip("abc", (10, 11, 15), strict=True)]
+    found = correlate_scores(scored)
+    assert found["spearman"] == pytest.approx(1.5 / (1.5 * 2) ** 0.5)
+    assert (found["methods"], found["pairs"]) == (3, 3)
+    # Another seed of a method is another pair with the others, none with itself.
+    again = correlate_scores([*scored, ScoredMask("a", mask_of("1011"), 10)])
+    assert (again["methods"], again["pairs"]) == (3, 5)
+    alike = correlate_scores([replace(one, score=7.0) for one in scored])
+    assert (alike["spearman"], alike["low"], alike["high"]) == (None, None, None)
+    assert correlate_scores([])["spearman"] is None
+
+
+def test_the_interval_of_a_correlation_is_over_methods() -> None:
+    """Scores that follow the masks are told from scores that do not; copies of a method's masks do
+    not make the interval smaller, as they would if pairs were drawn."""
+    chosen = [random_mask(4, 8, 16, seed=n) for n in range(9)]
+    target = random_mask(4, 8, 16, seed="target")
+    close = [-compare(mask, target)["distance"] for mask in chosen]
+    chance = random.Random(0).sample(close, len(close))
+    sides = []
+    for scores in (close, chance):
+        members = [
+            ScoredMask(str(n), m, s) for n, (m, s) in enumerate(zip(chosen, scores, strict=True))
+        ]
+        once, many = correlate_scores(members), correlate_scores(members * 3)
+        assert once["spearman"] == pytest.approx(many["spearman"])
+        assert (once["low"], once["high"]) == pytest.approx((many["low"], many["high"]))
+        sides.append(once)
+    assert (sides[0]["spearman"] or 0) > (sides[1]["spearman"] or 0)
+    assert (sides[1]["low"] or 0) < 0 < (sides[1]["high"] or 0)
+
+
 def write(runs: Path, method: str, ratio: float, seed: int | None = 0, draw: int = 0) -> Path:
     """The mask of a run, drawn at random; `draw` stands for whatever made it."""
     mask = random_mask(4, 4, num_windowed(ratio, 4, 4), f"{method} {draw}")
@@ -147,6 +186,24 @@ def test_every_analysis_leaves_numbers_and_pictures(tmp_path: Path) -> None:
     analyze(runs, tmp_path / "again")
     for path in out.iterdir():
         assert (tmp_path / "again" / path.name).read_bytes() == path.read_bytes()
+
+
+def test_masks_and_scores_of_runs_are_correlated(tmp_path: Path) -> None:
+    def run(method: str, right: float, seed: int = 0) -> Path:
+        return FakeRun(method, seed=seed, steps=(0,), skill=lambda step, task: right).write(
+            tmp_path
+        )
+
+    runs = [run("bosch", 0.9), run("fisher", 0.6, seed=1), run("razor", 0.3)]
+    rows = analyze(runs, tmp_path / "out")["correlation"]
+    assert {row["suite"] for row in rows} == {"niah", "longbench"}
+    assert all((row["ratio"], row["methods"], row["pairs"]) == (0.75, 3, 3) for row in rows)
+    # A mask without its run has no scores.
+    alone = [run / "mask" / "mask.json" for run in runs]
+    assert analyze(alone, tmp_path / "same")["correlation"] == rows
+    (moved := tmp_path / "alone").mkdir()
+    files = [path.rename(moved / f"{n}.json") for n, path in enumerate(alone)]
+    assert analyze(files, tmp_path / "none")["correlation"] == []
 
 
 def test_the_masks_of_table_5_are_written(tmp_path: Path) -> None:
