@@ -181,3 +181,14 @@ def test_a_shape_is_that_of_a_known_model_or_of_a_folder(tmp_path: Path) -> None
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(UserError, match=f"{tmp_path}.*config.json"):
         _measure.read_shape(str(tmp_path))
+
+
+@pytest.mark.slow
+def test_the_claims_quoted_in_the_docs_are_those_of_the_frozen_rows(tmp_path: Path) -> None:
+    rows = run(tmp_path, "claims", "--folder", str(tmp_path))
+    kept = Path(__file__).parents[2] / "docs" / "results" / "claims.csv"
+    assert (tmp_path / "claims.csv").read_text() == kept.read_text()
+    # benchmarks/frozen/study.md has this one too.
+    found = [r for r in rows if (r["what"], r["suite"]) == ("with keep_best minus fisher", "niah")]
+    assert [round(row["value"], 1) for row in found] == [-2.4, -0.1, 0.0, -13.1]
+    assert {"two-layer-truth.png", "kappa.png"} <= {path.name for path in tmp_path.iterdir()}
