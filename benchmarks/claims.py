@@ -215,12 +215,12 @@ def gained(tokens: Any, values: Any, dense: Any) -> Any:
 
 def about_masks(study: Study) -> Iterator[Row]:
     for name, ours in OURS.items():
-        for pair in itertools.pairwise(RATIOS):
-            chains = zip(*(study.masks(ours, ratio) for ratio in pair), strict=True)
+        for small, large in itertools.pairwise(RATIOS):
+            chains = zip(study.masks(ours, small), study.masks(ours, large), strict=True)
             shares = [100 * (analysis.turnover(*two)["normalized"] or 0.0) for two in chains]
             each = ", ".join(f"{share:.1f}" for share in shares)
             what = f"{name}, % of the possible turnover ({each})"
-            yield make_row("nesting", None, "{:g} to {:g}".format(*pair), what, fmean(shares))
+            yield make_row("nesting", None, f"{small:g} to {large:g}", what, fmean(shares))
         for ratio, other in itertools.product(RATIOS, STATIC):
             far = fmean(study.distance(ours, other, ratio))
             yield make_row("distances", None, ratio, f"{name} from {other}", far)
@@ -231,7 +231,9 @@ def about_masks(study: Study) -> Iterator[Row]:
         for place, pair in enumerate(sorted(pairs, key=pairs.__getitem__), 1):
             what = f"{pair[0]} and {pair[1]}, number {place} of {len(pairs)}"
             yield make_row("tight pairs", None, ratio, what, pairs[pair])
-    sets = {f"six static methods, {name}": (*STATIC, ours) for name, ours in OURS.items()}
+    sets: dict[str, tuple[str, ...]] = {
+        f"six static methods, {name}": (*STATIC, ours) for name, ours in OURS.items()
+    }
     sets["all methods of groups"] = (*STATIC, *OURS.values(), *OF_GROUPS)
     for ratio, (suite, score) in itertools.product(RATIOS, study.averages.items()):
         for words, methods in sets.items():

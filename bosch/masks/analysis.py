@@ -218,7 +218,8 @@ def _spearman(first: NDArray[np.float64], second: NDArray[np.float64]) -> float 
             return None
         # Equal values share the mean of their ranks.
         ranks.append((np.cumsum(counts) - (counts - 1) / 2)[places])
-    return float(np.corrcoef(*ranks)[0, 1])
+    table: NDArray[np.float64] = np.asarray(np.corrcoef(ranks))
+    return float(table[0, 1])
 
 
 def write_replacements(
