@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 traits = MethodTraits(searches=True)
 check = check_guides
 
+LEAST_PATIENCE = 8  # masks, before a search is taken to gain nothing more
 LOWEST = -20.0  # log-probability: below it, worse answers are not told apart
 
 
@@ -39,10 +40,13 @@ class Settings(GuidedSettings):
     # End with the first mask that answers as well as the dense model. On easy settings that is the
     # one that the probes choose.
     until_dense: bool = True
+    # End when so large a share of stage 3's masks, in a row, has gained next to nothing (a tenth of
+    # a question of 48); 1: try all.
+    patience: float = 1 / 3
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        above_0(self, "", "probed", most=1)
+        above_0(self, "", "probed", "patience", most=1)
         above_0(self, "", "effort")
 
 
@@ -62,7 +66,15 @@ def select(inputs: Inputs) -> Selection:
                 worth = probe_groups(search, settings.probed)
                 guides = rank_groups(search, [worth, *rankings_of(inputs)])
             enough = search.anchors.dense.value if settings.until_dense else math.inf
-            search.solve("stage 3", groups, search.num_windowed, swaps, guides, enough=enough)
+            search.solve(
+                "stage 3",
+                groups,
+                search.num_windowed,
+                swaps,
+                guides,
+                enough=enough,
+                patience=max(LEAST_PATIENCE, round(settings.patience * swaps)),
+            )
         return finish(search)
 
 

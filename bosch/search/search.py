@@ -99,13 +99,15 @@ class Search:
         guides: Sequence[Table] = (),
         exact_values: bool = False,
         enough: float = math.inf,
+        patience: int | None = None,
     ) -> Trials:
         """Put the best `quota` of the variables on the window, as far as the evaluations allow, and
         update the current mask. Other groups stay as they are.
 
         A guide is a table of how global each group is. Optimizers that keep the quota start from
         the masks that the guides choose; the first guide also decides how masks are repaired. A
-        mask with the value `enough` ends it."""
+        mask with the value `enough` ends it, and so do `patience` masks in a row that gain next to
+        nothing."""
         planned = count_solving(len(variables), quota, max_evaluations)
         enumerated = planned == math.comb(len(variables), quota)
         method = "exhaustive" if enumerated else self.settings.optimizer
@@ -136,6 +138,7 @@ class Search:
                 anchors=self.anchors,
                 settings=self.settings,
                 enough=enough,
+                patience=patience,
                 exact_values=exact_values,
                 questions=self.objective.questions,
                 known=known,

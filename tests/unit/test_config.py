@@ -134,7 +134,7 @@ def test_run_folder_is_named_after_what_tells_runs_apart() -> None:
         # The sink, unless it is what `auto` means.
         "--method bosch_paper --sink static": "runs/tiny-qwen3-bosch_paper-r0.75",
         "--method bosch_paper --sink=none": "runs/tiny-qwen3-bosch_paper-r0.75-none",
-        "--preset paper --model tiny-qwen3": "runs/tiny-qwen3-bosch-r0.75-none",
+        "--preset paper --model tiny-qwen3": "runs/tiny-qwen3-bosch_paper-r0.75-none",
     }.items():
         assert parse(*arguments.split()).run_path == Path(folder)
 

@@ -125,6 +125,25 @@ def test_a_small_space_is_searched_to_its_optimum(name: str, seed: int) -> None:
     assert solution.value.value == best_of(judge.score, 6, 3)
 
 
+def test_a_search_ends_when_its_masks_gain_next_to_nothing() -> None:
+    """Counted by hand: of masks that all have the same value only the first pays."""
+    level = Judge(lambda bits: 0.5)
+    solution = optimize("guided", problem_of(level, evaluations=30, patience=4))
+    assert len(level.tried) == 1 + 4
+    assert "the last 4 masks have not raised the value by 0.002" in solution.notes[0]
+    assert solution.ended_by is None  # no limit of the user's cut it short
+
+    without = Judge(lambda bits: 0.5)
+    optimize("guided", problem_of(without, evaluations=30))
+    assert len(without.tried) == 30
+    # Masks that rise by a 64th now and then pay for those between.
+    rising = Judge(entangled(8))
+    solution = optimize("guided", problem_of(rising, evaluations=30, patience=4))
+    values = [rising.score(bits) for bits in rising.tried]
+    assert solution.value is not None
+    assert values.index(solution.value.value) == len(values) - 1 - 4
+
+
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_search_that_is_ended_keeps_its_best_mask(name: str) -> None:
     whole, cut = Judge(entangled(8)), Judge(entangled(8), ends_after=12)

@@ -16,6 +16,7 @@ from bosch.search.settings import SearchSettings
 
 PACKAGE = "bosch.search.optimizers"
 SMALLEST_STEP = 1e-4  # between two values, which are rounded to it
+LEAST_GAIN = 0.002  # what pays for further evaluations: a tenth of one question of 48
 # These may leave the quota, and the paper starts them from the dense model.
 WITH_PENALTY = ("nomad", "one_plus_one")
 
@@ -38,6 +39,9 @@ class Problem:
     starts: tuple[Assignment, ...] = ()
     prior: Sequence[float] = ()  # how global each variable is thought to be
     enough: float = math.inf  # a mask of the quota with this value ends the search
+    # So many masks in a row that together do not raise the best value by LEAST_GAIN end it. None:
+    # all evaluations are used.
+    patience: int | None = None
     exact_values: bool = False  # for statistics: no evaluation is stopped early
     known: Mapping[Assignment, Value] = field(default_factory=dict)  # from before
     questions: Sequence[int] = ()  # on each haystack
@@ -83,6 +87,9 @@ class Trials:
     notes: list[str] = field(default_factory=list)  # lines to print
     reproducible: bool = True  # False: a clock or a failed process affected the result
     ended_by: str | None = None  # the limit that cut it short: --max-evaluations or --max-hours
+    # The best value when it last rose by LEAST_GAIN, and how many masks have been tried since.
+    paid: float = -math.inf
+    num_since: int = 0
 
     @property
     def left(self) -> int:
@@ -112,7 +119,20 @@ class Trials:
         if new and self.best_value >= self.problem.enough:
             self.notes.append("a mask answers as well as the dense model: the search ends with it")
             raise EvaluationsSpentError
+        if new and not self._still_pays(len(new)):
+            self.notes.append(
+                f"the last {self.num_since} masks have not raised the value by {LEAST_GAIN:g}: "
+                f"the search ends after {len(self.table)} of {self.problem.max_evaluations}"
+            )
+            raise EvaluationsSpentError
         return [self.table[assignment] for assignment in assignments if assignment in self.table]
+
+    def _still_pays(self, num_new: int) -> bool:
+        self.num_since += num_new
+        if self.best_value >= self.paid + LEAST_GAIN:
+            self.paid, self.num_since = self.best_value, 0
+        patience = self.problem.patience
+        return patience is None or self.num_since < patience
 
     def add(self, assignment: Assignment, value: Value, threshold: float | None = None) -> None:
         self.table[assignment] = value
