@@ -49,8 +49,9 @@ from bosch.search.scorer import Accelerations, Scorer
 
 DENSE = "dense"
 METHODS = (
-    *("single_group", "bosch", "fisher", "retrieval_head", "razor", "dcam", "interleave"),
-    *("random_groups", "bosch_layer", "l1_gates", "consa"),
+    *("single_group", "bosch", "fisher", "retrieval_head", "razor", "dcam", "apl", "proxy", "qada"),
+    *("interleave", "begin_middle_end", "random_layers", "random_groups", "bosch_layer"),
+    *("bosch_single", "bosch_multi", "l1_gates", "consa"),
 )
 JUDGING_SEED = 1_000  # added to that of the calibration set
 LONG = 4_096

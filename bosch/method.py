@@ -7,7 +7,7 @@ file of bosch/methods with
     select(inputs) -> Selection    for any other way to a mask that meets the ratio
     check(settings)                optional: refuse settings that would fail later
     count_passes(settings, num_layers, num_groups)
-                                   optional: how often it reads the calibration set, at most
+                                   optional: about how often it reads the calibration set
     own_sink(settings, window)     optional: the sink that --sink auto means, where the method
                                    brings its constants too (Selection.sinks)
 

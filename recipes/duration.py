@@ -71,7 +71,7 @@ def stage_seconds(config: Config, schedule: TrainSchedule | None) -> dict[str, f
 
 
 def search_passes(config: Config) -> float:
-    """How often the whole model reads the calibration set while the groups are chosen, at most."""
+    """About how often the whole model reads the calibration set while the groups are chosen."""
     method, shape = load_method(config.method), read_shape(config.model)
     settings = default_settings(config.method, config.mask)
     if hasattr(method, "count_passes"):
