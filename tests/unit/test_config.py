@@ -91,9 +91,9 @@ def test_the_command_of_the_evaluation_has_it_too() -> None:
     shared = shared_fields(settings.JudgingConfig, presets.tiny().eval)
     usual = {"model": "tiny-qwen3", "judging": settings.JudgingConfig(**shared)}
     for words, niah, longbench in (
-        ("", 16, 12),  # the preset's
+        ("", 10, 8),  # the preset's
         ("--samples 5", 5, 5),
-        ("--samples 5 --niah-samples 10", 10, 5),
+        ("--samples 5 --niah-samples 12", 12, 5),
     ):
         options = parse_options(evaluate_model.Options, words.split(), usual)
         found = options.judging.niah_samples, options.judging.longbench_rows

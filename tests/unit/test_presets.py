@@ -203,11 +203,11 @@ def test_brief_is_small_with_a_ranking_and_less_of_everything() -> None:
 def test_hours_choose_the_tokens(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     seconds = 300.0  # for the fewest tokens
     monkeypatch.setattr(rehearsal, "training_seconds", lambda plan, schedule: seconds)
-    # Steps of 2 x 1,024 tokens: 147 hold 300,000, and 14,648 fit into 30,000,000.
+    # Steps of 2 x 512 tokens: 293 hold 300,000, and 29,296 fit into 30,000,000.
     for hours, tokens, words in (
-        (1.0, 1_058 * 2_048, "--hours 1: 2,166,784 tokens"),  # 147 x .6 of 3,600 s / 300 s
-        (0.01, 147 * 2_048, "the fewest that teach anything; they need about 0.1 hours"),
-        (100.0, 14_648 * 2_048, "--hours 100: 29,999,104 tokens, the most that --hours chooses"),
+        (1.0, 2_109 * 1_024, "--hours 1: 2,159,616 tokens"),  # 293 x .6 of 3,600 s / 300 s
+        (0.01, 293 * 1_024, "the fewest that teach anything; they need about 0.1 hours"),
+        (100.0, 29_296 * 1_024, "--hours 100: 29,999,104 tokens, the most that --hours chooses"),
     ):
         config, (line,) = with_hours(tiny(), hours, tmp_path / "run.json")
         assert config.data.tokens == tokens
@@ -257,7 +257,7 @@ def test_all_ranks_train_on_the_tokens_that_rank_0_chose(tmp_path: Path) -> None
     ranks = [start(choose_tokens, one, tmp_path) for one in launch_environment(2)]
     for process in ranks:
         process.join(PATIENCE)
-    assert [(tmp_path / f"rank-{rank}").read_text() for rank in (0, 1)] == ["2166784 1"] * 2
+    assert [(tmp_path / f"rank-{rank}").read_text() for rank in (0, 1)] == ["2159616 1"] * 2
 
 
 def test_a_small_model_without_preset_gets_settings_that_fit_it(tmp_path: Path) -> None:
@@ -267,11 +267,11 @@ def test_a_small_model_without_preset_gets_settings_that_fit_it(tmp_path: Path) 
     config, [line] = choose(None, short)
     assert config.data.source == ("toy",)
     assert config.calibration.essays == config.eval.longbench_data == "toy"
-    assert (config.window, config.calibration.length, config.data.sequence_length) == (32, 512, 512)
+    assert (config.window, config.calibration.length, config.data.sequence_length) == (32, 512, 256)
     assert config.calibration.questions_per_context < 4
     assert config.eval.niah_lengths == (512,)
     assert config.data.tokens == tiny().data.tokens
-    assert config.train.batch_sequences * 512 == tiny().train.batch_sequences * 1_024
+    assert config.train.batch_sequences * 256 == tiny().train.batch_sequences * 512
     assert "eval.niah_lengths: [512, 1024] -> [512]; " in line
     check_lengths(config)
     presets.check_needles(config)
@@ -282,7 +282,7 @@ def test_a_small_model_without_preset_gets_settings_that_fit_it(tmp_path: Path) 
 def test_long_windows_and_training_for_days_without_a_gpu_get_warnings() -> None:
     config = replace(tiny(), window=1_500)  # of texts of 512 and 1,024
     (warning,) = warnings(config)
-    assert "data.sequence_length 1,024, eval.niah_lengths 1,024" in warning
+    assert "data.sequence_length 512, eval.niah_lengths 1,024" in warning
     assert warnings(replace(config, ratio=0.0)) == warnings(tiny()) == []
     if not torch.cuda.is_available():
         (warning,) = warnings(paper())
