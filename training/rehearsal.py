@@ -341,7 +341,7 @@ def training_seconds(plan: Plan, schedule: TrainSchedule) -> float:
     for one, part in models:
         flops += training_flops(one, count_active_weights(build_on_meta(one)), sequences) * part
     device = choose_device(os.environ)
-    in_fp32 = device == CPU or plan.settings.precision == "fp32"
+    in_fp32 = plan.settings.precision == "fp32"
     speed = matmul_speed(torch.float32 if in_fp32 else torch.bfloat16)
     num_devices = 1 if device.type == "cpu" else plan.num_gpus  # ranks on a CPU share its cores
     return flops / (SPEED_SHARE * num_devices * speed)
