@@ -52,7 +52,7 @@ from bosch.hybrid.conversion import head_size, hybrid_config, plain_config
 from bosch.masks.mask import describe_bytes, spread_mask
 from bosch.model import find_model
 from bosch.run.errors import UserError
-from bosch.run.progress import describe_seconds, say
+from bosch.run.progress import say
 from bosch.training import model_start, parallel
 from bosch.training.checkpoint import TrainState, describe_state
 from bosch.training.loop import add_gradients, split
@@ -304,8 +304,8 @@ def choose_fitting(
 
 
 def estimate(config: Config, plan: Plan, schedule: TrainSchedule | None) -> list[str]:
-    """Lines about a run. schedule: None if nothing is trained. Predictions, curves and reports are
-    too small to count."""
+    """Lines on what a run downloads and writes. schedule: None if nothing is trained. Predictions,
+    curves and reports are too small to count."""
     dtype = plan.model.dtype or torch.float32  # before a model is built, which changes it
     weights = num_weights(plan.model)
     model_bytes = weights * (getattr(torch, dtype) if isinstance(dtype, str) else dtype).itemsize
@@ -322,10 +322,6 @@ def estimate(config: Config, plan: Plan, schedule: TrainSchedule | None) -> list
         if config.train.stored_shares:
             size = lesson_type(config.train.stored_shares, vocabulary).itemsize
             disk["lessons"] = packed.count(config) * size
-        lines.append(
-            f"training: about {describe_seconds(training_seconds(plan, schedule))}, at half the "
-            "speed of this machine's matrix products; search and evaluations come on top"
-        )
     parts = ", ".join(f"{name} {describe_bytes(count)}" for name, count in disk.items())
     return [*lines, f"disk: about {describe_bytes(sum(disk.values()))} ({parts})"]
 
