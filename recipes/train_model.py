@@ -168,18 +168,26 @@ def check_settings(settings: TrainConfig, packed: bool, model: str, sink: str = 
 def fit_memory(config: Config, world_size: int, is_named: bool) -> Config:
     """With the largest micro-batch up to the config's that fits these GPUs, and the fastest way to
     save memory that does. A micro-batch that the user named is refused if it does not fit, and so
-    is a model that fits with none. Where all machines have the same GPUs, each rank comes to the
-    same settings by itself."""
+    is a model that fits with none. Rank 0 decides, by the least memory of all ranks' GPUs: ranks
+    with settings of their own, on slightly unequal machines, would wait for each other forever."""
+    from bosch.run.group import Group, joined
     from bosch.training.parallel import choose_device, choose_kernels
     from bosch.training.rehearsal import choose_fitting, gpu_memory_gb
 
-    memory_gb = gpu_memory_gb()
-    if memory_gb is None:
-        return config
-    kernels, _ = choose_kernels(config.train.kernels, choose_device(os.environ))
-    say("rehearsing a training step, which takes a minute or a few")
-    plan = make_plan(config, world_size, kernels)
-    return replace(config, train=choose_fitting(plan, memory_gb, is_named))
+    with joined():
+        ranks = Group.current()
+        found = ranks.gather(ranks.all_succeed(gpu_memory_gb))
+        memory_gb = min(filter(None, found), default=None)
+        if memory_gb is None:
+            return config
+
+        def choose() -> TrainConfig:
+            kernels, _ = choose_kernels(config.train.kernels, choose_device(os.environ))
+            say("rehearsing a training step, which takes a minute or a few")
+            plan = make_plan(config, world_size, kernels)
+            return choose_fitting(plan, memory_gb, is_named)
+
+        return replace(config, train=ranks.from_rank_0(choose))
 
 
 def make_plan(config: Config, num_gpus: int, kernels: str = "torch") -> Any:

@@ -4,14 +4,17 @@ chains of stages, and ranks that die, are in tests/faults."""
 import functools
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from bosch.methods import single_group
+from bosch.recipes import presets, train_model
 from bosch.run.errors import UserError
 from bosch.run.group import Group, joined
 from bosch.run.ranks import RANKS, RankGoneError, Ranks
+from bosch.training import rehearsal
 from tests.attention_matrices import inputs_of
 from tests.fork_server import PATIENCE, launch_environment, start
 from tests.search_cases import answered_calibration, small_model
@@ -93,6 +96,38 @@ def scores_of_groups(folder: Path) -> str:
 def test_ranks_share_the_texts_of_single_group(tmp_path: Path) -> None:
     shared = launch(functools.partial(scores_of_groups, tmp_path / "shared"), tmp_path)
     assert shared == [scores_of_groups(tmp_path / "alone")] * 2
+
+
+def fit_to(memory_gb: tuple[float, float]) -> str:
+    """What a rank trains with at once, where each machine has GPUs of its own size: pretended, as
+    is the rehearsal, in which each sequence takes 20 GB."""
+    smoke = presets.smoke()
+    train = replace(smoke.train, batch_sequences=8, micro_batch_sequences=4)
+
+    def made_up(plan: rehearsal.Plan) -> rehearsal.Rehearsal:
+        return rehearsal.Rehearsal({"loss": 20 * 10**9 * plan.micro_batch})
+
+    rehearsal.choose_fitting = functools.partial(rehearsal.choose_fitting, rehearse=made_up)  # type: ignore[assignment]
+    rehearsal.gpu_memory_gb = lambda: memory_gb[int(os.environ["RANK"])]
+    try:
+        fitted = train_model.fit_memory(replace(smoke, train=train), 2, is_named=False)
+    except UserError as error:
+        return str(error)
+    return str(fitted.train.micro_batch_sequences)
+
+
+@pytest.mark.parametrize("memory_gb", [(90.0, 85.0), (85.0, 90.0)])
+def test_ranks_train_with_what_fits_the_smallest_gpu_of_all(
+    memory_gb: tuple[float, float], tmp_path: Path
+) -> None:
+    """4 sequences would take 80 GB, and 6 are left free."""
+    assert launch(functools.partial(fit_to, memory_gb), tmp_path) == ["2", "2"]
+
+
+def test_what_fits_no_machine_is_refused_on_all_ranks(tmp_path: Path) -> None:
+    first, second = launch(functools.partial(fit_to, (90.0, 20.0)), tmp_path)
+    assert "it has 20. No smaller number of sequences fits" in first
+    assert second == first
 
 
 def test_rank_waits_for_its_own_rank_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
