@@ -1,6 +1,8 @@
-"""How a user's mistake, a user's Ctrl-C, and a reader that leaves end a command."""
+"""How a user's mistake, a user's Ctrl-C, and a reader that leaves end a command; and what every
+command sets before it imports torch."""
 
 import errno
+import os
 import signal
 import subprocess
 import sys
@@ -61,3 +63,23 @@ def test_a_users_error_ends_in_a_sentence(capsys: pytest.CaptureFixture[str]) ->
             exit_on_user_error(lambda error=error: fail(error), debug=True)
     with pytest.raises(ValueError, match="a bug"):
         exit_on_user_error(lambda: fail(ValueError("a bug")), debug=False)
+
+
+@pytest.mark.parametrize("imports_torch_first", [False, True])
+@pytest.mark.parametrize("chosen", [None, "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
+def test_gpu_memory_grows_in_segments_unless_the_user_says_otherwise(
+    chosen: str | None, imports_torch_first: bool
+) -> None:
+    """As torch itself has read it, in a command and in a process that it starts."""
+    ask = "import torch; print(torch._C._accelerator_getAllocatorSettings())"
+    program = f"import subprocess, sys\n{'import torch' if imports_torch_first else ''}\n"
+    program += "from bosch.run.errors import run_main\n"
+    program += f"ask = {ask!r}\n"
+    program += "run_main(lambda _: (exec(ask), subprocess.run([sys.executable, '-c', ask])))"
+    environment = {name: text for name, text in os.environ.items() if "ALLOC_CONF" not in name}
+    own = "max_split_size_mb:64"
+    environment |= {"PYTHONUNBUFFERED": "1"} | ({chosen: own} if chosen else {})
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [own if chosen else "expandable_segments:True"] * 2
