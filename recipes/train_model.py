@@ -169,22 +169,24 @@ def fit_memory(config: Config, world_size: int, is_named: bool) -> Config:
     """With the largest micro-batch up to the config's that fits these GPUs, and the fastest way to
     save memory that does. A micro-batch that the user named is refused if it does not fit, and so
     is a model that fits with none. Rank 0 decides, by the least memory of all ranks' GPUs: ranks
-    with settings of their own, on slightly unequal machines, would wait for each other forever."""
+    with settings of their own, on slightly unequal machines, would wait for each other forever. So
+    is what the machine with the least host memory cannot park."""
     from bosch.run.group import Group, joined
+    from bosch.run.memory import available_host_bytes, least
     from bosch.training.parallel import choose_device, choose_kernels
-    from bosch.training.rehearsal import choose_fitting, gpu_memory_gb
+    from bosch.training.rehearsal import choose_fitting, gpu_memory_gb, with_room_to_park
 
     with joined():
         ranks = Group.current()
-        found = ranks.gather(ranks.all_succeed(gpu_memory_gb))
-        memory_gb = min(filter(None, found), default=None)
+        memory_gb = least(ranks.gather(ranks.all_succeed(gpu_memory_gb)))
+        host_bytes = least(ranks.gather(available_host_bytes()))
         if memory_gb is None:
             return config
 
         def choose() -> TrainConfig:
             kernels, _ = choose_kernels(config.train.kernels, choose_device(os.environ))
+            plan = with_room_to_park(make_plan(config, world_size, kernels), host_bytes)
             say("rehearsing a training step, which takes a minute or a few")
-            plan = make_plan(config, world_size, kernels)
             return choose_fitting(plan, memory_gb, is_named)
 
         return replace(config, train=ranks.from_rank_0(choose))
@@ -207,7 +209,7 @@ def make_plan(config: Config, num_gpus: int, kernels: str = "torch") -> Any:
 
 def rehearse(config: Config, num_gpus: int) -> None:
     """Print the memory that a training step would take (training/rehearsal.py)."""
-    from bosch.training.rehearsal import COLUMNS, KERNELS, gpu_memory_gb
+    from bosch.training.rehearsal import COLUMNS, KERNELS, describe_parked, gpu_memory_gb
     from bosch.training.rehearsal import rehearse as run
 
     memory_gb = gpu_memory_gb() or 80.0
@@ -216,6 +218,7 @@ def rehearse(config: Config, num_gpus: int) -> None:
     rows = [run(plan).row(plan, memory_gb) for plan in plans]
     title = f"{config.model}, {config.data.sequence_length:,} tokens, on GPUs of {memory_gb:.0f} GB"
     show_rows(title, rows, COLUMNS)
+    say(describe_parked(plans[0]))
 
 
 def settings_of(config: Config) -> Settings:

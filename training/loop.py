@@ -41,7 +41,8 @@ from bosch.training.guards import Guards, Interruption
 from bosch.training.loss import Lesson, StoredLesson, model_loss, token_losses
 from bosch.training.metrics import MetricsLog, StepTimer
 from bosch.training.model_start import gradient_norm
-from bosch.training.parallel import decide, describe, parked, start_world
+from bosch.training.parallel import decide, describe, start_world
+from bosch.training.parking import check_parking, parked, sizes_to_park
 from bosch.training.schedule import learning_rate, make_schedule
 from bosch.training.teacher import Lessons, Teacher, start_teacher
 
@@ -266,6 +267,10 @@ class Run:
             settings.keep_checkpoints,
             {"micro_batch_sequences": schedule.micro_batch_sequences, "kernels": settings.kernels},
         )
+        self.pins = False  # whether what is parked is pinned
+        if job.on_checkpoint is not None and schedule.evaluated_steps:
+            sizes = sizes_to_park(self.device_tensors(), optimizer)
+            self.pins = check_parking(sizes, self.ranks)
         self.ending: tuple[int, int] | None = None  # first and last step of an early ending
 
     @property
@@ -356,7 +361,7 @@ class Run:
         if self.job.on_checkpoint is None:
             return
         # The evaluation has a whole model on every rank, beside this training's share.
-        with parked(self.device_tensors()):
+        with parked(self.device_tensors(), self.pins):
             tokens = self.schedule.tokens_at(step)
             answer = self.job.on_checkpoint(step, tokens, self.folder_of(step))
             free_memory()

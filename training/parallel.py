@@ -10,8 +10,7 @@ import atexit
 import datetime
 import gc
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
@@ -265,24 +264,6 @@ def allow_graphs(number: int) -> None:
     limits: Any = torch._dynamo.config
     for name in ("recompile_limit", "accumulated_recompile_limit"):
         setattr(limits, name, max(getattr(limits, name), number))
-
-
-@contextmanager
-def parked(tensors: Iterable[Tensor]) -> Iterator[None]:
-    """Inside, this rank's part of the tensors waits in host memory, and its own memory is free for
-    others. It comes back at the same place of the same tensors, as fully_shard needs."""
-    locals_ = (t.to_local() if isinstance(t, DTensor) else t for t in tensors)
-    storages = {storage.data_ptr(): storage for storage in map(Tensor.untyped_storage, locals_)}
-    kept = []
-    for storage in storages.values():
-        kept.append((storage, torch.UntypedStorage(storage.nbytes()).copy_(storage)))
-        storage.resize_(0)
-    try:
-        yield
-    finally:
-        for storage, host in kept:
-            storage.resize_(host.nbytes())
-            storage.copy_(host)
 
 
 def whole(tensor: Tensor) -> Tensor:

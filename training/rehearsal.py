@@ -7,7 +7,7 @@ varlen_attn, whose memory is that of every flash kernel, and each row is one doc
 Python code runs with its kernels left out. Experts take the same memory however tokens are routed.
 Blocks are not compiled, and fp8 is rehearsed as bf16, which it keeps for the backward. Where each
 node has the whole state, one node is rehearsed. An evaluation's memory is computed: it has a whole
-model on every GPU, while the training's share waits in host memory (parallel.py, `parked`).
+model on every GPU, while the training's share waits in host memory (parking.py).
 
 Not included: CUDA itself, NCCL, fragmentation, and a block that is gathered while another one is
 still in use; MARGIN_GB is for these. Nor, with offloading, one block's fp32 weights on their way.
@@ -52,6 +52,7 @@ from bosch.hybrid.conversion import head_size, hybrid_config, plain_config
 from bosch.masks.mask import describe_bytes, spread_mask
 from bosch.model import find_model
 from bosch.run.errors import UserError
+from bosch.run.memory import available_host_bytes
 from bosch.run.progress import say
 from bosch.training import model_start, parallel
 from bosch.training.checkpoint import TrainState, describe_state
@@ -59,6 +60,7 @@ from bosch.training.loop import add_gradients, split
 from bosch.training.metrics import count_active_weights, training_flops
 from bosch.training.model_start import build_on_meta, gradient_norm
 from bosch.training.parallel import choices, choose_device, decide, node_size, whole
+from bosch.training.parking import MOMENTS, STEP_BYTES, check_room
 from bosch.training.schedule import TrainSchedule, choose_micro_batch
 from bosch.training.teacher import Teacher, build_dense, lesson_type
 
@@ -222,6 +224,37 @@ def evaluation_bytes(plan: Plan) -> int:
     return 2 * (num_weights(model) + plan.seq_len * cache + activations)
 
 
+def parked_bytes(plan: Plan) -> int:
+    """In the host memory of each machine, while a checkpoint is evaluated (training/parking.py)."""
+    settings = decide(plan.settings, CUDA)
+    if settings.cpu_offload:
+        return 0  # it is in host memory all the time
+    model = build_on_meta(plan.model)
+    model_start.choose_trained(model, settings.trained, settings.lora_rank)
+    weights, trained = model.parameters(), model_start.trained_parameters(model)
+    total = sum(p.nbytes for p in weights) + sum(MOMENTS * p.nbytes + STEP_BYTES for p in trained)
+    if settings.asks_teacher:
+        teacher = build_dense(plan.teacher or plan.model, settings)
+        total += sum(p.nbytes for p in teacher.parameters())
+    here = node_size(plan.num_gpus)
+    return total if settings.shard_within_node else total * here // plan.num_gpus
+
+
+def with_room_to_park(plan: Plan, available: float | None) -> Plan:
+    """The plan, for machines of so much available host memory. Where it is left open whether each
+    machine has the whole state, that must fit; a plan that does not fit at all is refused."""
+    if available is None:
+        return plan
+    whole, shared = (
+        replace(plan, settings=replace(plan.settings, shard_within_node=within))
+        for within in (True, False)
+    )
+    if plan.settings.shard_within_node is None and parked_bytes(whole) > available:
+        plan = shared
+    check_room(parked_bytes(plan), available, node_size(plan.num_gpus))
+    return plan
+
+
 def num_weights(model: PretrainedConfig) -> int:
     return sum(weight.numel() for weight in build_on_meta(model).parameters())
 
@@ -304,8 +337,8 @@ def choose_fitting(
 
 
 def estimate(config: Config, plan: Plan, schedule: TrainSchedule | None) -> list[str]:
-    """Lines on what a run downloads and writes. schedule: None if nothing is trained. Predictions,
-    curves and reports are too small to count."""
+    """Lines on what a run downloads and writes, and parks on GPUs. schedule: None if nothing is
+    trained. Predictions, curves and reports are too small to count."""
     dtype = plan.model.dtype or torch.float32  # before a model is built, which changes it
     weights = num_weights(plan.model)
     model_bytes = weights * (getattr(torch, dtype) if isinstance(dtype, str) else dtype).itemsize
@@ -323,7 +356,16 @@ def estimate(config: Config, plan: Plan, schedule: TrainSchedule | None) -> list
             size = lesson_type(config.train.stored_shares, vocabulary).itemsize
             disk["lessons"] = packed.count(config) * size
     parts = ", ".join(f"{name} {describe_bytes(count)}" for name, count in disk.items())
-    return [*lines, f"disk: about {describe_bytes(sum(disk.values()))} ({parts})"]
+    lines.append(f"disk: about {describe_bytes(sum(disk.values()))} ({parts})")
+    if schedule is not None and gpu_memory_gb() is not None:
+        available = describe_bytes(available_host_bytes() or 0)
+        lines.append(f"{describe_parked(plan)}; {available} are available here")
+    return lines
+
+
+def describe_parked(plan: Plan) -> str:
+    taken, here = describe_bytes(parked_bytes(plan)), node_size(plan.num_gpus)
+    return f"host memory while a checkpoint is evaluated: {taken} for {here} GPUs of a machine"
 
 
 def training_seconds(plan: Plan, schedule: TrainSchedule) -> float:

@@ -14,7 +14,7 @@ from bosch.recipes import presets, train_model
 from bosch.run.errors import UserError
 from bosch.run.group import Group, joined
 from bosch.run.ranks import RANKS, RankGoneError, Ranks
-from bosch.training import rehearsal
+from bosch.training import parking, rehearsal
 from tests.attention_matrices import inputs_of
 from tests.fork_server import PATIENCE, launch_environment, start
 from tests.search_cases import answered_calibration, small_model
@@ -153,3 +153,21 @@ def test_rank_waits_for_its_own_rank_0(tmp_path: Path, monkeypatch: pytest.Monke
     member(tmp_path, 0, 16).leave(failed=True)
     with pytest.raises(RankGoneError, match="Rank 0 ended before rank 8 joined"):
         member(tmp_path, 8, 16)
+
+
+def park_too_much() -> str:
+    """Two ranks of one machine, with a byte too little for both together."""
+    parking.available_host_bytes = lambda: 1199
+    with joined():
+        try:
+            parking.check_parking([100, 500], Group.current())
+        except UserError as error:
+            return str(error)
+    return "fits"
+
+
+def test_what_all_ranks_of_a_machine_park_is_counted_together(tmp_path: Path) -> None:
+    first, second = launch(park_too_much, tmp_path)
+    assert "1.2 kB of " in first
+    assert " for its 2 GPUs" in first
+    assert second == first
