@@ -40,7 +40,7 @@ def measure(options: Options) -> Iterator[Row]:
     plain, wrong = list[float](), []
     with tempfile.TemporaryDirectory() as folder:
         *_, hybrid = train.save_models(options, Path(folder), device).values()
-        for name, value in [("", None), *sorted(switches(), key=lambda each: each[1] == "fp8")]:
+        for name, value in [("", None), *sorted(switches(), key=is_fp8)]:
             changes = ({"compile": False} | {name: value}) if name else {}
             title = f"{name.replace('_', ' ')} {value}" if name else "as usual"
             row: Row = {"name": f"{options.model}, {title}", "switch": title, "skipped": None}
@@ -71,6 +71,11 @@ def measure(options: Options) -> Iterator[Row]:
                 wrong.append(f"{title}: torch.compile made no graph")
     if wrong:
         raise ArithmeticError("; ".join(wrong))
+
+
+def is_fp8(switch: tuple[str, Any]) -> bool:
+    """These come last: an illegal access in such a kernel ends the process."""
+    return str(switch[1]).startswith("fp8")
 
 
 def switches() -> Iterator[tuple[str, Any]]:

@@ -141,8 +141,9 @@ class TrainConfig:
     betas: tuple[float, float] = (0.9, 0.95)  # AdamW's betas
     weight_decay: float = 0.1  # AdamW's weight decay, on matrices only
     clip_norm: float = 1.0  # the gradient is clipped to this norm
-    # Number format of the computation; fp8: bf16, but products of linear layers, by torchao.
-    precision: Literal["bf16", "fp32", "fp8"] = "bf16"
+    # Number format of the computation; fp8: bf16, but products of linear layers, by torchao, with a
+    # scale for each tensor; fp8-rowwise: for each of its rows.
+    precision: Literal["bf16", "fp32", "fp8", "fp8-rowwise"] = "bf16"
     attention: str = "auto"  # attention backend: auto, or a file of bosch/backends
     # liger: fused ones, on a GPU, for the loss and blocks that are not compiled.
     kernels: Literal["auto", "liger", "torch"] = "auto"
@@ -187,6 +188,10 @@ class TrainConfig:
     def asks_teacher(self) -> bool:
         """Whether a training has the teacher in memory."""
         return self.objective == "distill" and self.stored_shares is None
+
+    @property
+    def in_fp8(self) -> bool:
+        return self.precision.startswith("fp8")
 
     def __post_init__(self) -> None:
         names = ("batch_sequences", "micro_batch_sequences", "max_steps", "checkpoint_steps")

@@ -144,8 +144,8 @@ def check_settings(settings: TrainConfig, packed: bool, model: str, sink: str = 
     device, default = choose_device(os.environ), TrainConfig()
     dtype = torch.float32 if settings.precision == "fp32" else torch.bfloat16
     choose_kernels(settings.kernels, device)
-    if settings.precision == "fp8":
-        check_fp8(settings.trained, device)
+    if settings.in_fp8:
+        check_fp8(settings, device)
     check_backend("train.attention", settings.attention, device, dtype, True, packed, sink=sink)
     if settings.objective != "distill":
         for name in ("distill_weight", "temperature", "stored_shares", "layer_weight", "teacher"):

@@ -77,6 +77,7 @@ WRONG_LINES = {
     f"train --model {SMALL} --out out --tokens-from nowhere": "nowhere",
     f"train --model {SMALL} --out out --tokens-from broken_tokens": "broken_tokens",
     "recover --preset smoke --train.precision fp8": "train.precision fp8",
+    "recover --preset smoke --train.precision fp8-rowwise": "train.precision fp8-rowwise",
     "train --model good --tokens-from calibration --out out": "calibration tokens.json",
     "train --model good --tokens-from tokens --out out --tokens 1M": "tokens",
     # evaluate

@@ -9,6 +9,7 @@ does not. An export adds the products to the weights, so that its folder looks l
 import math
 from collections.abc import Iterable
 from contextlib import ExitStack
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -68,9 +69,9 @@ def make_empty(
     """The model to train before its weights are read."""
     choose_trained(model, settings.trained, settings.lora_rank)
     install_kernels(model, settings.kernels, in_blocks=not settings.compile)
-    if settings.precision == "fp8":
-        check_fp8(settings.trained, device)
-        use_fp8(model)
+    if settings.in_fp8:
+        check_fp8(settings, device)
+        use_fp8(model, settings.precision)
     return allocate(model, settings, device).train()
 
 
@@ -127,21 +128,23 @@ def fill_model(
         assert not tensor.is_meta, f"{name} was never filled"
 
 
-def check_fp8(trained: str, device: torch.device) -> None:
-    reason = None
+def check_fp8(settings: TrainConfig, device: torch.device) -> None:
+    reason, precision = None, settings.precision
+    # The rowwise kernels were made for Hopper; torchao asks for it too.
+    least, name = ((9, 0), "Hopper") if precision == "fp8-rowwise" else ((8, 9), "Ada, Hopper")
     if find_spec("torchao") is None:
         reason = "torchao is not installed (pip install torchao)"
     elif device.type != "cuda":
         reason = f"it needs a GPU, and this device is a {device.type}"
-    elif torch.cuda.get_device_capability(device) < (8, 9):
-        reason = "it needs a GPU of compute capability 8.9 (Ada, Hopper) or newer"
-    elif trained == "lora":
+    elif torch.cuda.get_device_capability(device) < least:
+        reason = "it needs a GPU of compute capability {}.{} ({}) or newer".format(*least, name)
+    elif settings.trained == "lora":
         reason = "train.trained lora adds to linear layers that fp8 replaces"
     if reason is not None:
-        raise UserError(f"train.precision fp8 cannot run here: {reason}. Use bf16.")
+        raise UserError(f"train.precision {precision} cannot run here: {reason}. Use bf16.")
 
 
-def use_fp8(model: nn.Module, emulate: bool = False) -> None:
+def use_fp8(model: nn.Module, precision: str, emulate: bool = False) -> None:
     """Products of the blocks' linear layers in fp8. Parameters, and what is kept for the backward,
     stay as they are. emulate: without such products in hardware, for tests."""
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training
@@ -149,7 +152,8 @@ def use_fp8(model: nn.Module, emulate: bool = False) -> None:
     def is_replaced(module: Any, name: str) -> bool:  # the loss reads the head's weight itself
         return "lm_head" not in name and not (module.in_features % 16 or module.out_features % 16)
 
-    config = Float8LinearConfig(emulate=emulate)
+    recipe = "rowwise" if precision == "fp8-rowwise" else "tensorwise"
+    config = replace(Float8LinearConfig.from_recipe_name(recipe), emulate=emulate)
     convert_to_float8_training(model, config=config, module_filter_fn=is_replaced)
 
 

@@ -154,7 +154,7 @@ def rehearse_here(plan: Plan) -> Rehearsal:
     if settings.compile and settings.activation_checkpointing == "matmuls":
         settings = replace(settings, activation_checkpointing=False)  # at most
     settings = replace(settings, compile=False)
-    if settings.precision == "fp8":
+    if settings.in_fp8:
         settings = replace(settings, precision="bf16")
     model = build_on_meta(plan.model)  # fake parameters on the meta device cannot leave it
     dense = build_dense(plan.teacher or plan.model, settings) if settings.asks_teacher else None

@@ -142,6 +142,8 @@ def test_every_part_takes_both_devices() -> None:
 
 def test_switches_are_those_of_the_training() -> None:
     found = list(switches.switches())
+    last = sorted(found, key=switches.is_fp8)[-2:]
+    assert last == [("precision", "fp8"), ("precision", "fp8-rowwise")]
     assert {("compile", True), ("activation_checkpointing", False), ("kernels", "torch")} <= {
         *found
     }

@@ -179,21 +179,27 @@ def test_blocks_compile(recomputes: Any, tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_fp8_is_refused_where_it_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = torch.device("cuda")
+    gpu, tensorwise = torch.device("cuda"), replace(SETTINGS, precision="fp8")
+    rowwise = replace(SETTINGS, precision="fp8-rowwise")
     has_torchao, capability = False, (8, 0)
     monkeypatch.setattr(model_start, "find_spec", lambda _: has_torchao or None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
     with pytest.raises(UserError, match=r"cannot run here: torchao is not installed .*Use bf16"):
-        check_fp8("all", gpu)
+        check_fp8(tensorwise, gpu)
     has_torchao = True
     with pytest.raises(UserError, match="this device is a cpu"):
-        check_fp8("all", CPU)
+        check_fp8(tensorwise, CPU)
     with pytest.raises(UserError, match=r"compute capability 8\.9"):
-        check_fp8("all", gpu)
+        check_fp8(tensorwise, gpu)
+    capability = (8, 9)
+    check_fp8(tensorwise, gpu)
+    with pytest.raises(UserError, match=r"precision fp8-rowwise .* capability 9\.0 \(Hopper\)"):
+        check_fp8(rowwise, gpu)
     capability = (9, 0)
-    with pytest.raises(UserError, match="lora"):
-        check_fp8("lora", gpu)
-    check_fp8("all", gpu)
+    check_fp8(rowwise, gpu)
+    for settings in (tensorwise, rowwise):
+        with pytest.raises(UserError, match="lora"):
+            check_fp8(replace(settings, trained="lora"), gpu)
 
 
 def test_fp8_trains_as_bf16_does_but_for_its_rounding(
@@ -201,24 +207,30 @@ def test_fp8_trains_as_bf16_does_but_for_its_rounding(
 ) -> None:
     """Emulated: torchao rounds to fp8 and multiplies in bf16."""
     pytest.importorskip("torchao")
-    replaced = []
+    replaced = dict[str, list[Any]]()
 
-    def emulated(model: Any) -> None:
-        use_fp8(model, emulate=True)
-        replaced.extend(n for n, m in model.named_modules() if type(m).__name__ == "Float8Linear")
+    def emulated(model: Any, precision: str) -> None:
+        use_fp8(model, precision, emulate=True)
+        modules = (m for m in model.modules() if type(m).__name__ == "Float8Linear")
+        replaced[precision] = [m.config.cast_config_weight.scaling_granularity for m in modules]
 
     monkeypatch.setattr(model_start, "use_fp8", emulated)
     monkeypatch.setattr(model_start, "check_fp8", lambda *_: None)
     folder = model_folder(tmp_path / "model")
     found = {}
-    for precision in ("bf16", "fp8"):
-        settings = replace(SETTINGS, precision=precision, activation_checkpointing="attention")
-        run(tmp_path / precision, folder, settings)
+    for precision in ("bf16", "fp8", "fp8-rowwise"):
+        settings: Any = {"precision": precision, "activation_checkpointing": "attention"}
+        run(tmp_path / precision, folder, replace(SETTINGS, **settings))
         found[precision] = Trace.of_run(tmp_path / precision, 5)
-    assert len(replaced) == 7 * 3
-    assert found["fp8"].losses != found["bf16"].losses
-    assert found["fp8"].losses == pytest.approx(found["bf16"].losses, rel=0.02)
-    assert found["fp8"].weights.keys() == found["bf16"].weights.keys()
+    assert {name: [x.value for x in kinds] for name, kinds in replaced.items()} == {
+        "fp8": ["tensorwise"] * 7 * 3,
+        "fp8-rowwise": ["axiswise"] * 7 * 3,
+    }
+    for precision in replaced:
+        assert found[precision].losses != found["bf16"].losses
+        assert found[precision].losses == pytest.approx(found["bf16"].losses, rel=0.02)
+        assert found[precision].weights.keys() == found["bf16"].weights.keys()
+    assert found["fp8"].losses != found["fp8-rowwise"].losses
 
 
 @pytest.mark.slow
