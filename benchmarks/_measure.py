@@ -161,16 +161,29 @@ def make_model(
     return model.eval()
 
 
-def set_hybrid(model: Any, ratio: float, window_tokens: int, sink: str = "none") -> None:
-    """Put this share of the groups on the window, as `spread_mask` does. Use new caches."""
-    z = spread_mask(ratio, model.config.num_hidden_layers, model.config.num_key_value_heads)
+def set_hybrid(
+    model: Any,
+    ratio: float,
+    window_tokens: int,
+    sink: str = "none",
+    num_full: Sequence[int] | None = None,
+) -> None:
+    """Put this share of the groups on the window, as `spread_mask` does, or leave so many of each
+    layer full. Use new caches."""
+    groups = model.config.num_key_value_heads
+    if num_full is None:
+        z: Sequence[Sequence[int]] = spread_mask(ratio, model.config.num_hidden_layers, groups)
+    else:
+        z = [[1] * count + [0] * (groups - count) for count in num_full]
     changes = {"window": window_tokens, "num_full": [sum(row) for row in z]}
     model.config.bosch = {**model.config.bosch, **changes, "sink": sink_as_json(sink)}
+    same = torch.Generator(model.device).manual_seed(0)  # sinks of random values, but always these
     for layer, row in zip(model.base_model.layers, z, strict=True):
-        shape = row.count(0), head_size(model.config)
+        shape = list(row).count(0), head_size(model.config)
         for name in (KEY, VALUE):
-            found = torch.randn(shape, dtype=model.dtype, device=model.device)
-            has_one = sink == "static" and row.count(0) > 0
+            how: Any = {"dtype": model.dtype, "device": model.device, "generator": same}
+            found = torch.randn(shape, **how)
+            has_one = sink == "static" and shape[0] > 0
             layer.self_attn.register_parameter(name, nn.Parameter(found) if has_one else None)
 
 

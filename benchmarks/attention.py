@@ -1,8 +1,8 @@
 """Time windowed against full causal attention in one layer, for each attention backend.
 
-By default one head of size 64 in one CPU thread. `python -m benchmarks gpu` uses the heads of a
-model's layer. Full attention (by sdpa) and the window on each backend run in turns at each length,
-once the forward pass alone and once with the backward pass. What a sink costs:
+By default one head of size 64 in one CPU thread. Full attention (by sdpa) and the window on each
+backend run in turns at each length, once the forward pass alone and once with the backward pass.
+What a sink costs:
 
     python -m benchmarks attention --window 128 --heads 9 --groups 3 --sinks none static tokens=4
 """
@@ -49,13 +49,6 @@ class Options(DeviceOptions):
     def title(self) -> str:
         heads = f"{self.heads} heads of {self.head_size}"
         return f"{heads}, window {self.window}, {self.dtype}, {self.place}"
-
-
-# One layer of Qwen3-1.7B.
-GPU_OPTIONS = Options(
-    lengths=(4096, 32_768), window=1024, heads=16, groups=8, head_size=128, dtype="bfloat16"
-)
-CPU_OPTIONS = Options(lengths=(256,), window=16, rounds=1)
 
 
 def measure(options: Options) -> Iterator[Row]:

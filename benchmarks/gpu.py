@@ -1,146 +1,306 @@
-"""Ten minutes that decide: run all parts below in their order, and write one file.
+"""The minutes on a GPU that decide something: experiments in the order of what they decide.
 
-A part is a file of tests, or a benchmark with GPU_OPTIONS and CPU_OPTIONS: one of its Options, or
-several. The file is written after each row. A part that fails is named in it, and the others run.
-The last row says what failed, and what was slower than computed. `--device cpu` rehearses all of it
-with small shapes; otherwise, without a GPU, this does nothing and is not an error.
+Each one runs in a process of its own with a limit of its own, so that what hangs or takes the GPU
+down with it costs no other. A row is printed and written as soon as it is measured. What has a row
+for this device and this code is skipped, so that a call that ended early, on this machine or
+another one, goes on. At the end: sentences on what is faster than dense, what missed its computed
+speed, and what has become slower than the last time.
+
+    <rows>/nvidia-h200.jsonl    benchmarks/results/gpu, or runs/gpu for a rehearsal on a CPU
+
+`--device cpu` rehearses all of it with small shapes. Without a GPU and without that, this does
+nothing and is not an error. `--docs` writes the tables of docs/gpu.md anew, and measures nothing.
 """
 
 import datetime
-import gc
-import itertools
+import hashlib
 import json
+import math
+import multiprocessing
 import os
+import platform
 import re
-import subprocess
-import sys
-import tempfile
+import signal
+import threading
 import time
 import traceback
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from importlib.util import find_spec
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Literal
-from xml.etree import ElementTree
+from typing import Any, Literal
 
 import torch
 
-from benchmarks._measure import BenchmarkOptions, Row, run_part
-from bosch.eval.elsewhere import usual_python, with_this_code
+from benchmarks._measure import BenchmarkOptions, Row
+from benchmarks.experiments._points import Point, free_memory
 from bosch.plugins import load_plugin
-from bosch.run.checkout import ROOT
+from bosch.run import files
+from bosch.run.checkout import ROOT, provenance
 from bosch.run.errors import UserError
 from bosch.run.progress import describe_seconds, say
 
-PACKAGE = "benchmarks"
-# Kernels and training first: if they are wrong, the rest is of no use.
-PARTS = tuple("kernels switches train latency stages serving attention".split())
-STAGES = "tests/gpu/test_stages_on_devices.py"  # evaluation, a kill and a resume
-TESTS = {  # on a GPU, and on a CPU
-    "kernels": (
-        ["tests/gpu/test_backends_gpu.py"],
-        ["tests/contracts/test_backends.py", "-k", "outputs_and_gradients"],
-    ),
-    "stages": ([STAGES], [STAGES, "-k", "evaluation or killed"]),
-}
-SLOW = 0.9  # of the computed figure
-
-
-def default_file() -> Path:
-    """benchmarks/results/nvidia-h200-2026-01-31.json"""
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-    name = re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
-    first = Path(__file__).parent / "results" / f"{name}-{datetime.date.today().isoformat()}.json"
-    # What is there is kept.
-    others = (first.with_stem(f"{first.stem}-{n}") for n in itertools.count(2))
-    return next(path for path in itertools.chain([first], others) if not path.exists())
+PACKAGE = "benchmarks.experiments"
+# In the order of what they decide: the cheap theories first, then what is to be built on them.
+EXPERIMENTS = (
+    "plans", "decoding", "graph", "prefill", "windows", "training", "kernels", "stages", "switches",
+)  # fmt: skip
+CODE = ("bosch", "training", "eval", "data", "recipes", "benchmarks", "tests/gpu")
+SLOW = 0.9  # of the computed speed, and of the last one measured
+STARTING_SECONDS = 5  # of a process: less than that is not worth starting one
+DOCS = ROOT / "docs" / "gpu.md"
+BEGIN, END = "<!-- rows of `make gpu`: begin -->", "<!-- rows of `make gpu`: end -->"
 
 
 @dataclass(frozen=True)
 class Options(BenchmarkOptions):
     device: Literal["cuda", "cpu"] = "cuda"  # cpu: a rehearsal with small shapes
-    out: Path = field(default_factory=default_file)  # JSON file for the figures
-    only: tuple[str, ...] = ()  # parts to run; empty: all
+    minutes: float = 9.0  # for all experiments together
+    rows: Path | None = None  # folder of the rows; None: benchmarks/results/gpu, on a CPU runs/gpu
+    only: tuple[str, ...] = ()  # experiments to run; empty: all
+    docs: bool = False  # write the tables of docs/gpu.md from the rows, and measure nothing
 
 
 def measure(options: Options) -> Iterator[Row]:
+    if options.docs:
+        write_docs()
+        return
     if options.device == "cpu" and torch.cuda.is_available():
         raise UserError("--device cpu: hide the GPUs; set CUDA_VISIBLE_DEVICES to nothing.")
     if options.device == "cuda" and not torch.cuda.is_available():
         say("gpu: no CUDA device, so nothing is measured or written; --device cpu rehearses it")
         raise SystemExit(0)
-    if others := set(options.only).difference(PARTS):
-        raise UserError(f"--only {min(others)}: the parts are {', '.join(PARTS)}.")
-    yield from measure_parts(options.only or PARTS, options.device)
-
-
-def measure_parts(parts: Sequence[str], device: str) -> Iterator[Row]:
-    """The rows of all parts; in place of what a part lacks, a row with `failed`; and the verdict.
-    Exit status 1 if a part failed."""
-    failed, slow = [], []
-    for name in parts:
-        begin = time.monotonic()
-        try:
-            for row in rows_of(name, device):
-                row.pop("at_least", None)  # for other shapes
-                yield {"benchmark": name, **row}
-                figure, computed = row.get(row.get("figure", "")), row.get("computed")
-                if figure is not None and computed is not None and figure < SLOW * computed:
-                    slow.append(f"{row['name']} ({figure:.3g}, computed {computed:.3g})")
-        except Exception as error:  # whatever it is, the next part may run
-            traceback.print_exc()
-            failed.append(f"{name} ({type(error).__name__})")
-            yield {"benchmark": name, "failed": traceback.format_exc(limit=-5)}
-        say(f"gpu: {name} took {describe_seconds(time.monotonic() - begin)}")
-        gc.collect()  # the failed part's tensors
-        torch.cuda.empty_cache()
-    slower = ", ".join(slow) or ("nothing" if device == "cuda" else "not asked on a CPU")
-    verdict = f"failed: {', '.join(failed) or 'nothing'}; slower than computed: {slower}"
-    yield {"benchmark": "gpu", "name": "verdict", "verdict": verdict}
-    say(f"gpu: {verdict}")
-    if failed:
+    if others := set(options.only).difference(EXPERIMENTS):
+        raise UserError(f"--only {min(others)}: the experiments are {', '.join(EXPERIMENTS)}.")
+    path = rows_of_device(options)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    files.drop_torn_line(path)
+    deadline, ended = time.monotonic() + 60 * options.minutes, dict[str, str]()
+    for name in options.only or EXPERIMENTS:
+        if not points_left(name, options.device, path):
+            say(f"gpu: {name} has all its rows of this code")
+            continue
+        left = deadline - time.monotonic()
+        limit = min(60 * load_plugin(PACKAGE, name).MINUTES, left)
+        if limit < STARTING_SECONDS:
+            ended[name] = "no minutes were left"
+            continue
+        begin, before = time.monotonic(), len(read_rows(path))
+        reason = run_in_process(name, options.device, path, limit)
+        if reason is not None:
+            ended[name] = reason
+        yield from read_rows(path)[before:]
+        took = describe_seconds(time.monotonic() - begin)
+        say(f"gpu: {name} {'took' if reason is None else f'{reason} after'} {took}")
+    for sentence in conclude(path, options.device, ended):
+        say(sentence)
+    if any(map(is_failure, known_rows(path).values())):
         raise SystemExit(1)
 
 
-def rows_of(part: str, device: str) -> Iterator[Row]:
-    if part in TESTS:
-        yield from rows_of_tests(TESTS[part][device == "cpu"], device)
-    elif part == "serving" and find_spec("vllm") is None:
-        yield from rows_from_serving(device)
+def rows_of_device(options: Options) -> Path:
+    name = torch.cuda.get_device_name() if options.device == "cuda" else platform.machine()
+    slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    usual = Path("runs/gpu") if options.device == "cpu" else ROOT / "benchmarks/results/gpu"
+    return (options.rows or usual) / f"{slug}.jsonl"
+
+
+# --------------------------------------------------------------------------- an experiment
+
+
+def run_in_process(name: str, device: str, path: Path, limit: float) -> str | None:
+    """None, or why the experiment did not come to its end."""
+    process = multiprocessing.get_context("spawn").Process(
+        target=run_experiment, args=(name, device, path)
+    )
+    process.start()
+    try:
+        process.join(limit)
+        if process.exitcode is None:
+            return "was ended by its limit"
+        return None if process.exitcode == 0 else f"ended with status {process.exitcode}"
+    finally:
+        if process.exitcode is None:  # also after Ctrl-C
+            assert process.pid is not None
+            with suppress(ProcessLookupError):  # it has no group yet
+                os.killpg(process.pid, signal.SIGKILL)  # with the tests that it started
+            process.kill()
+            process.join()
+
+
+def run_experiment(name: str, device: str, path: Path) -> None:
+    """In a process of its own: measure the points that have no rows yet."""
+    os.setsid()  # so that it can be ended together with the processes that it starts
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    torch.set_num_threads(1)
+    for point in points_left(name, device, path):
+        facts = {"experiment": name, "point": point.name, **describe()}
+        begin = time.monotonic()
+        try:
+            found = list(point.measure())
+        except Exception as error:  # whatever it is, the next point may run
+            traceback.print_exc()
+            first_line = str(error).partition("\n")[0][:300]
+            found = [{"name": point.name, "failed": f"{type(error).__name__}: {first_line}"}]
+            facts["traceback"] = traceback.format_exc(limit=-4)[-2000:]
+        facts["seconds_of_point"] = round(time.monotonic() - begin, 1)
+        lines = [json.dumps({**rounded(row), **facts}) for row in found]
+        with open(path, "ab") as file:  # all rows of a point, or none
+            file.write("".join(f"{line}\n" for line in lines).encode())
+            file.flush()
+            os.fsync(file.fileno())
+        for row in found:
+            print(f"gpu: {describe_row(row)}", flush=True)
+        free_memory()
+
+
+def end_with_parent() -> None:
+    """A parent that was killed ends nobody, and the next call would measure beside this one."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os.killpg(0, signal.SIGKILL)
+
+
+def points_left(name: str, device: str, path: Path) -> list[Point]:
+    done = {row["point"] for row in known_rows(path).values() if not is_failure(row)}
+    points = load_plugin(PACKAGE, name).points(torch.device(device))
+    return [point for point in points if point.name not in done]
+
+
+def describe() -> Row:
+    """What identifies a row beside its name: it is that of this code."""
+    facts: Any = provenance()
+    versions = {name: facts["packages"].get(name) for name in ("torch", "transformers")}
+    return {
+        "code": code_fingerprint(),
+        "commit": facts["commit"],
+        "date": datetime.date.today().isoformat(),
+        **versions,
+    }
+
+
+@cache
+def code_fingerprint() -> str:
+    """Of all code that decides a measurement. Not the commit: that of the rows is another one."""
+    digest = hashlib.sha256()
+    for folder in CODE:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            digest.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def rounded(row: Row) -> Row:
+    return {
+        name: float(f"{value:.5g}") if isinstance(value, float) and math.isfinite(value) else value
+        for name, value in row.items()
+    }
+
+
+def is_failure(row: Row) -> bool:
+    """Of a point that raised an error, or of tests of which some failed."""
+    return bool(row.get("failed") or row.get("wrong"))
+
+
+def describe_row(row: Row) -> str:
+    if "failed" in row:
+        return f"{row['name']} failed: {row['failed']}"
+    value = "unknown" if row.get("value") is None else f"{row['value']:,.4g} {row['unit']}"
+    beside = f" (dense {row['dense']:,.4g})" if row.get("dense") else ""
+    return f"{row['name']}: {value}{beside}"
+
+
+# --------------------------------------------------------------------------- what was measured
+
+
+def read_rows(path: Path) -> list[Row]:
+    return [row for _, row in files.read_lines(path) if row is not None]
+
+
+def known_rows(path: Path) -> dict[str, Row]:
+    """The last row of each name that this code made, without failures that were mended."""
+    rows, code = [row for row in read_rows(path) if "name" in row], code_fingerprint()
+    own = [row for row in rows if row.get("code") == code]
+    right = {row["point"] for row in own if not is_failure(row)}
+    return {row["name"]: row for row in own if not is_failure(row) or row["point"] not in right}
+
+
+def conclude(path: Path, device: str, ended: Mapping[str, str]) -> list[str]:
+    """What the rows say, sentence by sentence."""
+    known, sentences = known_rows(path), list[str]()
+    measured = [row for row in known.values() if "failed" not in row]
+    for name in EXPERIMENTS:
+        rows = [row for row in measured if row["experiment"] == name]
+        sentences += load_plugin(PACKAGE, name).conclude(rows) if rows else []
+    missed = [
+        f"{row['name']} {row['value']:,.3g} of {row['computed']:,.3g} {row['unit']} "
+        f"({row['value'] / row['computed']:.2f})"
+        for row in measured
+        if row.get("computed") and row["value"] is not None
+        if row["value"] < SLOW * row["computed"]
+    ]
+    if device == "cuda":
+        sentences.append(f"below the computed speed: {'; '.join(missed) or 'nothing'}")
+        sentences.append(f"slower than the last time: {'; '.join(slower(path)) or 'nothing'}")
     else:
-        benchmark = load_plugin(PACKAGE, part)
-        chosen = benchmark.CPU_OPTIONS if device == "cpu" else benchmark.GPU_OPTIONS
-        for options in chosen if isinstance(chosen, tuple) else (chosen,):
-            yield from run_part(benchmark, options)
+        sentences.append("computed speeds, and slower than the last time: not asked on a CPU")
+    failed = [
+        f"{row['name']} ({row.get('failed') or ', '.join(row['wrong'])})"
+        for row in known.values()
+        if is_failure(row)
+    ]
+    sentences.append(f"failed: {'; '.join(failed) or 'nothing'}")
+    if ended:
+        reasons = "; ".join(f"{name} {reason}" for name, reason in ended.items())
+        sentences.append(f"not measured to the end: {reasons}. The same command goes on")
+    return sentences
 
 
-def rows_of_tests(chosen: Sequence[str], device: str) -> Iterator[Row]:
-    with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder) / "report.xml"
-        command = [sys.executable, "-m", "pytest", "-v", f"--junitxml={report}", *chosen]
-        command += ["-m", "not gpu" if device == "cpu" else "gpu"]
-        done = subprocess.run(command, cwd=ROOT)
-        # None of a process that aborted.
-        for case in ElementTree.parse(report).iter("testcase") if report.exists() else ():
-            found = next((each.tag for each in case), "passed")  # failure, error or skipped
-            row: Row = {"name": case.attrib["name"], "outcome": found}
-            yield row | {"value": float(case.attrib["time"]), "unit": "s"}
-    if done.returncode:
-        raise RuntimeError(f"pytest ended with status {done.returncode}; see above")
+def slower(path: Path) -> list[str]:
+    """What this code does slower than the code that was measured here before."""
+    code, before = code_fingerprint(), dict[str, Row]()
+    for row in read_rows(path):
+        if row.get("code") != code and row.get("value") is not None:
+            before[row["name"]] = row
+    found = []
+    for name, row in known_rows(path).items():
+        old = before.get(name)
+        if old is None or row.get("value") is None or row.get("unit") != old.get("unit"):
+            continue
+        if row["value"] < row.get("tolerance", SLOW) * old["value"]:
+            speeds = f"{row['value']:,.3g} of {old['value']:,.3g} {row['unit']}"
+            found.append(f"{name} {speeds} ({old['date']}, commit {str(old['commit'])[:8]})")
+    return found
 
 
-def rows_from_serving(device: str) -> Iterator[Row]:
-    """vLLM has an environment of its own."""
-    python = Path(usual_python())
-    if ".venv-serving" not in python.parts:
-        yield {"name": "serving", "skipped": "no .venv-serving here; make serving makes it"}
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "serving.json"
-        command = [str(python), "-m", "benchmarks", "gpu", "--only", "serving", "--device", device]
-        done = subprocess.run([*command, "--out", str(out)], env=with_this_code(os.environ))
-        if out.exists():  # also of one that failed
-            rows = json.loads(out.read_text())["rows"]
-            yield from (row for row in rows if row.get("name") != "verdict")
-        done.check_returncode()
+# --------------------------------------------------------------------------- docs/gpu.md
+
+
+def write_docs(path: Path = DOCS) -> None:
+    before, _, rest = path.read_text("utf-8").partition(BEGIN)
+    _, _, after = rest.partition(END)
+    files.write_atomically(path, before + BEGIN + "\n" + tables() + END + after)
+    say(f"gpu: the tables of {path.name} are those of {len(row_files())} devices' rows")
+
+
+def row_files() -> list[Path]:
+    return sorted((ROOT / "benchmarks/results/gpu").glob("*.jsonl"))
+
+
+def tables() -> str:
+    """A table for each device: the last row of each name."""
+    parts = []
+    for path in row_files():
+        last = {row["name"]: row for row in read_rows(path) if row.get("value") is not None}
+        lines = ["| what | measured | dense | computed | commit |", "|---|---|---|---|---|"]
+        for row in last.values():
+            value = f"{row['value']:,.4g} {row['unit']}"
+            others = [row.get("dense"), row.get("computed")]
+            dense, computed = ("" if other is None else f"{other:,.4g}" for other in others)
+            commit = str(row["commit"])[:8]
+            lines.append(f"| {row['name']} | {value} | {dense} | {computed} | {commit} |")
+        dates = sorted({row["date"] for row in last.values()})
+        title = f"**{path.stem}**, {' and '.join(dates)} ([rows](../{path.relative_to(ROOT)})):"
+        parts.append("\n".join(["", title, "", *lines, ""]))
+    return "\n".join(parts)

@@ -12,10 +12,10 @@ import gc
 import math
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from statistics import median
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -68,17 +68,12 @@ PAPER = Options(
     lengths=(64 * K, 256 * K, 512 * K, 1024 * K),
     window=1024,
     windows=(256, 512, 1024, 2048, 4096),
+    sinks=("none", "static"),  # static ones are what the chain makes by default
     chunk=8192,
     tokens=32,
     dtype="bfloat16",
 )
 PRESETS = {"mini": Options(), "paper": PAPER}
-
-
-# Takes a few minutes.
-FEW: Any = {"ratios": (0.0, 0.75), "windows": ()}
-GPU_OPTIONS = replace(PAPER, model="Qwen3-1.7B", lengths=(8 * K, 64 * K, 512 * K), minutes=3, **FEW)
-CPU_OPTIONS = Options(lengths=(128, 512), window=16, chunk=64, **FEW)
 
 
 def measure(options: Options) -> Iterator[Row]:

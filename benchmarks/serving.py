@@ -74,11 +74,6 @@ class Options(DeviceOptions):
         return f"{self.real or 'random weights'}, {self.place}"
 
 
-# vLLM has an environment of its own, where `make gpu` runs this (gpu.py).
-GPU_OPTIONS = Options(model="Qwen3-8B", window=1024, long=16_384, length=16_384, requests=4, room=2)
-CPU_OPTIONS = Options(window=16, long=256, prefix=100, requests=2, length=128, new=4, rounds=1)
-
-
 def measure(options: Options) -> Iterator[Row]:
     check_engine()
     device = options.start()

@@ -8,10 +8,11 @@ the next, without starting, loading and exporting. On a CPU, a peak is that of o
 import gc
 import multiprocessing
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
@@ -20,14 +21,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.optim.optimizer import register_optimizer_step_post_hook
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from benchmarks import _measure
 from benchmarks._measure import DeviceOptions, PeakMemory, Row, now, short, speedup
 from bosch.config import TrainConfig
 from bosch.data.loader import Sequences, TokenFolder
-from bosch.hybrid.conversion import deploy
+from bosch.hybrid.conversion import deploy, head_size
+from bosch.hybrid.sinks import Sinks
 from bosch.masks.mask import spread_mask
+from bosch.masks.window import sink_tokens
 from bosch.model import LOCAL, find_model
 from bosch.recipes.presets import TINY_MODEL
 from bosch.run.tensorboard import METRICS, read_metrics
@@ -37,9 +40,9 @@ from bosch.training.model_start import build_on_meta
 TRAINER, DENSE = "Trainer, dense", "ours, dense"
 # Speed relative to the Trainer. Holds for the tiny model on a CPU with the default options.
 AT_LEAST = {DENSE: 1.0, "ours, ratio 0.75": 1.15}
-COMPUTED_MFU = 0.28  # docs/gpu.md
 COLUMNS = {"side": "side", "tokens/s": "tokens_per_second:,.0f", "speed-up": "value:.2f"}
 COLUMNS |= {"MFU": "mfu:.1%", "peak bytes": "peak_bytes:,"}
+Precision = Literal["fp32", "bf16", "fp8", "fp8-rowwise"]
 Side = Callable[[], object]  # trains for options.steps + 1 steps
 
 
@@ -51,21 +54,17 @@ class Options(DeviceOptions):
     window: int = 64  # window size in tokens
     # Shares of KV groups on the sliding window, one hybrid for each.
     ratios: tuple[float, ...] = (0.75,)
+    sinks: tuple[str, ...] = ("none",)  # none, static or tokens=S: a hybrid of each ratio and sink
+    documents: int = 1  # in each sequence
     batch: int = 2  # sequences in a step, computed at once
     steps: int = 3  # steps timed in each round, after one that is not timed
     rounds: int = 3  # how often each side is timed
-    precision: Literal["fp32", "bf16"] = "fp32"  # number format of the computation
+    precision: Precision = "fp32"  # number format of the computation
 
     @property
     def title(self) -> str:
         batch = f"batch {self.batch} x {short(self.length)} tokens"
         return f"{self.model}, {batch}, window {self.window}, {self.precision}, {self.place}"
-
-
-# One sequence as long as the paper's, with Liger's kernels and the fastest backend; and of 4k.
-LONG = Options(model="Qwen3-1.7B", length=32_768, window=1024, batch=1, rounds=1, precision="bf16")
-GPU_OPTIONS = (replace(LONG, length=4096, batch=4), LONG)
-CPU_OPTIONS = (Options(model="tiny-qwen3-2layer", length=128, window=16, steps=1, rounds=1),)
 
 
 def measure(options: Options) -> Iterator[Row]:
@@ -101,30 +100,42 @@ def measure(options: Options) -> Iterator[Row]:
         row["tokens_per_second"] = options.batch * options.length / median(seconds[name])
         row |= {"tflops_per_second": flops_per_second / 1e12}
         row |= {"mfu": flops_per_second / peak if peak else None, "peak_bytes": peaks[name]}
-        if peak and name != TRAINER:
-            row |= {"figure": "mfu", "computed": COMPUTED_MFU}
         if device.type == "cpu" and name in AT_LEAST:
             row["at_least"] = AT_LEAST[name]
         yield row
 
 
-def save_models(options: Options, folder: Path, device: torch.device) -> dict[str, Path]:
-    """The folders of the dense model and of the hybrids made from it."""
+def save_models(
+    options: Options, folder: Path, device: torch.device, sizes: Mapping[str, object] | None = None
+) -> dict[str, Path]:
+    """The folders of the dense model and of the hybrids made from it. sizes: of a known model with
+    random weights, what differs in its config."""
     name = options.model
     dense = find_model(name) if "/" in name or name.startswith("tiny") else None
     if dense is None:
         dense = folder / "dense"
-        shape = _measure.read_shape(name)
+        shape = changed(_measure.read_shape(name), sizes or {})
         _measure.make_model(shape, device, torch.bfloat16, "sdpa").save_pretrained(dense)
     models = {DENSE: dense}
-    for ratio in options.ratios:
+    for ratio, sink in product(options.ratios, options.sinks):
         how = {"attn_implementation": "bosch"}
         model: Any = AutoModelForCausalLM.from_pretrained(dense, **how, **LOCAL)
-        shape = model.config
-        z = spread_mask(ratio, shape.num_hidden_layers, shape.num_key_value_heads)
-        hybrid = models[f"ours, ratio {ratio:g}"] = folder / f"hybrid-{ratio:g}"
-        deploy(model, z, options.window).save_pretrained(hybrid)
+        z = spread_mask(ratio, model.config.num_hidden_layers, model.config.num_key_value_heads)
+        title = f"ours, ratio {ratio:g}" + ("" if sink == "none" else f", sink {sink}")
+        models[title] = folder / f"hybrid-{ratio:g}-{sink}"
+        sinks = random_sinks(model.config) if sink == "static" else sink_tokens(sink) or None
+        deploy(model, z, options.window, sinks).save_pretrained(models[title])
     return models
+
+
+def changed(config: PretrainedConfig, sizes: Mapping[str, object]) -> PretrainedConfig:
+    found: PretrainedConfig = type(config)(**{**config.to_dict(), "layer_types": None, **sizes})
+    return found
+
+
+def random_sinks(config: PretrainedConfig) -> Sinks:
+    shape = config.num_hidden_layers, config.num_key_value_heads, head_size(config)
+    return Sinks(torch.randn(shape), torch.randn(shape))
 
 
 def random_sequences(options: Options, model: Path) -> NDArray[np.uint32]:
@@ -144,7 +155,10 @@ def train_with_ours(options: Options, model: Path, **changes: Any) -> list[Row]:
     from bosch.training.loop import TrainJob, train
 
     sequences, no_ends = random_sequences(options, model), np.empty(0, np.uint64)
-    whole, empty = Sequences(sequences, no_ends), Sequences(sequences[:0], no_ends)
+    inner = [options.length * n // options.documents for n in range(1, options.documents)]
+    starts = np.arange(len(sequences))[:, None] * options.length
+    ends = (starts + np.array(inner, int)).ravel().astype(np.uint64)
+    whole, empty = Sequences(sequences, ends), Sequences(sequences[:0], no_ends)
     order = np.arange(len(sequences), dtype=np.uint32)[None]
     tokens = TokenFolder(Path("memory"), {"seq_len": options.length}, whole, empty, order)
     settings = settings_of(options, **changes)

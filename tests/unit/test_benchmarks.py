@@ -1,19 +1,21 @@
 """Benchmarks at tiny sizes: they run, print a table and write JSON. Times are not checked."""
 
 import json
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import StaticCache
 
-from benchmarks import _measure, attention, gpu, latency, switches, train
+from benchmarks import _measure, gpu, latency, switches
 from benchmarks.__main__ import run_benchmark
+from benchmarks.experiments import graph
+from benchmarks.experiments._points import DENSE, STATIC, Models, Side, uneven_counts
 from bosch.config import TrainConfig
 from bosch.plugins import list_plugins, load_plugin
 from bosch.run.errors import UserError
@@ -88,56 +90,117 @@ def test_without_a_gpu_nothing_is_measured_and_that_is_no_error(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(SystemExit) as stop:
-        run_benchmark("gpu", ["--out", str(tmp_path / "gpu.json")])
+        run_benchmark("gpu", ["--rows", str(tmp_path)])
     assert stop.value.code == 0
     assert "CUDA" in capsys.readouterr().out
-    assert not (tmp_path / "gpu.json").exists()
-    assert re.fullmatch(r"[^A-Z ]+\.json", gpu.default_file().name)
-
-
-def test_a_part_that_fails_is_named_and_the_others_keep_their_rows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    wrong = replace(train.CPU_OPTIONS[0], model="none_such")
-    monkeypatch.setattr(train, "CPU_OPTIONS", wrong)
-    arguments = ["--device", "cpu", "--only", "attention", "train", "latency"]
-    with pytest.raises(SystemExit) as stop:
-        run_benchmark("gpu", [*arguments, "--out", str(tmp_path / "gpu.json")])
-    assert stop.value.code == 1
-    *rows, verdict = json.loads((tmp_path / "gpu.json").read_text())["rows"]
-    assert verdict["verdict"].startswith("failed: train (UserError); slower than computed: not")
-    (failed,) = [row for row in rows if "failed" in row]
-    assert failed["benchmark"] == "train"
-    assert "none_such" in failed["failed"]
-    assert {row["benchmark"] for row in rows if "failed" not in row} == {"attention", "latency"}
-    assert "none_such" in capsys.readouterr().err  # the whole traceback
-
-
-def test_figures_below_the_computed_ones_are_named(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def measure(options: object) -> Iterator[dict[str, Any]]:
-        for name, speed in (("fast", 95.0), ("slow", 60.0)):
-            yield {"name": name, "value": 0.0, "speed": speed, "figure": "speed", "computed": 100.0}
-        yield {"name": "other", "value": 1.0}
-
-    monkeypatch.setattr(attention, "measure", measure)
-    monkeypatch.setattr(attention, "COLUMNS", {"": "name"})
-    *_, verdict = gpu.measure_parts(["attention"], "cuda")
-    expected = "failed: nothing; slower than computed: slow (60, computed 100)"
-    assert verdict["verdict"] == expected
-
-
-def test_every_part_takes_both_devices() -> None:
-    able = {
-        name
-        for name in list_plugins("benchmarks")
-        if hasattr(load_plugin("benchmarks", name), "GPU_OPTIONS")
-    }
-    assert able | gpu.TESTS.keys() == set(gpu.PARTS)
-    assert all(hasattr(load_plugin("benchmarks", name), "CPU_OPTIONS") for name in able)
+    assert not list(tmp_path.iterdir())
     with pytest.raises(UserError, match="--only sinks"):
         run_benchmark("gpu", ["--device", "cpu", "--only", "sinks"])
+
+
+def gpu_row(name: str, value: float | None, **others: Any) -> dict[str, Any]:
+    what, _, point = name.rpartition(", ")
+    row = {"name": name, "value": value, "unit": "tokens/s", "what": what, "point": point}
+    row |= {"experiment": "prefill", "commit": "new", "date": "2026-02-28"}
+    return row | {"code": gpu.code_fingerprint()} | others
+
+
+def write_gpu_rows(path: Path, *rows: dict[str, Any]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_sentences_say_what_is_faster_what_missed_and_what_became_slower(tmp_path: Path) -> None:
+    before = {"code": "older", "commit": "0123456789", "date": "2026-01-31"}
+    path = write_gpu_rows(
+        tmp_path / "rows.jsonl",
+        gpu_row("late, a", 100, tokens=8192, **before),
+        gpu_row("early, a", 100, tokens=8192, **before),
+        gpu_row("late, a", 80, tokens=8192, dense=100, computed=85),
+        gpu_row("late, b", 300, tokens=65536, dense=100, computed=400),
+        gpu_row("early, a", 95, tokens=8192, dense=50),
+        gpu_row("never, a", 10, tokens=8192, dense=50),
+        {**gpu_row("broken", None), "failed": "UserError: no"},
+    )
+    sentences = gpu.conclude(path, "cuda", {"graph": "was ended by its limit"})
+    assert sentences == [
+        "late: faster than dense from 64k tokens on (0.80 at 8k, 3.00 at 64k of dense's speed)",
+        "early: faster than dense at every length (1.90 at 8k of dense's speed)",
+        "never: not faster than dense (0.20 at 8k of dense's speed)",
+        "below the computed speed: late, b 300 of 400 tokens/s (0.75)",
+        "slower than the last time: late, a 80 of 100 tokens/s (2026-01-31, commit 01234567)",
+        "failed: broken (UserError: no)",
+        "not measured to the end: graph was ended by its limit. The same command goes on",
+    ]
+
+
+def test_points_with_rows_of_this_code_are_not_measured_again(tmp_path: Path) -> None:
+    names = [point.name for point in gpu.points_left("plans", "cpu", tmp_path / "none.jsonl")]
+    first, second, *others = names
+    path = write_gpu_rows(
+        tmp_path / "rows.jsonl",
+        gpu_row(first, 1.0, point=first),
+        gpu_row(second, 1.0, point=second, code="of other code"),
+        {**gpu_row(others[0], None, point=others[0]), "failed": "it may be mended"},
+    )
+    assert [point.name for point in gpu.points_left("plans", "cpu", path)] == [second, *others]
+
+
+def test_an_experiment_that_takes_too_long_is_ended(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    assert gpu.run_in_process("plans", "cpu", path, limit=0.2) == "was ended by its limit"
+    assert not path.exists()
+
+
+def test_experiments_have_limits_that_the_usual_minutes_hold() -> None:
+    assert set(list_plugins(gpu.PACKAGE)) == {*gpu.EXPERIMENTS}
+    minutes = [load_plugin(gpu.PACKAGE, name).MINUTES for name in gpu.EXPERIMENTS]
+    assert all(0 < each <= gpu.Options().minutes for each in minutes)
+
+
+def test_layers_of_a_searched_mask_differ() -> None:
+    config = _measure.read_shape("Qwen3-1.7B")
+    counts = uneven_counts(config, 0.75)
+    assert sum(counts) == 0.25 * config.num_hidden_layers * config.num_key_value_heads
+    assert len(set(counts)) > 3
+    assert max(counts) <= config.num_key_value_heads
+
+
+def test_a_step_over_a_static_cache_asks_the_host_nothing() -> None:
+    """Or no graph could be captured of it."""
+
+    class Asked(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            assert "_local_scalar_dense" not in str(func)
+            return func(*args, **(kwargs or {}))
+
+    models = Models(torch.device("cpu"))
+    for side in (DENSE, STATIC, Side("first tokens", sink="tokens=4")):
+        model: Any = models.of(side)
+        with torch.no_grad():
+            cache = StaticCache(config=model.config, max_cache_len=128)
+            token = graph.likeliest(model, models.ids(100), cache)
+            graph.likeliest(model, token, cache)
+            with Asked():
+                graph.likeliest(model, token, cache)
+
+
+def test_the_tables_of_the_docs_are_those_of_the_rows() -> None:
+    assert gpu.BEGIN + "\n" + gpu.tables() + gpu.END in gpu.DOCS.read_text("utf-8")
+
+
+def test_wheels_for_machines_without_a_network_have_the_tested_versions() -> None:
+    folder = Path(__file__).parents[2] / "launch"
+    tested = set((folder / "constraints.txt").read_text().splitlines())
+    lines = (folder / "gpu-packages.txt").read_text().splitlines()
+    pinned = [line for line in lines if line and not line.startswith("#")]
+    assert all("==" in line for line in pinned)
+    names = {line.partition("==")[0].lower() for line in tested if "==" in line}
+    known = [line for line in pinned if line.partition("==")[0].lower() in names]
+    assert len(known) > 5
+    assert {line.lower() for line in known} <= {line.lower() for line in tested}
 
 
 def test_switches_are_those_of_the_training() -> None:
@@ -155,21 +218,38 @@ def test_switches_are_those_of_the_training() -> None:
 
 
 @pytest.mark.slow
-def test_the_program_for_gpus_runs_to_its_end_on_the_cpu(tmp_path: Path) -> None:
+def test_the_plan_for_gpus_goes_on_after_a_kill(tmp_path: Path) -> None:
     """As `make gpu DEVICE=cpu` starts it."""
-    out = tmp_path / "gpu.json"
-    command = [sys.executable, "-m", "benchmarks", "gpu", "--device", "cpu", "--out", str(out)]
-    subprocess.run(command, check=True, cwd=Path(__file__).parents[2])
-    *rows, verdict = json.loads(out.read_text())["rows"]
-    assert verdict["verdict"] == "failed: nothing; slower than computed: not asked on a CPU"
-    by_part = {name: [row for row in rows if row["benchmark"] == name] for name in gpu.PARTS}
-    assert list(dict.fromkeys(row["benchmark"] for row in rows)) == list(gpu.PARTS)
-    for part in gpu.TESTS:
-        assert "passed" in {row["outcome"] for row in by_part[part]} <= {"passed", "skipped"}
-    assert any("killed" in row["name"] for row in by_part["stages"] if row["outcome"] == "passed")
-    compiled = [row["graphs"] for row in by_part["switches"] if row["switch"] == "compile True"]
-    assert compiled > [0]
-    assert {row["ratio"] for row in by_part["latency"]} == {0.0, 0.75}
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks",
+        "gpu",
+        "--device",
+        "cpu",
+        "--rows",
+        str(tmp_path),
+    ]
+    root = Path(__file__).parents[2]
+    with subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith(b"gpu: decoding, 512, dense"):  # within the second experiment
+                process.kill()
+                break
+    (path,) = tmp_path.glob("*.jsonl")
+    before = path.read_text()
+    assert {row["experiment"] for row in gpu.read_rows(path)} == {"plans", "decoding"}
+    subprocess.run(command, check=True, cwd=root)
+    after = path.read_text()
+    assert after.startswith(before)  # nothing of the killed call was measured again
+    rows = gpu.read_rows(path)
+    assert list(dict.fromkeys(row["experiment"] for row in rows)) == [*gpu.EXPERIMENTS]
+    assert len({row["name"] for row in rows}) == len(rows)
+    again = subprocess.run(command, check=True, cwd=root, stdout=subprocess.PIPE, text=True)
+    assert path.read_text() == after
+    assert again.stdout.count("has all its rows of this code") == len(gpu.EXPERIMENTS)
+    assert "failed: nothing" in again.stdout
 
 
 def test_a_shape_is_that_of_a_known_model_or_of_a_folder(tmp_path: Path) -> None:

@@ -1,0 +1,132 @@
+"""Decoding token by token: whether launches bound it, and what sinks and unequal layers cost."""
+
+from collections.abc import Sequence
+from functools import cache, partial
+from statistics import median
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import DynamicCache
+
+from benchmarks._measure import Row, now, short
+from benchmarks.experiments._points import (
+    DENSE,
+    PLAIN,
+    STATIC,
+    UNEVEN,
+    Models,
+    Point,
+    Points,
+    Side,
+    faster_from,
+    free_memory,
+    prompt_lengths,
+)
+from benchmarks.latency import run_steps
+from bosch.hybrid.cache import CACHE, allocated_bytes
+
+MINUTES = 1.6
+SIDES = (DENSE, PLAIN, STATIC, UNEVEN)
+ROUNDS, TOKENS = 4, 8  # tokens of each side in each round
+# Tokens per second of Qwen3-1.7B, by what a layer launches.
+COMPUTED = {"dense": 35.0, ".75": 35.0, ".75 static": 25.0, ".75 static, uneven": 25.0}
+models = cache(Models)
+
+
+def points(device: torch.device) -> Points:
+    for tokens in prompt_lengths(device):
+        yield Point(f"decoding, {short(tokens)}", partial(decode, tokens, device))
+    yield Point("one token", partial(profile_a_token, device))
+
+
+def decode(tokens: int, device: torch.device) -> list[Row]:
+    both, seconds = models(device), {side: list[float]() for side in SIDES}
+    caches = {side: read_prompt(both, side, tokens) for side in SIDES}
+    new = both.ids(TOKENS).split(1, dim=1)
+    for _ in range(1 + ROUNDS):
+        for side in SIDES:
+            steps = run_steps(both.of(side), new, caches[side])
+            seconds[side].append(median(each for each, _ in steps))
+    speeds = {side: 1 / median(seconds[side][1:]) for side in SIDES}  # the first warms up
+    held = {side: allocated_bytes(caches[side]) for side in SIDES}
+    del caches
+    free_memory()
+    return [
+        {
+            "name": f"decoding, {short(tokens)}, {side.name}",
+            "what": f"decoding, {side.name}",
+            "tokens": tokens,
+            "value": speed,
+            "unit": "tokens/s",
+            "dense": None if side.is_dense else speeds[DENSE],
+            "kv_bytes": held[side],
+            "computed": COMPUTED[side.name],
+        }
+        for side, speed in speeds.items()
+    ]
+
+
+def read_prompt(both: Models, side: Side, tokens: int) -> Any:
+    model = both.of(side)
+    filled = DynamicCache(config=model.config)  # a hybrid replaces it by its own
+    list(run_steps(model, both.ids(tokens).split(both.chunk, dim=1), filled))
+    return filled
+
+
+class CountOperators(TorchDispatchMode):
+    """Counts operators that compute: a view launches nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.number = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.number += not func.is_view
+        return func(*args, **(kwargs or {}))
+
+
+def profile_a_token(device: torch.device) -> list[Row]:
+    both, rows = models(device), []
+    for side in (DENSE, PLAIN, STATIC):
+        model, filled = both.of(side), read_prompt(both, side, min(prompt_lengths(device)))
+        token = both.ids(1)
+        # Not the inference mode, in which torch shows operators that consist of others.
+        with torch.no_grad():
+            step = partial(model, token, use_cache=True, **{CACHE: filled})
+            step()
+            with CountOperators() as operators:
+                step()
+            begin = now(device)
+            step()
+            wall = now(device) - begin
+            row: Row = {"name": f"one token, {side.name}", "unit": "of its time on the GPU"}
+            row |= {"what": f"one token, {side.name}", "value": None, "wall_ms": 1e3 * wall}
+            row["operators_per_layer"] = operators.number / both.config.num_hidden_layers
+            if device.type == "cuda":
+                with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as found:
+                    step()
+                    torch.cuda.synchronize()
+                events = found.key_averages()
+                busy = sum(event.self_device_time_total for event in events) / 1e6
+                launches = sum(e.count for e in events if "LaunchKernel" in e.key)
+                most = sorted(events, key=lambda e: -e.self_cpu_time_total)[:8]
+                row |= {"value": min(1.0, busy / wall), "launches": launches}
+                row["most_cpu_ms"] = {e.key: round(e.self_cpu_time_total / 1e3, 2) for e in most}
+        rows.append(row)
+        del filled, step
+        free_memory()
+    return rows
+
+
+def conclude(rows: Sequence[Row]) -> list[str]:
+    found = faster_from(rows)
+    for row in rows:
+        if "operators_per_layer" in row:
+            busy = "" if row["value"] is None else f", the GPU busy for {row['value']:.0%} of it"
+            found.append(
+                f"{row['name']}: {row['operators_per_layer']:.0f} operators a layer, "
+                f"{row['wall_ms']:.1f} ms{busy}"
+            )
+    return found

@@ -1,0 +1,164 @@
+"""Which kernel is the fastest for windows, by length: FlexAttention, varlen, flash-attn, sdpa."""
+# B batch, H query heads, G kv heads, T queries, S keys, D head size
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache, partial
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+from benchmarks._measure import Row, short, time_in_turns
+from benchmarks.experiments._points import K, Point, Points
+from bosch.backends._interface import AttentionCall, Documents
+from bosch.hybrid import dispatch
+from bosch.hybrid.sinks import make_sink
+
+MINUTES = 1.6
+ROUNDS = 5
+FLEX, STATIC = "flex", " static"
+SLOW_ON_GPUS = {"reference", "sdpa"}  # with windows, several times
+Attention = Callable[[AttentionCall], Tensor]
+
+
+def points(device: torch.device) -> Points:
+    for tokens in (4 * K, 32 * K) if device.type == "cuda" else (256,):
+        for needs_grad in (False, True):
+            for documents in (1, 8):
+                title = title_of(tokens, needs_grad, documents)
+                measure = partial(compare, title, tokens, needs_grad, documents, device)
+                yield Point(title, measure)
+
+
+def title_of(tokens: int, needs_grad: bool, documents: int) -> str:
+    direction = "forward and backward" if needs_grad else "forward"
+    many = f", {documents} documents" if documents > 1 else ""
+    return f"window, {short(tokens)}{many}, {direction}"
+
+
+def compare(
+    title: str, tokens: int, needs_grad: bool, documents: int, device: torch.device
+) -> list[Row]:
+    """Each kernel beside full attention over as many tokens of one document, which is what the
+    dense model would compute at best."""
+    full = make_call(tokens, needs_grad, device)
+    window = K if device.type == "cuda" else 16
+    windowed = replace(full, window_tokens=window)
+    with_sink = replace(windowed, sink=static_sink(windowed, window))
+    if documents > 1:
+        ends = tuple(tokens * n // documents for n in range(documents + 1))
+        apart = Documents((ends,), device)
+        windowed = replace(windowed, documents=apart)
+        with_sink = replace(windowed, sink=static_sink(windowed, window))
+    sides = {"full": timed(dispatch.attend, full)}
+    if device.type == "cuda" or not needs_grad:  # on CPUs FlexAttention has no gradients
+        sides[FLEX] = timed(by_flex, windowed)
+    largest: dict[str, float] = {}
+    for backend in dispatch.by_priority(windowed):
+        if backend in SLOW_ON_GPUS and device.type == "cuda":
+            continue
+        attention = partial(dispatch.attend, backend=backend)
+        for name, call in ((backend, windowed), (backend + STATIC, with_sink)):
+            if dispatch.refusal(backend, call) is None:
+                sides[name] = timed(attention, call)
+        if not needs_grad and dispatch.refusal(backend, windowed) is None:
+            difference = attention(windowed) - by_flex(windowed)
+            largest[backend] = float(difference.float().abs().max())
+    seconds = {name: median(s) for name, s in time_in_turns(sides, ROUNDS, device).items()}
+    direction = "forward and backward" if needs_grad else "forward"
+    many = ", documents" if documents > 1 else ""
+    return [
+        {
+            "name": f"{title}, {name}",
+            "what": f"a window by {name}{many}, {direction}",
+            "tokens": tokens,
+            "value": 1 / found,
+            "unit": "calls/s",
+            "dense": 1 / seconds["full"],
+            "kernel": name,
+            "title": title,
+            "difference_to_flex": largest.get(name),
+        }
+        for name, found in seconds.items()
+        if name != "full"
+    ]
+
+
+def make_call(tokens: int, needs_grad: bool, device: torch.device) -> AttentionCall:
+    """The windowed groups of a layer of Qwen3-1.7B at .75."""
+    on_gpu = device.type == "cuda"
+    heads, groups, size = (12, 6, 128) if on_gpu else (2, 1, 32)
+    generator = torch.Generator().manual_seed(0)
+
+    def random(heads: int) -> Tensor:
+        x_BHTD = torch.randn(1, heads, tokens, size, generator=generator)
+        dtype = torch.bfloat16 if on_gpu else torch.float32
+        return x_BHTD.to(device, dtype).requires_grad_(needs_grad)
+
+    return AttentionCall(random(heads), random(groups), random(groups), scaling=size**-0.5)
+
+
+def static_sink(call: AttentionCall, window_tokens: int) -> Any:
+    source = call.k_BGSD[0, :, 0].detach(), call.v_BGSD[0, :, 0].detach()
+    return make_sink(source, window_tokens, 0, call)
+
+
+def timed(attention: Attention, call: AttentionCall) -> Callable[[], object]:
+    if call.needs_grad:
+        inputs = (call.q_BHTD, call.k_BGSD, call.v_BGSD)
+        return lambda: torch.autograd.grad(attention(call).sum(), inputs)
+    return torch.inference_mode()(lambda: attention(call))
+
+
+def by_flex(call: AttentionCall) -> Tensor:
+    """Windows and documents as a mask of blocks, most of which are never computed."""
+    tokens, window = call.q_BHTD.shape[2], call.window_tokens
+    assert window is not None
+    ends = None if call.documents is None else call.documents.ends
+    mask = block_mask(tokens, window, ends, call.q_BHTD.device)
+    how: Any = {"block_mask": mask, "scale": call.scaling, "enable_gqa": True}
+    out: Tensor = kernel(call.q_BHTD.device.type)(call.q_BHTD, call.k_BGSD, call.v_BGSD, **how)
+    return out
+
+
+@cache
+def kernel(device_type: str) -> Any:
+    """Compiled on a GPU. A rehearsal does not, and torch warns of that."""
+    if device_type == "cuda":
+        return torch.compile(flex_attention, dynamic=False)
+    warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
+    return flex_attention
+
+
+@cache
+def block_mask(tokens: int, window: int, ends: Any, device: torch.device) -> Any:
+    index_T = torch.zeros(tokens, dtype=torch.int32, device=device)
+    if ends is not None:
+        index_T = Documents(ends, device).index_BT()[0].to(torch.int32)
+
+    def is_visible(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        inside = (key <= query) & (query - key < window)
+        return inside & (index_T[query] == index_T[key])
+
+    return create_block_mask(is_visible, None, None, tokens, tokens, device=str(device))
+
+
+def conclude(rows: Sequence[Row]) -> list[str]:
+    """The fastest kernel of each case, of those without a sink, and what a sink costs."""
+    sentences = []
+    for title in dict.fromkeys(row["title"] for row in rows):
+        here = {row["kernel"]: row for row in rows if row["title"] == title}
+        plain = {kernel: row for kernel, row in here.items() if not kernel.endswith(STATIC)}
+        best = max(plain.values(), key=lambda row: row["value"])
+        share = best["value"] / best["dense"]
+        parts = [f"{title}: {best['kernel']} is the fastest, {share:.2f} of full attention's speed"]
+        for kernel, row in plain.items():
+            if (sunk := here.get(kernel + STATIC)) is not None:
+                cost = row["value"] / sunk["value"]
+                parts.append(f"with a static sink {kernel} takes {cost:.2f} times as long")
+        sentences.append("; ".join(parts))
+    return sentences
