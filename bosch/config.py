@@ -231,7 +231,8 @@ class JudgingConfig:
     options: tuple[str, ...] = ()  # settings of suites, as mine.rows=5 (eval/suites/mine.py)
     precision: Precision = "auto"  # number format of the model; auto: bf16 on a GPU, else fp32
     attention: str = "auto"  # attention backend: auto, or a file of bosch/backends
-    batch: int | None = speed_only(None)  # answers generated at once; None: the most that is safe
+    # Answers generated at once; None: 16. In bf16 near ties then depend on which; 1: they do not.
+    batch: int | None = speed_only(None)
     prefill_chunk: TokenCount = speed_only(8_192)  # prompt tokens read at once
 
     def __post_init__(self) -> None:

@@ -9,13 +9,16 @@ speed-up that can be switched off and changes no score:
 - decode several sequences at once.
 
 All but the first change the order of floating-point sums. An example where a token leads by less
-than rounding can explain (`MARGINS`) is generated again in the plain way.
+than rounding can explain (`MARGINS`) is generated again in the plain way. In half precision most
+long texts have such a token, so batches are not checked there: what they give is as good as the
+plain way's text, but not always the same one (`batch=1`: it is).
 """
 # T tokens, N rows of logits, V vocabulary
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, pairwise, takewhile
+from math import isfinite
 from typing import Any
 
 import torch
@@ -33,7 +36,9 @@ from bosch.eval.prompt_cache import (
 )
 from bosch.eval.settings import FAST, PLAIN, GenerationSettings
 from bosch.eval.suites._interface import Example, Stop
+from bosch.hybrid.attention import NAME
 from bosch.hybrid.cache import CACHE, allocated_bytes
+from bosch.hybrid.documents import MASK_TYPE
 from bosch.run.errors import UserError
 
 Key = tuple[str, int, int]  # task, length, index: identifies an example
@@ -41,6 +46,7 @@ Key = tuple[str, int, int]  # task, length, index: identifies an example
 # Lead of the likeliest token over the second, in logits, that rounding cannot reverse. In float32
 # leads changed by at most 3e-6 times the largest logit (measured: 8 and 28 layers, 2k tokens).
 MARGINS = {torch.float64: 1e-6, torch.float32: 5e-4, torch.float16: 0.1, torch.bfloat16: 0.5}
+BATCH = 16  # sequences decoded at once, unless the settings say how many
 MIN_SHARED = 1 / 8  # of a prompt: copying a shorter beginning saves next to nothing
 CPU_POOL_BYTES = 2**31  # caches waiting for a batch
 
@@ -83,9 +89,9 @@ class Generator:
             settings = in_plain_way(settings)
         self.settings = settings
         self.is_exact = model.dtype in (torch.float32, torch.float64)
-        self.batch = settings.batch or (16 if self.is_exact else 1)
+        self.batch = settings.batch or BATCH
         self.margin = MARGINS[model.dtype]
-        self.batch_margin = self.margin if self.is_exact or settings.batch is None else 0.0
+        self.batch_margin = self.margin if self.is_exact else 0.0  # of a job that is not alone
         self.end_ids = end_tokens(model.generation_config.eos_token_id, tokenizer)
         self.num_redone = 0  # examples generated again in the plain way
         # The last prompt and its cache, if the next prompt begins like it.
@@ -177,7 +183,8 @@ class Generator:
 
     def _accept_draft(self, job: Job, logits_NV: Tensor) -> None:
         """Append the draft's tokens as far as the model agrees, and one token of the model's."""
-        for row in zip(logits_NV, *likeliest(logits_NV), strict=True):
+        _, found = likeliest(logits_NV)
+        for row in zip(logits_NV, *found, strict=True):
             if not job.is_open or job.tokens != job.draft[: len(job.tokens)]:
                 break
             self._accept(job, *row, self.margin)
@@ -197,30 +204,40 @@ class Generator:
             return
         is_alone, device = len(jobs) == 1, self.model.device
         cache: Any = join_caches([job.cache for job in jobs if job.cache is not None])
-        lengths_N1 = torch.tensor([[job.num_positions] for job in jobs], device=device)
-        longest = int(lengths_N1.max())
-        mask_NT = (torch.arange(longest, device=device) >= longest - lengths_N1).long()
+        lengths = [job.num_positions for job in jobs]
+        lengths_N1 = torch.tensor(lengths, device=device)[:, None]
+        longest = max(lengths)
+        mask_NT = (torch.arange(longest, device=device) >= longest - lengths_N1).to(MASK_TYPE)
+        # Of a mask (N, T) our attention would ask the device at each step if it hides anything.
+        is_ours = self.model.config._attn_implementation == NAME
         for job in jobs:
             job.cache, job.is_plain = None, job.is_plain and is_alone
+        ids_N = torch.tensor([job.tokens[-1] for job in jobs], device=device)
         while jobs:
-            ids_N1 = torch.tensor([[job.tokens[-1]] for job in jobs], device=device)
             more: dict[str, Any] = {CACHE: cache}
-            if not is_alone:
-                mask_NT = torch.nn.functional.pad(mask_NT, (0, 1), value=1)
+            mask_NT = torch.nn.functional.pad(mask_NT, (0, 1), value=1)
+            if min(lengths) < longest:  # some are padded
                 positions_N1 = mask_NT.sum(1, keepdim=True) - 1
-                more |= {"attention_mask": mask_NT, "position_ids": positions_N1}
-            logits_NV = self.model(ids_N1, use_cache=True, **more).logits[:, -1]
-            rows = zip(logits_NV, *likeliest(logits_NV), strict=True)
-            for job, row in zip(jobs, rows, strict=True):
+                mask = mask_NT[:, None, None] if is_ours else mask_NT.long()
+                more |= {"attention_mask": mask, "position_ids": positions_N1}
+            logits_NV = self.model(ids_N[:, None], use_cache=True, **more).logits[:, -1]
+            ids_N, found = likeliest(logits_NV)  # of which the next step takes the device's
+            for job, logits_V, token, lead in zip(jobs, logits_NV, *found, strict=True):
                 if job.is_open:
-                    self._accept(job, *row, self.batch_margin)
+                    self._accept(job, logits_V, token, lead, self.batch_margin)
+            chosen = [
+                job.tokens[-1] if job.is_open else token
+                for job, token in zip(jobs, found[0], strict=True)
+            ]
+            if chosen != found[0]:  # an end token was not allowed yet
+                ids_N = torch.tensor(chosen, device=device)
             still_open = [i for i, job in enumerate(jobs) if job.is_open]
             if len(still_open) <= len(jobs) / 2:  # not sooner: dropping some copies the others
-                jobs = [jobs[i] for i in still_open]
+                jobs, lengths = [jobs[i] for i in still_open], [lengths[i] for i in still_open]
                 if jobs:
                     open_N = torch.tensor(still_open, device=device)
                     cache.batch_select_indices(open_N)
-                    mask_NT = mask_NT[open_N]
+                    mask_NT, ids_N = mask_NT[open_N], ids_N[open_N]
 
     def _finish(self, job: Job) -> Job:
         """The job's result. An uncertain one is generated again in the plain way."""
@@ -235,7 +252,7 @@ class Generator:
         stop, end_ids = job.example.stop, self._ends(job.example.stop)
         if len(job.tokens) < stop.min_new_tokens and token in end_ids:
             ends = torch.tensor(sorted(end_ids), device=logits_V.device)
-            (token,), (lead,) = likeliest(logits_V.index_fill(0, ends, -torch.inf)[None])
+            _, ((token,), (lead,)) = likeliest(logits_V.index_fill(0, ends, -torch.inf)[None])
         if not job.is_plain and lead < margin:
             job.is_certain = False
         else:
@@ -275,12 +292,17 @@ def in_plain_way(settings: GenerationSettings) -> GenerationSettings:
     return replace(PLAIN, stop_when_answered=stop, prefill_chunk=chunk)
 
 
-def likeliest(logits_NV: Tensor) -> tuple[list[int], list[float]]:
-    """The likeliest token of each row, and its lead over the second."""
-    best_N2 = logits_NV.float().topk(2).values
-    if not best_N2[:, 0].isfinite().all():
+def likeliest(logits_NV: Tensor) -> tuple[Tensor, tuple[list[int], list[float]]]:
+    """The likeliest token of each row, on the device; and on the host, with its lead over the
+    second."""
+    ids_N, best_N2 = logits_NV.argmax(-1), logits_NV.float().topk(2).values
+    best_N, second_N = best_N2.unbind(1)
+    # One transfer: with each the host waits until the device has done all its work. float32 has
+    # every id up to 16 million.
+    ids, best, lead = torch.stack([ids_N.float(), best_N, best_N - second_N]).tolist()
+    if not all(map(isfinite, best)):
         raise UserError("The model's logits are not finite: damaged weights, or a low --precision.")
-    return logits_NV.argmax(-1).tolist(), (best_N2[:, 0] - best_N2[:, 1]).tolist()
+    return ids_N, ([int(token) for token in ids], lead)
 
 
 def end_tokens(ends: int | list[int] | None, tokenizer: PreTrainedTokenizerBase) -> set[int]:

@@ -192,8 +192,7 @@ def check_attention(judging: Judging) -> None:
     from bosch.hybrid.dispatch import check_backend
 
     device, dtype = device_and_type(judging)
-    batch = judging.generation.batch or (1 if dtype is torch.bfloat16 else None)
     check = partial(check_backend, "eval.attention", judging.attention, torch.device(device))
     check(dtype)
-    if batch != 1:  # texts of different lengths are padded
+    if judging.generation.batch != 1:  # texts of different lengths are padded
         check(dtype, padded=True, remedy="Set eval.batch to 1, or name another.")

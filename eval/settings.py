@@ -69,13 +69,14 @@ def configure_suites(names: Sequence[str], request: Request) -> tuple[SuiteRun, 
 
 @dataclass(frozen=True)
 class GenerationSettings:
-    """How texts are generated. The scores are the same under all of these settings."""
+    """How texts are generated. In float32 the scores are the same under all of these settings."""
 
     stop_when_answered: bool = True
     draft_answers: bool = True
     share_prefixes: bool = True
-    # Sequences decoded at once. None: 16 in float32 and 1 in half precision, where most long texts
-    # have a token too close to call. A batch set by hand in half precision turns that check off.
+    # Sequences decoded at once. None: 16. In half precision two nearly equal tokens can then change
+    # places, as most long texts have some. The same command gives the same texts, but a run that
+    # was killed, or goes on with other ranks, decodes the rest in other batches. 1: none of this.
     batch: int | None = None
     prefill_chunk: int = 8192  # prompt tokens in one forward pass
     engine: Engine = "transformers"  # the same scores in float32

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from bosch.assets import asset_folder
@@ -203,6 +204,48 @@ def test_a_stop_string_ends_the_text_with_the_token_that_completes_it() -> None:
             first = free[key].text.find(free[key].text[2:4])
             assert generation.text == free[key].text[: first + 2]
             assert generation.ended == "stop string"
+
+
+class HostWaits(TorchFunctionMode):
+    """Counts what makes the host wait for a device: values that it reads and tensors that it sends.
+    (On a CPU, where nothing waits, these calls are the same.)"""
+
+    READ = "tolist item cpu numpy __bool__ __int__ __float__ __index__ __contains__ nonzero"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+        functions = {getattr(torch.Tensor, name) for name in self.READ.split()}
+        self.counted = functions | {torch.tensor, torch.nonzero, torch.equal}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func in self.counted
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("kind", ["dense", "hybrid"])
+@pytest.mark.parametrize("num_texts", [1, 5])
+def test_each_further_token_makes_the_host_wait_once(kind: str, num_texts: int) -> None:
+    model = tiny_model("qwen3")
+    model = deploy(model, MIXED, WINDOW) if kind == "hybrid" else model
+    counts = []
+    for max_new_tokens in (4, 14):
+        with HostWaits() as waits:
+            run(model, tiny_tokenizer(), texts(PROMPTS[-num_texts:], max_new_tokens), FAST)
+        counts.append(waits.count)
+    assert counts[1] - counts[0] == 10
+
+
+def test_half_precision_decodes_in_batches_that_give_the_same_texts_again() -> None:
+    model, examples = deploy(tiny_model("qwen3"), MIXED, WINDOW).bfloat16(), texts(PROMPTS)
+    calls: list[None] = []
+    model.register_forward_pre_hook(lambda *_: calls.append(None))
+    found = run(model, tiny_tokenizer(), examples, FAST)
+    assert len(calls) == len(PROMPTS) + 5  # each prompt, which gives a token, and 5 steps of all
+    assert run(model, tiny_tokenizer(), examples, FAST) == found
+    for key, example in examples:  # the plain way is still transformers' own
+        alone = run(model, tiny_tokenizer(), [(key, example)], PLAIN)[key].tokens
+        assert alone == by_hugging_face(model, tiny_tokenizer(), example)
 
 
 def test_an_example_that_does_not_fit_is_refused() -> None:

@@ -13,8 +13,8 @@ import torch
 from bosch.config import Config, MaskConfig
 from bosch.data.loader import Loader
 from bosch.eval.generate import Generator
-from bosch.eval.judging import Judging, device_and_type
-from bosch.eval.settings import FAST
+from bosch.eval.judging import Judging, check_attention, device_and_type
+from bosch.eval.settings import FAST, GenerationSettings
 from bosch.eval.suites._interface import Example
 from bosch.hybrid.conversion import deploy
 from bosch.hybrid.materialize import _device_with_room
@@ -46,6 +46,14 @@ def test_every_stage_takes_the_gpu_and_its_number_format(gpu: Gpu) -> None:
     assert choose_device({"ACCELERATE_USE_CPU": "true"}).type == "cpu"
     with pytest.raises(UserError, match="process 1 on this machine has no GPU"):
         choose_device({"LOCAL_RANK": "1"})
+
+
+def test_evaluations_decode_in_batches_which_the_flash_kernels_cannot(gpu: Gpu) -> None:
+    assert Generator(tiny_model("qwen3").bfloat16(), tiny_tokenizer()).batch == 16
+    judging = Judging((), attention="varlen")
+    with pytest.raises(UserError, match=r"eval\.attention varlen .* Set eval\.batch to 1"):
+        check_attention(judging)
+    check_attention(replace(judging, generation=GenerationSettings(batch=1)))
 
 
 def test_a_hybrid_is_checked_on_the_gpu_if_there_is_room(gpu: Gpu, tmp_path: Path) -> None:
