@@ -311,12 +311,16 @@ def load_for_search(
     folder: Path, attention_backend: str = "auto", precision: str = "auto"
 ) -> "PreTrainedModel":
     """The dense model, ready for search mode. precision: `auto` is its own dtype on a GPU, float32
-    on the CPU."""
+    on the CPU. All masks and the dense model are scored by the same kernels."""
     import torch
+
+    from bosch.kernels import fuse_forward
 
     device, usual = ("cuda", "auto") if torch.cuda.is_available() else ("cpu", torch.float32)
     dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}.get(precision, usual)
-    return load_model(folder, dtype, device, attention_backend, attn_implementation="bosch")
+    model = load_model(folder, dtype, device, attention_backend, attn_implementation="bosch")
+    fuse_forward(model)
+    return model
 
 
 def check_weights(model: str) -> None:

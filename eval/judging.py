@@ -118,6 +118,7 @@ def load_judged(folder: Path, judging: Judging) -> Any:
 
     from bosch.hybrid.models import check_native_window, family_of
     from bosch.hybrid.sinks import KEY, kind_of
+    from bosch.kernels import fuse_forward
 
     try:
         config = AutoConfig.from_pretrained(folder, **LOCAL)
@@ -162,6 +163,8 @@ def load_judged(folder: Path, judging: Judging) -> Any:
             raise UserError(f"{problem}, which transformers computes; leave it out.") from None
     more = {"config": config, "attn_implementation": attention}
     model: Any = load_model(folder, dtype, device, judging.attention, **more)
+    if attention is not None:  # a model of our families
+        fuse_forward(model)
     if stretches_sinks:  # YaRN makes keys larger, also that of a first token
         scaling = model.base_model.rotary_emb.attention_scaling
         for name, sink in model.named_parameters():

@@ -138,8 +138,9 @@ def check_settings(settings: TrainConfig, packed: bool, model: str, sink: str = 
     import torch
 
     from bosch.hybrid.dispatch import check_backend
+    from bosch.kernels import choose_kernels
     from bosch.training.model_start import check_fp8
-    from bosch.training.parallel import choose_device, choose_kernels
+    from bosch.training.parallel import choose_device
 
     device, default = choose_device(os.environ), TrainConfig()
     dtype = torch.float32 if settings.precision == "fp32" else torch.bfloat16
@@ -171,9 +172,10 @@ def fit_memory(config: Config, world_size: int, is_named: bool) -> Config:
     is a model that fits with none. Rank 0 decides, by the least memory of all ranks' GPUs: ranks
     with settings of their own, on slightly unequal machines, would wait for each other forever. So
     is what the machine with the least host memory cannot park."""
+    from bosch.kernels import choose_kernels
     from bosch.run.group import Group, joined
     from bosch.run.memory import available_host_bytes, least
-    from bosch.training.parallel import choose_device, choose_kernels
+    from bosch.training.parallel import choose_device
     from bosch.training.rehearsal import choose_fitting, gpu_memory_gb, with_room_to_park
 
     with joined():

@@ -1,5 +1,5 @@
 """Liger's kernels, run by Triton's interpreter, against torch:
-`TRITON_INTERPRET=1 python tests/liger_program.py models loss divergence sharded`.
+`TRITON_INTERPRET=1 python tests/liger_program.py models forward loss divergence sharded`.
 
 Prints each part that agrees. A separate program, because Triton chooses its interpreter for the
 whole process. In fp32 and fp16: the interpreter's bf16 gives NaN.
@@ -23,12 +23,15 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bosch.config import TrainConfig
 from bosch.data.loader import IGNORED
+from bosch.hybrid.cache import CACHE
 from bosch.hybrid.conversion import deploy
+from bosch.kernels import choose_kernels, fuse_forward, rotation_of
+from bosch.search.layers import Layers
 from bosch.training import parallel
 from bosch.training.loss import Lesson, head_loss, install_kernels, model_loss
 from bosch.training.model_start import start_model
-from bosch.training.parallel import choose_kernels, leave_world, start_world, whole
-from tests.model_factory import packed_positions, random_tokens, tiny_model
+from bosch.training.parallel import leave_world, start_world, whole
+from tests.model_factory import FAMILIES, packed_positions, random_tokens, tiny_model
 from tests.plain_training import model_folder
 
 # Of the outputs and gradients, in norm. In fp16 a value has 11 bits.
@@ -81,6 +84,45 @@ def models() -> None:
             assert module.forward.__func__.__module__.startswith("liger_kernel"), module
         other: Any = tiny_model(family, num_hidden_layers=1)
         assert "liger" not in type(other.model.norm).__module__
+
+
+def forward() -> None:
+    """Models that only compute forward, dense, hybrid and in search mode: padded batches that are
+    prefilled and then decode, and single rows as a search computes them. Also of copies."""
+    ids, z = random_tokens(2, 9), [[1, 0, 1, 0], [0, 1, 0, 0]]
+    padding = torch.ones(2, 10, dtype=torch.long)
+    padding[1, :4] = 0
+    for family in FAMILIES:
+        stock: Any = tiny_model(family, num_hidden_layers=2, initializer_range=0.1)
+        module = sys.modules[type(stock).__module__]
+        before = dict(vars(module))
+        for plain in (stock, deploy(stock, z, 4)):
+            changed = copy.deepcopy(plain)
+            fuse_forward(changed)
+            assert vars(module) == before  # of other models
+            for layer in changed.model.layers:
+                assert rotation_of(layer.self_attn).__module__.startswith("liger_kernel")
+            fused = copy.deepcopy(changed)
+            for parameter in changed.parameters():
+                parameter.data.zero_()
+            found, expected = ([] for _ in range(2))
+            search: Any = {"bosch_mask": z, "bosch_window": 4} if plain is stock else {}
+            for model, outputs in ((fused, found), (plain, expected)):
+                with torch.no_grad():
+                    outputs.append(model(ids, use_cache=False, **search).logits)
+                    prompt = model(ids, use_cache=True, attention_mask=padding[:, :9])
+                    cache = {CACHE: prompt[CACHE]}
+                    further: Any = {"attention_mask": padding, **cache}
+                    outputs += [prompt.logits, model(ids[:, :1], **further).logits]
+                    if plain is stock:
+                        layers, rows_N = Layers(model, 4), torch.tensor([3, 6, 8])
+                        entering_BTC, rotary = layers.embed(ids[0])
+                        outputs.append(layers.run(0, entering_BTC, rotary, z[0], rows_N))
+                        layers.check(ids[0])
+            for one, other in zip(found, expected, strict=True):
+                check(one, other, TOLERANCE[torch.float32])
+                assert not torch.equal(one, other)  # of other kernels
+            assert torch.equal(fused(ids).logits, plain(ids).logits)  # with gradients
 
 
 def loss() -> None:
@@ -145,5 +187,5 @@ def sharded() -> None:
 if __name__ == "__main__":
     fix_the_interpreter()
     for part in sys.argv[1:]:
-        {"models": models, "loss": loss, "divergence": divergence, "sharded": sharded}[part]()
+        globals()[part]()
         print(part, flush=True)

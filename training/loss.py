@@ -6,7 +6,6 @@ take 50 GB. Here only the logits of one chunk exist at a time, and those of the 
 """
 # B batch, T tokens, N = B * T rows, H hidden size, V vocabulary
 
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -18,8 +17,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from bosch.data.loader import IGNORED  # which torch and Liger ignore by default
-from bosch.hybrid.models import family_of
-from bosch.run.progress import say
+from bosch.kernels import fuse_blocks
 
 # Rows whose logits exist at once. On a CPU with a vocabulary of 2,048, chunks of 512 rows take 90 %
 # of the time of 2,048, as they fit its caches. Smaller ones would read a large head too often.
@@ -90,30 +88,14 @@ class LossHead(nn.Linear):
 
 def install_kernels(model: PreTrainedModel, kernels: str, in_blocks: bool = True) -> None:
     """Make the head of a model of our families a LossHead; weight names and ties stay the same.
-    With Liger's kernels, use its RMSNorm and SwiGLU in this one model too, but not its rotary
-    embeddings, which Liger can only replace for the whole process. in_blocks: also in the blocks;
-    not in compiled ones, which fuse the same themselves (torch 2.11 cannot read Liger's kernels in
-    a graph, and takes all that they are given for changed)."""
+    in_blocks: with Liger's kernels, use its RMSNorm and SwiGLU too; not in compiled blocks, which
+    fuse the same themselves (torch 2.11 cannot read Liger's kernels in a graph, and takes all that
+    they are given for changed)."""
     head: Any = model.get_submodule("lm_head")
     assert head.bias is None, "no family's head has a bias"
     head.__class__, head.kernels = LossHead, kernels
-    if kernels != "liger" or not in_blocks:
-        return
-    from liger_kernel import transformers as liger
-
-    family = family_of(model.config)
-    model_type = family.plain_config_class.model_type
-    module = sys.modules[family.plain_model_class.__module__]
-    apply = getattr(liger, f"apply_liger_kernel_to_{model_type}", None)
-    if apply is None:
-        say(f"Liger has no kernels for the family {model_type}; torch computes its norms and MLPs")
-        return
-    # Liger also replaces transformers' own classes for all later models. Restored, so that all
-    # evaluations of a run use the same kernels.
-    before = dict(vars(module))
-    unused = dict.fromkeys(("rope", "cross_entropy", "fused_linear_cross_entropy"), False)
-    apply(rms_norm=True, swiglu=True, model=model, **unused)
-    vars(module).update(before)
+    if kernels == "liger" and in_blocks:
+        fuse_blocks(model)
 
 
 def model_loss(

@@ -13,7 +13,6 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from importlib.util import find_spec
 from itertools import product
 from shutil import which
 from typing import Any
@@ -32,6 +31,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
 from bosch.config import TrainConfig
+from bosch.kernels import choose_kernels
 from bosch.run.errors import UserError
 from bosch.run.group import hide_fsdp
 
@@ -161,21 +161,6 @@ def node_size(world: int, environment: Mapping[str, str] = os.environ) -> int:
     """Ranks on each machine, if all machines have as many; else all ranks."""
     local = int(environment.get("LOCAL_WORLD_SIZE", world))
     return world if world % local else local
-
-
-def choose_kernels(setting: str, device: torch.device) -> tuple[str, str]:
-    """(liger or torch, the reason). Setting liger where it cannot run is an error."""
-    reason = None
-    if find_spec("liger_kernel") is None:
-        reason = "liger-kernel is not installed (pip install liger-kernel)"
-    # Triton's interpreter runs the kernels anywhere, thousands of times slower. Tests use it.
-    elif device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
-        reason = f"Liger's kernels need a GPU, and this device is a {device.type}"
-    if setting == "liger" and reason is not None:
-        raise UserError(f"train.kernels liger cannot run here: {reason}. Use auto or torch.")
-    if setting != "auto":
-        return setting, "as set"
-    return ("torch", reason) if reason is not None else ("liger", "this device is a GPU")
 
 
 def describe(

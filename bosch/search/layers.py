@@ -10,7 +10,6 @@ the visible keys, MLP with the active experts)."""
 # B batch (1), T tokens, N rows computed, C hidden size, H query heads, G kv heads, R heads a group,
 # D head size, E heads side by side
 
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -26,6 +25,7 @@ from bosch.hybrid.attention import NAME
 from bosch.hybrid.dispatch import attend, refusal
 from bosch.hybrid.models import apply_norm, family_of
 from bosch.hybrid.sinks import ATTACHED, sink_beyond
+from bosch.kernels import rotation_of
 from bosch.masks.window import check_window
 from bosch.run.errors import UserError
 
@@ -105,11 +105,12 @@ class Layers:
         self, attention: Any, x_BTC: Tensor, rotary: Rotary, row: Sequence[int], rows_N: Tensor
     ) -> Tensor:
         """(1, N, H * D): the input of the output projection."""
-        rotate = sys.modules[type(attention).__module__].apply_rotary_pos_emb
+        rotate = rotation_of(attention)  # of queries and keys together; here they have other rows
         k_BGTD, v_BGTD = _heads(attention, "k", x_BTC), _heads(attention, "v", x_BTC)
         q_BHND = _heads(attention, "q", x_BTC[:, rows_N])
-        q_BHND, _ = rotate(q_BHND, q_BHND, rotary[0][:, rows_N], rotary[1][:, rows_N])
-        k_BGTD, _ = rotate(k_BGTD, k_BGTD, *rotary)
+        of_rows = rotary[0][:, rows_N], rotary[1][:, rows_N]
+        q_BHND, _ = rotate(q_BHND, torch.zeros_like(q_BHND[:, :1]), *of_rows)
+        _, k_BGTD = rotate(torch.zeros_like(k_BGTD[:, :1]), k_BGTD, *rotary)
         # Which keys each row sees, on the window and in full.
         distance_NT = rows_N[:, None] - torch.arange(x_BTC.shape[1], device=rows_N.device)
         full_NT = distance_NT >= 0

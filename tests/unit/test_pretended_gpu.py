@@ -10,14 +10,17 @@ from pathlib import Path
 import pytest
 import torch
 
+from bosch import kernels
 from bosch.config import Config, MaskConfig
 from bosch.data.loader import Loader
 from bosch.eval.generate import Generator
-from bosch.eval.judging import Judging, check_attention, device_and_type
+from bosch.eval.judging import Judging, check_attention, device_and_type, load_judged
 from bosch.eval.settings import FAST, GenerationSettings
 from bosch.eval.suites._interface import Example
 from bosch.hybrid.conversion import deploy
 from bosch.hybrid.materialize import _device_with_room
+from bosch.kernels import fuse_forward
+from bosch.model import load_for_search
 from bosch.recipes import search_mask
 from bosch.run.errors import UserError
 from bosch.search.settings import Accelerations
@@ -54,6 +57,23 @@ def test_evaluations_decode_in_batches_which_the_flash_kernels_cannot(gpu: Gpu) 
     with pytest.raises(UserError, match=r"eval\.attention varlen .* Set eval\.batch to 1"):
         check_attention(judging)
     check_attention(replace(judging, generation=GenerationSettings(batch=1)))
+
+
+def test_models_that_only_compute_forward_have_fused_kernels_on_a_gpu(gpu: Gpu) -> None:
+    pytest.importorskip("liger_kernel")
+    model = deploy(tiny_model("qwen3"), MIXED, WINDOW)
+    names = ("norm", "layers.2.self_attn", "layers.2.self_attn.q_norm", "layers.2.mlp")
+    modules = [model.base_model.get_submodule(name) for name in names]
+    assert not any("forward" in vars(module) for module in modules)
+    fuse_forward(model)
+    assert all("forward" in vars(module) for module in modules)
+
+
+def test_search_and_evaluation_load_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, fused = plain_folder(tmp_path / "model"), list[object]()
+    monkeypatch.setattr(kernels, "fuse_forward", fused.append)
+    loaded = [load_for_search(folder), load_judged(folder, Judging(()))]
+    assert fused == loaded
 
 
 def test_a_hybrid_is_checked_on_the_gpu_if_there_is_room(gpu: Gpu, tmp_path: Path) -> None:

@@ -14,9 +14,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import bosch.training.loss
 from bosch.data.loader import IGNORED
+from bosch.kernels import choose_kernels, fuse_forward
 from bosch.run.errors import UserError
 from bosch.training.loss import head_loss, install_kernels, model_loss
-from bosch.training.parallel import choose_kernels
 from tests.model_factory import random_tokens, tiny_model
 
 CPU = torch.device("cpu")
@@ -100,6 +100,13 @@ def test_kernels_are_chosen_by_device_and_explained(monkeypatch: pytest.MonkeyPa
     assert choose_kernels("torch", torch.device("cuda")) == ("torch", "as set")
 
 
+def test_on_a_cpu_models_keep_torchs_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    model = tiny_model("qwen3")
+    fuse_forward(model)
+    assert not any("forward" in vars(module) for module in model.modules())
+
+
 def run_with_the_interpreter(*parts: str) -> None:
     """In its own process, since Triton chooses its interpreter when it is imported."""
     pytest.importorskip("triton")
@@ -113,7 +120,7 @@ def run_with_the_interpreter(*parts: str) -> None:
 
 
 def test_liger_kernels_compute_what_torch_computes() -> None:
-    run_with_the_interpreter("models")
+    run_with_the_interpreter("models", "forward")
 
 
 @pytest.mark.slow
