@@ -78,6 +78,8 @@ def fuse_blocks(model: PreTrainedModel, mlps: bool = True) -> None:
     # evaluations of a run use the same kernels.
     before = dict(vars(module))
     unused = dict.fromkeys(("rope", "cross_entropy", "fused_linear_cross_entropy"), False)
+    # It does not ask which function an existing MLP has.
+    mlps = mlps and model.config.hidden_act in ("silu", "swish")
     apply(rms_norm=True, swiglu=mlps, model=model, **unused)
     vars(module).update(before)
 

@@ -6,6 +6,7 @@ test_flash_stand_ins.py.
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -67,6 +68,9 @@ def test_models_that_only_compute_forward_have_fused_kernels_on_a_gpu(gpu: Gpu) 
     assert not any("forward" in vars(module) for module in modules)
     fuse_forward(model)
     assert all("forward" in vars(module) for module in modules)
+    other: Any = tiny_model("llama", hidden_act="gelu")  # Liger's MLP would compute silu
+    fuse_forward(other)
+    assert "forward" not in vars(other.model.layers[0].mlp)
 
 
 def test_search_and_evaluation_load_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
