@@ -30,6 +30,7 @@ DRAFTS = {"method": "draft_model", "num_speculative_tokens": 2, "model": str(TIN
 OFFLOAD = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}
 LENGTHS = (3, 63, 64, 65, 129, 500)
 PACKED = {"additional_config": {"bosch_layout": "packed"}}
+LIKE_GPUS = {"additional_config": {"bosch_like_gpus": True}}  # packed
 both_layouts = pytest.mark.parametrize("layout", [{}, PACKED], ids=["units", "packed"])
 
 
@@ -44,9 +45,18 @@ def serve(hybrid: Any, folder: Path, passes: list[dict[str, Any]], **engine: Any
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     answer: dict[str, Any] = json.loads((folder / "answer.json").read_text())
     log = done.stdout + done.stderr
-    layout = engine.get("additional_config", {}).get("bosch_layout", "units")
-    assert f"bosch: layout {layout}" in log or not hasattr(hybrid.config, "bosch")
+    assert layout_line(engine) in log or not hasattr(hybrid.config, "bosch")
     return answer
+
+
+def layout_line(engine: dict[str, Any]) -> str:
+    """What the log says of the layout."""
+    asked = engine.get("additional_config", {})
+    if layout := asked.get("bosch_layout"):
+        return f"bosch: layout {layout} (as asked), "
+    if asked.get("bosch_like_gpus"):
+        return "bosch: layout packed (the default on GPUs), "
+    return "bosch: layout units (the default on CPUs), "
 
 
 def refusal(hybrid: Any, folder: Path, **engine: Any) -> str:
@@ -116,7 +126,9 @@ def test_tokens_are_ours(ratio: float, window: int, layout: dict[str, Any], tmp_
 
 @pytest.mark.parametrize(
     ("ratio", "window", "layout"),
-    [(0.5, WINDOW, {}), (0.75, 1, {}), (0.75, WINDOW, PACKED), (1.0, 5, PACKED)],
+    [
+        *((0.5, WINDOW, {}), (0.75, 1, {}), (0.75, WINDOW, PACKED), (1.0, 5, PACKED)),
+    ],
 )
 def test_tokens_with_static_sinks_are_ours(
     ratio: float, window: int, layout: dict[str, Any], tmp_path: Path
@@ -138,7 +150,7 @@ def test_whole_layers_agree(layout: dict[str, Any], tmp_path: Path) -> None:
     assert_agrees(deploy(dense, z, WINDOW), tmp_path, **layout)
 
 
-@both_layouts
+@pytest.mark.parametrize("layout", [{}, PACKED, LIKE_GPUS], ids=["units", "packed", "like GPUs"])
 @pytest.mark.parametrize("has_sinks", [False, True])
 def test_compiled_it_agrees(has_sinks: bool, layout: dict[str, Any], tmp_path: Path) -> None:
     small = small_hybrid("qwen3", has_sinks)

@@ -5,14 +5,17 @@ from typing import Any
 
 import pytest
 from bosch_vllm.packing import (
+    BLOCKS_FIRST,
     Packing,
     block_of,
+    choose_layout,
     heads_in_a_block,
     order_for_ranks,
     pack_blocks,
     pack_units,
     share_of_dense,
     share_out,
+    why_not_packed,
 )
 from bosch_vllm.refusals import check_engine, check_hybrid
 from hypothesis import assume, given
@@ -81,6 +84,37 @@ def test_ranks_get_equal_parts_of_both_kinds(num_full: list[int], ranks: int) ->
             mine = order[rank * 8 // ranks : (rank + 1) * 8 // ranks]
             assert mine == sorted(mine)
             assert sum(group < count for group in mine) == part
+
+
+@pytest.mark.parametrize(
+    ("asked", "like_gpus", "lacking", "found"),
+    [
+        (None, False, None, ("units", "the default on CPUs")),
+        (None, False, "ranks", ("units", "the default on CPUs")),
+        (None, True, None, ("packed", "the default on GPUs")),
+        (None, True, "ranks", ("units", "ranks")),
+        ("units", True, None, ("units", "as asked")),
+        ("packed", False, None, ("packed", "as asked")),
+        ("packed", True, "ranks", ("units", "ranks")),
+    ],
+)
+def test_gpus_get_packed_where_it_runs_and_an_explicit_layout_wins(
+    asked: str | None, like_gpus: bool, lacking: str | None, found: tuple[str, str]
+) -> None:
+    assert choose_layout(asked, like_gpus, lacking) == found
+
+
+def test_packed_runs_where_the_cache_can_have_blocks_first() -> None:
+    for named in (None, *BLOCKS_FIRST):
+        assert why_not_packed([2, 4], 2, named, None) is None
+    assert why_not_packed([2, 4], 1, None, ["LBHNC", "BLHNC"]) is None  # FlashInfer on Blackwell
+    for arguments, told in (
+        (([2, 3], 2, None, None), "whose full groups 2 ranks share equally"),
+        (([2, 4], 2, "NHD", None), "BLHNC or BLNHC, and it is NHD"),
+        (([2, 4], 2, None, ["LBNHC"]), "and the attention backend has LBNHC"),  # FlexAttention
+        (([2, 4], 2, "BLNHC", ["BLHNC"]), "and the attention backend has BLHNC"),
+    ):
+        assert told in str(why_not_packed(*arguments))
 
 
 def test_share_of_dense_counts_window_entries() -> None:

@@ -28,7 +28,7 @@ from bosch_vllm.packing import (
     share_of_dense,
     share_out,
 )
-from bosch_vllm.settings import HybridSettings, why_not_packed
+from bosch_vllm.settings import HybridSettings, allowed_by, layout_of
 from bosch_vllm.sinks import WindowWithSink, add_parameters
 from bosch_vllm.specs import BlockAttention
 
@@ -106,14 +106,14 @@ def split_attention(model: Any, config: Any) -> None:
     block, tokens = config.cache_config.block_size, config.model_config.max_model_len
     ranks, rank = config.parallel_config.tensor_parallel_size, get_tensor_model_parallel_rank()
     shares, groups = share_out(hybrid["num_full"], ranks), num_groups // ranks
-    reason = why_not_packed(config)
-    if reason:
+    layout, why = layout_of(config)
+    if layout == "units":
         unit = gcd(groups, *(count for share in shares for count in share))
         packing = pack_units(shares[rank], groups, unit)
     else:
         packing = pack_blocks(shares[rank], groups, hybrid["window"] - 1 + block, tokens)
     # Modules of one size are for vLLM to group.
-    are_blocks = not reason and len({size for pieces in packing for size in pieces.values()}) > 1
+    are_blocks = layout == "packed" and len({n for pieces in packing for n in pieces.values()}) > 1
     built = config.compilation_config.static_forward_context
     for index, layer in enumerate(model.model.layers):
         owner, stock = layer.self_attn, layer.self_attn.attn
@@ -126,17 +126,31 @@ def split_attention(model: Any, config: Any) -> None:
         windowed = num_groups - hybrid["num_full"][index]
         if windowed and "sink" in hybrid and hybrid["sink"]["kind"] == "static":
             add_parameters(owner, windowed, owner.attn.head_size)
+    if layout == "packed":
+        check_backends(built.values(), config.cache_config.kv_cache_layout)
     # vLLM splits a block of windows whose first module is not its smallest.
     in_order = sorted(built.items(), key=lambda item: getattr(item[1], "num_kv_heads", 0))
     built.clear()
     built.update(in_order)
     logger.info(
-        "bosch: layout %s, %d attention modules, %.3f of the dense KV bytes at %d tokens",
-        f"units ({reason})" if reason else "packed",
+        "bosch: layout %s (%s), %d attention modules, %.3f of the dense KV bytes at %d tokens",
+        layout,
+        why,
         sum(map(len, packing)),
         share_of_dense(hybrid["num_full"], num_groups, hybrid["window"], tokens),
         tokens,
     )
+
+
+def check_backends(modules: Iterable[Any], cache_layout: str) -> None:
+    """vLLM chose each attention's backend as it was built, and the cache's layout before."""
+    for backend in {part.attn_backend for part in modules if isinstance(part, BlockAttention)}:
+        allowed = allowed_by(backend)
+        if allowed is not None and cache_layout not in allowed:
+            problem = f"bosch_layout packed needs {cache_layout}, and {backend.get_name()}"
+            raise ValueError(
+                f"{problem} has {', '.join(allowed)}: set bosch_layout units (docs/serving.md)."
+            )
 
 
 def for_ranks(

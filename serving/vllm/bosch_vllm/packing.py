@@ -6,6 +6,9 @@ not full leaves empty. "packed" cuts the heads of a kind where a block is full, 
 about two modules, and names the block that holds each (specs.py).
 
 A packing has for each layer the heads of each module by its name, in the order of the heads.
+
+Each module is an attention call of its own, so GPUs get "packed", where it can run. CPUs get
+"units", which was a little faster there (docs/serving.md).
 """
 
 import math
@@ -14,6 +17,31 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
 Packing = list[dict[str, int]]
+LAYOUTS = ("units", "packed")
+BLOCKS_FIRST = ("BLHNC", "BLNHC")  # layouts of the cache in which each block is one piece of memory
+
+
+def choose_layout(asked: str | None, like_gpus: bool, lacking: str | None) -> tuple[str, str]:
+    """The layout, and why. `lacking`: why packed cannot run (`why_not_packed`)."""
+    layout = asked or ("packed" if like_gpus else "units")
+    if layout == "packed" and lacking:
+        return "units", lacking
+    return layout, "as asked" if asked else f"the default on {'GPUs' if like_gpus else 'CPUs'}"
+
+
+def why_not_packed(
+    num_full: Sequence[int], ranks: int, named: str | None, allowed: Sequence[str] | None
+) -> str | None:
+    """`named`: the cache's layout, where vLLM or the user has named one; `allowed`: those of the
+    attention backend that the user named, None for all."""
+    if any(count % ranks for count in num_full):
+        return f"packed needs layers whose full groups {ranks} ranks share equally"
+    needed = f"packed needs VLLM_KV_CACHE_LAYOUT={' or '.join(BLOCKS_FIRST)}"
+    if named and named not in BLOCKS_FIRST:
+        return f"{needed}, and it is {named}; left out, it gets the first"
+    if allowed is not None and (named or BLOCKS_FIRST[0]) not in allowed:
+        return f"{needed}, and the attention backend has {', '.join(allowed)}"
+    return None
 
 
 def share_out(num_full: Sequence[int], ranks: int) -> list[list[int]]:

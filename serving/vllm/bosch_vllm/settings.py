@@ -6,11 +6,10 @@ from vllm import envs
 from vllm.model_executor.models.config import VerifyAndUpdateConfig
 from vllm.platforms import current_platform
 
+from bosch_vllm.packing import BLOCKS_FIRST, LAYOUTS, choose_layout, why_not_packed
 from bosch_vllm.refusals import check_hybrid
 
 NOT_RUN = "this has not been run"
-LAYOUTS = ("units", "packed")
-BLOCKS_FIRST = ("BLHNC", "BLNHC")  # layouts of the cache in which each block is one piece of memory
 
 
 class HybridSettings(VerifyAndUpdateConfig):
@@ -19,13 +18,14 @@ class HybridSettings(VerifyAndUpdateConfig):
         config = vllm_config.model_config.hf_config
         hybrid, num_groups = getattr(config, "bosch", None), config.num_key_value_heads
         check_hybrid(hybrid, config.num_hidden_layers, num_groups)
-        layout = vllm_config.additional_config.get("bosch_layout", "units")
+        asked_layout = vllm_config.additional_config.get("bosch_layout")
         parallel, cache = vllm_config.parallel_config, vllm_config.cache_config
         keeps_all = vllm_config.scheduler_config.disable_hybrid_kv_cache_manager
         drafts, ranks = vllm_config.speculative_config, parallel.tensor_parallel_size
         quantized = getattr(config, "quantization_config", None) is not None
         shared = "its groups are put in the ranks' order by their plain weights"
         unequal = f"its {num_groups} groups a layer cannot be shared out"
+        other = asked_layout not in (None, *LAYOUTS)
         on_gpus = "vLLM's offload is for GPUs, where nothing of this has run"
         for name, asked, reason in (
             (f"--tensor-parallel-size {ranks}", num_groups % ranks > 0, unequal),
@@ -36,22 +36,41 @@ class HybridSettings(VerifyAndUpdateConfig):
             ("LoRA", vllm_config.lora_config is not None, NOT_RUN),
             ("an fp8 KV cache", cache.cache_dtype.startswith("fp8"), NOT_RUN),
             ("--disable-hybrid-kv-cache-manager", keeps_all, "nothing would be saved"),
-            (f"bosch_layout {layout}", layout not in LAYOUTS, "its layouts are units and packed"),
+            (f"bosch_layout {asked_layout}", other, "its layouts are units and packed"),
         ):
             if asked:
                 raise ValueError(f"bosch_vllm cannot serve a hybrid with {name}: {reason}.")
-        if layout == "packed" and current_platform.is_cpu():
-            # The backend names no such layout, but its kernels follow strides: tests/serving.
-            cache.kv_cache_layout = BLOCKS_FIRST[0]
+        if layout_of(vllm_config)[0] == "packed":
+            # Where one is named here, vLLM asks no backend; models.py does.
+            cache.kv_cache_layout = cache_layout(vllm_config) or BLOCKS_FIRST[0]
 
 
-def why_not_packed(vllm_config: Any) -> str | None:
-    """None: the layout is packed, as --additional-config '{"bosch_layout": "packed"}' asks."""
-    if vllm_config.additional_config.get("bosch_layout") != "packed":
-        return "the default"
-    ranks = vllm_config.parallel_config.tensor_parallel_size
-    if any(count % ranks for count in vllm_config.model_config.hf_config.bosch["num_full"]):
-        return f"packed needs layers whose full groups {ranks} ranks share equally"
-    found = vllm_config.cache_config.kv_cache_layout or envs.VLLM_KV_CACHE_LAYOUT
-    needed = f"packed needs VLLM_KV_CACHE_LAYOUT={' or '.join(BLOCKS_FIRST)}"
-    return None if found in BLOCKS_FIRST else needed
+def is_like_gpus(vllm_config: Any) -> bool:
+    """On a GPU, or on a CPU asked to decide as there, to test it: `{"bosch_like_gpus": true}`."""
+    asked = vllm_config.additional_config.get("bosch_like_gpus", False)
+    return bool(asked) or not current_platform.is_cpu()
+
+
+def layout_of(vllm_config: Any) -> tuple[str, str]:
+    """How heads are cut into modules, and why so."""
+    backend = vllm_config.attention_config.backend
+    lacking = why_not_packed(
+        vllm_config.model_config.hf_config.bosch["num_full"],
+        vllm_config.parallel_config.tensor_parallel_size,
+        cache_layout(vllm_config),
+        allowed_by(backend.get_class()) if backend else None,
+    )
+    asked = vllm_config.additional_config.get("bosch_layout")
+    return choose_layout(asked, is_like_gpus(vllm_config), lacking)
+
+
+def cache_layout(vllm_config: Any) -> str | None:
+    """How vLLM's cache lies in memory, where that is named already."""
+    return vllm_config.cache_config.kv_cache_layout or envs.VLLM_KV_CACHE_LAYOUT
+
+
+def allowed_by(backend: Any) -> list[str] | None:
+    """Layouts of the cache that an attention backend takes; None: all."""
+    # The CPU's names no layout that packed needs, but its kernels follow strides: tests/serving.
+    layouts = None if current_platform.is_cpu() else backend.supported_kv_cache_layouts()
+    return None if layouts is None else [layout.name for layout in layouts]
