@@ -30,9 +30,29 @@ USUAL = {
 }
 
 
+def refuse_as_flash_attention_3() -> None:
+    """Before the CPU's attention: what that refuses of numbers for each head (hopper/flash_api)."""
+    from vllm import _custom_ops as ops
+
+    attend = ops.cpu_attention_with_kv_cache
+
+    def check(*arguments: Any, **named: Any) -> Any:
+        import torch
+
+        numbers = named["s_aux"]
+        if numbers is not None:
+            assert numbers.dtype == torch.bfloat16, "We only support bf16 dtype for S aux."
+            assert named["query"].shape[1] <= 64, "We only support query heads <= 64 with S aux"
+        return attend(*arguments, **named)
+
+    ops.cpu_attention_with_kv_cache = check
+
+
 def main(request: dict[str, Any]) -> dict[str, Any]:
     import vllm
 
+    if request["engine"].get("additional_config", {}).get("bosch_like_gpus"):
+        refuse_as_flash_attention_3()
     llm = vllm.LLM(request["folder"], **(USUAL | request["engine"]))
     engine = llm.llm_engine
     core = engine.engine_core.engine_core

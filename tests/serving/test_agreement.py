@@ -30,7 +30,9 @@ DRAFTS = {"method": "draft_model", "num_speculative_tokens": 2, "model": str(TIN
 OFFLOAD = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}
 LENGTHS = (3, 63, 64, 65, 129, 500)
 PACKED = {"additional_config": {"bosch_layout": "packed"}}
-LIKE_GPUS = {"additional_config": {"bosch_like_gpus": True}}  # packed
+LIKE_GPUS = {
+    "additional_config": {"bosch_like_gpus": True}
+}  # packed, numbers in bf16, small modules
 both_layouts = pytest.mark.parametrize("layout", [{}, PACKED], ids=["units", "packed"])
 
 
@@ -128,6 +130,7 @@ def test_tokens_are_ours(ratio: float, window: int, layout: dict[str, Any], tmp_
     ("ratio", "window", "layout"),
     [
         *((0.5, WINDOW, {}), (0.75, 1, {}), (0.75, WINDOW, PACKED), (1.0, 5, PACKED)),
+        (0.75, WINDOW, LIKE_GPUS),
     ],
 )
 def test_tokens_with_static_sinks_are_ours(
@@ -163,8 +166,16 @@ def test_every_family_agrees(family: str, has_sinks: bool, tmp_path: Path) -> No
     assert_agrees(small_hybrid(family, has_sinks), tmp_path)
 
 
-def small_hybrid(family: str, has_sinks: bool) -> Any:
-    dense = tiny_model(family, num_hidden_layers=3)
+@pytest.mark.parametrize("layout", ["units", "packed"])
+def test_modules_of_few_heads_agree(layout: str, tmp_path: Path) -> None:
+    """With 16 query heads a group, windows with sinks have 2 groups on GPUs, and a layer 4."""
+    hybrid = small_hybrid("qwen3", has_sinks=True, num_attention_heads=64)
+    asked = {"bosch_like_gpus": True, "bosch_layout": layout}
+    assert_agrees(hybrid, tmp_path, additional_config=asked)
+
+
+def small_hybrid(family: str, has_sinks: bool, **changes: int) -> Any:
+    dense = tiny_model(family, num_hidden_layers=3, **changes)
     shape = 3, len(MIXED[0]), head_size(dense.config)
     sinks = Sinks(*(torch.randn(shape, generator=torch.Generator().manual_seed(n)) for n in (0, 1)))
     return deploy(dense, MIXED, 5, sinks if has_sinks else None)
@@ -271,11 +282,12 @@ def test_blocks_held_are_those_of_the_formula(
         ({"enable_lora": True}, "LoRA: this has not been run"),
         ({"speculative_config": DRAFTS}, "drafts other than ngram: this has not been run"),
         ({"additional_config": {"bosch_layout": "kinds"}}, "layouts are units and packed"),
+        ({"dtype": "float16"}, "static sinks in float16: their shares need the range of bfloat16"),
         ({"hf_overrides": {"architectures": ["Qwen3ForCausalLM"]}}, "fluent, but wrong"),
     ],
 )
 def test_what_does_not_work_is_refused(engine: dict[str, Any], words: str, tmp_path: Path) -> None:
-    assert words in refusal(tiny_hybrid(0.75), tmp_path, **engine)
+    assert words in refusal(tiny_hybrid(0.75, has_sinks=True), tmp_path, **engine)
 
 
 def test_a_mask_without_windows_is_refused(tmp_path: Path) -> None:

@@ -6,10 +6,14 @@ from typing import Any
 import pytest
 from bosch_vllm.packing import (
     BLOCKS_FIRST,
+    MOST_HEADS,
     Packing,
     block_of,
     choose_layout,
+    greatest_unit,
     heads_in_a_block,
+    most_groups,
+    number_type,
     order_for_ranks,
     pack_blocks,
     pack_units,
@@ -47,17 +51,20 @@ def heads(packing: Packing, kind: str) -> list[int]:
     num_full=st.lists(st.integers(0, 8), min_size=1, max_size=12),
     kept=st.integers(1, 300),
     tokens=st.integers(1, 3000),
+    most=st.sampled_from([None, 1, 2, 3, 6]),
 )
-def test_blocks_hold_every_head_once_in_order(num_full: list[int], kept: int, tokens: int) -> None:
+def test_blocks_hold_every_head_once_in_order(
+    num_full: list[int], kept: int, tokens: int, most: int | None
+) -> None:
     assume(any(n < 8 for n in num_full))
-    packing = pack_blocks(num_full, 8, kept, tokens)
+    packing = pack_blocks(num_full, 8, kept, tokens, most)
     num_window = [8 - n for n in num_full]
     assert heads(packing, "full") == num_full
     assert heads(packing, "window") == num_window
     capacity = heads_in_a_block(sum(num_full), sum(num_window), kept, tokens)
     filled: dict[str, list[int]] = {"full": [], "window": []}
     for name, size in (piece for pieces in packing for piece in pieces.items()):
-        assert size > 0
+        assert 0 < size <= (most if most and name.startswith("window") else 8)
         kind = name.rstrip("_0123456789")
         filled[kind] += [int(block_of(name).removeprefix(kind))] * size
     for blocks in filled.values():  # in the order of layers, and none but the last has room
@@ -84,6 +91,26 @@ def test_ranks_get_equal_parts_of_both_kinds(num_full: list[int], ranks: int) ->
             mine = order[rank * 8 // ranks : (rank + 1) * 8 // ranks]
             assert mine == sorted(mine)
             assert sum(group < count for group in mine) == part
+
+
+@pytest.mark.parametrize("per_kv", [1, 4, 5, 8, 16, 32])
+def test_no_window_with_static_sinks_has_more_heads_than_gpus_take(per_kv: int) -> None:
+    """Each of its query heads is there twice. Qwen3-14B has 5 a group, so 7 groups would be 70."""
+    most = most_groups(per_kv)
+    for num_full in ([0, 0], [1, 0, 4, 8], [1] * 40):
+        blocks = pack_blocks(num_full, 8, kept=1039, tokens=32_768, most=most)
+        sizes = [n for pieces in blocks for key, n in pieces.items() if key.startswith("window")]
+        assert 2 * per_kv * max(sizes) <= MOST_HEADS
+    assert max(sizes) == min(7, most)
+    unit = greatest_unit([[8, 0, 8]], 8, most)
+    assert 2 * per_kv * unit <= MOST_HEADS < 2 * per_kv * 2 * unit or unit == 8
+
+
+def test_modules_of_units_divide_the_counts_of_all_ranks() -> None:
+    assert greatest_unit([[8, 0], [4, 8]], 8, None) == 4
+    assert greatest_unit([[8, 0], [4, 8]], 8, 3) == 2
+    assert greatest_unit([[6, 0]], 6, 5) == 3  # as 4 and 5 divide no 6
+    assert not most_groups(33)  # which settings.py refuses
 
 
 @pytest.mark.parametrize(
@@ -115,6 +142,12 @@ def test_packed_runs_where_the_cache_can_have_blocks_first() -> None:
         (([2, 4], 2, "BLNHC", ["BLHNC"]), "and the attention backend has BLHNC"),
     ):
         assert told in str(why_not_packed(*arguments))
+
+
+def test_numbers_have_the_type_that_each_backend_reads() -> None:
+    gpus = {name: number_type(name, True) for name in ("FLASH_ATTN", "TRITON_ATTN", "FLASHINFER")}
+    assert gpus == {"FLASH_ATTN": "bfloat16", "TRITON_ATTN": "bfloat16", "FLASHINFER": "float32"}
+    assert number_type("CPU_ATTN", like_gpus=False) == "float32"
 
 
 def test_share_of_dense_counts_window_entries() -> None:

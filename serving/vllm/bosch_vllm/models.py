@@ -7,7 +7,6 @@ exchanged for a `HybridAttention`, which has the same call (q, k, v) -> output.
 import importlib
 import re
 from collections.abc import Iterable, Iterator
-from math import gcd
 from typing import Any
 
 import torch
@@ -22,13 +21,15 @@ from vllm.platforms import current_platform
 from bosch_vllm import FAMILIES
 from bosch_vllm.packing import (
     block_of,
+    greatest_unit,
+    most_groups,
     order_for_ranks,
     pack_blocks,
     pack_units,
     share_of_dense,
     share_out,
 )
-from bosch_vllm.settings import HybridSettings, allowed_by, layout_of
+from bosch_vllm.settings import HybridSettings, allowed_by, is_like_gpus, layout_of
 from bosch_vllm.sinks import WindowWithSink, add_parameters
 from bosch_vllm.specs import BlockAttention
 
@@ -49,6 +50,7 @@ class HybridAttention(nn.Module):
         self.head_size, self.padded = stock.head_size, _kernel_head_size(stock)
         per_kv = stock.num_heads // stock.num_kv_heads
         has_sinks = "sink" in hybrid and hybrid["sink"]["kind"] == "static"
+        like_gpus = is_like_gpus(config)
         self.parts, done = nn.ModuleList(), first
         for name, size in pieces.items():
             is_window = name.startswith("window")
@@ -66,7 +68,7 @@ class HybridAttention(nn.Module):
             }
             if is_window and has_sinks:
                 groups = slice(done, done + size)
-                self.parts.append(WindowWithSink(owner, groups, settings, self.padded))
+                self.parts.append(WindowWithSink(owner, groups, settings, self.padded, like_gpus))
             else:
                 self.parts.append(BlockAttention(**settings))
             done += size if is_window else 0
@@ -106,12 +108,14 @@ def split_attention(model: Any, config: Any) -> None:
     block, tokens = config.cache_config.block_size, config.model_config.max_model_len
     ranks, rank = config.parallel_config.tensor_parallel_size, get_tensor_model_parallel_rank()
     shares, groups = share_out(hybrid["num_full"], ranks), num_groups // ranks
+    has_sinks = "sink" in hybrid and hybrid["sink"]["kind"] == "static"
+    per_kv = hf_config.num_attention_heads // num_groups
+    most = most_groups(per_kv) if has_sinks and is_like_gpus(config) else None
     layout, why = layout_of(config)
     if layout == "units":
-        unit = gcd(groups, *(count for share in shares for count in share))
-        packing = pack_units(shares[rank], groups, unit)
+        packing = pack_units(shares[rank], groups, greatest_unit(shares, groups, most))
     else:
-        packing = pack_blocks(shares[rank], groups, hybrid["window"] - 1 + block, tokens)
+        packing = pack_blocks(shares[rank], groups, hybrid["window"] - 1 + block, tokens, most)
     # Modules of one size are for vLLM to group.
     are_blocks = layout == "packed" and len({n for pieces in packing for n in pieces.values()}) > 1
     built = config.compilation_config.static_forward_context
@@ -124,7 +128,7 @@ def split_attention(model: Any, config: Any) -> None:
         first = sum(groups - share[index] for share in shares[:rank])
         owner.attn = HybridAttention(owner, packing[index], first, are_blocks, config)
         windowed = num_groups - hybrid["num_full"][index]
-        if windowed and "sink" in hybrid and hybrid["sink"]["kind"] == "static":
+        if windowed and has_sinks:
             add_parameters(owner, windowed, owner.attn.head_size)
     if layout == "packed":
         check_backends(built.values(), config.cache_config.kv_cache_layout)

@@ -19,6 +19,9 @@ from itertools import accumulate, pairwise
 Packing = list[dict[str, int]]
 LAYOUTS = ("units", "packed")
 BLOCKS_FIRST = ("BLHNC", "BLNHC")  # layouts of the cache in which each block is one piece of memory
+# What vLLM's FlashAttention 3 takes with a number for each head (its hopper/flash_api): this many
+# query heads, and bf16. A window with a static sink has each query head twice (sinks.py).
+MOST_HEADS = 64
 
 
 def choose_layout(asked: str | None, like_gpus: bool, lacking: str | None) -> tuple[str, str]:
@@ -44,6 +47,17 @@ def why_not_packed(
     return None
 
 
+def number_type(backend: str, like_gpus: bool) -> str:
+    """In which type a backend takes the number for each head (sinks.py)."""
+    # FlashInfer would go on reading a copy in fp32 of numbers in bf16, made when the model loads.
+    return "bfloat16" if like_gpus and backend != "FLASHINFER" else "float32"
+
+
+def most_groups(per_kv: int) -> int:
+    """Groups of `per_kv` query heads that one window with static sinks may have on a GPU."""
+    return MOST_HEADS // (2 * per_kv)
+
+
 def share_out(num_full: Sequence[int], ranks: int) -> list[list[int]]:
     """Full groups of each layer on each rank: parts that differ by one at most, also in total."""
     ends = accumulate(num_full, initial=0)
@@ -64,6 +78,12 @@ def order_for_ranks(num_full: int, shares: Sequence[int], num_groups: int) -> li
     return order
 
 
+def greatest_unit(shares: Sequence[Sequence[int]], num_groups: int, most: int | None) -> int:
+    """Heads of a module that divide every count, here and on other ranks; at most `most`."""
+    unit = math.gcd(num_groups, *(count for share in shares for count in share))
+    return next(n for n in range(min(unit, most or unit), 0, -1) if unit % n == 0)
+
+
 def pack_units(num_full: Sequence[int], num_groups: int, unit: int) -> Packing:
     """Modules of `unit` heads, which divides every count of every layer."""
     return [
@@ -73,8 +93,11 @@ def pack_units(num_full: Sequence[int], num_groups: int, unit: int) -> Packing:
     ]
 
 
-def pack_blocks(num_full: Sequence[int], num_groups: int, kept: int, tokens: int) -> Packing:
-    """Modules that cross no block. `kept`: entries that a text of `tokens` keeps for a window."""
+def pack_blocks(
+    num_full: Sequence[int], num_groups: int, kept: int, tokens: int, most: int | None = None
+) -> Packing:
+    """Modules that cross no block. `kept`: entries that a text of `tokens` keeps for a window;
+    `most`: heads that a module of windows may have."""
     num_window = [num_groups - count for count in num_full]
     capacity = heads_in_a_block(sum(num_full), sum(num_window), kept, tokens)
     packing: Packing = [{} for _ in num_full]
@@ -84,11 +107,20 @@ def pack_blocks(num_full: Sequence[int], num_groups: int, kept: int, tokens: int
             end = filled + count
             while filled < end:
                 block, used = divmod(filled, capacity)
-                pieces[f"{kind}{block}"] = min(end - filled, capacity - used)
-                filled += pieces[f"{kind}{block}"]
-    for block in sorted({name for pieces in packing for name in pieces}):
+                size = min(end - filled, capacity - used)
+                limit = size if kind == "full" else most or size
+                pieces |= _cut(f"{kind}{block}", size, limit)
+                filled += size
+    for block in sorted({block_of(name) for pieces in packing for name in pieces}):
         _cut_evenly_mixed(packing, block)
     return packing
+
+
+def _cut(name: str, size: int, most: int) -> dict[str, int]:
+    pieces = {name: min(size, most)}
+    while (rest := size - sum(pieces.values())) > 0:
+        pieces[f"{name}_{rest + most}"] = min(rest, most)  # no other cut has this name
+    return pieces
 
 
 def _cut_evenly_mixed(packing: Packing, block: str) -> None:

@@ -11,6 +11,7 @@ NEEDED = (
     "vllm.model_executor.layers.attention:Attention.get_kv_cache_spec",
     "vllm.model_executor.models.config:MODELS_CONFIG_MAP",
     "vllm.model_executor.models.config:VerifyAndUpdateConfig",
+    "vllm.v1.attention.selector:get_attn_backend",
     "vllm.v1.kv_cache_interface:FullAttentionSpec.is_uniform_with_collection",
     "vllm.v1.kv_cache_interface:SlidingWindowSpec.is_uniform_with_collection",
     "vllm.v1.kv_cache_interface:replace_as",

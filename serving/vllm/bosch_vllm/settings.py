@@ -2,11 +2,19 @@
 
 from typing import Any
 
+import torch
 from vllm import envs
 from vllm.model_executor.models.config import VerifyAndUpdateConfig
 from vllm.platforms import current_platform
 
-from bosch_vllm.packing import BLOCKS_FIRST, LAYOUTS, choose_layout, why_not_packed
+from bosch_vllm.packing import (
+    BLOCKS_FIRST,
+    LAYOUTS,
+    MOST_HEADS,
+    choose_layout,
+    most_groups,
+    why_not_packed,
+)
 from bosch_vllm.refusals import check_hybrid
 
 NOT_RUN = "this has not been run"
@@ -25,6 +33,12 @@ class HybridSettings(VerifyAndUpdateConfig):
         quantized = getattr(config, "quantization_config", None) is not None
         shared = "its groups are put in the ranks' order by their plain weights"
         unequal = f"its {num_groups} groups a layer cannot be shared out"
+        is_half = vllm_config.model_config.dtype == torch.float16
+        no_half = "their shares need the range of bfloat16 or float32"
+        per_kv = config.num_attention_heads // num_groups
+        too_many = is_like_gpus(vllm_config) and not most_groups(per_kv)
+        at_most = f"their attention takes {MOST_HEADS // 2} on GPUs"
+        sinks = hybrid.get("sink", {"kind": "none"})["kind"] == "static"
         other = asked_layout not in (None, *LAYOUTS)
         on_gpus = "vLLM's offload is for GPUs, where nothing of this has run"
         for name, asked, reason in (
@@ -36,6 +50,8 @@ class HybridSettings(VerifyAndUpdateConfig):
             ("LoRA", vllm_config.lora_config is not None, NOT_RUN),
             ("an fp8 KV cache", cache.cache_dtype.startswith("fp8"), NOT_RUN),
             ("--disable-hybrid-kv-cache-manager", keeps_all, "nothing would be saved"),
+            ("static sinks in float16", sinks and is_half, no_half),
+            (f"static sinks and {per_kv} query heads a group", sinks and too_many, at_most),
             (f"bosch_layout {asked_layout}", other, "its layouts are units and packed"),
         ):
             if asked:

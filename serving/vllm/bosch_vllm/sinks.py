@@ -2,10 +2,9 @@
 left behind (bosch/hybrid/sinks.py).
 
 To merge attention with one more key one needs the log-sum-exp of its scores, which vLLM's attention
-does not give. But it takes a number c for each head that counts as a score with value zero, and so
-only makes the output smaller: by the factor x = 1 / (1 + exp(c - lse)). Each query head is there
-twice, without c and with it; x is the ratio of the two, and lse follows. c is the sink's own
-highest score in the batch, so that no rounding of x is enlarged.
+does not give. But it takes a number for each head that makes the output smaller. Each query head is
+there twice, without the number and with it, and the two outputs tell the sink's share
+(sink_share.py).
 """
 # N tokens, H query heads, G kv heads with a window, R query heads of a kv head, D head size
 
@@ -13,36 +12,47 @@ from typing import Any
 
 import torch
 from torch import Tensor, library, nn
+from vllm.v1.attention.selector import get_attn_backend
 
+from bosch_vllm.packing import number_type
+from bosch_vllm.sink_share import NO_SCORE, choose_numbers, sink_share
 from bosch_vllm.specs import BlockAttention
 
 KEY, VALUE = "window_sink_key", "window_sink_value"  # their names in the folder of a hybrid
-NO_SCORE = -1e30  # of a number that makes nothing smaller
-LEAST = 1e-30
 
 
-# A compiler sees no reader of the numbers, since the attention is an operator that takes them from
-# its module, and would write them after it. That the queries change too, which is not so, keeps the
-# order.
+# A compiler does not see that the attention reads the numbers, since it is an operator that takes
+# them from its module, and would write them after it. That the queries change too, which is not so,
+# keeps the order.
 @library.custom_op("bosch_vllm::set_numbers", mutates_args=["numbers", "queries"])
-def set_numbers(numbers: Tensor, highest_GR: Tensor, queries: Tensor) -> None:
-    numbers.view(len(highest_GR), 2, -1)[:, 1] = highest_GR
+def set_numbers(numbers: Tensor, chosen_GR: Tensor, queries: Tensor) -> None:
+    numbers.view(len(chosen_GR), 2, -1)[:, 1] = chosen_GR  # rounds them
 
 
 class WindowWithSink(nn.Module):
     """In place of an Attention over some groups with a window. `groups`: their sinks' places in the
     parameters of `owner`, the layer's attention module."""
 
-    def __init__(self, owner: Any, groups: slice, settings: dict[str, Any], padded: int):
+    def __init__(
+        self, owner: Any, groups: slice, settings: dict[str, Any], padded: int, like_gpus: bool
+    ):
         super().__init__()
         self.padded, self.scale = padded, settings["scale"]
         self._owner = [owner]  # in a list, so that it is no child
         self.groups = groups
         num_heads, num_groups = settings["num_heads"], settings["num_kv_heads"]
         self.twice = num_groups, 2, num_heads // num_groups
-        numbers = torch.full((2 * num_heads,), NO_SCORE, dtype=torch.float32)
+        backend = get_attn_backend(
+            padded,
+            torch.get_default_dtype(),
+            settings["cache_config"].cache_dtype,
+            has_sink=True,
+            has_sliding_window=True,
+        )
+        dtype = getattr(torch, number_type(backend.get_name(), like_gpus))
+        numbers = torch.full((2 * num_heads,), NO_SCORE, dtype=dtype)
         self.register_buffer("numbers", numbers, persistent=False)
-        twice = {**settings, "num_heads": 2 * num_heads}
+        twice = {**settings, "num_heads": 2 * num_heads, "attn_backend": backend}
         self.attention = BlockAttention(**twice, sinks=self.numbers)
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -52,17 +62,14 @@ class WindowWithSink(nn.Module):
         size = key_GD.shape[-1]
         query_NGRD = query.unflatten(-1, (num_groups, repeats, self.padded))
         score_NGR = (query_NGRD[..., :size].float() * key_GD[:, None].float()).sum(-1) * self.scale
-        highest_GR = score_NGR.amax(0)
+        has_left_N = owner.bosch_positions >= self.attention.sliding_window
         both = query_NGRD[:, :, None].expand(-1, -1, 2, -1, -1).flatten(1)
-        set_numbers(self.numbers, highest_GR, both)
+        set_numbers(self.numbers, choose_numbers(score_NGR, has_left_N), both)
         found = self.attention(both, key, value).unflatten(-1, (*self.twice, self.padded)).float()
         plain_NGRD, damped_NGRD = found.unbind(2)
-        x_NGR = (damped_NGRD * plain_NGRD).sum(-1) / plain_NGRD.square().sum(-1).clamp_min(LEAST)
-        x_NGR = x_NGR.clamp(LEAST, 1)
-        # exp(sink's score - lse)
-        odds_NGR = (1 - x_NGR) / x_NGR * torch.exp(score_NGR - highest_GR)
-        share_NGR = odds_NGR / (1 + odds_NGR)
-        has_left_N = owner.bosch_positions >= self.attention.sliding_window
+        # Read where the kernel read them: a compiler leaves out a rounding that is undone at once.
+        numbers_GR = self.numbers.view(self.twice)[:, 1].float()
+        share_NGR = sink_share(plain_NGRD, damped_NGRD, score_NGR, numbers_GR)
         share_NGR = torch.where(has_left_N[:, None, None], share_NGR, 0)
         value_GD = nn.functional.pad(value_GD.float(), (0, self.padded - size))
         value_NGRD = value_GD[:, None].expand_as(plain_NGRD)
