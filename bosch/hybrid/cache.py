@@ -254,7 +254,16 @@ class FirstLayer(GrowingLayer):
     def __init__(self, num_tokens: int) -> None:
         super().__init__()
         self.num_tokens = num_tokens
+
+    def reset(self) -> None:
+        super().reset()
+        self._forget_starts()
+
+    def _forget_starts(self) -> None:
         self.starts_B: Tensor | None = None  # where the text of each row begins; None: at 0
+        self.last_start = 0  # the last of them
+        # Every row has begun: no mask is read any more, for which a GPU would wait at each step.
+        self.knows_starts = False
 
     def keep(self, k_BGTD: Tensor, v_BGTD: Tensor, first_query: int | Tensor) -> Pair:
         if not self.is_initialized:
@@ -262,8 +271,9 @@ class FirstLayer(GrowingLayer):
             shape = (*k_BGTD.shape[:2], self.num_tokens, k_BGTD.shape[3])
             self._hold(k_BGTD.new_zeros(shape), v_BGTD.new_zeros(shape))
         held = self._held()
-        is_past = isinstance(first_query, int) and first_query >= self.num_tokens
-        if is_past and self.starts_B is None:
+        end = self.last_start + self.num_tokens  # where the last row has its first tokens
+        is_known = self.knows_starts or self.starts_B is None
+        if is_known and isinstance(first_query, int) and first_query >= end:
             return held
         # Which of the new tokens comes to each place, if any.
         from_BN = torch.arange(self.num_tokens, device=k_BGTD.device)[None] - first_query
@@ -283,10 +293,17 @@ class FirstLayer(GrowingLayer):
         return self._held()
 
     def crop(self, tokens_to_remove: int) -> None:
-        pass
+        self._forget_starts()  # another text may follow, with other padding
+
+    def _change(self, change: Callable[[Tensor], Tensor]) -> None:
+        super()._change(change)
+        if self.starts_B is not None:
+            self.starts_B = change(self.starts_B)
 
 
 def _is_frozen(x: Tensor) -> bool:
+    if torch.compiler.is_compiling():  # tracing cannot ask
+        return False
     return x.is_inference() and not torch.is_inference_mode_enabled()
 
 
@@ -433,21 +450,27 @@ def hybridize_cache(cache: Cache, config: PretrainedConfig, attention_mask: Any 
     elif cache.is_compileable:
         problem = f"this static cache already has {int(cache.get_seq_length())} tokens"
         raise UserError(f"{problem}; pass the hybrid an empty one, or use a DynamicCache.")
-    if num_first:
-        starts_B = None
-        if isinstance(attention_mask, dict):  # of static caches: one for each type of layer
-            attention_mask = next(iter(attention_mask.values()))
-        if attention_mask is not None:  # (B, S), or (B, 1, T, S)
-            seen_BS = attention_mask.bool()
-            if seen_BS.dim() == 4:
-                seen_BS = seen_BS[:, 0].any(1)
-            starts_B = seen_BS.int().argmax(1)
-            if not torch.compiler.is_compiling() and not starts_B.any():
-                starts_B = None
-        for layer in cache.layers:
-            for first in getattr(layer, "sink_parts", ()):
-                first.starts_B = starts_B
+    firsts = [first for layer in cache.layers for first in getattr(layer, "sink_parts", ())]
+    if isinstance(attention_mask, dict):  # of static caches: one for each type of layer
+        attention_mask = next(iter(attention_mask.values()))
+    if attention_mask is not None and firsts and not firsts[0].knows_starts:
+        starts = _text_starts(attention_mask)
+        for first in firsts:
+            first.starts_B, first.last_start, first.knows_starts = starts
     return cache
+
+
+def _text_starts(attention_mask: Tensor) -> tuple[Tensor | None, int, bool]:
+    """Where the text of each row begins (None: all at 0), the last of these places, and whether all
+    rows have begun, which a graph that is being compiled cannot know."""
+    seen_BS = attention_mask.bool()  # (B, S), or (B, 1, T, S)
+    if seen_BS.dim() == 4:
+        seen_BS = seen_BS[:, 0].any(1)
+    starts_B = seen_BS.int().argmax(1)
+    if torch.compiler.is_compiling() or not seen_BS.any(1).all():
+        return starts_B, 0, False
+    last_start = int(starts_B.max())
+    return (starts_B if last_start else None), last_start, True
 
 
 def _hybrid_layer(

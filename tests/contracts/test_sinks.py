@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel, StaticCache
+from transformers import CompileConfig, DynamicCache, PreTrainedModel, StaticCache
 
 from bosch.backends import sdpa
 from bosch.backends._interface import AttentionCall
@@ -180,6 +180,28 @@ def test_generating_gives_the_tokens_of_recomputation(way: str, kind: str) -> No
         length, size = PROMPT + NEW - 1, head_size(hybrid.config)
         assert kv_bytes(cache) == mask.kv_bytes(length, size, 4)
         assert allocated_bytes(cache) <= mask.allocated_bytes(length, size, 4)
+
+
+@pytest.mark.parametrize("kind", ["static", "tokens"])
+def test_compiled_steps_give_the_tokens_of_plain_ones(kind: str) -> None:
+    """One graph for texts without padding, and one for all others."""
+    hybrid, graphs = hybrid_with(kind).float(), []
+
+    def count(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    torch.compiler.reset()
+    compiled = CompileConfig(backend=count, mode=None, fullgraph=True)
+    compiled._compile_all_devices = True  # else generate compiles on GPUs only
+    ids, options = random_tokens(2, 40), {"max_new_tokens": 6, "do_sample": False}
+    for padding in (0, 3, 5, 0):
+        mask = torch.ones(2, 40, dtype=torch.long)
+        mask[0, :padding] = 0
+        expected = hybrid.generate(ids, attention_mask=mask, **options)
+        how = {"cache_implementation": "static", "compile_config": compiled}
+        assert torch.equal(hybrid.generate(ids, attention_mask=mask, **options, **how), expected)
+    assert len(graphs) <= 2
 
 
 @every_family

@@ -1,8 +1,11 @@
 """The caches of a hybrid: what they hold, and that pieces give what the whole gives."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import DynamicCache, PreTrainedModel, StaticCache
 
 from bosch.hybrid.cache import CACHE, HybridLayer, hybridize_cache, kv_bytes
@@ -87,6 +90,70 @@ def test_a_static_cache_is_for_the_whole_model_not_its_base_alone(first: int) ->
     exact = StaticCache(model.config, max_cache_len=30)  # no slot stays empty
     both = (model.model(ids, **{CACHE: x}).last_hidden_state for x in (exact, None))
     assert torch.equal(*both)
+
+
+class Waits(TorchDispatchMode):
+    """How often the host reads a number of a tensor, for which it would wait for a GPU."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func is torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "static"])
+@pytest.mark.parametrize("padding", [0, 7])
+def test_first_tokens_let_no_step_of_decoding_wait_for_the_gpu(kind: str, padding: int) -> None:
+    """No more often than without a sink. (Masks are looked at once a step.)"""
+    counts, ids, mask = [], random_tokens(2, 30), torch.ones(2, 30, dtype=torch.long)
+    mask[0, :padding] = 0
+    for sink in (None, 3):
+        model = deploy(tiny_model("qwen3"), MIXED, 8, sink)
+        cache = CACHES[kind](model.config)
+        model(ids[:, :20], attention_mask=mask[:, :20], **{CACHE: cache})
+        for position in range(20, 30):
+            with torch.no_grad(), Waits() as waits:
+                now = {"attention_mask": mask[:, : position + 1], CACHE: cache}
+                model(ids[:, position, None], **now)
+            counts.append(waits.count)
+    assert counts[10:] == counts[:10]
+
+
+@torch.no_grad()
+def test_a_text_that_begins_in_a_later_piece_keeps_its_first_tokens() -> None:
+    """Also after rows were taken out, and after the cache was emptied for a text that begins
+    elsewhere."""
+    model = deploy(tiny_model("qwen3").double(), MIXED, 8, 3)
+    ids, mask = random_tokens(2, 60), torch.ones(2, 60, dtype=torch.long)
+    mask[0, :21] = 0
+
+    def check(cache: DynamicCache, row: int, start: int, until: int) -> None:
+        found = held_first(cache)
+        alone = read(model, ids[row : row + 1, start:until])[CACHE]
+        for ours, theirs in zip(found, held_first(alone), strict=True):
+            assert_close(ours[-1:], theirs, 1e-10)
+
+    def held_first(cache: DynamicCache) -> list[Tensor]:
+        return [x.first.keys for x in cache.layers if x.first is not None]
+
+    def go_on(cache: DynamicCache, until: int, rows: list[int]) -> None:
+        begin, places = cache.get_seq_length(), (mask.cumsum(1) - 1).clamp_min(0)
+        now = {"position_ids": places[rows, begin:until], CACHE: cache}
+        model(ids[rows, begin:until], attention_mask=mask[rows, :until], **now)
+
+    cache = DynamicCache(config=model.config)
+    for until in (10, 15, 22, 23, 40):
+        go_on(cache, until, [1, 0])
+    check(cache, 0, 21, 40)
+    cache.batch_select_indices(torch.tensor([1]))
+    go_on(cache, 41, [0])
+    check(cache, 0, 21, 41)
+    cache.reset()
+    mask[0, :21] = 1
+    mask[0, :5] = 0
+    go_on(cache, 30, [0])
+    check(cache, 0, 5, 30)
 
 
 def test_gradients_flow_through_a_cache() -> None:
