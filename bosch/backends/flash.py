@@ -35,6 +35,11 @@ def unavailable() -> str | None:
         _kernel()
     except ImportError as error:
         return f"the installed flash-attn does not load ({error})"
+    except AttributeError:
+        return (
+            "the installed flash-attn has no flash_attn_varlen_func (flash-attn-4 brings other "
+            "functions; version 2 can be installed beside it)"
+        )
     return None
 
 

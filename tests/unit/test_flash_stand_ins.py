@@ -189,6 +189,13 @@ def test_old_gpus_missing_packages_and_broken_ones_are_named(
     broken.write_text("raise ImportError('undefined symbol: _ZN3c104cuda')\n")
     monkeypatch.syspath_prepend(tmp_path)
     assert "does not load (undefined symbol" in str(flash.unavailable())
+    # As flash-attn 4 leaves it, when it is there alone: a folder without an __init__.py.
+    broken.unlink()
+    (tmp_path / "flash_attn" / "cute").mkdir()
+    sys.modules.pop("flash_attn", None)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    assert "no flash_attn_varlen_func" in str(flash.unavailable())
+    assert dispatch.choose(make_call(Case(9, 3, dtype=torch.float16), "cuda")) == "varlen"
     monkeypatch.delattr(torch_varlen, "varlen_attn")
     assert "torch.nn.attention.varlen" in str(varlen.unavailable())
     gpu.capability = (7, 5)
