@@ -105,7 +105,8 @@ class AttentionCall:
     @property
     def is_plain_full(self) -> bool:
         """Full attention without packed documents: torch's own function picks the best kernel for
-        it, and the result equals the stock model's bit for bit."""
+        it, and the result equals the stock model's bit for bit (on GPUs that torch gives to cuDNN,
+        in whole chunks: sdpa.py)."""
         return self.window_tokens is None and self.documents is None and self.sink is None
 
     def without_idle_window(self) -> AttentionCall:

@@ -10,6 +10,7 @@ benchmarks/results/attention-cpu.json.
 # block, M blocks
 
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import pairwise
@@ -20,12 +21,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.backends import cuda
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import CausalBias, causal_lower_right
 
 from bosch.backends._interface import ALL, AttentionCall, Sink, repeat_groups
 from bosch.backends._sink import attend_with_sink, scores_of
 
 MASK_ELEMENTS = 2**24  # of the mask of a block of queries that follows cached keys
+CUDNN_QUERIES = 1024  # without gradients, cuDNN computes multiples of it only
+OTHERS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 def unavailable() -> str | None:
@@ -86,19 +90,14 @@ def attend(call: AttentionCall) -> Tensor:
 def _full(call: AttentionCall) -> Tensor:
     q_BHTD, mask = call.q_BHTD, call.mask_BNTS
     num_queries, num_keys, device = q_BHTD.shape[2], call.k_BGSD.shape[2], q_BHTD.device
-    if device.type == "cpu" and num_queries == 1 and (mask is None or mask.shape[1] == 1):
-        # Query heads that share keys become rows, so that each key is read once (1.2x as fast).
-        q_BGRD = q_BHTD.view(q_BHTD.shape[0], call.k_BGSD.shape[1], -1, q_BHTD.shape[3])
-        return _sdpa(replace(call, q_BHTD=q_BGRD), mask).view_as(q_BHTD)
-    if num_queries == 1 and device.type == "cuda" and not torch.compiler.is_compiling():
-        # On Hopper torch prefers cuDNN, which plans anew for each number of keys.
-        is_enabled = cuda.cudnn_sdp_enabled()
-        cuda.enable_cudnn_sdp(False)
-        try:
-            return _sdpa(call, mask)
-        finally:
-            cuda.enable_cudnn_sdp(is_enabled)
-    if mask is not None or num_queries == 1:
+    if num_queries == 1:
+        # Query heads that share keys become rows, so that each key is read once: 1.2x as fast on a
+        # CPU; on a GPU a mask would make K and V a copy for each query head.
+        rows = len(q_BHTD), call.k_BGSD.shape[1], -1, q_BHTD.shape[3]
+        if mask is not None and mask.shape[1] > 1:
+            mask = mask.reshape(len(mask), *rows[1:3], num_keys)
+        return _sdpa(replace(call, q_BHTD=q_BHTD.reshape(rows)), mask).reshape(q_BHTD.shape)
+    if mask is not None:
         return _sdpa(call, mask)
     if num_queries == num_keys:
         return _sdpa(call, is_causal=True)
@@ -226,6 +225,36 @@ def _cut(
     return replace(call, q_BHTD=q_BHTD, k_BGSD=k_BGSD, v_BGSD=v_BGSD, mask_BNTS=mask, sink=sink)
 
 
+def avoids_cudnn(call: AttentionCall, is_causal: bool) -> bool:
+    """Whether torch must not give this to cuDNN, which it prefers on Hopper and Blackwell.
+
+    cuDNN plans anew for each shape it has not seen (tens of milliseconds), so it is for shapes that
+    return: a training's, and whole chunks of prompts, not a step of decoding. It was also wrong: a
+    single query with fewer than 8 KV heads on a B200 (pytorch#193893), and gradients of NaN with a
+    mask (pytorch#196678).
+    """
+    if call.q_BHTD.device.type != "cuda":
+        return False
+    if call.needs_grad:
+        return not is_causal  # masked, or a single query with its past
+    return call.q_BHTD.shape[2] % CUDNN_QUERIES != 0
+
+
+@contextmanager
+def without_cudnn() -> Iterator[None]:
+    if torch.compiler.is_compiling():
+        # Tracing stops at the switches below. This becomes a part of the graph.
+        with sdpa_kernel(OTHERS):
+            yield
+        return
+    is_enabled = cuda.cudnn_sdp_enabled()
+    cuda.enable_cudnn_sdp(False)
+    try:
+        yield
+    finally:
+        cuda.enable_cudnn_sdp(is_enabled)
+
+
 def _merges_sink(call: AttentionCall) -> bool:
     """Whether the kernel says its log-sum-exp."""
     return call.q_BHTD.device.type == "cpu" and not call.dropout
@@ -252,9 +281,10 @@ def _sdpa(call: AttentionCall, mask: Tensor | None = None, is_causal: bool = Fal
     if grouped and mask is not None and not by_flash and q.device.type != "cpu":
         # Except on the CPU, grouped heads with a mask would use the slow math kernel.
         k, v, grouped = repeat_groups(k, q.shape[1]), repeat_groups(v, q.shape[1]), False
-    return F.scaled_dot_product_attention(
-        q, k, v, mask, call.dropout, is_causal, scale=call.scaling, enable_gqa=grouped
-    )
+    with without_cudnn() if avoids_cudnn(call, is_causal) else nullcontext():
+        return F.scaled_dot_product_attention(
+            q, k, v, mask, call.dropout, is_causal, scale=call.scaling, enable_gqa=grouped
+        )
 
 
 # What `scaled_dot_product_attention` runs on a CPU, with its log-sum-exp.

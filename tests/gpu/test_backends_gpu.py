@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from bosch.backends import sdpa
 from bosch.hybrid import dispatch
 from bosch.hybrid.conversion import deploy
 from tests.attention_calls import (
@@ -75,7 +76,8 @@ def model_on_gpu() -> PreTrainedModel:
 
 
 def test_a_full_mask_is_the_stock_model_to_the_bit() -> None:
-    model, ids = model_on_gpu(), random_tokens(2, 300).cuda()
+    """In whole chunks. Of other lengths cuDNN, which torch may choose, computes nothing of ours."""
+    model, ids = model_on_gpu(), random_tokens(2, sdpa.CUDNN_QUERIES).cuda()
     stock = copy.deepcopy(model)
     stock.set_attn_implementation("sdpa")
     ours = logits(model, ids, bosch_mask=same_mask(1, model), bosch_window=64, use_cache=False)

@@ -13,11 +13,18 @@ import pytest
 import torch
 from torch import Tensor
 from torch import library as libraries
-from torch.nn.attention import current_flash_attention_impl, restore_flash_attention_impl
+from torch._dynamo.backends.common import aot_autograd
+from torch.backends import cuda
+from torch.nn import functional
+from torch.nn.attention import (
+    SDPBackend,
+    current_flash_attention_impl,
+    restore_flash_attention_impl,
+)
 from torch.nn.attention import varlen as torch_varlen
 from transformers import PreTrainedModel
 
-from bosch.backends import flash, sdpa, varlen
+from bosch.backends import flash, reference, sdpa, varlen
 from bosch.backends._interface import NO_MASK
 from bosch.eval.prompt_cache import new_cache
 from bosch.hybrid import dispatch
@@ -146,6 +153,83 @@ def test_sdpa_computes_the_references_output_on_a_gpu(dtype: torch.dtype) -> Non
     for case in (*plain, Case(40, 16), Case(40, 16, kind="left")):
         half = replace(case, dtype=dtype, head_size=64)
         assert check_against_reference(sdpa, half, "cuda") is None
+
+
+@pytest.mark.usefixtures("gpu")
+def test_cudnn_computes_whole_chunks_and_trainings_without_a_mask() -> None:
+    """Each call that reaches torch's function, with what torch may take for it."""
+    calls: list[tuple[int, bool]] = []
+
+    def count(q: Tensor, *others: Any, **named: Any) -> Tensor:
+        calls.append((q.shape[2], cuda.cudnn_sdp_enabled()))
+        return attention(q, *others, **named)
+
+    attention = functional.scaled_dot_product_attention
+    half = {"dtype": torch.bfloat16, "head_size": 64}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(functional, "scaled_dot_product_attention", count)
+        for case, gradients, allowed in (
+            (Case(1, None, num_past=100, **half), False, False),  # decoding
+            (Case(1, None, num_past=100, kind="left", **half), False, False),
+            (Case(1, 64, num_past=1023, **half), False, False),
+            (Case(1, None, num_past=100, **half), True, False),
+            (Case(1024, None, **half), False, True),  # evaluation and search
+            (Case(1024, None, kind="left", **half), False, True),
+            (Case(1000, None, **half), False, False),
+            (Case(1024, 64, **half), False, False),  # windows: blocks with masks
+            (Case(1000, None, **half), True, True),  # training
+            (Case(1024, None, kind="left", **half), True, False),
+            (Case(1024, 64, **half), True, None),
+        ):
+            call = make_call(case, "cuda")
+            calls.clear()
+            with torch.set_grad_enabled(gradients):
+                sdpa.attend(call)
+            assert calls, case
+            # The first rows of a window are causal, without a mask.
+            expected = {allowed} if allowed is not None else {True, False}
+            assert {enabled for _, enabled in calls} == expected, (case, gradients, calls)
+    assert cuda.cudnn_sdp_enabled()
+
+
+def test_a_compiled_step_of_decoding_keeps_cudnn_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU, with its fast kernel in the place of cuDNN: it is in no graph."""
+    monkeypatch.setattr(sdpa, "OTHERS", [SDPBackend.MATH])
+    kernels: list[str] = []
+
+    def see(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
+        kernels.extend(str(node.target) for node in graph.graph.nodes)
+        return graph
+
+    call = make_call(Case(1, None, num_past=100, kind="left"))
+    for avoids in (False, True):
+        monkeypatch.setattr(sdpa, "avoids_cudnn", lambda call, is_causal, avoids=avoids: avoids)
+        kernels.clear()
+        torch.compiler.reset()
+        step = torch.compile(sdpa.attend, fullgraph=True, backend=aot_autograd(fw_compiler=see))
+        with torch.no_grad():
+            torch.testing.assert_close(step(call), sdpa.attend(call))
+        assert any("flash_attention_for_cpu" in name for name in kernels) != avoids
+    assert cuda.flash_sdp_enabled()
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize("sink", ["none", "static", "tokens=4"])
+@pytest.mark.parametrize("heads_of_mask", [1, 8])
+def test_a_step_of_decoding_copies_no_keys(
+    sink: str, heads_of_mask: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A padded batch: query heads that share keys become rows."""
+    case = Case(1, 16, num_past=30, kind="left", dtype=torch.bfloat16, head_size=64, sink=sink)
+    call = make_call(case, "cuda").without_idle_window()
+    expected = reference.attend(call)
+    assert call.mask_BNTS is not None
+    if heads_of_mask > 1:
+        call = replace(call, mask_BNTS=call.mask_BNTS.expand(-1, heads_of_mask, -1, -1))
+    monkeypatch.setattr(sdpa, "repeat_groups", None)
+    with torch.no_grad():
+        found = sdpa.attend(call)
+    torch.testing.assert_close(found, expected, rtol=3e-2, atol=3e-2)
 
 
 def test_dropout_reaches_flash_2_and_is_refused_by_the_others(gpu: Gpu) -> None:
