@@ -1,6 +1,6 @@
 """Attention calls of awkward shapes, and the comparison of a backend with the reference on them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
@@ -69,6 +69,14 @@ def sink_cases() -> Iterator[Case]:
         if case.window_tokens is not None:
             yield replace(case, sink="static")
             yield replace(case, sink=f"tokens={min(case.window_tokens, 4)}")
+
+
+def half_sink_cases(most_queries: int = 1_000) -> Iterator[Case]:
+    """Sinks in bf16, where the sums that their gradients are show how they are added up."""
+    for case in sink_cases():
+        if case.num_queries <= most_queries:
+            for head_size in (16, 64):
+                yield replace(case, dtype=torch.bfloat16, head_size=head_size)
 
 
 def make_call(case: Case, device: str = "cpu", seed: int = 0) -> AttentionCall:
@@ -147,6 +155,33 @@ def check_against_reference(
     reason: str | None = backend.supports(call)
     if reason is not None:
         return reason
+    for name, ours, expected, bounds in compared(backend, case, call, gradients):
+        torch.testing.assert_close(
+            ours, expected, **bounds, msg=lambda m, n=name: f"{case} {n}: {m}"
+        )
+    return None
+
+
+def worst_sink_error(backend: ModuleType, cases: Iterable[Case], device: str = "cpu") -> float:
+    """The largest error of a sink's gradients, as a share of what the contract allows."""
+    worst = 0.0
+    for case in cases:
+        call = make_call(case, device).without_idle_window()
+        if call.sink is None or backend.supports(call) is not None:
+            continue
+        for name, ours, expected, bounds in compared(backend, case, call, True):
+            if "sink" in name:
+                allowed = bounds["atol"] + bounds["rtol"] * expected.float().abs()
+                error = (ours.float() - expected.float()).abs() / allowed
+                worst = max(worst, float(error.max()))
+    return worst
+
+
+def compared(
+    backend: ModuleType, case: Case, call: AttentionCall, gradients: bool
+) -> Iterator[tuple[str, Tensor, Tensor, dict[str, float]]]:
+    """The output and each gradient: its name, the backend's, the reference's in more exact numbers,
+    and the allowed rtol and atol."""
     exact = torch.promote_types(case.dtype, torch.float32)
     widened = [x.detach().to(exact).requires_grad_(gradients) for x in tensors_of(call)]
     # The output of a query that sees nothing (padding) is not defined.
@@ -157,7 +192,7 @@ def check_against_reference(
     for attend, made in ((backend.attend, call), (reference.attend, with_tensors(call, widened))):
         out = attend(made).masked_fill(~sees_something, 0)
         assert out.dtype == made.q_BHTD.dtype
-        weights = torch.linspace(-1, 1, out.numel(), device=device).view_as(out).to(case.dtype)
+        weights = torch.linspace(-1, 1, out.numel(), device=out.device).view_as(out).to(case.dtype)
         grads = ()
         if gradients:
             grads = torch.autograd.grad(out, tensors_of(made), weights.to(out.dtype))
@@ -166,13 +201,7 @@ def check_against_reference(
     for name, ours, expected in zip(names, *results, strict=False):
         # The gradients of a sink are sums over all queries, and their rounding grows with them.
         size = max(1.0, float(expected.abs().max())) if "sink" in name else 1.0
-        torch.testing.assert_close(
-            *(ours, expected),
-            rtol=tolerance,
-            atol=tolerance * size,
-            msg=lambda m, n=name: f"{case} {n}: {m}",
-        )
-    return None
+        yield name, ours, expected, {"rtol": tolerance, "atol": tolerance * size}
 
 
 def visible_counts(

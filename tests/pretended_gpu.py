@@ -4,7 +4,8 @@
         ...
 
 Inside, tensors of the CPU say that they are on a CUDA device, and what is asked for on one is made
-on the CPU. flash-attn is there as stand-ins, torch's varlen_attn too (tests/varlen_kernel.py).
+on the CPU. flash-attn is there as stand-ins, torch's varlen_attn too (tests/varlen_kernel.py), and
+its memory-efficient attention (tests/efficient_kernel.py).
 """
 
 import sys
@@ -19,8 +20,10 @@ import torch
 from torch.nn.attention import varlen
 from torch.overrides import TorchFunctionMode
 
+from bosch.backends import sdpa
 from bosch.backends import varlen as varlen_backend
 from bosch.hybrid import dispatch
+from tests import efficient_kernel
 from tests.varlen_kernel import flash_backward, varlen_attn
 
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
@@ -62,6 +65,11 @@ def on_cpu(value: Any) -> Any:
     return CPU if is_cuda else value
 
 
+def has_efficient_kernel(device: torch.device, dtype: torch.dtype, head_size: int) -> bool:
+    """As torch answers for a GPU with bf16."""
+    return dtype != torch.float64 and head_size % 8 == 0
+
+
 @contextmanager
 def pretended_gpu(
     monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int] = (8, 0)
@@ -83,6 +91,9 @@ def pretended_gpu(
         monkeypatch.setattr(torch.cuda, name, lambda *device, name=name: gpu.calls.append(name))
     monkeypatch.setattr(varlen, "varlen_attn", varlen_attn)
     monkeypatch.setattr(varlen_backend, "backward_kernel", flash_backward)
+    monkeypatch.setattr(sdpa, "efficient_kernel", efficient_kernel.forward)
+    monkeypatch.setattr(sdpa, "efficient_backward_kernel", efficient_kernel.backward)
+    monkeypatch.setattr(sdpa, "has_efficient_kernel", has_efficient_kernel)
     monkeypatch.setattr(dispatch, "_availability", {})
     try:
         with CallItCuda():

@@ -1,4 +1,5 @@
-"""Attention by torch's `scaled_dot_product_attention` (behind a past on the CPU, its kernel).
+"""Attention by torch's `scaled_dot_product_attention` (behind a past on the CPU, and with sinks, by
+its kernels, which say their log-sum-exp).
 
 A window over T tokens costs T * (W + C) pairs, not T * T: queries are taken in blocks of C, against
 the C + W - 1 keys that a block can see. The blocks of keys are overlapping views, in the batch
@@ -25,7 +26,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import CausalBias, causal_lower_right
 
 from bosch.backends._interface import ALL, AttentionCall, Sink, repeat_groups
-from bosch.backends._sink import attend_with_sink, scores_of
+from bosch.backends._sink import attend_with_sink, exact_sink, scores_of
 
 MASK_ELEMENTS = 2**24  # of the mask of a block of queries that follows cached keys
 CUDNN_QUERIES = 1024  # without gradients, cuDNN computes multiples of it only
@@ -45,6 +46,8 @@ def priority(call: AttentionCall) -> int:
 
 
 def attend(call: AttentionCall) -> Tensor:
+    # Before the call is cut up: the sink's gradients of all pieces add up exactly.
+    call = exact_sink(call)
     if call.documents is not None:  # one by one, so that nothing can leak from one to another
         texts, whole = [], replace(call, documents=None)
         for b, ends in enumerate(call.documents.ends):
@@ -255,36 +258,61 @@ def without_cudnn() -> Iterator[None]:
         cuda.enable_cudnn_sdp(is_enabled)
 
 
-def _merges_sink(call: AttentionCall) -> bool:
-    """Whether the kernel says its log-sum-exp."""
-    return call.q_BHTD.device.type == "cpu" and not call.dropout
-
-
-def _sdpa(call: AttentionCall, mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+def _sdpa(
+    call: AttentionCall, mask: Tensor | CausalBias | None = None, is_causal: bool = False
+) -> Tensor:
+    on_cpu = call.q_BHTD.device.type == "cpu"
+    if call.mask_BNTS is not None and not on_cpu:
+        assert mask is not None
+        if call.needs_grad or (call.sink is not None and mask.shape[-2] > 1):
+            # A query that sees nothing (padding) would have gradients of NaN (torch 2.11, H200),
+            # and no log-sum-exp for a sink.
+            mask = mask | ~mask.any(-1, keepdim=True)
     if call.sink is not None:
         if _merges_sink(call):
-            bias = None
-            if mask is not None:  # 0 where the mask is True, else -inf
-                bias = torch.zeros_like(mask, dtype=call.q_BHTD.dtype)
-                bias = bias.masked_fill(~mask, -torch.inf)
-            how = bias, is_causal, call.scaling
-            return attend_with_sink(call, partial(_cpu_forward, *how), partial(_cpu_backward, *how))
+            return (_cpu_with_sink if on_cpu else _cuda_with_sink)(call, mask, is_causal)
         call, is_causal = _sink_as_key(call, mask, is_causal), False
         mask = call.mask_BNTS
     q, k, v = call.q_BHTD, call.k_BGSD, call.v_BGSD
-    if call.mask_BNTS is not None and call.needs_grad and q.device.type != "cpu":
-        # A query that sees nothing (padding) would have gradients of NaN (torch 2.11, H200).
-        assert mask is not None
-        mask = mask | ~mask.any(-1, keepdim=True)
     grouped = q.shape[1] != k.shape[1]
     by_flash = isinstance(mask, CausalBias) and q.dtype in (torch.float16, torch.bfloat16)
-    if grouped and mask is not None and not by_flash and q.device.type != "cpu":
+    if grouped and mask is not None and not by_flash and not on_cpu:
         # Except on the CPU, grouped heads with a mask would use the slow math kernel.
         k, v, grouped = repeat_groups(k, q.shape[1]), repeat_groups(v, q.shape[1]), False
     with without_cudnn() if avoids_cudnn(call, is_causal) else nullcontext():
         return F.scaled_dot_product_attention(
             q, k, v, mask, call.dropout, is_causal, scale=call.scaling, enable_gqa=grouped
         )
+
+
+def _merges_sink(call: AttentionCall) -> bool:
+    """Whether a kernel computes it that says its log-sum-exp."""
+    q_BHTD = call.q_BHTD
+    if call.dropout or q_BHTD.device.type not in ("cpu", "cuda"):
+        return False
+    on_cpu = q_BHTD.device.type == "cpu"
+    return on_cpu or has_efficient_kernel(q_BHTD.device, q_BHTD.dtype, q_BHTD.shape[3])
+
+
+@torch.compiler.assume_constant_result
+def has_efficient_kernel(device: torch.device, dtype: torch.dtype, head_size: int) -> bool:
+    """No float64, no odd head sizes, no bf16 on old GPUs."""
+    return _ask_for_efficient_kernel(device, dtype, head_size)
+
+
+@lru_cache
+def _ask_for_efficient_kernel(device: torch.device, dtype: torch.dtype, head_size: int) -> bool:
+    x = torch.empty(1, 1, 1, head_size, dtype=dtype, device=device)
+    return cuda.can_use_efficient_attention(cuda.SDPAParams(x, x, x, None, 0.0, False, False))
+
+
+def _cpu_with_sink(call: AttentionCall, mask: Tensor | None, is_causal: bool) -> Tensor:
+    bias = None
+    if mask is not None:  # 0 where the mask is True, else -inf
+        bias = torch.zeros_like(mask, dtype=call.q_BHTD.dtype)
+        bias = bias.masked_fill(~mask, -torch.inf)
+    how = bias, is_causal, call.scaling
+    return attend_with_sink(call, partial(_cpu_forward, *how), partial(_cpu_backward, *how))
 
 
 # What `scaled_dot_product_attention` runs on a CPU, with its log-sum-exp.
@@ -303,14 +331,66 @@ def _cpu_backward(bias: Tensor | None, is_causal: bool, scaling: float, *tensors
     )
 
 
-def _sink_as_key(call: AttentionCall, mask: Tensor | None, is_causal: bool) -> AttentionCall:
-    """The sink as further keys, for devices whose kernels say no log-sum-exp here: a copy."""
+def _cuda_with_sink(
+    call: AttentionCall, mask: Tensor | CausalBias | None, is_causal: bool
+) -> Tensor:
+    """By the kernel that torch calls memory-efficient."""
+    q_BHTD, bias_BHTS = call.q_BHTD, None
+    (batch, num_heads, num_queries, _), num_keys = q_BHTD.shape, call.k_BGSD.shape[2]
+    if isinstance(mask, CausalBias):
+        mask = _lower_right(call)
+    if mask is not None:
+        # Of all heads, and each row begins at a multiple of 16 numbers.
+        shape = (*mask.shape[:-1], num_keys + -num_keys % 16)
+        bias = q_BHTD.new_full(shape, -torch.inf)[..., :num_keys].masked_fill_(mask, 0)
+        bias_BHTS = bias.expand(batch, num_heads, num_queries, num_keys)
+    how = bias_BHTS, is_causal, call.scaling
+    # It has no grouped heads.
+    k_BHSD, v_BHSD = (
+        x if x.shape[1] == num_heads else repeat_groups(x, num_heads)
+        for x in (call.k_BGSD, call.v_BGSD)
+    )
+    call = replace(call, k_BGSD=k_BHSD, v_BGSD=v_BHSD)
+    return attend_with_sink(call, partial(_cuda_forward, *how), partial(_cuda_backward, *how))
+
+
+def _cuda_forward(
+    bias: Tensor | None, is_causal: bool, scaling: float, q: Tensor, k: Tensor, v: Tensor
+) -> tuple[Tensor, Tensor]:
+    out, lse, *_ = efficient_kernel(q, k, v, bias, True, 0.0, is_causal, scale=scaling)
+    return out, lse[..., : q.shape[2]]  # for a multiple of 32 queries
+
+
+def _cuda_backward(
+    bias: Tensor | None, is_causal: bool, scaling: float,
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out_BHTD: Tensor, lse_BHT: Tensor,
+) -> Any:  # fmt: skip
+    # What the kernel takes for granted of its own output: its order in memory, and a log-sum-exp
+    # for a multiple of 32 queries, which is infinite for those that do not exist.
+    out = out_BHTD.transpose(1, 2).contiguous().transpose(1, 2)
+    lse = F.pad(lse_BHT, (0, -lse_BHT.shape[-1] % 32), value=torch.inf).contiguous()
+    random_state = torch.zeros(2, dtype=torch.long, device=q.device)  # of a dropout
+    wanted = [True, True, True, False]  # not the gradient of the bias
+    grads = efficient_backward_kernel(
+        *(grad, q, k, v, bias, out, lse, *random_state, 0.0, wanted, is_causal), scale=scaling
+    )
+    return grads[:3]
+
+
+efficient_kernel: Any = torch.ops.aten._scaled_dot_product_efficient_attention
+efficient_backward_kernel: Any = torch.ops.aten._scaled_dot_product_efficient_attention_backward
+
+
+def _sink_as_key(
+    call: AttentionCall, mask: Tensor | CausalBias | None, is_causal: bool
+) -> AttentionCall:
+    """The sink as further keys, where no kernel says its log-sum-exp: a copy."""
     assert call.sink is not None
     (batch, _, num_queries, _), num_keys = call.q_BHTD.shape, call.k_BGSD.shape[2]
-    if mask is None or isinstance(mask, CausalBias):
-        diagonal = num_keys if mask is None and not is_causal else num_keys - num_queries
-        ones = torch.ones(num_queries, num_keys, dtype=torch.bool, device=call.q_BHTD.device)
-        mask = ones.tril(diagonal)
+    if is_causal or isinstance(mask, CausalBias):
+        mask = _lower_right(call)
+    elif mask is None:
+        mask = call.q_BHTD.new_ones(num_queries, num_keys, dtype=torch.bool)
     keys, values = (
         torch.cat([x_BGND.expand(batch, -1, -1, -1).to(x_BGSD.dtype), x_BGSD], 2)
         for x_BGND, x_BGSD in ((call.sink.k_BGND, call.k_BGSD), (call.sink.v_BGND, call.v_BGSD))
@@ -319,3 +399,10 @@ def _sink_as_key(call: AttentionCall, mask: Tensor | None, is_causal: bool) -> A
     seen = call.sink.seen_BTN[:, None].expand(*mask.shape[:3], -1)
     visible = torch.cat([seen, mask], -1)
     return replace(call, k_BGSD=keys, v_BGSD=values, mask_BNTS=visible, sink=None)
+
+
+def _lower_right(call: AttentionCall) -> Tensor:
+    """(T, S): the causal mask whose last query sees the last key."""
+    num_queries, num_keys = call.q_BHTD.shape[2], call.k_BGSD.shape[2]
+    ones = torch.ones(num_queries, num_keys, dtype=torch.bool, device=call.q_BHTD.device)
+    return ones.tril(num_keys - num_queries)

@@ -17,10 +17,12 @@ from bosch.run.errors import UserError
 from tests.attention_calls import (
     Case,
     check_against_reference,
+    half_sink_cases,
     make_call,
     sink_cases,
     thin_cases,
     visible_counts,
+    worst_sink_error,
 )
 
 BACKENDS = sorted(dispatch.BACKENDS)
@@ -46,8 +48,15 @@ def test_outputs_and_gradients_are_the_references(name: str) -> None:
         assert check_against_reference(backend, case, gradients=gradients) is None
 
 
+@pytest.mark.parametrize("name", BACKENDS)
+def test_gradients_of_sinks_take_less_than_half_of_what_is_allowed(name: str) -> None:
+    """In bf16; .2 of it, measured. Added up in bf16 they took 1.3, in one case of all."""
+    assert worst_sink_error(runnable(name), half_sink_cases(most_queries=200)) < 0.5
+
+
 def test_a_sink_as_one_more_key_is_the_same() -> None:
-    """As on devices other than CPUs; here a dropout that drops nothing leads there."""
+    """As with dropout, and where no kernel says its log-sum-exp; here a dropout that drops nothing
+    leads there."""
     for case in sink_cases():
         call = make_call(replace(case, dtype=torch.float64)).without_idle_window()
         expected, sees = reference.attend(call), reference.visible(call, call.window_tokens)

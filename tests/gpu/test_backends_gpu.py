@@ -15,9 +15,11 @@ from bosch.hybrid.conversion import deploy
 from tests.attention_calls import (
     check_against_reference,
     gpu_cases,
+    half_sink_cases,
     sink_cases,
     thin_cases,
     visible_counts,
+    worst_sink_error,
 )
 from tests.model_factory import MIXED, generate_anew, logits, random_tokens, same_mask, tiny_model
 
@@ -54,6 +56,11 @@ def test_sinks_are_the_references(name: str) -> None:
     backend = runnable(name)
     cases = [replace(c, dtype=torch.bfloat16, head_size=64) for c in sink_cases()]
     assert None in {check_against_reference(backend, case, device="cuda") for case in cases}
+
+
+@every_backend
+def test_gradients_of_sinks_take_less_than_half_of_what_is_allowed(name: str) -> None:
+    assert worst_sink_error(runnable(name), half_sink_cases(), "cuda") < 0.5
 
 
 def test_fp32_is_the_references() -> None:

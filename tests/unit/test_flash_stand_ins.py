@@ -30,8 +30,18 @@ from bosch.eval.prompt_cache import new_cache
 from bosch.hybrid import dispatch
 from bosch.hybrid.cache import CACHE
 from bosch.hybrid.conversion import deploy
-from tests import varlen_kernel
-from tests.attention_calls import Case, check_against_reference, gpu_cases, make_call, sink_cases
+from tests import efficient_kernel, varlen_kernel
+from tests.attention_calls import (
+    Case,
+    check_against_reference,
+    gpu_cases,
+    half_sink_cases,
+    make_call,
+    sink_cases,
+    tensors_of,
+    with_tensors,
+    worst_sink_error,
+)
 from tests.model_factory import MIXED, logits, packed_positions, random_tokens, tiny_model
 from tests.pretended_gpu import Gpu, pretended_gpu
 
@@ -82,6 +92,53 @@ def test_sinks_are_merged_by_the_log_sum_exp(backend: str) -> None:
     trained = make_call(replace(half, kind="plain", sink="static", num_queries=150), "cuda")
     assert ("gradient" in str(flash.supports(trained))) == (trained.sink is not None)
     assert varlen.supports(trained) is None
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize("module", [varlen, sdpa])
+def test_gradients_of_sinks_take_less_than_half_of_what_is_allowed(module: ModuleType) -> None:
+    assert 0 < worst_sink_error(module, half_sink_cases(most_queries=200), "cuda") < 0.5
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("gradients", [True, False])
+def test_sdpa_merges_sinks_by_the_efficient_kernel(
+    dtype: torch.dtype, gradients: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its stand-in checks what it is given: bias, alignment, a padded log-sum-exp."""
+    monkeypatch.setattr(sdpa, "_sink_as_key", None)
+    for case in sink_cases():
+        if case.num_queries <= 200:
+            as_on_gpus = replace(case, dtype=dtype, head_size=64)
+            assert check_against_reference(sdpa, as_on_gpus, "cuda", gradients) is None
+
+
+def test_the_operators_of_torch_take_and_give_what_their_stand_in_does() -> None:
+    """The real ones, on tensors without numbers: the same shapes, and outputs in the same order in
+    memory."""
+    for num_queries, is_causal in ((63, True), (64, False), (1, False)):
+        q, k, v = (torch.randn(2, 4, n, 64).bfloat16() for n in (num_queries, 70, 70))
+        bias = None if is_causal else torch.zeros(num_queries, 80).bfloat16()[:, :70]
+        if bias is not None:
+            bias = bias.expand(2, 4, -1, -1)
+        found = []
+        for device, forward, backward in (
+            ("cpu", efficient_kernel.forward, efficient_kernel.backward),
+            ("meta", sdpa.efficient_kernel, sdpa.efficient_backward_kernel),
+        ):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(sdpa, "efficient_kernel", forward)
+                patch.setattr(sdpa, "efficient_backward_kernel", backward)
+                how = None if bias is None else bias.to(device), is_causal, 0.125
+                tensors = [x.to(device) for x in (q, k, v)]
+                out, lse = sdpa._cuda_forward(*how, *tensors)
+                grads = sdpa._cuda_backward(*how, out, *tensors, out, lse)
+                assert [x.shape for x in grads] == [q.shape, k.shape, v.shape]
+                _, whole, *_ = forward(*tensors, how[0], True, 0.0, is_causal, scale=0.125)
+            assert out.transpose(1, 2).is_contiguous()
+            found.append([(x.shape, x.dtype) for x in (out, lse, whole, *grads)])
+        assert found[0] == found[1]
 
 
 def model_for_flash() -> PreTrainedModel:
@@ -211,6 +268,29 @@ def test_a_compiled_step_of_decoding_keeps_cudnn_out(monkeypatch: pytest.MonkeyP
             torch.testing.assert_close(step(call), sdpa.attend(call))
         assert any("flash_attention_for_cpu" in name for name in kernels) != avoids
     assert cuda.flash_sdp_enabled()
+
+
+@pytest.mark.parametrize("sink", ["static", "tokens=4"])
+def test_a_compiled_step_with_a_sink_is_one_graph(
+    sink: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the code for CUDA, with the CPU's kernel under it, in the other's order in memory."""
+
+    def kernel(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, *others: Any, scale: float) -> Any:
+        out, lse = sdpa._cpu_forward(bias, False, scale, q, k, v)
+        padded = functional.pad(lse, (0, -q.shape[2] % 32), value=torch.inf)
+        return out.transpose(1, 2).contiguous().transpose(1, 2), padded
+
+    case = Case(1, 16, num_past=30, kind="left", sink=sink, heads_per_group=4)
+    call = make_call(case).without_idle_window()
+    call = with_tensors(call, [x.detach() for x in tensors_of(call)])
+    expected = reference.attend(call)
+    monkeypatch.setattr(sdpa, "efficient_kernel", kernel)
+    monkeypatch.setattr(sdpa, "_cpu_with_sink", sdpa._cuda_with_sink)
+    torch.compiler.reset()
+    with torch.no_grad():
+        found = torch.compile(sdpa.attend, backend="aot_eager", fullgraph=True)(call)
+    torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.usefixtures("gpu")
