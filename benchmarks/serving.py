@@ -78,7 +78,7 @@ def measure(options: Options) -> Iterator[Row]:
     check_engine()
     device = options.start()
     if device.type == "cuda":  # packed needs it; all sides get it
-        os.environ.setdefault("VLLM_KV_CACHE_LAYOUT", "BLNHC")
+        os.environ.setdefault("VLLM_KV_CACHE_LAYOUT", "BLHNC")
     lengths = (options.long + LAST, options.length + options.new, options.prefix + TAIL + 1)
     longest = max(*lengths, options.prompt_tokens + 128 if options.real else 0)
     most = max(TAIL * options.requests + options.prefix, options.length * options.requests)
