@@ -271,9 +271,13 @@ class FirstLayer(GrowingLayer):
             shape = (*k_BGTD.shape[:2], self.num_tokens, k_BGTD.shape[3])
             self._hold(k_BGTD.new_zeros(shape), v_BGTD.new_zeros(shape))
         held = self._held()
-        end = self.last_start + self.num_tokens  # where the last row has its first tokens
         is_known = self.knows_starts or self.starts_B is None
-        if is_known and isinstance(first_query, int) and first_query >= end:
+        if (
+            (is_known and isinstance(first_query, int))
+            # Every row has its first tokens. (Compiled steps do not come here, so that one graph
+            # serves texts that begin anywhere.)
+            and first_query >= self.last_start + self.num_tokens
+        ):
             return held
         # Which of the new tokens comes to each place, if any.
         from_BN = torch.arange(self.num_tokens, device=k_BGTD.device)[None] - first_query
