@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from benchmarks._measure import DeviceOptions, Row, short, speedup, time_in_turns
-from bosch.backends._interface import AttentionCall
-from bosch.hybrid import dispatch
+from bosch.attention import dispatch
+from bosch.attention.call import AttentionCall
 from bosch.hybrid.sinks import Source, make_sink
 from bosch.masks.window import sink_tokens
 from bosch.plugins import load_plugin
@@ -60,7 +60,9 @@ def measure(options: Options) -> Iterator[Row]:
         sides = {FULL: timed(partial(dispatch.attend, full), full)}
         backends = options.backends or dispatch.by_priority(windowed)
         for backend, sink in product(backends, options.sinks):
-            load_plugin("bosch.backends", backend)  # an error if there is none of this name
+            load_plugin(
+                "bosch.attention.backends", backend
+            )  # an error if there is none of this name
             call = with_sink(windowed, sink)
             side = timed(partial(dispatch.attend, call, backend), call)
             try:

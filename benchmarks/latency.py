@@ -24,7 +24,7 @@ from transformers import Cache, DynamicCache, PreTrainedModel
 
 from benchmarks import _measure
 from benchmarks._measure import DeviceOptions, PeakMemory, Row, now, random_ids, set_hybrid, short
-from bosch.hybrid.cache import CACHE, allocated_bytes
+from bosch.attention.cache import CACHE, allocated_bytes
 from bosch.run.errors import is_out_of_memory
 from bosch.run.progress import say, track
 from bosch.training.rehearsal import as_hybrid

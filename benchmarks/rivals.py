@@ -40,13 +40,13 @@ from transformers import Cache, DynamicCache, PretrainedConfig
 from benchmarks import real_model
 from benchmarks._measure import DeviceOptions, PeakMemory, Row, now
 from benchmarks.real_model import DENSE, JUDGING_SEED, QUESTIONS, Bench, read_rows
+from bosch.attention.cache import CACHE, GrowingLayer, RollingLayer, allocated_bytes, kv_bytes
 from bosch.config import CalibrationConfig, shared_fields
 from bosch.data import calibration, needles
 from bosch.eval.generate import end_tokens
 from bosch.eval.metrics import string_match_all
 from bosch.eval.prompt_cache import copy_cache, new_cache
 from bosch.eval.report.intervals import resample_examples
-from bosch.hybrid.cache import CACHE, GrowingLayer, RollingLayer, allocated_bytes, kv_bytes
 from bosch.hybrid.conversion import deploy, head_size
 from bosch.hybrid.sink_files import measure_sinks
 from bosch.hybrid.sinks import Sinks

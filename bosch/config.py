@@ -78,7 +78,7 @@ class MaskConfig:
     max_variables: int = 49  # most groups in one search; NOMAD's quadratic model has this limit
     max_layers: int | None = None  # most layers in one search; None: max(1, 32 // groups)
     razor_recent_share: float = 0.25  # method razor: share of an example that counts as recent
-    attention: str = "auto"  # attention backend: auto, or a file of bosch/backends
+    attention: str = "auto"  # attention backend: auto, or a file of bosch/attention/backends
     precision: Precision = "auto"  # number format of the model; auto: fp32 on the CPU, else its own
     # Settings of the chosen method, for example granularity=layer; `bosch search --method NAME
     # --help` lists them.
@@ -144,7 +144,7 @@ class TrainConfig:
     # Number format of the computation; fp8: bf16, but products of linear layers, by torchao, with a
     # scale for each tensor; fp8-rowwise: for each of its rows.
     precision: Literal["bf16", "fp32", "fp8", "fp8-rowwise"] = "bf16"
-    attention: str = "auto"  # attention backend: auto, or a file of bosch/backends
+    attention: str = "auto"  # attention backend: auto, or a file of bosch/attention/backends
     # liger: fused ones, on a GPU, for the loss and blocks that are not compiled.
     kernels: Literal["auto", "liger", "torch"] = "auto"
     # What is learned: the text, or the dense model's distribution of every token.
@@ -230,7 +230,7 @@ class JudgingConfig:
     gsm8k_data: str = "openai/gsm8k"  # GSM8K: a file of test rows, a folder or a hub id
     options: tuple[str, ...] = ()  # settings of suites, as mine.rows=5 (eval/suites/mine.py)
     precision: Precision = "auto"  # number format of the model; auto: bf16 on a GPU, else fp32
-    attention: str = "auto"  # attention backend: auto, or a file of bosch/backends
+    attention: str = "auto"  # attention backend: auto, or a file of bosch/attention/backends
     # Answers generated at once; None: 16. In bf16 near ties then depend on which; 1: they do not.
     batch: int | None = speed_only(None)
     prefill_chunk: TokenCount = speed_only(8_192)  # prompt tokens read at once

@@ -339,7 +339,7 @@ def load_model(
     **arguments: Any,
 ) -> "PreTrainedModel":
     """The model of a folder, dense or hybrid, in evaluation mode. `attention_backend`: a file of
-    bosch/backends. `arguments` go to from_pretrained of transformers."""
+    bosch/attention/backends. `arguments` go to from_pretrained of transformers."""
     import torch
 
     from bosch.hybrid.models import PREFIX

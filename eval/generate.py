@@ -25,6 +25,9 @@ import torch
 from torch import Tensor
 from transformers import Cache, PreTrainedTokenizerBase
 
+from bosch.attention.cache import CACHE, allocated_bytes
+from bosch.attention.documents import MASK_TYPE
+from bosch.attention.register import NAME
 from bosch.eval.metrics import string_match_all
 from bosch.eval.prompt_cache import (
     can_copy,
@@ -36,9 +39,6 @@ from bosch.eval.prompt_cache import (
 )
 from bosch.eval.settings import FAST, PLAIN, GenerationSettings
 from bosch.eval.suites._interface import Example, Stop
-from bosch.hybrid.attention import NAME
-from bosch.hybrid.cache import CACHE, allocated_bytes
-from bosch.hybrid.documents import MASK_TYPE
 from bosch.run.errors import UserError
 
 Key = tuple[str, int, int]  # task, length, index: identifies an example

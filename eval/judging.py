@@ -192,7 +192,7 @@ def check_attention(judging: Judging) -> None:
         return
     import torch
 
-    from bosch.hybrid.dispatch import check_backend
+    from bosch.attention.dispatch import check_backend
 
     device, dtype = device_and_type(judging)
     check = partial(check_backend, "eval.attention", judging.attention, torch.device(device))

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from transformers import Cache, PreTrainedTokenizerBase
 
+from bosch.attention.cache import CACHE
 from bosch.data.calibration import LEAD, ContextText, Rewording, encode_after
 from bosch.eval.prompt_cache import copy_cache, new_cache
-from bosch.hybrid.cache import CACHE
 from bosch.run.progress import say, track
 
 MOST_TOKENS = 128  # longer answers, continuations of a text, are not asked for

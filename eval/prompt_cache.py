@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 from transformers import Cache, DynamicCache, PretrainedConfig
 from transformers.cache_utils import DynamicLayer
 
-from bosch.hybrid.cache import GrowingLayer, HybridLayer, RollingLayer, hybridize_cache
+from bosch.attention.cache import GrowingLayer, HybridLayer, RollingLayer, hybridize_cache
 
 
 def new_cache(config: PretrainedConfig) -> Cache:

@@ -76,7 +76,7 @@ def generate(model: Any, tokenizer: Any, ids: Any, options: Options) -> None:
     import torch
     from transformers import TextStreamer
 
-    from bosch.hybrid.cache import CACHE, allocated_bytes, kv_bytes
+    from bosch.attention.cache import CACHE, allocated_bytes, kv_bytes
     from bosch.hybrid.conversion import head_size
 
     torch.manual_seed(options.seed)

@@ -183,7 +183,7 @@ def check_attention(config: Config) -> None:
     """Refuse, before work begins, a named attention backend that cannot run here."""
     import torch
 
-    from bosch.hybrid.dispatch import check_backend
+    from bosch.attention.dispatch import check_backend
 
     on_gpu = torch.cuda.is_available()
     device, dtype = ("cuda", torch.bfloat16) if on_gpu else ("cpu", torch.float32)
@@ -195,7 +195,7 @@ class Options:
     dials: Annotated[Dials, FLAT]
     settings: Annotated[Any, FLAT]  # the method's
     kv_budget: str | None = None  # in place of --ratio: 4GiB@128k, the smallest ratio that fits
-    attention: str = "auto"  # attention backend: auto, or a file of bosch/backends
+    attention: str = "auto"  # attention backend: auto, or a file of bosch/attention/backends
     # Source of the defaults: tiny, small, brief, large, paper or smoke.
     preset: str | None = None
     calibration: Path | None = None  # folder of the calibration set; None: the run's, if any

@@ -137,7 +137,7 @@ def check_settings(settings: TrainConfig, packed: bool, model: str, sink: str = 
     this model, and settings without what they are for."""
     import torch
 
-    from bosch.hybrid.dispatch import check_backend
+    from bosch.attention.dispatch import check_backend
     from bosch.kernels import choose_kernels
     from bosch.training.model_start import check_fp8
     from bosch.training.parallel import choose_device

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bosch.backends import reference
-from bosch.backends._interface import AttentionCall, Documents, Sink
+from bosch.attention.backends import reference
+from bosch.attention.call import AttentionCall, Documents, Sink
 from bosch.hybrid import sinks
 from bosch.masks.window import sink_tokens
 

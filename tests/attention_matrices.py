@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface, PreTrainedModel
 
-from bosch.backends._interface import repeat_groups
+from bosch.attention.call import repeat_groups
 from bosch.calibration import Calibration, Haystack, Question
 from bosch.method import Inputs, Learning
 from bosch.model import ModelInfo

@@ -21,9 +21,9 @@ from triton.runtime import interpreter
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from bosch.attention.cache import CACHE
 from bosch.config import TrainConfig
 from bosch.data.loader import IGNORED
-from bosch.hybrid.cache import CACHE
 from bosch.hybrid.conversion import deploy
 from bosch.kernels import choose_kernels, fuse_forward, rotation_of
 from bosch.search.layers import Layers

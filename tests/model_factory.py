@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from transformers import Cache, PreTrainedModel
 
-from bosch.hybrid.cache import held_tensors
+from bosch.attention.cache import held_tensors
 from bosch.hybrid.conversion import convert, inverse, plain_config
 from bosch.hybrid.models import family_of
 from bosch.plugins import list_plugins, load_plugin

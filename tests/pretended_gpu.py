@@ -20,9 +20,9 @@ import torch
 from torch.nn.attention import varlen
 from torch.overrides import TorchFunctionMode
 
-from bosch.backends import sdpa
-from bosch.backends import varlen as varlen_backend
-from bosch.hybrid import dispatch
+from bosch.attention import dispatch
+from bosch.attention.backends import sdpa
+from bosch.attention.backends import varlen as varlen_backend
 from tests import efficient_kernel
 from tests.varlen_kernel import flash_backward, varlen_attn
 

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bosch.backends import reference
-from bosch.backends._interface import AttentionCall, repeat_groups
+from bosch.attention.backends import reference
+from bosch.attention.call import AttentionCall, repeat_groups
 
 
 class KernelError(RuntimeError):

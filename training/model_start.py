@@ -21,10 +21,10 @@ from torch.nn.utils import get_total_norm
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 import bosch  # noqa: F401  registers hybrids and their attention with transformers
-from bosch.backends import flash
+from bosch.attention.backends import flash
+from bosch.attention.register import NAME
 from bosch.config import TrainConfig
 from bosch.hybrid import materialize
-from bosch.hybrid.attention import NAME
 from bosch.hybrid.models import family_of
 from bosch.hybrid.shards import weight_files
 from bosch.hybrid.sinks import is_sink

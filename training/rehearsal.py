@@ -43,11 +43,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import PretrainedConfig
 
-from bosch.backends import varlen
+from bosch.attention import dispatch
+from bosch.attention.backends import varlen
 from bosch.config import Config, JudgingConfig, TrainConfig
 from bosch.data import packed
 from bosch.data.loader import Batch
-from bosch.hybrid import dispatch
 from bosch.hybrid.conversion import head_size, hybrid_config, plain_config
 from bosch.masks.mask import describe_bytes, spread_mask
 from bosch.model import find_model

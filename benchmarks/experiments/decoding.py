@@ -25,7 +25,7 @@ from benchmarks.experiments._points import (
     prompt_lengths,
 )
 from benchmarks.latency import run_steps
-from bosch.hybrid.cache import CACHE, allocated_bytes
+from bosch.attention.cache import CACHE, allocated_bytes
 
 MINUTES = 1.6
 SIDES = (DENSE, PLAIN, STATIC, UNEVEN)

@@ -23,7 +23,7 @@ from benchmarks.experiments._points import (
     free_memory,
     prompt_lengths,
 )
-from bosch.hybrid.cache import CACHE
+from bosch.attention.cache import CACHE
 
 MINUTES = 1.6
 SIDES = (DENSE, PLAIN, STATIC)

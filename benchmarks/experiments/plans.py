@@ -10,8 +10,8 @@ from torch import Tensor
 
 from benchmarks._measure import Row, now
 from benchmarks.experiments._points import K, Point, Points
-from bosch.backends._interface import AttentionCall
-from bosch.hybrid.dispatch import attend
+from bosch.attention.call import AttentionCall
+from bosch.attention.dispatch import attend
 
 MINUTES = 0.5
 LENGTHS = 32  # new ones, each asked once

@@ -25,8 +25,8 @@ from benchmarks.experiments._points import (
     prompt_lengths,
 )
 from benchmarks.latency import run_steps
-from bosch.backends._interface import AttentionCall
-from bosch.hybrid.dispatch import attend
+from bosch.attention.call import AttentionCall
+from bosch.attention.dispatch import attend
 from bosch.training.loss import install_kernels
 
 MINUTES = 1.2

@@ -14,8 +14,8 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from benchmarks._measure import Row, short, time_in_turns
 from benchmarks.experiments._points import K, Point, Points
-from bosch.backends._interface import AttentionCall, Documents
-from bosch.hybrid import dispatch
+from bosch.attention import dispatch
+from bosch.attention.call import AttentionCall, Documents
 from bosch.hybrid.sinks import make_sink
 
 MINUTES = 1.6

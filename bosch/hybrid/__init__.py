@@ -1,1 +1,1 @@
-"""Hybrid attention: the functions registered with transformers, caches and model classes."""
+"""Hybrids: their model classes, conversion from and to plain models, folders, and code for them."""

@@ -29,8 +29,8 @@ from transformers.conversion_mapping import (
     register_checkpoint_conversion_mapping,
 )
 
-from bosch.hybrid.attention import NAME
-from bosch.hybrid.cache import CACHE, hybridize_cache
+from bosch.attention.cache import CACHE, hybridize_cache
+from bosch.attention.register import NAME
 from bosch.hybrid.sinks import add_sinks, kind_of
 from bosch.masks.window import check_window
 from bosch.plugins import list_plugins, load_plugin

@@ -43,10 +43,11 @@ def _register() -> None:
         # 5.24 renamed an argument: nothing failed, and no memory was saved.
         newer = "transformers %s is newer than %s, the newest that this package was tested with."
         logger.warning(newer, __version__, TESTED)
-    from bosch.hybrid import attention, models, remote_code
+    from bosch.attention import register
+    from bosch.hybrid import models, remote_code
 
     _guard_other_attention()
-    attention.register()
+    register.register()
     for name in list_plugins("bosch.families"):
         try:
             family = load_plugin("bosch.families", name)

@@ -2,7 +2,8 @@
 
 With `trust_remote_code=True` transformers runs Python files of a checkpoint. They must be in one
 flat folder, and only relative imports are followed. So the modules that a family needs are copied
-under flat names (`bosch/hybrid/cache.py` becomes `bosch_hybrid_cache.py`), with imports rewritten.
+under flat names (`bosch/attention/cache.py` becomes `bosch_attention_cache.py`), with imports
+rewritten.
 """
 
 import re
@@ -11,7 +12,7 @@ from pathlib import Path
 
 from transformers import PretrainedConfig
 
-from bosch.hybrid.dispatch import BACKENDS
+from bosch.attention.dispatch import BACKENDS
 from bosch.hybrid.models import family_of
 from bosch.run.files import write_atomically
 
@@ -20,7 +21,7 @@ PLUGINS = "bosch.plugins"  # finds files in folders; replaced by a list in a fla
 # At the end of the entry file: what `import bosch` does (bosch/hybrid/registration.py).
 REGISTER = """
 
-from bosch.hybrid.attention import register  # noqa: E402
+from bosch.attention.register import register  # noqa: E402
 from bosch.hybrid.models import share_conversions  # noqa: E402
 
 register()
@@ -64,7 +65,9 @@ def remote_code(family_module: str) -> Mapping[str, str]:
             continue
         if module == PLUGINS:  # the imports make transformers fetch the backends' files
             names = sorted(BACKENDS)
-            imports = [f"from bosch.backends.{name} import attend as _{name}" for name in names]
+            imports = [
+                f"from bosch.attention.backends.{name} import attend as _{name}" for name in names
+            ]
             functions = ", ".join(f"{name!r}: _{name}" for name in names)
             text = PLUGINS_TEXT.read_text("utf-8").format(
                 imports="\n".join(imports), functions=functions

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from bosch.hybrid.cache import CACHE
+from bosch.attention.cache import CACHE
 from bosch.hybrid.conversion import head_size
 from bosch.hybrid.sinks import KEY, VALUE, Sinks, kind_of
 from bosch.masks.mask import SINKS, MaskFile

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from bosch.backends._interface import AttentionCall, Sink
+from bosch.attention.call import AttentionCall, Sink
 from bosch.masks.window import sink_from_json, sink_tokens
 from bosch.run.errors import UserError
 

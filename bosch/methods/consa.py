@@ -1,7 +1,7 @@
 """ConSA: gates learned together with the weights, under the constraint that they meet the ratio.
 
 Chen et al., arXiv 2606.18056. A hard-concrete gate per group or layer mixes full and windowed
-attention (bosch/hybrid/search_mode.py). An augmented Lagrangian drives the expected share on the
+attention (bosch/attention/search_mode.py). An augmented Lagrangian drives the expected share on the
 window to the ratio (bosch/gates.py). The lowest gates get the window.
 
 The paper does not give the learning rates of gates and multipliers. At the weights' rate (3e-4)

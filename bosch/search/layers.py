@@ -20,9 +20,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from bosch.backends._interface import AttentionCall
-from bosch.hybrid.attention import NAME
-from bosch.hybrid.dispatch import attend, refusal
+from bosch.attention.call import AttentionCall
+from bosch.attention.dispatch import attend, refusal
+from bosch.attention.register import NAME
 from bosch.hybrid.models import apply_norm, family_of
 from bosch.hybrid.sinks import ATTACHED, sink_beyond
 from bosch.kernels import rotation_of

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from bosch.backends import reference
-from bosch.backends._interface import AttentionCall
-from bosch.hybrid import dispatch
+from bosch.attention import dispatch
+from bosch.attention.backends import reference
+from bosch.attention.call import AttentionCall
 from bosch.run.errors import UserError
 from tests.attention_calls import (
     Case,

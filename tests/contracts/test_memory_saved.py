@@ -10,9 +10,9 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel, QuantizedCache, StaticCache
 from transformers.cache_utils import QuantizedLayer
 
+from bosch.attention.cache import CACHE, HybridLayer, allocated_bytes, kv_bytes
+from bosch.attention.register import mention_plain_cache
 from bosch.eval.prompt_cache import keep_everything, keep_windows_only, new_cache
-from bosch.hybrid.attention import mention_plain_cache
-from bosch.hybrid.cache import CACHE, HybridLayer, allocated_bytes, kv_bytes
 from bosch.hybrid.conversion import deploy, head_size
 from bosch.masks.mask import GroupMask
 from tests.model_factory import FAMILIES, MIXED, generate_anew, random_tokens, tiny_model

@@ -15,7 +15,12 @@ from bosch.plugins import describe_plugin, list_plugins, load_plugin
 CALL = ("call",)
 # What each file of a folder defines: a function's parameters, or the kind of another value.
 INTERFACES: dict[str, dict[str, tuple[str, ...] | type]] = {
-    "bosch.backends": {"unavailable": (), "supports": CALL, "priority": CALL, "attend": CALL},
+    "bosch.attention.backends": {
+        "unavailable": (),
+        "supports": CALL,
+        "priority": CALL,
+        "attend": CALL,
+    },
     "bosch.families": {
         "plain_config_class": type,
         "plain_model_class": type,

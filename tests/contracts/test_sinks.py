@@ -11,10 +11,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import CompileConfig, DynamicCache, PreTrainedModel, StaticCache
 
-from bosch.backends import sdpa
-from bosch.backends._interface import AttentionCall
+from bosch.attention.backends import sdpa
+from bosch.attention.cache import CACHE, allocated_bytes, kv_bytes
+from bosch.attention.call import AttentionCall
 from bosch.config import TrainConfig
-from bosch.hybrid.cache import CACHE, allocated_bytes, kv_bytes
 from bosch.hybrid.conversion import deploy, head_size
 from bosch.hybrid.export import mask_record
 from bosch.hybrid.materialize import materialize, unmaterialize

@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from bosch.backends import sdpa
-from bosch.hybrid import dispatch
+from bosch.attention import dispatch
+from bosch.attention.backends import sdpa
 from bosch.hybrid.conversion import deploy
 from tests.attention_calls import (
     check_against_reference,

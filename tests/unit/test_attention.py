@@ -15,7 +15,7 @@ from transformers import (
     StaticCache,
 )
 
-from bosch.hybrid.cache import CACHE
+from bosch.attention.cache import CACHE
 from bosch.hybrid.conversion import deploy
 from bosch.run.errors import UserError
 from tests.model_factory import MIXED, assert_close, packed_positions, random_tokens, tiny_model

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import DynamicCache, PreTrainedModel, StaticCache
 
-from bosch.hybrid.cache import CACHE, HybridLayer, hybridize_cache, kv_bytes
+from bosch.attention.cache import CACHE, HybridLayer, hybridize_cache, kv_bytes
 from bosch.hybrid.conversion import deploy
 from bosch.run.errors import UserError
 from tests.model_factory import MIXED, assert_close, kv_entries, random_tokens, tiny_model

@@ -24,11 +24,11 @@ from torch.nn.attention import (
 from torch.nn.attention import varlen as torch_varlen
 from transformers import PreTrainedModel
 
-from bosch.backends import flash, reference, sdpa, varlen
-from bosch.backends._interface import NO_MASK
+from bosch.attention import dispatch
+from bosch.attention.backends import flash, reference, sdpa, varlen
+from bosch.attention.cache import CACHE
+from bosch.attention.call import NO_MASK
 from bosch.eval.prompt_cache import new_cache
-from bosch.hybrid import dispatch
-from bosch.hybrid.cache import CACHE
 from bosch.hybrid.conversion import deploy
 from tests import efficient_kernel, varlen_kernel
 from tests.attention_calls import (

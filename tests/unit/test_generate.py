@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, CompileConfig, pipeline
 
 from bosch.assets import asset_folder
-from bosch.hybrid.cache import CACHE
+from bosch.attention.cache import CACHE
 from bosch.hybrid.conversion import deploy
 from bosch.hybrid.materialize import materialize
 from bosch.recipes import generate_text

@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+from bosch.attention.cache import CACHE
 from bosch.data.tokenizer_files import describe_tokenizer
-from bosch.hybrid.cache import CACHE
 from bosch.hybrid.conversion import deploy, hybrid_config
 from bosch.hybrid.materialize import (
     CHECK_TOLERANCE,

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from bosch.backends import reference
-from bosch.backends._interface import AttentionCall
-from bosch.hybrid.search_mode import mixed_attention
+from bosch.attention.backends import reference
+from bosch.attention.call import AttentionCall
+from bosch.attention.search_mode import mixed_attention
 from tests.attention_calls import Case, make_call
 from tests.model_factory import MIXED, packed_positions, random_tokens, tiny_model
 

@@ -155,6 +155,6 @@ def test_code_of_another_version_is_told(tmp_path: Path, caplog: pytest.LogCaptu
     caplog.set_level("INFO")
     load_model(folder, "auto", "cpu")
     assert "bosch materialize" not in caplog.text
-    (folder / "bosch_hybrid_cache.py").write_text("# of an earlier version\n")
+    (folder / "bosch_attention_cache.py").write_text("# of an earlier version\n")
     load_model(folder, "auto", "cpu")
     assert "bosch materialize" in caplog.text

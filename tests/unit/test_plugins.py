@@ -16,8 +16,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import bosch
-from bosch.backends import reference
-from bosch.backends._interface import AttentionCall
+from bosch.attention.backends import reference
+from bosch.attention.call import AttentionCall
 from bosch.eval.judging import Judging, load_judged
 from bosch.masks.mask import read_mask
 from bosch.model import load_tokenizer
@@ -177,7 +177,10 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> PackageCopy:
     copy = PackageCopy(tmp_path_factory.mktemp("package") / "copy")
     copy.write(METHOD, example_of_page(METHOD))
     copy.write("bosch/eval/suites/mine.py", example_of_page("eval/suites/mine.py"))
-    copy.write("bosch/backends/mine.py", example_of_page("bosch/backends/mine.py") + COUNTING)
+    copy.write(
+        "bosch/attention/backends/mine.py",
+        example_of_page("bosch/attention/backends/mine.py") + COUNTING,
+    )
     return copy
 
 

@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bosch.backends._interface import AttentionCall
-from bosch.hybrid.dispatch import attend
+from bosch.attention.call import AttentionCall
+from bosch.attention.dispatch import attend
 from bosch.hybrid.sinks import ATTACHED, make_sink
 from bosch.masks.window import check_window
 from bosch.run.errors import UserError

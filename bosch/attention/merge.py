@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bosch.backends._interface import AttentionCall
+from bosch.attention.call import AttentionCall
 
 Forward = Callable[..., tuple[Tensor, Tensor]]
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import attention
 
-from bosch.backends._interface import (
+from bosch.attention.call import (
     AttentionCall,
     cumulative_lengths,
     flash_refusal,
@@ -21,7 +21,7 @@ from bosch.backends._interface import (
     no_flash_device,
     window_size,
 )
-from bosch.backends._sink import attend_with_sink
+from bosch.attention.merge import attend_with_sink
 
 logger = logging.getLogger("bosch")
 

@@ -4,7 +4,7 @@
 import torch
 from torch import Tensor
 
-from bosch.backends._interface import AttentionCall, repeat_groups
+from bosch.attention.call import AttentionCall, repeat_groups
 
 
 def unavailable() -> str | None:

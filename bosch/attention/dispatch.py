@@ -1,5 +1,5 @@
-"""Which backend computes an attention call. Each file of bosch/backends says what it can compute,
-and with what priority. The first one that can is taken, and every refusal is shown once.
+"""Which backend computes an attention call. Each file of bosch/attention/backends says what it can
+compute, and with what priority. The first one that can is taken, and every refusal is shown once.
 """
 
 import logging
@@ -9,7 +9,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from bosch.backends._interface import AttentionCall, Documents, Sink
+from bosch.attention.call import AttentionCall, Documents, Sink
 from bosch.plugins import BrokenPluginError, list_plugins, load_plugin, suggest
 from bosch.run.errors import UserError
 
@@ -29,7 +29,7 @@ def load_backends(package: str) -> tuple[dict[str, ModuleType], dict[str, str]]:
     return loaded, broken
 
 
-BACKENDS, BROKEN = load_backends("bosch.backends")
+BACKENDS, BROKEN = load_backends("bosch.attention.backends")
 _shown: set[tuple[str, str]] = set()
 _availability: dict[str, str | None] = {}
 

@@ -1,8 +1,8 @@
 """The attention function and the mask function registered with transformers under the name `bosch`.
 
 SEARCH: a stock model of a family in bosch/families takes a mask of groups as an argument of its
-forward call (bosch/hybrid/search_mode.py). DEPLOY: a materialized model has `config.bosch`; in each
-layer its groups are ordered [full..., window...], and each kind is computed by one call. Further
+forward call (search_mode.py). DEPLOY: a materialized model has `config.bosch`; in each layer its
+groups are ordered [full..., window...], and each kind is computed by one call. Further
 arguments: `bosch_backend` names a backend (so does `config.bosch_backend`, for every call),
 `cu_seq_lens_q` says where packed documents end if their position_ids do not, and `bosch_observe`
 takes a stock layer's number, queries, keys, values, scaling and output, and returns the output.
@@ -22,11 +22,16 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from bosch.backends._interface import AttentionCall
-from bosch.hybrid.cache import Split
-from bosch.hybrid.dispatch import attend
-from bosch.hybrid.documents import MASK_TYPE, NOT_CAUSAL, bosch_mask_function, keep_documents_apart
-from bosch.hybrid.search_mode import Mask, has_empty_slots, search_attention
+from bosch.attention.cache import Split
+from bosch.attention.call import AttentionCall
+from bosch.attention.dispatch import attend
+from bosch.attention.documents import (
+    MASK_TYPE,
+    NOT_CAUSAL,
+    bosch_mask_function,
+    keep_documents_apart,
+)
+from bosch.attention.search_mode import Mask, has_empty_slots, search_attention
 from bosch.hybrid.sinks import make_sink, source_of
 from bosch.masks.window import check_window
 from bosch.plugins import list_plugins
@@ -36,7 +41,7 @@ logger = logging.getLogger("bosch")
 
 # The code in a hybrid's folder registers a name of its own, so that checkpoints of different
 # versions, and the package, can be loaded in one process.
-NAME = "bosch" if __name__ == "bosch.hybrid.attention" else f"bosch_{crc32(__name__.encode())}"
+NAME = "bosch" if __name__ == "bosch.attention.register" else f"bosch_{crc32(__name__.encode())}"
 FAMILIES = list_plugins("bosch.families")
 
 # Arguments from transformers that do not change the attention output. Any other is refused if it is

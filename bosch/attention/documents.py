@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers.masking_utils import sdpa_mask
 
-from bosch.backends._interface import Documents
+from bosch.attention.call import Documents
 from bosch.run.errors import UserError
 
 # Masks made by our mask function have this type. Those of callers are bool. A type can be seen in a

@@ -25,8 +25,8 @@ from torch.backends import cuda
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import CausalBias, causal_lower_right
 
-from bosch.backends._interface import ALL, AttentionCall, Sink, repeat_groups
-from bosch.backends._sink import attend_with_sink, exact_sink, scores_of
+from bosch.attention.call import ALL, AttentionCall, Sink, repeat_groups
+from bosch.attention.merge import attend_with_sink, exact_sink, scores_of
 
 MASK_ELEMENTS = 2**24  # of the mask of a block of queries that follows cached keys
 CUDNN_QUERIES = 1024  # without gradients, cuDNN computes multiples of it only

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bosch.backends._interface import (
+from bosch.attention.call import (
     AttentionCall,
     cumulative_lengths,
     flash_refusal,
@@ -17,7 +17,7 @@ from bosch.backends._interface import (
     no_flash_device,
     window_size,
 )
-from bosch.backends._sink import attend_with_sink
+from bosch.attention.merge import attend_with_sink
 
 
 def unavailable() -> str | None:

@@ -1,3 +1,0 @@
-"""One file for each way to compute attention; `_interface.py` says what it must define."""
-
-NEEDS = ("unavailable", "supports", "priority", "attend")
