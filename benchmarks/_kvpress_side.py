@@ -146,8 +146,10 @@ class Side:
 
         def forward(ids_RT: Tensor, first: int, num_logits: int) -> Tensor:
             places_RT = torch.arange(first, first + ids_RT.shape[1]).expand(len(rows), -1)
-            what: dict[str, Any] = {"past_key_values": cache, "position_ids": places_RT}
-            return self.model(ids_RT, **what, logits_to_keep=num_logits).logits.argmax(-1)
+            found = self.model(
+                ids_RT, past_key_values=cache, position_ids=places_RT, logits_to_keep=num_logits
+            )
+            return found.logits.argmax(-1)
 
         def is_right(tokens_RN: Tensor) -> Tensor:
             if tokens_RN.shape[1] < len(expected):
@@ -202,12 +204,10 @@ class Side:
             if len(answer) == 1:
                 begin = time.process_time()
             places = torch.arange(start, start + len(tokens))[None]
-            what: dict[str, Any] = {
-                "past_key_values": cache,
-                "position_ids": places,
-                "logits_to_keep": 1,
-            }
-            answer.append(int(self.model(torch.tensor([tokens]), **what).logits[0, -1].argmax()))
+            output = self.model(
+                torch.tensor([tokens]), past_key_values=cache, position_ids=places, logits_to_keep=1
+            )
+            answer.append(int(output.logits[0, -1].argmax()))
             start, tokens = start + len(tokens), answer[-1:]
         found["decode"] = (len(answer) - 1) / (time.process_time() - begin)
         self.unhide()

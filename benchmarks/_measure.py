@@ -181,8 +181,7 @@ def set_hybrid(
     for layer, row in zip(model.base_model.layers, z, strict=True):
         shape = list(row).count(0), head_size(model.config)
         for name in (KEY, VALUE):
-            how: Any = {"dtype": model.dtype, "device": model.device, "generator": same}
-            found = torch.randn(shape, **how)
+            found = torch.randn(shape, dtype=model.dtype, device=model.device, generator=same)
             has_one = sink == "static" and shape[0] > 0
             layer.self_attn.register_parameter(name, nn.Parameter(found) if has_one else None)
 

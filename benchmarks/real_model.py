@@ -211,8 +211,9 @@ class Bench:
         self, method: str, ratio: float, window: int, sink: str, seed: int
     ) -> tuple[GroupMask, dict[str, Any]]:
         """The mask. Masks of several ratios share a folder, and so what does not depend on it."""
-        asked: dict[str, Any] = {"window": window, "ratio": ratio, "seed": seed, "sink": sink}
-        config = replace(self.config, method=method, **asked)
+        config = replace(
+            self.config, method=method, window=window, ratio=ratio, seed=seed, sink=sink
+        )
         name = f"{method}-w{window}-{sink}-s{seed}-{self.options.answers}"
         if traits_of(method).learns_from_tokens:
             name += f"-r{ratio}"
@@ -269,8 +270,14 @@ class Bench:
         losses = []
         for ids_T in self.held_out[: options.texts]:
             half, ids_BT = len(ids_T) // 2, ids_T[None].to(self.device)
-            how = {"use_cache": False, "bosch_mask": mask.z, "bosch_window": window}
-            logits_TV = self.judged(ids_BT, **how, logits_to_keep=half + 1).logits[0, :-1]
+            output = self.judged(
+                ids_BT,
+                use_cache=False,
+                bosch_mask=mask.z,
+                bosch_window=window,
+                logits_to_keep=half + 1,
+            )
+            logits_TV = output.logits[0, :-1]
             losses.append(float(cross_entropy(logits_TV.float(), ids_BT[0, half:])))
         found |= {"value": float(np.mean(losses)), "unit": "nats a token"}
         return found | {"losses": [round(loss, 4) for loss in losses]}

@@ -10,7 +10,7 @@ core. Micro-batches are tried in the order given, up to the first that does not 
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from transformers import PretrainedConfig
 
@@ -24,7 +24,12 @@ from bosch.training.model_start import build_on_meta
 from bosch.training.rehearsal import KERNELS, MARGIN_GB, Plan, as_hybrid, rehearse
 
 SIZES = ("Qwen3-1.7B", "Qwen3-4B", "Qwen3-8B", "Qwen3-14B", "Qwen3-30B-A3B")
-RECOMPUTED = {"all": True, "but attention": "attention", "but matmuls": "matmuls", "none": False}
+RECOMPUTED: dict[str, Literal[True, False, "attention", "matmuls"]] = {
+    "all": True,
+    "but attention": "attention",
+    "but matmuls": "matmuls",
+    "none": False,
+}
 COLUMNS = {"model": "model", "recomputed": "recomputed", **rehearsal.COLUMNS}
 COLUMNS |= {"tokens/s": "tokens_per_second:.0f", "of peak": "mfu:.0%", "hours": "hours:.1f"}
 
@@ -66,20 +71,22 @@ class Options(BenchmarkOptions):
 
 
 def measure(options: Options) -> Iterator[Row]:
-    asked = options.model, options.gpus, options.kernels, options.recomputed
-    for name, gpus, kernels, recomputed in itertools.product(*asked):
+    for name, gpus, kernels, recomputed in itertools.product(
+        options.model, options.gpus, options.kernels, options.recomputed
+    ):
         model = as_hybrid(read_shape(name), options.ratio, options.window)
         seconds, mfu = seconds_of_a_token(model, options, recomputed)
         speed = {"tokens_per_second": 1 / seconds, "mfu": mfu}
         speed["hours"] = options.tokens * seconds / gpus / 3600
         for micro in options.micro_batch_sequences:
-            sizes: Any = {"batch_sequences": options.batch_sequences}
-            sizes |= {"micro_batch_sequences": micro, "cpu_offload": options.cpu_offload}
-            sizes |= {
-                "activation_checkpointing": RECOMPUTED[recomputed],
-                "compile": options.compile,
-            }
-            plan = Plan(model, TrainConfig(**sizes), options.seq_len, gpus, kernels)
+            settings = TrainConfig(
+                batch_sequences=options.batch_sequences,
+                micro_batch_sequences=micro,
+                cpu_offload=options.cpu_offload,
+                activation_checkpointing=RECOMPUTED[recomputed],
+                compile=options.compile,
+            )
+            plan = Plan(model, settings, options.seq_len, gpus, kernels)
             about = f"rehearsed: {name} on {gpus}, {micro} at once, {kernels}"
             about += f", recomputed {recomputed}" if recomputed != "all" else ""
             row = rehearse(plan).row(plan, options.memory_gb)

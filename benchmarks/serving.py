@@ -79,8 +79,12 @@ def measure(options: Options) -> Iterator[Row]:
     device = options.start()
     if device.type == "cuda":  # packed needs it; all sides get it
         os.environ.setdefault("VLLM_KV_CACHE_LAYOUT", "BLHNC")
-    lengths = (options.long + LAST, options.length + options.new, options.prefix + TAIL + 1)
-    longest = max(*lengths, options.prompt_tokens + 128 if options.real else 0)
+    longest = max(
+        options.long + LAST,
+        options.length + options.new,
+        options.prefix + TAIL + 1,
+        options.prompt_tokens + 128 if options.real else 0,
+    )
     most = max(TAIL * options.requests + options.prefix, options.length * options.requests)
     needed = max(options.long, most)
     with tempfile.TemporaryDirectory() as name:

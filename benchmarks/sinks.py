@@ -101,8 +101,8 @@ def mean_loss(model: Any, texts: list[Tensor], z: list[list[int]], window: int) 
     total = num_tokens = 0.0
     for ids_T in texts:
         ids_T = ids_T.to(model.device)
-        mask = {"bosch_mask": z, "bosch_window": window}
-        logits = model(ids_T[None], use_cache=False, **mask).logits[0]
+        output = model(ids_T[None], use_cache=False, bosch_mask=z, bosch_window=window)
+        logits = output.logits[0]
         half = len(ids_T) // 2
         total += float(cross_entropy(logits[half - 1 : -1].float(), ids_T[half:], reduction="sum"))
         num_tokens += len(ids_T) - half

@@ -10,7 +10,7 @@ import multiprocessing
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -118,8 +118,9 @@ def save_models(
         _measure.make_model(shape, device, torch.bfloat16, "sdpa").save_pretrained(dense)
     models = {DENSE: dense}
     for ratio, sink in product(options.ratios, options.sinks):
-        how = {"attn_implementation": "bosch"}
-        model: Any = AutoModelForCausalLM.from_pretrained(dense, **how, **LOCAL)
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            dense, attn_implementation="bosch", **LOCAL
+        )
         z = spread_mask(ratio, model.config.num_hidden_layers, model.config.num_key_value_heads)
         title = f"ours, ratio {ratio:g}" + ("" if sink == "none" else f", sink {sink}")
         models[title] = folder / f"hybrid-{ratio:g}-{sink}"
@@ -145,9 +146,13 @@ def random_sequences(options: Options, model: Path) -> NDArray[np.uint32]:
 
 
 def settings_of(options: Options, **changes: Any) -> TrainConfig:
-    sizes: Any = {"batch_sequences": options.batch, "micro_batch_sequences": options.batch}
-    usual = {"precision": options.precision, "checkpoint_steps": 10**6}
-    return TrainConfig(**(sizes | usual | changes))
+    settings = TrainConfig(
+        batch_sequences=options.batch,
+        micro_batch_sequences=options.batch,
+        precision=options.precision,
+        checkpoint_steps=10**6,  # none while steps are timed
+    )
+    return replace(settings, **changes)
 
 
 def train_with_ours(options: Options, model: Path, **changes: Any) -> list[Row]:
@@ -171,13 +176,11 @@ def train_with_ours(options: Options, model: Path, **changes: Any) -> list[Row]:
 def train_with_trainer(options: Options, folder: Path, device: torch.device) -> None:
     from transformers import Trainer, TrainingArguments
 
-    how: Any = {"dtype": torch.float32, "attn_implementation": "sdpa"}
-    model = AutoModelForCausalLM.from_pretrained(folder, use_cache=False, **how, **LOCAL)
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, use_cache=False, dtype=torch.float32, attn_implementation="sdpa", **LOCAL
+    )
     sequences = torch.from_numpy(random_sequences(options, folder).astype(np.int64))
     on_gpu = device.type != "cpu"
-    quiet: Any = {"save_strategy": "no", "logging_strategy": "no", "report_to": "none"}
-    # As our loop does on GPUs, which also compiles there: the Trainer by default does not.
-    usual: Any = {"gradient_checkpointing": on_gpu, "use_liger_kernel": on_gpu}
     with tempfile.TemporaryDirectory() as out:
         arguments = TrainingArguments(
             out,
@@ -189,7 +192,12 @@ def train_with_trainer(options: Options, folder: Path, device: torch.device) -> 
             bf16=options.precision == "bf16",
             use_cpu=not on_gpu,
             disable_tqdm=True,
-            **(usual | quiet),
+            save_strategy="no",
+            logging_strategy="no",
+            report_to="none",
+            # As our loop does on GPUs, which also compiles there: the Trainer by default does not.
+            gradient_checkpointing=on_gpu,
+            use_liger_kernel=on_gpu,
         )
         examples: Any = [{"input_ids": ids, "labels": ids} for ids in sequences]
         Trainer(model, arguments, train_dataset=examples).train()

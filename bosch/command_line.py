@@ -105,8 +105,15 @@ class Parser(argparse.ArgumentParser):
                 nargs = "+" if nargs and is_required else nargs
                 into.add_argument(dest, metavar=name.upper(), nargs=nargs, type=read, help=text)
                 continue
-            how: dict[str, Any] = {"type": read, "help": text, "required": is_required}
-            into.add_argument(f"--{name}", dest=dest, nargs=nargs, metavar=metavar, **how)
+            into.add_argument(
+                f"--{name}",
+                dest=dest,
+                nargs=nargs,
+                metavar=metavar,
+                type=read,
+                help=text,
+                required=is_required,
+            )
 
 
 def parse(

@@ -194,8 +194,9 @@ class TrainConfig:
         return self.precision.startswith("fp8")
 
     def __post_init__(self) -> None:
-        names = ("batch_sequences", "micro_batch_sequences", "max_steps", "checkpoint_steps")
-        at_least(1, self, "train", *names, "keep_checkpoints", "stored_shares", "lora_rank")
+        at_least(1, self, "train", "batch_sequences", "micro_batch_sequences", "max_steps")
+        at_least(1, self, "train", "checkpoint_steps", "keep_checkpoints")
+        at_least(1, self, "train", "stored_shares", "lora_rank")
         at_least(0, self, "train", "weight_decay", "layer_weight")
         above_0(self, "train", "peak_learning_rate", "clip_norm", "temperature")
         for name in ("warmup_share", "floor_share", "distill_weight"):
@@ -240,8 +241,8 @@ class JudgingConfig:
             if getattr(self, name) is NOT_GIVEN:
                 value = usual if self.samples is None else self.samples
                 object.__setattr__(self, name, value)
-        names = ("samples", "niah_samples", "longbench_rows", "batch", "prefill_chunk")
-        at_least(1, self, "eval", *names)
+        at_least(1, self, "eval", "samples", "niah_samples", "longbench_rows")
+        at_least(1, self, "eval", "batch", "prefill_chunk")
         _must_rise("eval.niah_lengths", self.niah_lengths)
         if min(self.niah_lengths, default=0) < 1:
             raise UserError(f"eval.niah_lengths must be at least 1, not {self.niah_lengths}.")

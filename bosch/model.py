@@ -166,8 +166,11 @@ def read_shape(model: str) -> ModelShape:
     else:
         folder = fetch_config(model)
         config = read_model_config(folder)
-    fields = ("num_hidden_layers", "num_key_value_heads", "max_position_embeddings")
-    return ModelShape(*(_count(config, name, folder) for name in fields))
+    return ModelShape(
+        _count(config, "num_hidden_layers", folder),
+        _count(config, "num_key_value_heads", folder),
+        _count(config, "max_position_embeddings", folder),
+    )
 
 
 def read_model_info(folder: Path) -> ModelInfo:

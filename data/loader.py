@@ -52,9 +52,13 @@ class Batch:
         return self._map(lambda tensor: tensor.pin_memory())
 
     def _map(self, function: "Callable[[Tensor], Tensor]") -> "Batch":
-        names = ("ids_BT", "labels_BT", "position_ids_BT", "cu_seqlens")
-        moved: dict[str, Any] = {name: function(getattr(self, name)) for name in names}
-        return replace(self, **moved)
+        return replace(
+            self,
+            ids_BT=function(self.ids_BT),
+            labels_BT=function(self.labels_BT),
+            position_ids_BT=function(self.position_ids_BT),
+            cu_seqlens=function(self.cu_seqlens),
+        )
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,6 @@ import tempfile
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from bosch.model import LOCAL
 from bosch.run.errors import UserError, run_main
@@ -100,16 +99,18 @@ def fetch_model(folder: Path) -> None:
         from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
         disable_bars_of_libraries()
-        source: Any = {"gguf_file": Path(GGUF).name}
-        gguf = (place / GGUF).parent
-        packed = AutoModelForCausalLM.from_pretrained(gguf, dtype=torch.float32, **source, **LOCAL)
+        gguf = place / GGUF
+        packed = AutoModelForCausalLM.from_pretrained(
+            gguf.parent, gguf_file=gguf.name, dtype=torch.float32, **LOCAL
+        )
         fields = packed.config.to_dict()
         for field in ("quantization_config", "_name_or_path"):  # else it is saved as quantized
             fields.pop(field, None)
         model = LlamaForCausalLM(LlamaConfig(**fields)).float()
         model.load_state_dict(packed.state_dict())
         model.save_pretrained(place / "model")
-        AutoTokenizer.from_pretrained(gguf, **source, **LOCAL).save_pretrained(place / "model")
+        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name, **LOCAL)
+        tokenizer.save_pretrained(place / "model")
         shutil.rmtree(folder, ignore_errors=True)
         shutil.move(place / "model", folder)
     print(f"SmolLM2-135M-Instruct in {folder}")

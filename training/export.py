@@ -128,8 +128,9 @@ class Weights:
         own, prefix = self._tensors[key], key.removesuffix("weight")
         if (up := self._tensors.get(prefix + UP)) is None:
             return whole_of(own.to(dtype))
-        product = whole_of(up), whole_of(self._tensors[prefix + DOWN])
-        return torch.addmm(whole_of(own), *product, alpha=LORA_SCALE).to(dtype)
+        down = whole_of(self._tensors[prefix + DOWN])
+        # Weights and product are added in fp32, and rounded to the file's type once.
+        return torch.addmm(whole_of(own), whole_of(up), down, alpha=LORA_SCALE).to(dtype)
 
     def _as_in_files(self, key: str, tensor: Tensor) -> Mapping[str, Tensor]:
         return revert_weight_conversion(self._model, {key: tensor})

@@ -229,9 +229,15 @@ class Run:
         if settings.deterministic:  # for the rest of this process
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else torch refuses cuBLAS
             torch.use_deterministic_algorithms(True)
-        amount = job.budget_tokens, job.tokens.seq_len, job.evaluated_shares
-        where = self.ranks.world, self.device.type
-        self.schedule = schedule = make_schedule(settings, *amount, *where, job.tokens_before)
+        self.schedule = schedule = make_schedule(
+            settings,
+            budget_tokens=job.budget_tokens,
+            seq_len=job.tokens.seq_len,
+            evaluated_shares=job.evaluated_shares,
+            world_size=self.ranks.world,
+            device_type=self.device.type,
+            tokens_before=job.tokens_before,
+        )
         self.loader = Loader(job.tokens, schedule.batch_sequences, job.document_mask)
         self.loader.sequences(schedule.num_steps - 1)  # an error if there are too few tokens
         say(*describe(job.settings, self.device), schedule.describe())

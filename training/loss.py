@@ -107,8 +107,9 @@ def model_loss(
 ) -> Tensor:
     """Sum of the losses of all targets, times `scale`. Labels are already shifted: those of the
     next tokens."""
-    facts: dict[str, Any] = {"labels_BT": labels_BT, "scale": scale, "lesson": lesson}
-    return call_with(partial(head_loss, kernels=model.lm_head.kernels, **facts), model, inputs)
+    kernels = model.lm_head.kernels
+    loss = partial(head_loss, labels_BT=labels_BT, scale=scale, kernels=kernels, lesson=lesson)
+    return call_with(loss, model, inputs)
 
 
 @torch.no_grad()
@@ -149,19 +150,27 @@ def head_loss(
     hidden_NH, labels_N = hidden_BTH.flatten(0, 1), labels_BT.flatten()
     if not torch.is_grad_enabled():  # kernels only look at requires_grad
         weight_VH = weight_VH.detach()
-    fp32 = {"accum_dtype": torch.float32}  # for the sum of a bf16 weight's gradient over chunks
+    # Liger adds up a bf16 weight's gradient over chunks in fp32.
     if kernels == "liger" and lesson is None:
         from liger_kernel.transformers.functional import liger_fused_linear_cross_entropy
 
-        sum_of = partial(liger_fused_linear_cross_entropy, reduction="sum", **fp32)
-        return sum_of(hidden_NH, weight_VH, labels_N) * scale
+        loss = liger_fused_linear_cross_entropy(
+            hidden_NH, weight_VH, labels_N, reduction="sum", accum_dtype=torch.float32
+        )
+        return loss * scale
     if kernels == "liger" and isinstance(lesson, Lesson) and lesson.weight == 1:
         from liger_kernel.transformers.functional import liger_fused_linear_jsd
 
-        # Beta 0: the divergence from the teacher.
-        mean_of = partial(liger_fused_linear_jsd, jsd_beta=0.0, temperature=lesson.temperature)
-        teacher = lesson.hidden_NH, lesson.head_VH
-        mean = mean_of(hidden_NH, weight_VH, *teacher, labels_N, **fp32)
+        mean = liger_fused_linear_jsd(
+            hidden_NH,
+            weight_VH,
+            lesson.hidden_NH,
+            lesson.head_VH,
+            labels_N,
+            jsd_beta=0.0,  # the divergence from the teacher
+            temperature=lesson.temperature,
+            accum_dtype=torch.float32,
+        )
         return mean * ((labels_N != IGNORED).sum() * lesson.temperature**2 * scale)
 
     if isinstance(lesson, StoredLesson) and lesson.weight == 1:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -59,8 +60,9 @@ def build_on_meta(config: PretrainedConfig, dtype: torch.dtype = torch.float32) 
     """The model with the shapes of its weights, but no memory for them."""
     config.use_cache = False
     with torch.device("meta"):
-        how: Any = {"dtype": dtype, "attn_implementation": NAME}
-        return AutoModelForCausalLM.from_config(config, trust_remote_code=False, **how)
+        return AutoModelForCausalLM.from_config(
+            config, dtype=dtype, attn_implementation=NAME, trust_remote_code=False
+        )
 
 
 def make_empty(
@@ -206,9 +208,9 @@ def choose_trained(model: PreTrainedModel, trained: str, lora_rank: int) -> None
     if trained == "lora":
         for module in list(model.get_submodule("model.layers").modules()):
             if type(module) is nn.Linear:
-                to: Any = {"bias": False, "dtype": module.weight.dtype, "device": "meta"}
-                module.lora_down = nn.Linear(module.in_features, lora_rank, **to)
-                module.lora_up = nn.Linear(lora_rank, module.out_features, **to)
+                small = partial(nn.Linear, bias=False, dtype=module.weight.dtype, device="meta")
+                module.lora_down = small(module.in_features, lora_rank)
+                module.lora_up = small(lora_rank, module.out_features)
                 module.register_forward_hook(add_product)
 
 

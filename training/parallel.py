@@ -207,31 +207,31 @@ def shard_model(model: Any, settings: TrainConfig, device: torch.device) -> None
             layers[index] = checkpointed(block, recompute)
     if dist.get_world_size() == 1 and settings.precision == "fp32" and not settings.cpu_offload:
         return
-    options: dict[str, Any] = {"mesh": make_mesh(settings, device)}
-    options["reshard_after_forward"] = settings.reshard_after_forward
+    shard = partial(fully_shard, mesh=make_mesh(settings, device))
     if settings.precision != "fp32":
         # Parameters stay fp32. bf16 copies compute, and gradients are summed in fp32.
-        types: Any = {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32}
-        options["mp_policy"] = MixedPrecisionPolicy(**types)
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        shard = partial(shard, mp_policy=policy)
     if settings.cpu_offload:
-        options["offload_policy"] = CPUOffloadPolicy(pin_memory=device.type == "cuda")
+        shard = partial(shard, offload_policy=CPUOffloadPolicy(pin_memory=device.type == "cuda"))
     for block in layers:
-        fully_shard(block, **options)
+        shard(block, reshard_after_forward=settings.reshard_after_forward)
     if model.lm_head.weight is not model.model.embed_tokens.weight:
-        fully_shard(model.model.embed_tokens, **options)
-    fully_shard(model, **(options | {"reshard_after_forward": False}))
+        shard(model.model.embed_tokens, reshard_after_forward=settings.reshard_after_forward)
+    # The loss reads the head's weight without calling it, so nothing would gather it again.
+    shard(model, reshard_after_forward=False)
 
 
 def checkpointed(block: Any, recompute: object) -> Any:
     """The block, recomputed in the backward: all of it (True), or all but what KEPT names."""
-    how: dict[str, Any] = {"checkpoint_impl": CheckpointImpl.NO_REENTRANT}
-    if parts := KEPT.get(str(recompute)):
+    wrap = partial(checkpoint_wrapper, checkpoint_impl=CheckpointImpl.NO_REENTRANT)
+    if (parts := KEPT.get(str(recompute))) is None:
+        return wrap(block)
 
-        def is_kept(_: object, operator: object, *args: object, **kwargs: object) -> bool:
-            return any(part in str(operator) for part in parts)
+    def is_kept(_: object, operator: object, *args: object, **kwargs: object) -> bool:
+        return any(part in str(operator) for part in parts)
 
-        how["context_fn"] = partial(create_selective_checkpoint_contexts, is_kept)
-    return checkpoint_wrapper(block, **how)
+    return wrap(block, context_fn=partial(create_selective_checkpoint_contexts, is_kept))
 
 
 def make_mesh(settings: TrainConfig, device: torch.device) -> DeviceMesh:
@@ -261,8 +261,10 @@ def own_rows(tensor: Tensor) -> tuple[Tensor, int]:
     target = tensor.detach()
     if not isinstance(target, DTensor):
         return target, 0
-    where = target.shape, target.device_mesh, target.placements
-    return target.to_local(), compute_local_shape_and_global_offset(*where)[1][0]
+    _, first = compute_local_shape_and_global_offset(
+        target.shape, target.device_mesh, target.placements
+    )
+    return target.to_local(), first[0]
 
 
 def is_first_copy(tensor: Tensor, rank: int) -> bool:

@@ -85,8 +85,16 @@ def make_schedule(
                 f"train.until is recovered, but no checkpoint is evaluated from step {warmup} (the "
                 f"end of the warm-up) to {num_steps - tenth - 1}; add a share to eval.checkpoints."
             )
-    sizes = num_steps, batch, micro, seq_len, world_size
-    return TrainSchedule(*sizes, tuple(steps), tokens_before, endings)
+    return TrainSchedule(
+        num_steps=num_steps,
+        batch_sequences=batch,
+        micro_batch_sequences=micro,
+        seq_len=seq_len,
+        world_size=world_size,
+        evaluated_steps=tuple(steps),
+        tokens_before=tokens_before,
+        endings=endings,
+    )
 
 
 def choose_micro_batch(

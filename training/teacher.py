@@ -260,6 +260,10 @@ class Lessons:
         """Of sequences by their numbers in the tokens' file, where the labels are."""
         found = [self.open(number // self.per_file)[number % self.per_file] for number in numbers]
         ids, shares = (np.concatenate([each[n] for each in found]) for n in ("ids", "log_shares"))
-        ids_NK, log_shares_NR = torch.from_numpy(ids.astype(np.int64)), torch.from_numpy(shares)
-        both = ids_NK.to(labels_BT.device), log_shares_NR.to(labels_BT.device)
-        return StoredLesson(*both, self.settings.distill_weight, self.settings.temperature)
+        device = labels_BT.device
+        return StoredLesson(
+            ids_NK=torch.from_numpy(ids.astype(np.int64)).to(device),
+            log_shares_NR=torch.from_numpy(shares).to(device),
+            weight=self.settings.distill_weight,
+            temperature=self.settings.temperature,
+        )

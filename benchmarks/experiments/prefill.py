@@ -4,7 +4,6 @@
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from statistics import median
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -136,9 +135,8 @@ def with_lse(call: AttentionCall, keys: slice, is_causal: bool) -> tuple[Tensor,
             q, k, v, 0.0, is_causal, scale=call.scaling
         )
         return out, lse
-    arguments: Any = (q, k, v, None, True, 0.0, is_causal, False)
     out, lse, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(
-        *arguments, scale=call.scaling
+        q, k, v, None, compute_log_sumexp=True, is_causal=is_causal, scale=call.scaling
     )
     return out, lse.reshape(q.shape[:3])  # cuDNN's has a further dimension of 1
 

@@ -120,8 +120,10 @@ def by_flex(call: AttentionCall) -> Tensor:
     assert window is not None
     ends = None if call.documents is None else call.documents.ends
     mask = block_mask(tokens, window, ends, call.q_BHTD.device)
-    how: Any = {"block_mask": mask, "scale": call.scaling, "enable_gqa": True}
-    out: Tensor = kernel(call.q_BHTD.device.type)(call.q_BHTD, call.k_BGSD, call.v_BGSD, **how)
+    attention = kernel(call.q_BHTD.device.type)
+    out: Tensor = attention(
+        call.q_BHTD, call.k_BGSD, call.v_BGSD, block_mask=mask, scale=call.scaling, enable_gqa=True
+    )
     return out
 
 

@@ -75,16 +75,18 @@ def write_records(world: World, num_words: int) -> str:
     make_key, make_value = rng.choice(keys), rng.choice(values)
     prose = rng.choice(SHARES_OF_PROSE)
     text, words_of_look_ups = "", num_words * (1 - SHARE_OF_ENTRIES)
-    entries: list[dict[str, str]] = []
+    entries: list[tuple[str, str]] = []  # a key and its value
     while num_words > words_of_look_ups or not entries:
         if rng.random() < prose:
             text += " ".join(paragraph(world, rng.randint(1, 3))) + "\n"
             num_words -= WORDS_OF_PROSE
         else:
-            entries.append({"key": make_key(), "value": make_value()})
-            text += state.format(**entries[-1])
+            key, value = make_key(), make_value()
+            entries.append((key, value))
+            text += state.format(key=key, value=value)
             num_words -= WORDS_OF_ENTRY
     while num_words > 0:
-        text += look_up.format(**rng.choice(entries))
+        key, value = rng.choice(entries)
+        text += look_up.format(key=key, value=value)
         num_words -= WORDS_OF_ENTRY
     return text
