@@ -58,7 +58,7 @@ def make_hybrid(sink: str) -> Any:
         sinks = Sinks(torch.randn(6, 2, 64), torch.randn(6, 2, 64))
     with tempfile.TemporaryDirectory() as folder:
         deploy(dense, z, WINDOW, sinks).save_pretrained(folder)
-        return AutoModelForCausalLM.from_pretrained(folder)
+        return AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=False)
 
 
 def seconds_of(function: Callable[[], object]) -> float:
