@@ -14,6 +14,7 @@ from transformers import AutoConfig
 from benchmarks import train
 from benchmarks._measure import Row, short
 from benchmarks.experiments._points import K, Point, Points, free_memory
+from bosch.model import LOCAL
 from bosch.training.metrics import count_active_weights, peak_flops, training_flops
 from bosch.training.model_start import build_on_meta
 
@@ -76,7 +77,7 @@ def measure_block(case: Case, device: torch.device) -> list[Row]:
             models = train.save_models(options, Path(folder), device, sizes)
             *_, model = models.values()
             steps = train.train_with_ours(options, model, compile=case.is_compiled)
-            config = AutoConfig.from_pretrained(model)
+            config = AutoConfig.from_pretrained(model, **LOCAL)
             weights = count_active_weights(build_on_meta(config))
         free_memory()
         seconds[layers] = median(step["compute_seconds"] for step in steps[1:])
