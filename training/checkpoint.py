@@ -120,26 +120,21 @@ class Checkpoints:
         return None
 
     def _load(self, path: Path, manifest: Manifest, state: TrainState) -> None:
-        content, optimizer = json.loads((path / TRAINER).read_text()), state.optimizer
+        content = json.loads((path / TRAINER).read_text())
         there, rest = content["tensors"], content["extra"]
-        # A new optimizer gets the moments that the checkpoint has. A parameter that never had a
-        # gradient has none.
-        if any(name.startswith("optimizer.") for name in there) and not optimizer.state:
-            _init_optim_state(optimizer)  # makes a step with learning rate 0
-        for name, parameter in _named_parameters(state):
-            if not any(other.startswith(f"optimizer.{name}.") for other in there):
-                optimizer.state.pop(parameter, None)
-
+        _give_moments(state, there)
         tensors, own_rest = describe_state(state)
         here = _kinds(tensors) | {f"extra.{name}": "a part" for name in own_rest}
         saved = there | {f"extra.{name}": "a part" for name in rest}
         for name in sorted(here.keys() | saved.keys()):
-            in_it, in_run = (kinds.get(name, "missing") for kinds in (saved, here))
+            in_it, in_run = saved.get(name, "missing"), here.get(name, "missing")
             if in_it != in_run:
                 problem = f"{path} does not fit this run: in it {name} is {in_it}, here {in_run}"
                 raise UserError(f"{problem}. Delete {path.parent}, or write to another folder.")
 
         with ExitStack() as stack:
+            # A tensor's rows may lie in the files of several ranks, and a run with another number
+            # of ranks needs others of them than any rank has written.
             pieces: dict[str, list[tuple[int, Any]]] = {}  # first row and file, by tensor
             for file_name in manifest["files"]:
                 if file_name.endswith(".safetensors"):
@@ -148,10 +143,13 @@ class Checkpoints:
                         pieces.setdefault(name, []).append((begin, file))
             for name, tensor in tensors.items():
                 _read_rows(name, tensor, pieces[name])
+            # Each rank has a generator of its own. With another number of ranks there is none that
+            # fits, and dropout, the only one to ask, goes on with new numbers.
             if manifest["circumstances"]["ranks"] == self._ranks.world:
                 mine = f"random.{self._ranks.rank}."
                 states = {n: pieces[n][0][1].get_tensor(n) for n in pieces if n.startswith(mine)}
                 set_random_state({n.removeprefix(mine): states[n] for n in states})
+        # Last, since these get tensors that were just read.
         for name, part in state.extra.items():
             prefix = f"extra.{name}."
             loaded = {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}
@@ -238,6 +236,17 @@ class Checkpoints:
         removed; copies under other names are the user's and are left alone."""
         steps = [path for path in self.folder.glob("step-*") if path.name[5:].isdecimal()]
         return sorted(steps, key=_step_of)
+
+
+def _give_moments(state: TrainState, saved: Mapping[str, object]) -> None:
+    """Give a new optimizer the moments that are saved, so that they have a place to be read into. A
+    parameter that never had a gradient has none."""
+    optimizer = state.optimizer
+    if any(name.startswith("optimizer.") for name in saved) and not optimizer.state:
+        _init_optim_state(optimizer)  # makes a step with learning rate 0
+    for name, parameter in _named_parameters(state):
+        if not any(other.startswith(f"optimizer.{name}.") for other in saved):
+            optimizer.state.pop(parameter, None)
 
 
 def _step_of(path: Path) -> int:
