@@ -14,7 +14,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from bosch.config import FLAT, FOLLOWS, NO_OPTION, POSITIONAL, show_value
+from bosch.config import FLAT, FOLLOWS, NO_OPTION, POSITIONAL, RARE, show_value
 from bosch.plugins import first_sentence, suggest
 from bosch.run import progress
 from bosch.run.errors import UserError
@@ -33,7 +33,7 @@ class Parser(argparse.ArgumentParser):
     """argparse with UserErrors, that takes `_` for `-` in the names of options, as people copy them
     from run.json."""
 
-    hidden: Sequence[str] = ()  # options that the help leaves out
+    hides_rare = False  # the help leaves out options that are marked RARE
 
     def __init__(self, **options: Any) -> None:
         options |= {"add_help": False, "allow_abbrev": False}
@@ -85,7 +85,7 @@ class Parser(argparse.ArgumentParser):
                 marks += more
             note = "required" if is_required else f"default: {show_value(default)}"
             about = f"{comments.get(each.name, '')} ({note})".strip().replace("%", "%%")
-            text = argparse.SUPPRESS if f"--{name}" in self.hidden else about
+            text = argparse.SUPPRESS if self.hides_rare and RARE in marks else about
             if hint is bool and not takes_none:
                 opposite = f"--{prefix}no-{name.removeprefix(prefix)}"
                 for flag, value in ((f"--{name}", True), (opposite, False)):
@@ -122,14 +122,14 @@ def parse(
     defaults: Mapping[str, Any] | None = None,
     prog: str = "",
     description: str = "",
-    rarely_set: Sequence[str] = (),
+    hides_rare: bool = False,
     rest: list[str] | None = None,
 ) -> T:
     """The settings that a command line asks for. UserError for whatever the user got wrong.
 
     defaults: values of fields in place of the class's. prog, description: if not the file and the
-    docstring of the class's recipe. rarely_set: options that only --help-all shows. rest: gets the
-    words that belong to no option, which are refused without.
+    docstring of the class's recipe. hides_rare: options marked RARE are shown by --help-all only.
+    rest: gets the words that belong to no option, which are refused without.
     """
     recipe, defaults = sys.modules[kind.__module__], defaults or {}
     prog = prog or called_as(Path(str(recipe.__file__)).name)
@@ -142,9 +142,9 @@ def parse(
         description=description,
         formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, 2, 32, width),
     )
-    parser.hidden = () if "--help-all" in arguments else rarely_set
+    parser.hides_rare = hides_rare and "--help-all" not in arguments
     parser.add_argument("-h", "--help", action="help", help="show this text")
-    if rarely_set:
+    if hides_rare:
         parser.add_argument("--help-all", action="help", help="show also the rarely used options")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     parser.add_options(kind, defaults)
@@ -162,7 +162,7 @@ def parse(
         meant = [known for known in names if known.endswith(f".{name.lstrip('-')}")]
         nearest = difflib.get_close_matches(name, meant or names, n=1, cutoff=0.5)
         hint = f"did you mean {nearest[0]}? " if nearest else ""
-        all_by = "--help-all" if rarely_set else "--help"
+        all_by = "--help-all" if hides_rare else "--help"
         raise UserError(f"{word}: no such option; {hint}{all_by} shows all.")
     settings: T = _with_values(kind, defaults, given)
     return settings

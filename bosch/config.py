@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from decimal import Decimal
 from pathlib import Path
 from textwrap import wrap
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from bosch.masks.mask import check_ratio
 from bosch.masks.window import check_window, sink_tokens
@@ -31,8 +31,11 @@ def parse_count(text: str) -> int:
 
 
 # What bosch/command_line.py reads in `Annotated`, beside a name for the value and a function that
-# reads one. FLAT: options of this dataclass have no prefix; NO_OPTION: cannot be set there.
-FLAT, POSITIONAL, NO_OPTION = object(), object(), object()
+# reads one. FLAT: options of this dataclass have no prefix; NO_OPTION: cannot be set there; RARE: a
+# long --help leaves it out, --help-all shows it.
+FLAT, POSITIONAL, NO_OPTION, RARE = object(), object(), object(), object()
+T = TypeVar("T")
+Rarely = Annotated[T, RARE]  # `alpha: Rarely[float]`: a field that few users set
 FOLLOWS = "follows"  # key of a field's metadata: the name of a more general field
 NOT_GIVEN: Any = "not given"  # the default of such a field, which __post_init__ replaces
 TokenCount = Annotated[int, parse_count, "TOKENS"]
@@ -52,13 +55,14 @@ class CalibrationConfig:
     examples: int = 64  # questions that a mask is scored on
     length: TokenCount = 32_768  # tokens of a text, its questions and answers included
     questions_per_context: int = 1  # questions on each text; more of them are faster to score
-    tasks: tuple[str, ...] = ()  # needle tasks, in equal shares; none given: the paper's six
+    # needle tasks, in equal shares; none given: the paper's six
+    tasks: Rarely[tuple[str, ...]] = ()
     essays: str = "PaulGrahamEssays.json"  # file or folder of essays, or toy for the toy world
-    punkt: str | None = speed_only(None)  # folder with nltk's Punkt data, to split essays
+    punkt: Rarely[str | None] = speed_only(None)  # folder with nltk's Punkt data, to split essays
     # Your own in place of all this: .jsonl rows with text, question and answer, or text alone.
     questions: str | None = speed_only(None)
     # What counts as right: the expected answers, or what the dense model itself writes up to them.
-    answers: Literal["expected", "own-words"] = "expected"
+    answers: Rarely[Literal["expected", "own-words"]] = "expected"
 
     def __post_init__(self) -> None:
         at_least(1, self, "calibration", "examples", "length", "questions_per_context")
@@ -72,14 +76,18 @@ class MaskConfig:
     """The search for the mask."""
 
     kappa: int = 100  # masks tried per layer: more take longer and find better masks
-    alpha: float = 100.0  # weight in NOMAD's loss of a wrong number of windowed groups
-    gamma: float = 0.2  # headroom of the normalized score above the dense model's
-    ratio_buckets: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)  # ratios that a layer can get
-    max_variables: int = 49  # most groups in one search; NOMAD's quadratic model has this limit
-    max_layers: int | None = None  # most layers in one search; None: max(1, 32 // groups)
-    razor_recent_share: float = 0.25  # method razor: share of an example that counts as recent
+    alpha: Rarely[float] = 100.0  # weight in NOMAD's loss of a wrong number of windowed groups
+    gamma: Rarely[float] = 0.2  # headroom of the normalized score above the dense model's
+    # ratios that a layer can get
+    ratio_buckets: Rarely[tuple[float, ...]] = (0.0, 0.25, 0.5, 0.75, 1.0)
+    # most groups in one search; NOMAD's quadratic model has this limit
+    max_variables: Rarely[int] = 49
+    max_layers: Rarely[int | None] = None  # most layers in one search; None: max(1, 32 // groups)
+    # method razor: share of an example that counts as recent
+    razor_recent_share: Rarely[float] = 0.25
     attention: str = "auto"  # attention backend: auto, or a file of bosch/attention/backends
-    precision: Precision = "auto"  # number format of the model; auto: fp32 on the CPU, else its own
+    # number format of the model; auto: fp32 on the CPU, else its own
+    precision: Rarely[Precision] = "auto"
     # Settings of the chosen method, for example granularity=layer; `bosch search --method NAME
     # --help` lists them.
     options: tuple[str, ...] = ()
@@ -98,11 +106,11 @@ class PackingConfig:
 
     sequence_length: TokenCount = 32_768  # tokens of a training sequence
     tokens: TokenCount | None = None  # tokens to pack: 2.5B, 300M or a number; None: all
-    held_out_sequences: int = 16  # sequences for the validation loss, not counted in tokens
-    min_document_tokens: int = 0  # leave out documents with fewer tokens
-    workers: int = speed_only(0)  # threads that tokenize; 0: one for each core
+    held_out_sequences: Rarely[int] = 16  # sequences for the validation loss, not counted in tokens
+    min_document_tokens: Rarely[int] = 0  # leave out documents with fewer tokens
+    workers: Rarely[int] = speed_only(0)  # threads that tokenize; 0: one for each core
     # Share of the training sequences whose passages come back in them, so that far text matters.
-    repeats: float = field(default=0.0, kw_only=True)
+    repeats: Rarely[float] = field(default=0.0, kw_only=True)
 
     def __post_init__(self) -> None:
         at_least(2, self, "data", "sequence_length")
@@ -136,11 +144,11 @@ class TrainConfig:
     batch_sequences: int = 64  # sequences in a step, over all GPUs together
     micro_batch_sequences: int | None = speed_only(None)  # sequences on a GPU at once; None: as fit
     peak_learning_rate: float = 1e-5  # learning rate after the warmup
-    warmup_share: float = 0.1  # share of the steps with a rising learning rate
-    floor_share: float = 0.0  # learning rate at the end, as a share of the peak
-    betas: tuple[float, float] = (0.9, 0.95)  # AdamW's betas
-    weight_decay: float = 0.1  # AdamW's weight decay, on matrices only
-    clip_norm: float = 1.0  # the gradient is clipped to this norm
+    warmup_share: Rarely[float] = 0.1  # share of the steps with a rising learning rate
+    floor_share: Rarely[float] = 0.0  # learning rate at the end, as a share of the peak
+    betas: Rarely[tuple[float, float]] = (0.9, 0.95)  # AdamW's betas
+    weight_decay: Rarely[float] = 0.1  # AdamW's weight decay, on matrices only
+    clip_norm: Rarely[float] = 1.0  # the gradient is clipped to this norm
     # Number format of the computation; fp8: bf16, but products of linear layers, by torchao, with a
     # scale for each tensor; fp8-rowwise: for each of its rows.
     precision: Literal["bf16", "fp32", "fp8", "fp8-rowwise"] = "bf16"
@@ -149,40 +157,43 @@ class TrainConfig:
     kernels: Literal["auto", "liger", "torch"] = "auto"
     # What is learned: the text, or the dense model's distribution of every token.
     objective: Literal["next-token", "distill"] = "next-token"
-    distill_weight: float = 1.0  # share of the dense model's distribution; the rest: next-token
-    temperature: float = 1.0  # of the teacher's and the student's distribution
+    # share of the dense model's distribution; the rest: next-token
+    distill_weight: Rarely[float] = 1.0
+    temperature: Rarely[float] = 1.0  # of the teacher's and the student's distribution
     # Next tokens of the teacher that are stored once, for all runs: the likeliest, and a sample of
     # the others; None: it is asked at every step.
-    stored_shares: int | None = None
+    stored_shares: Rarely[int | None] = None
     # Weight of the squared distance between the attention outputs of layers with a window and the
     # teacher's, relative to the teacher's square; 0: off.
-    layer_weight: float = 0.0
-    teacher: str | None = None  # model to learn from, without its windows; None: the one to train
+    layer_weight: Rarely[float] = 0.0
+    # model to learn from, without its windows; None: the one to train
+    teacher: Rarely[str | None] = None
     # What is trained: all weights, attention, that of layers with a window, norms, or a product of
     # two narrow matrices beside each frozen one.
-    trained: Literal["all", "attention", "windowed-attention", "norms", "lora"] = "all"
-    lora_rank: int = 16  # rank of lora's matrices
-    max_steps: int | None = None  # at most this many steps; None: as the tokens give
+    trained: Rarely[Literal["all", "attention", "windowed-attention", "norms", "lora"]] = "all"
+    lora_rank: Rarely[int] = 16  # rank of lora's matrices
+    max_steps: Rarely[int | None] = None  # at most this many steps; None: as the tokens give
     # `recovered`: end a tenth of the steps after a checkpoint, evaluated after the warm-up, that is
     # surely less than 2 points below the dense model on every suite.
     until: Literal["budget", "recovered"] = "budget"
-    spike: Literal["log", "skip"] = "log"  # when the loss jumps: log it, or skip the step
-    checkpoint_steps: int = speed_only(50)  # steps between checkpoints to resume from
-    keep_checkpoints: int = speed_only(2)  # checkpoints to resume from that are kept
+    spike: Rarely[Literal["log", "skip"]] = "log"  # when the loss jumps: log it, or skip the step
+    checkpoint_steps: Rarely[int] = speed_only(50)  # steps between checkpoints to resume from
+    keep_checkpoints: Rarely[int] = speed_only(2)  # checkpoints to resume from that are kept
     # Recompute activations to save memory: all (True), all but `attention`, or all but that and
     # `matmuls`; None: as the accelerate config says, else as much as a GPU's memory asks for.
     activation_checkpointing: Literal[True, False, "attention", "matmuls"] | None = speed_only(None)
     # Keep weights and optimizer in CPU memory; None: as the accelerate config says, else no.
     cpu_offload: bool | None = speed_only(None)
     # Free a block's gathered weights after its forward pass; None: as accelerate says, else yes.
-    reshard_after_forward: bool | None = speed_only(None)
+    reshard_after_forward: Rarely[bool | None] = speed_only(None)
     # Reduce gradients after every micro-batch; without it training is faster and needs more memory.
-    sync_every_micro_batch: bool = speed_only(True)
+    sync_every_micro_batch: Rarely[bool] = speed_only(True)
     # Shard over the GPUs of a node, so that less is sent between nodes, and each has the whole
     # state; None: if that fits.
-    shard_within_node: bool | None = speed_only(None)
-    compile: bool | None = speed_only(None)  # torch.compile each block; None: on GPUs
-    deterministic: bool = speed_only(False)  # on GPUs too, the same bits when resumed; slower
+    shard_within_node: Rarely[bool | None] = speed_only(None)
+    compile: Rarely[bool | None] = speed_only(None)  # torch.compile each block; None: on GPUs
+    # on GPUs too, the same bits when resumed; slower
+    deterministic: Rarely[bool] = speed_only(False)
 
     @property
     def asks_teacher(self) -> bool:
@@ -218,23 +229,27 @@ class JudgingConfig:
 
     # Examples of each task, for every suite; niah_samples and longbench_rows come before it.
     samples: int | None = None
-    niah_tasks: tuple[str, ...] = ()  # needle-in-a-haystack tasks; none given: the paper's six
+    # needle-in-a-haystack tasks; none given: the paper's six
+    niah_tasks: Rarely[tuple[str, ...]] = ()
     niah_lengths: tuple[TokenCount, ...] = (4_096, 8_192, 16_384, 32_768)  # lengths of needle texts
     niah_samples: int = follows("samples")  # examples of each needle task and length
-    niah_essays: str | None = None  # essays of the needle tasks, or toy; None: the calibration's
+    # essays of the needle tasks, or toy; None: the calibration's
+    niah_essays: Rarely[str | None] = None
     # LongBench: its data.zip, a folder of its files, a hub id, or toy for similar built-in tasks.
     longbench_data: str = "zai-org/LongBench"
     # The first examples of each data set; None: all.
     longbench_rows: int | None = follows("samples")
     # Average over the paper's seven categories (with GSM8K), or over LongBench's own six.
-    longbench_categories: Literal["paper", "official"] = "paper"
+    longbench_categories: Rarely[Literal["paper", "official"]] = "paper"
     gsm8k_data: str = "openai/gsm8k"  # GSM8K: a file of test rows, a folder or a hub id
     options: tuple[str, ...] = ()  # settings of suites, as mine.rows=5 (eval/suites/mine.py)
-    precision: Precision = "auto"  # number format of the model; auto: bf16 on a GPU, else fp32
-    attention: str = "auto"  # attention backend: auto, or a file of bosch/attention/backends
+    # number format of the model; auto: bf16 on a GPU, else fp32
+    precision: Rarely[Precision] = "auto"
+    # attention backend: auto, or a file of bosch/attention/backends
+    attention: Rarely[str] = "auto"
     # Answers generated at once; None: 16. In bf16 near ties then depend on which; 1: they do not.
-    batch: int | None = speed_only(None)
-    prefill_chunk: TokenCount = speed_only(8_192)  # prompt tokens read at once
+    batch: Rarely[int | None] = speed_only(None)
+    prefill_chunk: Rarely[TokenCount] = speed_only(8_192)  # prompt tokens read at once
 
     def __post_init__(self) -> None:
         for name, usual in (("niah_samples", NIAH_SAMPLES), ("longbench_rows", None)):
@@ -255,9 +270,11 @@ class EvalConfig(JudgingConfig):
     checkpoints: tuple[float, ...] = (0.0, 0.26, 0.52, 0.78, 1.0)  # when, as shares of training
     suites: tuple[str, ...] = ("niah", "longbench")  # names of files in eval/suites
     # What generates. vllm: in processes of their own, from another environment (docs/serving.md).
-    engine: Literal["transformers", "vllm"] = speed_only("transformers")
-    engine_python: str | None = speed_only(None)  # their interpreter; None: that of make serving
-    engine_gpus: tuple[str, ...] = speed_only(())  # their GPUs on a machine; none: the training's
+    engine: Rarely[Literal["transformers", "vllm"]] = speed_only("transformers")
+    # their interpreter; None: that of make serving
+    engine_python: Rarely[str | None] = speed_only(None)
+    # their GPUs on a machine; none: the training's
+    engine_gpus: Rarely[tuple[str, ...]] = speed_only(())
 
     def __post_init__(self) -> None:
         if not self.suites:

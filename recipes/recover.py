@@ -49,22 +49,6 @@ from bosch.run.stage import Stage, locate, refuse_blocked, stages_to_redo
 
 LONG_SECONDS = 3_600  # a run that takes longer than this is told of its shorter form
 
-# --help leaves these out, --help-all shows them.
-RARELY_SET = """
---calibration.tasks --calibration.answers --calibration.punkt
---mask.alpha --mask.gamma --mask.ratio-buckets --mask.max-variables --mask.max-layers
---mask.razor-recent-share --mask.precision
---data.held-out-sequences --data.min-document-tokens --data.workers --data.repeats
---train.warmup-share --train.floor-share --train.betas --train.weight-decay --train.clip-norm
---train.spike --train.keep-checkpoints --train.distill-weight --train.temperature
---train.stored-shares --train.layer-weight --train.teacher --train.trained --train.lora-rank
---train.max-steps --train.checkpoint-steps --train.reshard-after-forward
---train.sync-every-micro-batch --train.shard-within-node --train.compile --train.deterministic
---eval.niah-tasks --eval.niah-essays --eval.longbench-categories
---eval.precision --eval.attention --eval.batch --eval.prefill-chunk
---eval.engine --eval.engine-python --eval.engine-gpus
-""".split()
-
 
 @dataclass(frozen=True)
 class Command:
@@ -172,7 +156,7 @@ def parse_command(arguments: Sequence[str]) -> Command:
         # The preset's are of no use then. Those that the user names are refused.
         config = replace(config, train=replace(config.train, stored_shares=None))
     defaults = {"config": config, "preset": preset, "chosen_by": tuple(origin)}
-    command = parse(Command, arguments, defaults, rarely_set=RARELY_SET)
+    command = parse(Command, arguments, defaults, hides_rare=True)
     config, lines = resolve_sink(command.config), [*origin]
     if command.kv_budget is not None:
         config, line = with_kv_budget(config, command.kv_budget, arguments)
