@@ -173,6 +173,18 @@ def read_shape(model: str) -> ModelShape:
     )
 
 
+def check_length(option: str, tokens: int, model: str) -> None:
+    """Refuse texts that are longer than the model's positions. `option`: what asks for them."""
+    if tokens > (positions := read_shape(model).positions):
+        raise UserError(f"{option} {tokens}: {model} has {positions:,} positions; ask for less.")
+
+
+def check_window_fits(window: int, model: str, positions: int | None = None) -> None:
+    """Refuse a window that every text of the model fits into. `positions`: if not the model's."""
+    if window >= (positions := positions or read_shape(model).positions):
+        raise UserError(f"--window {window}: {model} has {positions:,} positions; choose less.")
+
+
 def read_model_info(folder: Path) -> ModelInfo:
     config = read_model_config(folder)
     shape = {field: _count(config, n, folder) for field, n in zip(SHAPE, NEEDED, strict=True)}

@@ -35,7 +35,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def check_and_build(options: Options, name: str) -> Stage:
-    presets.check_length("--length", options.calibration.length, options.model)
+    models.check_length("--length", options.calibration.length, options.model)
     check(options.model, options.calibration)
     return make_stage(name, options.model, options.calibration)
 

@@ -118,7 +118,7 @@ def check_and_build(options: Options, name: str) -> Stage:
     )
     positions = judging.positions(models.read_shape(model).positions)
     if window is not None:
-        presets.check_window(window, model, positions)
+        models.check_window_fits(window, model, positions)
     request = Request(settings, positions, punkt=options.punkt)
     names = [name for name in options.suite if name not in lm_eval]
     judging = replace(judging, suites=configure_suites(names, request))

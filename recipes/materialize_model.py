@@ -18,7 +18,6 @@ from bosch import model as models
 from bosch.command_line import run_stage
 from bosch.config import Config
 from bosch.masks.mask import SINKS, read_mask
-from bosch.recipes import presets
 from bosch.run.errors import UserError, run_main
 from bosch.run.fingerprint import hash_file
 from bosch.run.stage import Artifact, Stage
@@ -58,7 +57,7 @@ def check_and_build(options: Options, name: str) -> Stage:
         mask = read_mask(options.mask, models.read_model_info(source)).mask
         materialize.refuse_unless_plain(source, materialize.read_config(source))
         if mask.num_windowed:
-            presets.check_window(mask.window_tokens, options.model)
+            models.check_window_fits(mask.window_tokens, options.model)
         settings["mask"] = hash_file(options.mask)
         if mask.sink == "static" and (sinks := options.mask.with_name(SINKS)).is_file():
             settings["sinks"] = hash_file(sinks)

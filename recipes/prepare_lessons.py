@@ -16,7 +16,7 @@ from typing import Literal
 from bosch.command_line import run_stage
 from bosch.config import TrainConfig
 from bosch.data.tokenizer_files import read_tokenizer
-from bosch.model import check_weights, describe_source, fetch_config, fetch_model
+from bosch.model import check_length, check_weights, describe_source, fetch_config, fetch_model
 from bosch.recipes import presets
 from bosch.recipes.train_model import TEACHER, check_settings
 from bosch.run.errors import run_main
@@ -56,7 +56,7 @@ def check_and_build(options: Options, name: str) -> Stage:
     check_weights(options.model)
     tokens = Artifact.load(options.tokens_from)
     packed = open_tokens(tokens.folder, read_tokenizer(options.model).hash)
-    presets.check_length("--tokens-from: sequences of", packed.seq_len, options.model)
+    check_length("--tokens-from: sequences of", packed.seq_len, options.model)
     check_room(options.model, settings, packed.train.rows.size, options.out)
     return build(options.model, settings, options.document_mask, tokens, name)
 

@@ -17,6 +17,7 @@ from bosch.command_line import run_stage
 from bosch.config import FLAT, PackingConfig, shared_fields
 from bosch.data.pack import PackConfig
 from bosch.data.packed import make_stage
+from bosch.model import check_length
 from bosch.recipes import presets
 from bosch.run.errors import run_main
 from bosch.run.stage import Stage
@@ -38,7 +39,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def check_and_build(options: Options, name: str) -> Stage:
-    presets.check_length("--sequence-length", options.packing.sequence_length, options.model)
+    check_length("--sequence-length", options.packing.sequence_length, options.model)
     return make_stage(name, options.model, options.source, options.packing)
 
 

@@ -20,7 +20,15 @@ from bosch.data.calibration import CalibrationSettings, gather_material, least_l
 from bosch.data.needles import PAPER_TASKS
 from bosch.eval.suites.niah import GROUPS
 from bosch.known_models import PAPER_MODELS
-from bosch.model import check_weights, fetch_config, find_model, load_tokenizer, read_shape
+from bosch.model import (
+    check_length,
+    check_weights,
+    check_window_fits,
+    fetch_config,
+    find_model,
+    load_tokenizer,
+    read_shape,
+)
 from bosch.plugins import suggest
 from bosch.run.errors import UserError, check_all
 from bosch.run.fingerprint import plain
@@ -391,16 +399,5 @@ def check_lengths(config: Config) -> None:
         lambda: check_length("--calibration.length", config.calibration.length, model),
         *(partial(check_length, "--data.sequence-length", tokens, name) for name in learning),
         lambda: check_length("--eval.niah-lengths", lengths, model),
-        lambda: check_window(config.window, model) if config.ratio else None,
+        lambda: check_window_fits(config.window, model) if config.ratio else None,
     )
-
-
-def check_length(option: str, tokens: int, model: str) -> None:
-    if tokens > (positions := read_shape(model).positions):
-        raise UserError(f"{option} {tokens}: {model} has {positions:,} positions; ask for less.")
-
-
-def check_window(window: int, model: str, positions: int | None = None) -> None:
-    """Refuse a window that every text of the model fits into. `positions`: if not the model's."""
-    if window >= (positions := positions or read_shape(model).positions):
-        raise UserError(f"--window {window}: {model} has {positions:,} positions; choose less.")

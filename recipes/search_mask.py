@@ -231,7 +231,7 @@ def main(arguments: Sequence[str]) -> None:
         origin = [*origin, line]
     presets.check_model(config.model)
     if config.ratio:
-        presets.check_window(config.window, config.model)
+        models.check_window_fits(config.window, config.model)
     check_attention(config)
     run_path = options.run_dir or methods.usual_path(config, settings)
     calibration = find_calibration(options.calibration, run_path)

@@ -45,7 +45,7 @@ from bosch.eval.report.compare import SPEED
 from bosch.eval.report.runs import RunResults, append_run, is_run, read_archive, read_run
 from bosch.eval.settings import Label
 from bosch.methods._settings import brings_sink, default_settings, learning_tokens
-from bosch.model import find_model, read_model_info, read_shape
+from bosch.model import check_window_fits, find_model, read_model_info, read_shape
 from bosch.recipes import compare_runs, evaluate_model, presets
 from bosch.recipes.recover import parse_command
 from bosch.run.errors import UserError, is_user_error, run_main
@@ -196,7 +196,7 @@ def list_chains(options: Options, rest: Sequence[str]) -> list[Chain]:
         words += ["--run-dir", str(path)] if suffix else []
         default_settings(method, config.mask)  # refuses options of other methods
         for window in windows:
-            presets.check_window(window, config.model)
+            check_window_fits(window, config.model)
         presets.check_lengths(config)
         suites = judging_of(config).suites if lengths else ()
         if lengths and not any(hasattr(suite.settings, "lengths") for suite in suites):

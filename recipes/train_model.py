@@ -29,7 +29,14 @@ from bosch.config import (
 )
 from bosch.data.tokenizer_files import read_tokenizer
 from bosch.methods._settings import learning_tokens
-from bosch.model import check_weights, describe_source, fetch_config, fetch_model, find_model
+from bosch.model import (
+    check_length,
+    check_weights,
+    describe_source,
+    fetch_config,
+    fetch_model,
+    find_model,
+)
 from bosch.model_files import read_json_object
 from bosch.recipes import presets
 from bosch.run.errors import MissingFileError, UserError, run_main
@@ -126,7 +133,7 @@ def check_and_build(options: Options, name: str) -> Stage:
     check_native_window(read_config(model.folder))
     packed = open_tokens(tokens.folder, read_tokenizer(model.folder).hash)
     for one in filter(None, (options.model, settings.train.teacher)):
-        presets.check_length("--tokens-from: sequences of", packed.seq_len, one)
+        check_length("--tokens-from: sequences of", packed.seq_len, one)
     schedule = settings.schedule(settings.tokens or packed.train.rows.size, packed.seq_len)
     Loader(packed, settings.train.batch_sequences).sequences(schedule.num_steps - 1)
     return build(settings, model, tokens, lessons, name)
