@@ -17,7 +17,7 @@ from typing import Annotated
 
 from bosch.command_line import parse, peek
 from bosch.config import FLAT, NO_OPTION, Config, above_0, describe_config
-from bosch.data import packed
+from bosch.data import calibration_stage, packed
 from bosch.eval.judging import check_attention, check_calibration, check_data, judging_of
 from bosch.eval.report.compare import compare, has_recovered
 from bosch.eval.report.page import summarize, write_report
@@ -31,7 +31,6 @@ from bosch.methods._settings import (
     usual_path,
 )
 from bosch.recipes import (
-    calibrate,
     compare_runs,
     evaluate_model,
     materialize_model,
@@ -198,7 +197,7 @@ def check_and_build(
                 return
         described, *_ = check_all(
             lambda: check_data(judging_of(config), config.model),
-            lambda: calibrate.check(config.model, calibrate.settings_of(config)),
+            lambda: calibration_stage.check(config.model, calibration_stage.settings_of(config)),
             lambda: presets.check_needles(config) if stages else None,
         )
         texts.extend(described or [])
@@ -222,7 +221,12 @@ def build_chain(
     """The stages in their order. Each checkpoint of the training is evaluated by its own stage,
     which the training runs. `fit`: the settings with a micro-batch that fits."""
     run_path, learns = folder.path, traits_of(config.method).learns_from_tokens
-    calibration, tokens = calibrate.build(config), packed.build(config)
+    from bosch.eval.own_words import rewording  # imports torch, which takes seconds
+
+    calibration = calibration_stage.stage(
+        config.model, calibration_stage.settings_of(config), rewording, shared=True
+    )
+    tokens = packed.build(config)
     dense = evaluate_model.build(config)
     mask = search_mask.build(config, calibration, tokens if learns else None)
     model = materialize_model.build(config, mask)

@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from bosch import model as models
-from bosch.calibration import Calibration, read_calibration
+from bosch.calibration import Calibration
 from bosch.command_line import parse, peek
 from bosch.config import FLAT, Config, Dials, TrainConfig, shared_fields
-from bosch.data.calibration import FACTS
-from bosch.data.tokenizer_files import describe_tokenizer
+from bosch.data.calibration_stage import read_set
 from bosch.masks.kv_budget import with_kv_budget
 from bosch.masks.mask import SINKS
 from bosch.method import Inputs, Learning, MethodTraits
@@ -106,16 +105,7 @@ def run_method(
 
     def load_calibration() -> Calibration:
         assert calibration is not None  # build has seen to it
-        found = read_calibration(calibration.folder)
-        facts, tokenizer = calibration.folder / FACTS, models.find_tokenizer(model)
-        written = read_sealed_json(facts)["tokenizer_hash"] if facts.is_file() else None
-        if written and tokenizer is not None and written != describe_tokenizer(tokenizer).hash:
-            problem = f"{calibration.folder} is of another tokenizer than {config.model}'s"
-            raise UserError(f"{problem}. Make a set for it: calibrate.py --model.")
-        if found.longest > (positions := models.read_shape(config.model).positions):
-            problem = f"has a text of {found.longest:,} tokens, but {config.model} has"
-            raise UserError(f"{calibration.folder} {problem} {positions:,} positions.")
-        return found
+        return read_set(calibration.folder, config.model)
 
     traits, (rank, world) = methods.traits_of(config.method), rank_and_world()
     if world > 1 and traits.reads_calibration and not runs_everywhere(traits):

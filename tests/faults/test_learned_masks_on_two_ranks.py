@@ -35,9 +35,10 @@ def learn(run_path: Path, log: Path, environment: dict[str, str], _: dict[str, A
 
     import torch
 
-    from bosch.data import packed
+    from bosch.data import calibration_stage, packed
+    from bosch.eval.own_words import rewording
     from bosch.methods import consa
-    from bosch.recipes import calibrate, presets, search_mask
+    from bosch.recipes import presets, search_mask
     from bosch.run import progress
     from bosch.run.folder import RunFolder
 
@@ -51,7 +52,9 @@ def learn(run_path: Path, log: Path, environment: dict[str, str], _: dict[str, A
     method_settings = consa.Settings(
         token_share=1.0, gate_learning_rate=1.0, steps=12, batch_sequences=2
     )
-    calibration, tokens = calibrate.build(config), packed.build(config)  # for the sinks
+    settings = calibration_stage.settings_of(config)
+    calibration = calibration_stage.stage(config.model, settings, rewording)  # for the sinks
+    tokens = packed.build(config)
     mask = search_mask.build(config, calibration, tokens, method_settings)
     with RunFolder(run_path, rank, world, progress.say) as run:
         for stage in (calibration, tokens, mask):

@@ -15,22 +15,24 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedTokenizerFast
 
 from bosch.calibration import Calibration, Haystack, Question, read_calibration, write_calibration
+from bosch.config import Config
 from bosch.data import calibration as sets
-from bosch.data import needles
+from bosch.data import calibration_stage, needles
 from bosch.data.tokenizer_files import describe_tokenizer
 from bosch.data.toy_world.world import ToyEssays, World
 from bosch.eval.judging import check_calibration, judging_of
+from bosch.eval.own_words import rewording
 from bosch.eval.runner import describe_examples, load_examples, write_examples
 from bosch.eval.suites._interface import Example
 from bosch.model import fetch_model, load_for_search, load_tokenizer
-from bosch.recipes.calibrate import build, main
+from bosch.recipes.calibrate import main
 from bosch.recipes.presets import smoke
 from bosch.recipes.recover import main as recover
 from bosch.run import progress
 from bosch.run.errors import UserError
 from bosch.run.files import verify_folder
 from bosch.run.folder import RunFolder
-from bosch.run.stage import follow_reference
+from bosch.run.stage import Stage, follow_reference
 from bosch.search.scorer import Scorer
 from tests import odd_tokenizers
 from tests.toy_tokenizer import train_tokenizer
@@ -171,11 +173,15 @@ def test_command_writes_a_sealed_set_that_reads_back(written: Path) -> None:
     assert (calibration.num_questions, calibration.longest <= 384) == (6, True)
 
 
+def build(config: Config) -> Stage:
+    return calibration_stage.stage(config.model, calibration_stage.settings_of(config), rewording)
+
+
 def test_set_is_compared_with_the_examples_of_the_runs_evaluation(tmp_path: Path) -> None:
     few = replace(smoke().eval, niah_tasks=("niah_single_1",), niah_samples=3)
     config, run_path, shared = replace(smoke(), eval=few), tmp_path / "run", tmp_path / "shared"
     with RunFolder(run_path, say=lambda line: None) as run:
-        run.complete(build(config))
+        run.complete(replace(build(config), shared=True))
     assert check_calibration(config, run_path) == 0  # no evaluation has run yet
     (needles, *_) = judging_of(config).suites
     (task,) = needles.suite.list_tasks(needles.settings)

@@ -1,0 +1,89 @@
+"""The stage `calibration`: the examples that masks are scored on, written by data/calibration.py.
+
+A stage's file has `check`, which refuses what cannot work before anything is written, and `stage`,
+which describes the step with the function that does it (bosch/run/stage.py).
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from bosch import model as models
+from bosch.calibration import Calibration, read_calibration
+from bosch.config import Config
+from bosch.data.calibration import (
+    FACTS,
+    TOY,
+    CalibrationSettings,
+    Rewording,
+    build_set,
+    check_material,
+    write_set,
+)
+from bosch.data.tokenizer_files import describe_tokenizer, read_tokenizer
+from bosch.run.errors import UserError
+from bosch.run.files import read_sealed_json
+from bosch.run.fingerprint import hash_file, plain
+from bosch.run.stage import Stage
+
+
+def settings_of(config: Config) -> CalibrationSettings:
+    return CalibrationSettings(**vars(config.calibration), seed=config.seed)
+
+
+def check(model: str, settings: CalibrationSettings) -> None:
+    """Refuse, before work begins, essays and questions that no set can be made of."""
+    check_material(settings)
+    if settings.questions:
+        build_set(settings, models.load_tokenizer(model), models.read_shape(model).positions)
+
+
+def stage(
+    model: str,
+    settings: CalibrationSettings,
+    rewording: Callable[..., Rewording],
+    name: str = "calibration",
+    shared: bool = False,
+) -> Stage:
+    """`rewording`: of eval/own_words.py, which this layer may not import."""
+    # A model that is not here yet is known by its name: its tokenizer is not fetched for this.
+    tokenizer = read_tokenizer(model).hash if models.find_model(model) else model
+    facts: dict[str, Any] = {"tokenizer": tokenizer, "against": []}  # as in earlier runs
+    usual = plain(settings)
+    if usual.pop("answers") != "expected":  # earlier runs had no other
+        facts["answers"] = settings.answers
+        facts["model"] = models.describe_source(model)  # its own words come of its weights
+    essays = Path(settings.essays)
+    if settings.questions:  # all that decides the set
+        if (path := Path(settings.questions)).is_file():
+            facts["questions"] = hash_file(path)
+    else:
+        facts = usual | facts
+        if essays.is_file():
+            facts["essays"] = hash_file(essays)
+        elif essays.is_dir() and settings.essays != TOY:
+            facts["essays"] = [hash_file(file) for file in sorted(essays.glob("*.txt"))]
+
+    def run(folder: Path) -> None:
+        tokenizer, positions = models.load_tokenizer(model), models.read_shape(model).positions
+        reword = rewording(lambda: models.load_for_search(models.fetch_model(model)), tokenizer)
+        tokenizer_hash = describe_tokenizer(tokenizer).hash
+        write_set(folder, settings, tokenizer, tokenizer_hash, positions, reword)
+
+    return Stage(name, run=run, settings=facts, shared=shared)
+
+
+def read_set(folder: Path, model: str) -> Calibration:
+    """A complete set. UserError if it was made for another tokenizer than the model's, or for
+    longer texts than it can read."""
+    found, facts = read_calibration(folder), folder / FACTS
+    tokenizer = models.find_tokenizer(models.fetch_model(model))
+    # A set of other programs has no facts, and an odd model no tokenizer.
+    written = read_sealed_json(facts)["tokenizer_hash"] if facts.is_file() else None
+    if written and tokenizer is not None and written != describe_tokenizer(tokenizer).hash:
+        problem = f"{folder} is of another tokenizer than {model}'s"
+        raise UserError(f"{problem}. Make a set for it: calibrate.py --model.")
+    if found.longest > (positions := models.read_shape(model).positions):
+        problem = f"has a text of {found.longest:,} tokens, but {model} has"
+        raise UserError(f"{folder} {problem} {positions:,} positions.")
+    return found
