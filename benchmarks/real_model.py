@@ -32,7 +32,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from benchmarks._measure import DeviceOptions, Row
 from bosch.calibration import Calibration
 from bosch.config import CalibrationConfig, Config, shared_fields
-from bosch.data import packed
+from bosch.data import tokens_stage
 from bosch.data.calibration import CalibrationSettings, build_set
 from bosch.eval.own_words import rewording
 from bosch.hybrid.sinks import attach_sinks
@@ -242,7 +242,7 @@ class Bench:
 
     def tokens(self, config: Config) -> Artifact:
         with RunFolder(self.options.folder / "run", say=say) as run:
-            stage = packed.build(config)
+            stage = tokens_stage.stage_or_reused(config)
             assert isinstance(stage, Stage)  # of a text, not of packed tokens
             return run.complete(stage)
 

@@ -15,8 +15,8 @@ from typing import Annotated
 
 from bosch.command_line import run_stage
 from bosch.config import FLAT, PackingConfig, shared_fields
+from bosch.data import tokens_stage
 from bosch.data.pack import PackConfig
-from bosch.data.packed import make_stage
 from bosch.model import check_length
 from bosch.recipes import presets
 from bosch.run.errors import run_main
@@ -35,12 +35,12 @@ def main(arguments: Sequence[str]) -> None:
     config = presets.for_stage(arguments)
     packing = PackConfig(**shared_fields(PackingConfig, config.data))
     usual = {"model": config.model, "source": config.data.source, "packing": packing}
-    run_stage(Options, arguments, check_and_build, usual)
+    run_stage(Options, arguments, build, usual)
 
 
-def check_and_build(options: Options, name: str) -> Stage:
+def build(options: Options, name: str) -> Stage:
     check_length("--sequence-length", options.packing.sequence_length, options.model)
-    return make_stage(name, options.model, options.source, options.packing)
+    return tokens_stage.stage(options.model, options.source, options.packing, name)
 
 
 if __name__ == "__main__":

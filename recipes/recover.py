@@ -17,7 +17,7 @@ from typing import Annotated
 
 from bosch.command_line import parse, peek
 from bosch.config import FLAT, NO_OPTION, Config, above_0, describe_config
-from bosch.data import calibration_stage, packed
+from bosch.data import calibration_stage, tokens_stage
 from bosch.eval.judging import check_attention, check_calibration, check_data, judging_of
 from bosch.eval.report.compare import compare, has_recovered
 from bosch.eval.report.page import summarize, write_report
@@ -183,10 +183,19 @@ def check_and_build(
         presets.check_model(config.model)
         stages.extend(build_chain(config, folder, command.zero_shot, fit))
 
+    def check_sources() -> None:
+        for stage in (stage for stage in stages if stage.name == "tokens"):
+            tokens_stage.check(config, folder.path, stage)
+
     def check_room() -> None:
         redo = stages_to_redo(stages, command.fresh, command.from_) if stages else []
         for stage in (stage for stage in stages if stage.name == prepare_lessons.NAME):
-            room = config.train, packed.count(config), locate(folder.path, stage), stage in redo
+            room = (
+                config.train,
+                tokens_stage.count(config),
+                locate(folder.path, stage),
+                stage in redo,
+            )
             prepare_lessons.check_room(config.train.teacher or config.model, *room)
 
     def check_texts() -> None:
@@ -208,7 +217,7 @@ def check_and_build(
         partial(search_mask.check_attention, config),
         lambda: check_attention(judging_of(config)),
         lambda: None if command.zero_shot else train_model.check_settings(*training, sink),
-        lambda: packed.check_sources(config, folder.path, stages),
+        check_sources,
         check_room,
         check_texts,
     )
@@ -226,7 +235,7 @@ def build_chain(
     calibration = calibration_stage.stage(
         config.model, calibration_stage.settings_of(config), rewording, shared=True
     )
-    tokens = packed.build(config)
+    tokens = tokens_stage.stage_or_reused(config)
     dense = evaluate_model.build(config)
     mask = search_mask.build(config, calibration, tokens if learns else None)
     model = materialize_model.build(config, mask)

@@ -227,7 +227,7 @@ def main(arguments: Sequence[str]) -> None:
     calibration = find_calibration(options.calibration, run_path)
     tokens: Stage | Artifact | None = None
     if methods.traits_of(config.method).learns_from_tokens:
-        from bosch.data import packed  # imports torch
+        from bosch.data import tokens_stage  # imports torch
 
         if (folder := options.tokens_from) is not None:  # all that it holds
             from bosch.data.token_files import SUMMARY
@@ -236,7 +236,7 @@ def main(arguments: Sequence[str]) -> None:
             length = summary["seq_len"]
             sizes = {"sequence_length": length, "tokens": length * summary["num_sequences"]}
             config = replace(config, data=replace(config.data, tokens_from=str(folder), **sizes))
-        tokens = packed.build(config)
+        tokens = tokens_stage.stage_or_reused(config)
     stage = build(config, calibration, tokens, settings)
     stages = [tokens, stage] if isinstance(tokens, Stage) else [stage]
     with RunFolder(run_path, rank, world, say) as run:

@@ -46,7 +46,7 @@ from transformers import PretrainedConfig
 from bosch.attention import dispatch
 from bosch.attention.backends import varlen
 from bosch.config import Config, JudgingConfig, TrainConfig
-from bosch.data import packed
+from bosch.data import tokens_stage
 from bosch.data.loader import Batch
 from bosch.hybrid.conversion import head_size, hybrid_config, plain_config
 from bosch.masks.mask import describe_bytes, spread_mask
@@ -354,7 +354,7 @@ def estimate(config: Config, plan: Plan, schedule: TrainSchedule | None) -> list
             disk["tokens"] = config.data.tokens * (2 if vocabulary <= 1 << 16 else 4)
         if config.train.stored_shares:
             size = lesson_type(config.train.stored_shares, vocabulary).itemsize
-            disk["lessons"] = packed.count(config) * size
+            disk["lessons"] = tokens_stage.count(config) * size
     parts = ", ".join(f"{name} {describe_bytes(count)}" for name, count in disk.items())
     lines.append(f"disk: about {describe_bytes(sum(disk.values()))} ({parts})")
     if schedule is not None and gpu_memory_gb() is not None:

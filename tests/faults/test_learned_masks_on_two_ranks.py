@@ -35,7 +35,7 @@ def learn(run_path: Path, log: Path, environment: dict[str, str], _: dict[str, A
 
     import torch
 
-    from bosch.data import calibration_stage, packed
+    from bosch.data import calibration_stage, tokens_stage
     from bosch.eval.own_words import rewording
     from bosch.methods import consa
     from bosch.recipes import presets, search_mask
@@ -54,7 +54,7 @@ def learn(run_path: Path, log: Path, environment: dict[str, str], _: dict[str, A
     )
     settings = calibration_stage.settings_of(config)
     calibration = calibration_stage.stage(config.model, settings, rewording)  # for the sinks
-    tokens = packed.build(config)
+    tokens = tokens_stage.stage_or_reused(config)
     mask = search_mask.build(config, calibration, tokens, method_settings)
     with RunFolder(run_path, rank, world, progress.say) as run:
         for stage in (calibration, tokens, mask):

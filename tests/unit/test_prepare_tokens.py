@@ -10,8 +10,8 @@ import pytest
 
 from bosch.config import Config
 from bosch.data.loader import Loader, open_tokens
-from bosch.data.packed import build
 from bosch.data.tokenizer_files import read_tokenizer
+from bosch.data.tokens_stage import stage_or_reused
 from bosch.model import find_model
 from bosch.recipes.prepare_tokens import main
 from bosch.recipes.presets import smoke
@@ -36,7 +36,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def stage_of(config: Config) -> Stage:
-    stage = build(config)
+    stage = stage_or_reused(config)
     assert isinstance(stage, Stage)
     return stage
 
@@ -75,11 +75,12 @@ def test_stage_holds_the_budget_and_is_shared(packed: Path) -> None:
 
 def test_settings_that_decide_the_tokens_make_another_stage() -> None:
     config = smoke()
-    data, own = config.data, build(config).fingerprint
-    assert build(replace(config, data=replace(data, held_out_sequences=3))).fingerprint != own
-    assert build(replace(config, seed=1)).fingerprint != own
+    data, own = config.data, stage_or_reused(config).fingerprint
+    fewer = replace(config, data=replace(data, held_out_sequences=3))
+    assert stage_or_reused(fewer).fingerprint != own
+    assert stage_or_reused(replace(config, seed=1)).fingerprint != own
     same = replace(config, ratio=0.5, data=replace(data, document_mask=False))
-    assert build(same).fingerprint == own
+    assert stage_or_reused(same).fingerprint == own
 
 
 def test_options_and_files_of_sources_make_another_stage(tmp_path: Path) -> None:
@@ -103,12 +104,12 @@ def test_options_and_files_of_sources_make_another_stage(tmp_path: Path) -> None
 def test_tokens_of_another_run_are_used_where_they_lie(packed: Path) -> None:
     (shared,) = (packed.parent / "shared").glob("tokens-*")
     for folder in (packed / "tokens", shared):
-        reused = build(reusing(folder))
+        reused = stage_or_reused(reusing(folder))
         assert isinstance(reused, Artifact)
         assert reused.folder.samefile(shared)
-        assert reused.fingerprint == build(smoke()).fingerprint
-    assert isinstance(build(smoke()), Stage)
-    build(reusing(packed / "tokens", tokens=LENGTH * 3))  # fewer than there are
+        assert reused.fingerprint == stage_or_reused(smoke()).fingerprint
+    assert isinstance(stage_or_reused(smoke()), Stage)
+    stage_or_reused(reusing(packed / "tokens", tokens=LENGTH * 3))  # fewer than there are
 
 
 def test_a_small_corpus_is_trained_on_more_than_once_as_the_refusal_says(tmp_path: Path) -> None:
@@ -123,7 +124,7 @@ def test_a_small_corpus_is_trained_on_more_than_once_as_the_refusal_says(tmp_pat
     out = tmp_path / "mine"
     budget = ["--sequence-length", str(LENGTH), "--tokens", str(BUDGET // 4), "--epochs", "4"]
     command("--source", str(corpus), *budget, out=out)
-    assert isinstance(build(reusing(out)), Artifact)
+    assert isinstance(stage_or_reused(reusing(out)), Artifact)
     tokens = open_tokens(out, read_tokenizer(config.model).hash)
     with pytest.raises(UserError, match=r"--data\.tokens .*--epochs"):
         Loader(tokens, 2).batch(BUDGET // LENGTH // 2)
@@ -141,9 +142,9 @@ def test_tokens_that_do_not_fit_and_damaged_ones_are_refused(packed: Path, tmp_p
         (reusing(tmp_path), str(tmp_path)),
     ):
         with pytest.raises(UserError, match=named):
-            build(reuse)
+            stage_or_reused(reuse)
     (shared,) = (packed.parent / "shared").glob("tokens-*")
     copy = shutil.copytree(shared, tmp_path / "copy")
     flip_bit(copy / "tokens.bin", 10)
     with pytest.raises(DamagedArtifactError, match=r"tokens\.bin"):
-        build(reusing(copy))
+        stage_or_reused(reusing(copy))

@@ -1,0 +1,104 @@
+"""The stage `tokens`: packs training text (data/pack.py), or reuses the tokens of another run."""
+
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+
+from bosch.config import Config, PackingConfig, shared_fields
+from bosch.data.loader import check_reuse, read_summary
+from bosch.data.pack import VERSION, PackConfig, pack_documents
+from bosch.data.sources.files import LINES, TEXT
+from bosch.data.sources.open import open_sources
+from bosch.data.tokenizer_files import TokenizerText, read_source_tokenizer, read_tokenizer
+from bosch.model import find_model
+from bosch.run.errors import UserError
+from bosch.run.files import MANIFEST, read_sealed_json
+from bosch.run.ranks import rank_and_world
+from bosch.run.stage import Artifact, Stage, follow_reference, locate
+
+
+def check(config: Config, run_path: Path, tokens: Stage) -> None:
+    """Refuse, before any stage, what packing could not fetch after hours of search: the tokenizer
+    of sources that hold token ids, and sources on the hub, which are asked for a small file."""
+    if (locate(run_path, tokens) / MANIFEST).is_file():
+        return
+    sources = open_sources(config.data.source, config.seed, config.data.tokens)
+    for tokenizer in sorted({source.tokenizer for source in sources if source.tokenizer}):
+        read_source_tokenizer(tokenizer)
+    for source in sources:
+        _ = source.commit
+    files = [file for source in sources[:1] for file in getattr(source, "files", [])]
+    num_bytes = sum(file.stat().st_size for file in files)
+    is_plain = files and all(file.suffix in TEXT + LINES for file in files)
+    if len(sources) == 1 and is_plain and num_bytes < config.data.tokens:
+        raise UserError(  # a token takes a byte or more, most of them three or four
+            f"{sources[0].name} has {num_bytes:,} bytes of text, too few for "
+            f"{config.data.tokens:,} tokens; pass --data.tokens {num_bytes // 5}, or more text."
+        )
+
+
+def stage(
+    model: str,
+    sources: Sequence[str],
+    packing: PackConfig,
+    name: str = "tokens",
+    shared: bool = False,
+) -> Stage:
+    """Packs these sources. The settings are known before anything is downloaded: they identify a
+    source on the hub by its name and options; its commit is in the summary of the tokens."""
+    opened = open_sources(sources, packing.seed, packing.tokens)
+    facts: list[dict[str, object]] = []
+    for source in opened:
+        facts.append({"name": source.name, "weight": source.weight})
+        if not source.is_local:
+            continue
+        facts[-1] |= source.facts()
+        first = next(iter(next(iter(source.read(0)), ())), "")
+        if isinstance(first, str) and "\0" in first[:1_000]:
+            raise UserError(f"{source.name}: the first document holds NUL characters.")
+        if source.endless and packing.min_document_tokens:
+            texts = ("".join(map(str, text)) for text in islice(source.read(0), 1_000))
+            if max(len(text.encode()) for text in texts) < packing.min_document_tokens:
+                raise UserError(  # a token is a byte or more
+                    f"min_document_tokens is {packing.min_document_tokens:,}, and "
+                    f"{source.name} has no documents so long; choose less."
+                )
+
+    def read_ending() -> TokenizerText:
+        text = read_tokenizer(model)
+        if text.end_id is None:
+            problem = f"The tokenizer of {model} names no end token, which goes between documents"
+            raise UserError(f"{problem}. Add eos_token to its tokenizer_config.json.")
+        return text
+
+    tokenizer = read_ending().hash if find_model(model) else model
+    return Stage(
+        name,
+        run=lambda folder: pack_documents(opened, read_ending(), packing, folder),
+        settings={"tokenizer": tokenizer, "sources": facts, "packing": packing.deciding()},
+        version=VERSION,
+        shared=shared,
+    )
+
+
+def stage_or_reused(config: Config) -> Stage | Artifact:
+    """What a run trains on: packed by the stage, or the tokens that data.tokens_from names, if they
+    are complete, of this model's tokenizer, of this length, and enough."""
+    data = config.data
+    if data.tokens_from is None:
+        packing = PackConfig(**shared_fields(PackingConfig, data), seed=config.seed)
+        return stage(config.model, data.source, packing, shared=True)
+    folder, length = follow_reference(Path(data.tokens_from)), data.sequence_length
+    tokenizer_hash = read_tokenizer(config.model).hash
+    is_first = rank_and_world()[0] == 0  # the only one that reads them whole for this
+    check_reuse(folder, tokenizer_hash, length, data.tokens // length, verify=is_first)
+    return Artifact(folder, read_sealed_json(folder / MANIFEST)["fingerprint"])
+
+
+def count(config: Config) -> int:
+    """Tokens in the folder, of which a run may need fewer, or some again."""
+    if config.data.tokens_from is None:
+        return config.data.tokens
+    folder = follow_reference(Path(config.data.tokens_from))
+    summary = read_summary(folder, read_tokenizer(config.model).hash)
+    return int(summary["num_sequences"] * summary["seq_len"])
