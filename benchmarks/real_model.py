@@ -41,11 +41,12 @@ from bosch.method import Inputs
 from bosch.methods._choose import make_mask, write_selection
 from bosch.methods._settings import default_settings, traits_of
 from bosch.model import load_for_search, load_tokenizer, read_model_info
-from bosch.recipes import presets, search_mask
+from bosch.recipes import presets
 from bosch.run.folder import RunFolder
 from bosch.run.progress import say
 from bosch.run.stage import Artifact, Stage
 from bosch.search.scorer import Accelerations, Scorer
+from bosch.training.learner import make_learning
 
 DENSE = "dense"
 METHODS = (
@@ -232,7 +233,7 @@ class Bench:
             sink=sink,
         )
         if traits_of(method).learns_from_tokens:
-            learning = search_mask.make_learning(config, self.path, self.tokens(config))
+            learning = make_learning(config, self.path, self.tokens(config))
             inputs = replace(inputs, learning=learning)
         began = time.monotonic()
         selection = make_mask(method, inputs)

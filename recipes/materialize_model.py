@@ -8,21 +8,15 @@
 Run the same command again and it continues where it stopped. In recover.py it is the stage `model`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-from bosch import model as models
 from bosch.command_line import run_stage
-from bosch.config import Config
-from bosch.masks.mask import SINKS, read_mask
+from bosch.hybrid import model_stage
 from bosch.run.errors import UserError, run_main
-from bosch.run.fingerprint import hash_file
-from bosch.run.stage import Artifact, Stage
-
-VERSION = 1  # raise it when the same model and mask give other files
+from bosch.run.stage import Stage
 
 
 @dataclass(frozen=True)
@@ -43,57 +37,17 @@ class Options:
 
 
 def main(arguments: Sequence[str]) -> None:
-    run_stage(Options, arguments, check_and_build)
+    run_stage(Options, arguments, build)
 
 
-def check_and_build(options: Options, name: str) -> Stage:
-    from bosch.hybrid import materialize
-
-    source = models.fetch_model(options.model)
-    settings: dict[str, Any] = {"model": models.describe_model(source)}
-    run: Callable[[Path], None]
+def build(options: Options, name: str) -> Stage:
     if options.mask is not None:
-        # All before anything is written.
-        mask = read_mask(options.mask, models.read_model_info(source)).mask
-        materialize.refuse_unless_plain(source, materialize.read_config(source))
-        if mask.num_windowed:
-            models.check_window_fits(mask.window_tokens, options.model)
-        settings["mask"] = hash_file(options.mask)
-        if mask.sink == "static" and (sinks := options.mask.with_name(SINKS)).is_file():
-            settings["sinks"] = hash_file(sinks)
-        run = partial(write_hybrid, source, options.mask)
-    else:
-        materialize.read_hybrid(source)
-        settings["reverse"] = options.reverse
-        export = materialize.unmaterialize if options.reverse else materialize.export_hybrid
-        if options.layer_types:
-            settings["layer_types"], export = True, materialize.as_layer_types
-        run = partial(export, source)
-    models.check_weights(str(source))
-    files = models.hash_text_files(str(source))
-    return Stage(name, run=run, settings=settings, version=VERSION, model_files=files)
-
-
-def build(config: Config, mask: Stage) -> Stage:
-    def run(out: Path, mask: Artifact) -> None:
-        from bosch.method import WEIGHTS  # imports torch, which takes seconds
-
-        trained = mask.folder / WEIGHTS  # there if the method trained the model with its mask
-        source = trained if trained.is_dir() else models.fetch_model(config.model)
-        write_hybrid(source, mask.folder / "mask.json", out)
-
-    settings, inputs = {"model": models.describe_source(config.model)}, {"mask": mask}
-    files = models.hash_text_files(config.model)
-    return Stage("model", run, settings, inputs, version=VERSION, model_files=files)
-
-
-def write_hybrid(source: Path, mask: Path, out: Path) -> None:
-    from bosch.hybrid.materialize import materialize  # imports torch: seconds
-    from bosch.hybrid.sink_files import read_sinks
-
-    record = read_mask(mask, models.read_model_info(source))
-    sinks = read_sinks(mask.parent, record) if record.mask.sink == "static" else None
-    materialize(source, record, out, sinks)
+        return model_stage.stage_of_file(name, options.model, options.mask)
+    if options.layer_types:
+        return model_stage.stage_of_hybrid(name, options.model, "layer_types")
+    return model_stage.stage_of_hybrid(
+        name, options.model, "reverse" if options.reverse else "export"
+    )
 
 
 if __name__ == "__main__":

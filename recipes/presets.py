@@ -19,10 +19,10 @@ from bosch.config import CalibrationConfig, Config, DataConfig, EvalConfig, Mask
 from bosch.data.calibration import CalibrationSettings, gather_material, least_length
 from bosch.data.needles import PAPER_TASKS
 from bosch.eval.suites.niah import GROUPS
+from bosch.hybrid import model_stage
 from bosch.known_models import PAPER_MODELS
 from bosch.model import (
     check_length,
-    check_weights,
     check_window_fits,
     fetch_config,
     find_model,
@@ -266,7 +266,7 @@ def choose(preset: str | None, model: str | None) -> tuple[Config, list[str]]:
         about = "for models of up to 1.5B parameters, or without a big GPU"
         return config, [f"preset small, {about}; here: {faster}"]
     if preset == "tiny":
-        check_model(model)  # before its tokenizer is asked
+        model_stage.check(model)  # before its tokenizer is asked
         config = fit_needles(config)
     changes = differences(plain(asdict(PRESETS[preset]())), plain(asdict(config)))
     return config, [f"preset {preset}, scaled to the model; {changes}"]
@@ -380,15 +380,6 @@ def warnings(config: Config) -> list[str]:
         problem = f"warning: without a GPU, training on {tokens:,} tokens takes days or longer"
         found.append(f"{problem}; --data.tokens 1M or --hours trains on fewer, --zero-shot on none")
     return found
-
-
-def check_model(model: str) -> None:
-    """Refuse, before hours are spent on it, a model that cannot become a hybrid."""
-    from bosch.hybrid.materialize import read_config, refuse_unless_plain  # seconds
-
-    folder = fetch_config(model)
-    refuse_unless_plain(folder, read_config(folder))
-    check_weights(model)
 
 
 def check_lengths(config: Config) -> None:

@@ -21,6 +21,7 @@ from bosch.data import calibration_stage, tokens_stage
 from bosch.eval.judging import check_attention, check_calibration, check_data, judging_of
 from bosch.eval.report.compare import compare, has_recovered
 from bosch.eval.report.page import summarize, write_report
+from bosch.hybrid import model_stage
 from bosch.masks.kv_budget import with_kv_budget
 from bosch.methods._settings import (
     describe_choice,
@@ -33,10 +34,8 @@ from bosch.methods._settings import (
 from bosch.recipes import (
     compare_runs,
     evaluate_model,
-    materialize_model,
     prepare_lessons,
     presets,
-    search_mask,
     train_model,
 )
 from bosch.run.errors import UserError, check_all, run_main
@@ -45,6 +44,7 @@ from bosch.run.folder import RUN, RunFolder
 from bosch.run.progress import log_to, say, set_up
 from bosch.run.ranks import rank_and_world
 from bosch.run.stage import Stage, locate, refuse_blocked, stages_to_redo
+from bosch.search import mask_stage
 
 LONG_SECONDS = 3_600  # a run that takes longer than this is told of its shorter form
 
@@ -180,7 +180,7 @@ def check_and_build(
     stages, texts = list[Stage](), list[str]()
 
     def build() -> None:
-        presets.check_model(config.model)
+        model_stage.check(config.model)
         stages.extend(build_chain(config, folder, command.zero_shot, fit))
 
     def check_sources() -> None:
@@ -214,7 +214,7 @@ def check_and_build(
     check_all(
         partial(presets.check_lengths, config),
         build,
-        partial(search_mask.check_attention, config),
+        partial(mask_stage.check, config),
         lambda: check_attention(judging_of(config)),
         lambda: None if command.zero_shot else train_model.check_settings(*training, sink),
         check_sources,
@@ -231,14 +231,21 @@ def build_chain(
     which the training runs. `fit`: the settings with a micro-batch that fits."""
     run_path, learns = folder.path, traits_of(config.method).learns_from_tokens
     from bosch.eval.own_words import rewording  # imports torch, which takes seconds
+    from bosch.training.learner import make_learning
 
     calibration = calibration_stage.stage(
         config.model, calibration_stage.settings_of(config), rewording, shared=True
     )
     tokens = tokens_stage.stage_or_reused(config)
     dense = evaluate_model.build(config)
-    mask = search_mask.build(config, calibration, tokens if learns else None)
-    model = materialize_model.build(config, mask)
+    mask = mask_stage.stage(
+        config,
+        read_set=calibration_stage.read_set,
+        make_learning=make_learning,
+        calibration=calibration,
+        tokens=tokens if learns else None,
+    )
+    model = model_stage.stage(config.model, mask=mask)
     start = evaluate_model.build_step(config, run_path, 0, learning_tokens(config), model)
     packing = [tokens] if isinstance(tokens, Stage) else []  # else they are another run's
     # The search before any evaluation: it refuses at once a calibration set that is of no use.

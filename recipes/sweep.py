@@ -44,6 +44,7 @@ from bosch.eval.judging import judging_of
 from bosch.eval.report.compare import SPEED
 from bosch.eval.report.runs import RunResults, append_run, is_run, read_archive, read_run
 from bosch.eval.settings import Label
+from bosch.hybrid import model_stage
 from bosch.methods._settings import brings_sink, default_settings, learning_tokens
 from bosch.model import check_window_fits, find_model, read_model_info, read_shape
 from bosch.recipes import compare_runs, evaluate_model, presets
@@ -133,7 +134,7 @@ def main(arguments: Sequence[str]) -> None:
     set_up()
     chains = list_chains(options, rest)
     for model in {chain.config.model: None for chain in chains}:
-        presets.check_model(model)
+        model_stage.check(model)
     say(*mixed_sinks(chains))
     archived = archived_runs(chains, options.rows)
     if options.dry_run:

@@ -1,27 +1,45 @@
-"""The training loop for methods that learn their mask: the `train` of bosch/method.py's Learning,
-except that it returns why it stopped.
-"""
+"""What methods that learn their mask learn with: packed tokens, and the training loop."""
 
 import math
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from bosch.config import TrainConfig
-from bosch.data.loader import TokenFolder
+from bosch.config import Config, TrainConfig
+from bosch.data.loader import TokenFolder, open_tokens
+from bosch.data.tokenizer_files import read_tokenizer
 from bosch.hybrid.sinks import Sinks
-from bosch.method import Learner
+from bosch.method import Learner, Learning
 from bosch.run.files import sync_directory
 from bosch.run.group import Group
+from bosch.run.progress import say
+from bosch.run.stage import Artifact
+from bosch.search.mask_stage import learning_settings
 from bosch.training.loop import TrainJob, train
 from bosch.training.parallel import start_world
 
 
+def make_learning(config: Config, model: Path, tokens: Artifact) -> Learning:
+    """For a method that learns its mask. The training does not train on these tokens again: both
+    share one budget."""
+    opened = open_tokens(tokens.folder, read_tokenizer(model).hash)
+    loop = LearnerTraining(learning_settings(config), model, opened, config.data.document_mask)
+
+    def train(*arguments: Any, **named: Any) -> None:
+        if stopped_by := loop(*arguments, **named):
+            say(f"mask: stopped by {stopped_by} and saved; run the same command again to resume")
+            raise SystemExit(0)
+
+    return Learning(train, config.data.tokens, opened.seq_len)
+
+
 @dataclass(frozen=True)
 class LearnerTraining:
-    """Training with the settings of the recovery, but with the length that the method wants."""
+    """The `train` of bosch/method.py's Learning, except that it returns why it stopped. Trains
+    with the settings of the recovery, but with the length that the method wants."""
 
     settings: TrainConfig
     model: Path  # folder of the dense model

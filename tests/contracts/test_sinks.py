@@ -18,11 +18,11 @@ from bosch.config import TrainConfig
 from bosch.hybrid.conversion import deploy, head_size
 from bosch.hybrid.export import mask_record
 from bosch.hybrid.materialize import materialize, unmaterialize
+from bosch.hybrid.model_stage import write_hybrid
 from bosch.hybrid.sink_files import measure_sinks, read_sinks, sinks_of, write_sinks
 from bosch.hybrid.sinks import Sinks, attach_sinks, sink_beyond
 from bosch.masks.mask import MaskFile, read_mask, write_mask
 from bosch.model import load_model
-from bosch.recipes.materialize_model import write_hybrid
 from bosch.run.errors import UserError
 from bosch.training.model_start import make_optimizer
 from tests.contracts.test_memory_saved import NEW, PROMPT, WAYS, generated

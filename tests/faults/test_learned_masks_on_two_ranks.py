@@ -38,9 +38,11 @@ def learn(run_path: Path, log: Path, environment: dict[str, str], _: dict[str, A
     from bosch.data import calibration_stage, tokens_stage
     from bosch.eval.own_words import rewording
     from bosch.methods import consa
-    from bosch.recipes import presets, search_mask
+    from bosch.recipes import presets
     from bosch.run import progress
     from bosch.run.folder import RunFolder
+    from bosch.search import mask_stage
+    from bosch.training.learner import make_learning
 
     torch.set_num_threads(1)
     rank, world = int(environment["RANK"]), int(environment["WORLD_SIZE"])
@@ -55,7 +57,9 @@ def learn(run_path: Path, log: Path, environment: dict[str, str], _: dict[str, A
     settings = calibration_stage.settings_of(config)
     calibration = calibration_stage.stage(config.model, settings, rewording)  # for the sinks
     tokens = tokens_stage.stage_or_reused(config)
-    mask = search_mask.build(config, calibration, tokens, method_settings)
+    mask = mask_stage.stage(
+        config, calibration_stage.read_set, make_learning, calibration, tokens, method_settings
+    )
     with RunFolder(run_path, rank, world, progress.say) as run:
         for stage in (calibration, tokens, mask):
             run.complete(stage)

@@ -22,8 +22,8 @@ from bosch.hybrid.conversion import deploy
 from bosch.hybrid.materialize import _device_with_room
 from bosch.kernels import fuse_forward
 from bosch.model import load_for_search
-from bosch.recipes import search_mask
 from bosch.run.errors import UserError
+from bosch.search import mask_stage
 from bosch.search.settings import Accelerations
 from bosch.training.checkpoint import random_state, set_random_state
 from bosch.training.metrics import StepTimer, peak_flops
@@ -44,7 +44,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
 
 def test_every_stage_takes_the_gpu_and_its_number_format(gpu: Gpu) -> None:
     assert device_and_type(Judging(())) == ("cuda:0", torch.bfloat16)
-    search_mask.check_attention(replace(Config(), mask=MaskConfig(attention="varlen")))
+    mask_stage.check(replace(Config(), mask=MaskConfig(attention="varlen")))
     assert choose_device({}) == CUDA
     assert "set_device" in gpu.calls
     assert choose_device({"ACCELERATE_USE_CPU": "true"}).type == "cpu"

@@ -18,6 +18,7 @@ from bosch.assets import asset_folder
 from bosch.calibration import write_calibration
 from bosch.config import Config, MaskConfig
 from bosch.data.calibration import FACTS
+from bosch.data.calibration_stage import read_set
 from bosch.masks.formats import export_mask
 from bosch.masks.mask import SINKS, MaskFile, read_mask, write_mask
 from bosch.method import Inputs, Scores, Selection
@@ -26,11 +27,14 @@ from bosch.methods._choose import choose_most_local, make_mask
 from bosch.methods._examples import FILE
 from bosch.model import load_for_search, read_model_info
 from bosch.recipes import presets, search_mask
-from bosch.recipes.search_mask import build, learning_settings, main
+from bosch.recipes.search_mask import main
 from bosch.run.errors import UserError
 from bosch.run.files import verify_folder, write_sealed_json
 from bosch.run.folder import RunFolder
 from bosch.run.stage import Artifact, Stage
+from bosch.search import mask_stage
+from bosch.search.mask_stage import learning_settings
+from bosch.training.learner import make_learning
 from tests.attention_matrices import toy_calibration
 from tests.convex_toy import inputs_without_model
 from tests.faults.search_program import wait
@@ -112,6 +116,10 @@ def test_ranks_share_the_examples_and_find_what_one_finds(
         assert results
         found[world] = results, read_mask(folder / "mask" / "mask.json").mask
     assert found[2] == found[1]
+
+
+def build(config: Config, calibration: Artifact, settings: object = None) -> Stage:
+    return mask_stage.stage(config, read_set, make_learning, calibration, settings=settings)
 
 
 def test_what_makes_a_stage(model_folder: Path, calibration_folder: Path, tmp_path: Path) -> None:

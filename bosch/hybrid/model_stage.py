@@ -1,0 +1,100 @@
+"""The stage `model`: the hybrid of a model and a mask, written by bosch/hybrid/materialize.py; and
+its forms as a command of its own, which also goes back."""
+
+from pathlib import Path
+from typing import Any, Literal
+
+from bosch import model as models
+from bosch.masks.mask import SINKS, read_mask
+from bosch.run.fingerprint import hash_file
+from bosch.run.stage import Artifact, Stage
+
+VERSION = 1  # raise it when the same model and mask give other files
+
+
+def check(model: str) -> None:
+    """Refuse, before hours are spent on it, a model that cannot become a hybrid."""
+    from bosch.hybrid.materialize import read_config, refuse_unless_plain  # torch: seconds
+
+    folder = models.fetch_config(model)
+    refuse_unless_plain(folder, read_config(folder))
+    models.check_weights(model)
+
+
+def stage(model: str, mask: Stage) -> Stage:
+    """`mask`: the stage that chooses the mask, or trains the model with it."""
+
+    def run(out: Path, mask: Artifact) -> None:
+        from bosch.method import WEIGHTS  # imports torch, which takes seconds
+
+        trained = mask.folder / WEIGHTS  # there if the method trained the model with its mask
+        source = trained if trained.is_dir() else models.fetch_model(model)
+        write_hybrid(source, mask.folder / "mask.json", out)
+
+    return Stage(
+        "model",
+        run=run,
+        settings={"model": models.describe_source(model)},
+        inputs={"mask": mask},
+        version=VERSION,
+        model_files=models.hash_text_files(model),
+    )
+
+
+def stage_of_file(name: str, model: str, mask: Path) -> Stage:
+    """The hybrid of a mask.json. UserError if it is not the model's, or cannot be written."""
+    from bosch.hybrid.materialize import read_config, refuse_unless_plain
+
+    folder = models.fetch_model(model)
+    found = read_mask(mask, models.read_model_info(folder)).mask
+    refuse_unless_plain(folder, read_config(folder))
+    if found.num_windowed:
+        models.check_window_fits(found.window_tokens, model)
+    models.check_weights(str(folder))
+    settings = {"model": models.describe_model(folder), "mask": hash_file(mask)}
+    if found.sink == "static" and (sinks := mask.with_name(SINKS)).is_file():
+        settings["sinks"] = hash_file(sinks)
+
+    def run(out: Path) -> None:
+        write_hybrid(folder, mask, out)
+
+    files = models.hash_text_files(str(folder))
+    return Stage(name, run=run, settings=settings, version=VERSION, model_files=files)
+
+
+def stage_of_hybrid(
+    name: str, model: str, form: Literal["export", "reverse", "layer_types"]
+) -> Stage:
+    """A hybrid written again: for the hub, as the dense model it was made of (`reverse`), or with
+    its family's own layer types. UserError if the model is no hybrid, or cannot be read."""
+    from bosch.hybrid import materialize
+
+    folder = models.fetch_model(model)
+    materialize.read_hybrid(folder)
+    models.check_weights(str(folder))
+    settings: dict[str, Any] = {
+        "model": models.describe_model(folder),
+        "reverse": form == "reverse",
+    }
+    if form == "layer_types":
+        settings["layer_types"] = True  # only then: earlier versions had no such form
+
+    def run(out: Path) -> None:
+        if form == "reverse":
+            materialize.unmaterialize(folder, out)
+        elif form == "layer_types":
+            materialize.as_layer_types(folder, out)
+        else:
+            materialize.export_hybrid(folder, out)
+
+    files = models.hash_text_files(str(folder))
+    return Stage(name, run=run, settings=settings, version=VERSION, model_files=files)
+
+
+def write_hybrid(source: Path, mask: Path, out: Path) -> None:
+    from bosch.hybrid.materialize import materialize  # imports torch: seconds
+    from bosch.hybrid.sink_files import read_sinks
+
+    record = read_mask(mask, models.read_model_info(source))
+    sinks = read_sinks(mask.parent, record) if record.mask.sink == "static" else None
+    materialize(source, record, out, sinks)

@@ -1,0 +1,170 @@
+"""The stage `mask`: a method chooses the groups that get the sliding window (bosch/methods).
+
+It writes mask.json, its picture and, for rankings, scores.json, and resumes where it stopped. How
+calibration sets and packed tokens are read, and how a mask is learned, is passed in: this layer
+knows nothing of data and training.
+"""
+
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from bosch import model as models
+from bosch.calibration import Calibration
+from bosch.config import Config, TrainConfig
+from bosch.masks.mask import SINKS
+from bosch.method import Inputs, Learning, MethodTraits
+from bosch.methods import _settings as methods
+from bosch.methods._choose import deciding, make_mask, write_selection
+from bosch.run.errors import UserError
+from bosch.run.fingerprint import hash_file
+from bosch.run.progress import say
+from bosch.run.ranks import rank_and_world
+from bosch.run.stage import Artifact, Stage
+
+VERSIONS = {"bosch": 3, "fisher": 2}  # of methods that have come to choose other masks
+ReadSet = Callable[[Path, str], Calibration]  # `read_set` of data/calibration_stage.py
+MakeLearning = Callable[[Config, Path, Artifact], Learning]  # of training/learner.py
+
+
+def check(config: Config) -> None:
+    """Refuse, before work begins, a named attention backend that cannot run here."""
+    import torch
+
+    from bosch.attention.dispatch import check_backend
+
+    on_gpu = torch.cuda.is_available()
+    device, dtype = ("cuda", torch.bfloat16) if on_gpu else ("cpu", torch.float32)
+    check_backend("mask.attention", config.mask.attention, torch.device(device), dtype)
+
+
+def stage(
+    config: Config,
+    read_set: ReadSet,
+    make_learning: MakeLearning,
+    calibration: Stage | Artifact | None = None,
+    tokens: Stage | Artifact | None = None,
+    settings: object = None,
+) -> Stage:
+    """`tokens`: for a method that learns from them. `settings`: the method's; None: as MaskConfig's
+    fields of that name say."""
+    traits, mask = methods.traits_of(config.method), config.mask
+    settings = settings or methods.default_settings(config.method, mask)
+    methods.check_settings(config.method, settings)
+    assert config.sink != "auto"  # whoever reads the settings resolves it
+    measures_sinks = config.sink == "static" and not methods.brings_sink(config.method)
+    decides: dict[str, Any] = {
+        "method": config.method,
+        "model": models.describe_source(config.model),
+        "ratio": config.ratio,
+        "window": config.window,
+        "seed": config.seed,
+        "settings": deciding(settings),
+    }
+    for name, value in decides["settings"].items():
+        if isinstance(value, Path) and value.is_file():  # its content decides, not its path
+            decides["settings"][name] = {"xxh3": hash_file(value)}
+            if (sinks := value.with_name(SINKS)).is_file():
+                decides["settings"][name]["sinks"] = hash_file(sinks)
+    inputs: dict[str, Stage | Artifact] = {}
+    if traits.reads_calibration or measures_sinks:
+        if calibration is None:
+            remedy = "pass --calibration DIR, which calibrate.py makes"
+            if traits.reads_calibration:
+                raise UserError(f"--method {config.method} needs calibration examples: {remedy}.")
+            raise UserError(f"--sink static needs calibration examples: {remedy}, or --sink none.")
+        inputs["calibration"] = calibration
+    if traits.learns_from_tokens:
+        assert tokens is not None  # the programs see to it
+        inputs["tokens"] = tokens
+        # What decides a learned mask besides the method's settings.
+        decides["learning"] = {
+            "train": learning_settings(config),
+            "tokens": config.data.tokens,
+            "document_mask": config.data.document_mask,
+        }
+    # Only where they are not the usual, so that stages of earlier runs, which had no such settings,
+    # are reused.
+    if mask.attention != "auto":
+        decides["attention"] = mask.attention
+    if mask.precision != "auto":
+        decides["precision"] = mask.precision
+    if config.sink != "none":
+        decides["sink"] = config.sink
+
+    def run(
+        folder: Path, calibration: Artifact | None = None, tokens: Artifact | None = None
+    ) -> None:
+        write_mask(folder, config, settings, read_set, make_learning, calibration, tokens)
+
+    return Stage(
+        "mask",
+        run=run,
+        settings=decides,
+        inputs=inputs,
+        version=VERSIONS.get(config.method, 1),
+        ranks="all" if runs_everywhere(traits) else "first",
+    )
+
+
+def write_mask(
+    folder: Path,
+    config: Config,
+    settings: object,
+    read_set: ReadSet,
+    make_learning: MakeLearning,
+    calibration: Artifact | None,
+    tokens: Artifact | None,
+) -> None:
+    from bosch.masks.picture import draw_mask, mask_title  # matplotlib, which takes a second
+
+    def load_calibration() -> Calibration:
+        assert calibration is not None  # `stage` has seen to it
+        return read_set(calibration.folder, config.model)
+
+    traits, (rank, world) = methods.traits_of(config.method), rank_and_world()
+    if world > 1 and traits.reads_calibration and not runs_everywhere(traits):
+        say(f"{config.method} runs in one of the {world} processes; the others wait")
+    model, mask = models.fetch_model(config.model), config.mask
+    inputs = Inputs(
+        model_info=models.read_model_info(model),
+        load_model=partial(models.load_for_search, model, mask.attention, mask.precision),
+        load_calibration=load_calibration,
+        window_tokens=config.window,
+        ratio=config.ratio,
+        seed=config.seed,
+        settings=settings,
+        folder=folder,
+        load_tokenizer=partial(models.find_tokenizer, model),
+        learning=make_learning(config, model, tokens) if tokens else None,
+        sink=config.sink,
+    )
+    began = time.monotonic()
+    selection = make_mask(config.method, inputs)
+    if rank != 0:
+        return  # this rank has done its share of a search or of the training
+    record = write_selection(config.method, inputs, selection, began)
+    draw_mask(record, folder / "mask.png")
+    shutil.rmtree(folder / "checkpoints", ignore_errors=True)  # the results are stored beside them
+    say(*selection.notes, mask_title(record))
+
+
+def runs_everywhere(traits: MethodTraits) -> bool:
+    return traits.searches or traits.measures or traits.learns_from_tokens
+
+
+def learning_settings(config: Config) -> TrainConfig:
+    """The training settings of a method that learns its mask, which trains all weights: with the
+    attention backend that is named for the mask, and a rate for all weights."""
+    train = config.train
+    if config.mask.attention != "auto":
+        train = replace(train, attention=config.mask.attention)
+    if train.trained == "lora":
+        # A rate for narrow matrices beside frozen weights (8e-4 in the preset `small`) ruins a
+        # pretrained model if all weights get it, and the gates learn on what is left of it.
+        train = replace(train, peak_learning_rate=TrainConfig.peak_learning_rate)
+    return train
