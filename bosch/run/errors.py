@@ -38,22 +38,45 @@ class CombinedError(UserError):
         super().__init__(" ".join(self.lines))
 
 
+class Refusals:
+    """Collects what several checks refuse, so that all of it is said at once:
+
+        refusals = Refusals()
+        with refusals:
+            check_model(model)
+        with refusals:
+            check_data(data)
+        refusals.raise_all()
+
+    Of sentences that begin alike only the first counts: one mistake may be seen by several."""
+
+    def __init__(self) -> None:
+        self.errors: dict[str, Exception] = {}  # by how they begin
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        if not isinstance(error, Exception) or not is_user_error(error):
+            return False  # no error, or a bug, which is raised
+        for each in getattr(error, "errors", [error]):
+            beginning = re.split("[.:;] ", str(each).replace("--eval.", "--"))[0]
+            self.errors.setdefault(beginning, each)
+        return True
+
+    def raise_all(self) -> None:
+        errors = list(self.errors.values())
+        if errors:
+            raise CombinedError(errors) if len(errors) > 1 else errors[0]
+
+
 def check_all(*checks: Callable[[], T]) -> list[T]:
-    """Results of all checks. What several refuse is one error; of sentences that begin alike only
-    the first counts."""
-    results, errors = [], dict[str, Exception]()
+    """Results of all checks. What several refuse is one error."""
+    results, refusals = [], Refusals()
     for check in checks:
-        try:
+        with refusals:
             results.append(check())
-        except Exception as error:
-            if not is_user_error(error):
-                raise
-            for each in getattr(error, "errors", [error]):
-                beginning = re.split("[.:;] ", str(each).replace("--eval.", "--"))[0]
-                errors.setdefault(beginning, each)
-    if errors:
-        found = list(errors.values())
-        raise CombinedError(found) if found[1:] else found[0]
+    refusals.raise_all()
     return results
 
 
