@@ -1,6 +1,7 @@
 """The stage `tokens`: packs training text (data/pack.py), or reuses the tokens of another run."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from bosch.data.loader import check_reuse, read_summary
 from bosch.data.pack import VERSION, PackConfig, pack_documents
 from bosch.data.sources.files import LINES, TEXT
 from bosch.data.sources.open import open_sources
+from bosch.data.token_files import SUMMARY
 from bosch.data.tokenizer_files import TokenizerText, read_source_tokenizer, read_tokenizer
 from bosch.model import find_model
 from bosch.run.errors import UserError
@@ -93,6 +95,19 @@ def stage_or_reused(config: Config) -> Stage | Artifact:
     is_first = rank_and_world()[0] == 0  # the only one that reads them whole for this
     check_reuse(folder, tokenizer_hash, length, data.tokens // length, verify=is_first)
     return Artifact(folder, read_sealed_json(folder / MANIFEST)["fingerprint"])
+
+
+def with_all_of(folder: Path, config: Config) -> Config:
+    """The config of a run on all tokens that a folder holds, in sequences of its length."""
+    summary = read_sealed_json(follow_reference(folder) / SUMMARY)
+    length = summary["seq_len"]
+    data = replace(
+        config.data,
+        tokens_from=str(folder),
+        sequence_length=length,
+        tokens=length * summary["num_sequences"],
+    )
+    return replace(config, data=data)
 
 
 def count(config: Config) -> int:

@@ -17,12 +17,14 @@ from bosch.eval.judging import judging_of
 from bosch.eval.settings import SuiteRun
 from bosch.methods._settings import default_settings, load_method
 from bosch.model import read_shape
-from bosch.recipes import train_model
+from bosch.recipes import presets
 from bosch.run.progress import describe_seconds
+from bosch.training.fitting import make_plan
 from bosch.training.metrics import count_active_weights, training_flops
 from bosch.training.model_start import build_on_meta
 from bosch.training.rehearsal import matmul_speed, plain_config, training_seconds
 from bosch.training.schedule import TrainSchedule
+from bosch.training.train_stage import schedule_of
 
 # Share of the speed of large products that the kinds of work reached on two CPU cores, in runs of
 # the embedded model and of SmolLM2-135M whose stages were timed: with them the times are right
@@ -31,12 +33,28 @@ REACHED = {"calibration": 0.8, "search": 1.0, "evaluation": 0.8}
 # A token that is written costs as much as so many that are read: the weights pass the processor
 # once for each, or for a batch of up to 16.
 WRITTEN = 3
+LONG_SECONDS = 3_600  # a run that takes longer than this is told of its shorter form
 UNKNOWN_EXAMPLES = 100  # of a task, where a suite reads all that its data has
+
+
+def describe_time(preset: str | None, config: Config, zero_shot: bool) -> list[str]:
+    """Lines on how long the whole run takes here, and on a shorter form of one that takes long.
+    `preset`: what the user named."""
+
+    def seconds_of(config: Config) -> dict[str, float]:
+        return stage_seconds(config, None if zero_shot else schedule_of(config))
+
+    found = seconds_of(config)
+    lines = [f"time here, of the whole run: {describe(found)}"]
+    if sum(found.values()) > LONG_SECONDS and presets.name_of(preset, config) == "small":
+        shorter = describe(seconds_of(presets.shortened(config)))
+        lines.append(f"a shorter form of it, by --preset brief: {shorter}")
+    return lines
 
 
 def stage_seconds(config: Config, schedule: TrainSchedule | None) -> dict[str, float]:
     """Of each stage that takes long. `schedule`: of the training; None if there is none."""
-    plan = train_model.make_plan(config, num_gpus=max(1, torch.cuda.device_count()))
+    plan = make_plan(config, num_gpus=max(1, torch.cuda.device_count()))
     dense, hybrid = plain_config(plan.model), plan.model
     speed = cache(matmul_speed)
 

@@ -11,7 +11,7 @@ FSDP.
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
 from bosch.command_line import peek
@@ -30,7 +30,7 @@ from bosch.model import (
     read_shape,
 )
 from bosch.plugins import suggest
-from bosch.run.errors import UserError, check_all
+from bosch.run.errors import Refusals, UserError
 from bosch.run.fingerprint import plain
 from bosch.run.stage import differences
 
@@ -272,6 +272,17 @@ def choose(preset: str | None, model: str | None) -> tuple[Config, list[str]]:
     return config, [f"preset {preset}, scaled to the model; {changes}"]
 
 
+def for_run(arguments: Sequence[str]) -> tuple[Config, str | None, list[str]]:
+    """The defaults of a whole run, the preset that was named, and lines on what was chosen."""
+    preset, model = peek(arguments, "preset", "model").values()
+    config, chosen = choose(preset, model)
+    config, left_out = with_longbench(config, arguments)
+    if peek(arguments, "train.objective")["train.objective"] == "next-token":
+        # The preset's are of no use then. Those that the user names are refused.
+        config = replace(config, train=replace(config.train, stored_shares=None))
+    return config, preset, [*chosen, *left_out]
+
+
 def with_longbench(config: Config, arguments: Sequence[str]) -> tuple[Config, list[str]]:
     """Judged by LongBench too where its data is on this machine or is named, and a line if not. A
     preset that has the suite fetches the data; `small` and `brief` are complete without."""
@@ -351,8 +362,10 @@ def check_needles(config: Config) -> None:
 
 def lacking_group(config: Config, length: int, questions: int = 1) -> str | None:
     """A group of NIAH tasks of which none fits into texts of this length."""
-    asked = {"length": length, "examples": questions, "questions_per_context": questions}
-    settings = CalibrationSettings(**{**vars(config.calibration), **asked})
+    one_context = replace(
+        config.calibration, length=length, examples=questions, questions_per_context=questions
+    )
+    settings = CalibrationSettings(**vars(one_context))
     material, tokenizer = gather_material(settings), load_tokenizer(config.model)
     for group, tasks in GROUPS.items():
         known = set(tasks) & set(settings.tasks)
@@ -384,11 +397,15 @@ def warnings(config: Config) -> list[str]:
 
 def check_lengths(config: Config) -> None:
     """Refuse texts that are longer than the model's positions, and a window that is not shorter."""
-    lengths, model = max(config.eval.niah_lengths), config.model
-    tokens, learning = config.data.sequence_length, filter(None, (model, config.train.teacher))
-    check_all(
-        lambda: check_length("--calibration.length", config.calibration.length, model),
-        *(partial(check_length, "--data.sequence-length", tokens, name) for name in learning),
-        lambda: check_length("--eval.niah-lengths", lengths, model),
-        lambda: check_window_fits(config.window, model) if config.ratio else None,
-    )
+    model, refusals = config.model, Refusals()
+    with refusals:
+        check_length("--calibration.length", config.calibration.length, model)
+    for learning in filter(None, (model, config.train.teacher)):
+        with refusals:
+            check_length("--data.sequence-length", config.data.sequence_length, learning)
+    with refusals:
+        check_length("--eval.niah-lengths", max(config.eval.niah_lengths), model)
+    if config.ratio:
+        with refusals:
+            check_window_fits(config.window, model)
+    refusals.raise_all()

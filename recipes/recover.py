@@ -9,11 +9,10 @@ Run the same command again to resume where it stopped. --help-all shows all opti
 
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from bosch.command_line import parse, peek
 from bosch.config import FLAT, NO_OPTION, Config, above_0, describe_config
@@ -23,30 +22,19 @@ from bosch.eval.report.compare import compare, has_recovered
 from bosch.eval.report.page import summarize, write_report
 from bosch.hybrid import model_stage
 from bosch.masks.kv_budget import with_kv_budget
-from bosch.methods._settings import (
-    describe_choice,
-    describe_settings,
-    learning_tokens,
-    resolve_sink,
-    traits_of,
-    usual_path,
-)
-from bosch.recipes import (
-    compare_runs,
-    evaluate_model,
-    prepare_lessons,
-    presets,
-    train_model,
-)
-from bosch.run.errors import UserError, check_all, run_main
+from bosch.methods import _settings as methods
+from bosch.recipes import compare_runs, evaluate_model, presets
+from bosch.run.errors import Refusals, UserError, run_main
 from bosch.run.files import MANIFEST
 from bosch.run.folder import RUN, RunFolder
 from bosch.run.progress import log_to, say, set_up
 from bosch.run.ranks import rank_and_world
-from bosch.run.stage import Stage, locate, refuse_blocked, stages_to_redo
+from bosch.run.stage import Decision, Stage, locate, refuse_blocked, stages_to_redo
 from bosch.search import mask_stage
+from bosch.training import lessons_stage, train_stage
 
-LONG_SECONDS = 3_600  # a run that takes longer than this is told of its shorter form
+if TYPE_CHECKING:
+    from bosch.training.fitting import Fitted
 
 
 @dataclass(frozen=True)
@@ -78,161 +66,89 @@ class Command:
 
     @property
     def run_path(self) -> Path:
-        return self.run_dir or usual_path(self.config)
+        return self.run_dir or methods.usual_path(self.config)
 
 
 def main(arguments: Sequence[str]) -> None:
-    # Configure.
     rank, world = rank_and_world()
     set_up(rank)
     command = parse_command(arguments)
     config, is_first = command.config, rank == 0
+    # These import torch, which takes seconds: what the command line alone shows to be wrong has
+    # been refused by now.
+    from bosch.recipes.duration import describe_time
+    from bosch.training.fitting import Fitted, rehearse
+
     if command.rehearse is not None:  # of the paper's models without fetching anything
         presets.check_lengths(config)
-        train_model.rehearse(config, command.rehearse)
+        rehearse(config, command.rehearse)
         return
-    folder = RunFolder(command.run_path, rank, world, say)
-    names_micro_batch = any(peek(arguments, "train.micro-batch-sequences").values())
-    fit = cache(partial(train_model.fit_memory, config, world, names_micro_batch))
+    run = RunFolder(command.run_path, rank, world, say)
+    named = peek(arguments, "train.micro-batch-sequences")["train.micro_batch_sequences"]
+    fitted = Fitted(config, world, is_named=named is not None)
 
-    # Plan.
     if command.dry_run:
         introduce(command, config)
-    stages, texts = check_and_build(command, folder, fit)
-    if command.dry_run:
-        say(*describe_time(command))
-        steps = folder.plan(stages, command.fresh, command.from_)
-        say(*(f"{step.stage.name}: {step.action} ({step.reason})" for step in steps))
-        refuse_blocked(steps)
-        say(*texts)
-        if any(step.action != "reuse" for step in steps):
-            from bosch.training.rehearsal import estimate  # torch, which takes seconds
-
-            schedule = None if command.zero_shot else train_model.schedule_of(config)
-            say(*estimate(config, train_model.make_plan(config, world), schedule))
+        stages, texts = check(command, run, fitted)
+        say(*describe_time(command.preset, config, command.zero_shot))
+        show_plan(command, run.plan(stages, command.fresh, command.from_), texts)
         return
-    redo = stages_to_redo(stages, command.fresh, command.from_)
-    is_trained = (folder.path / "train" / MANIFEST).is_file()
-    trains = not command.zero_shot and (not is_trained or any(s.name == "train" for s in redo))
-    config = fit() if trains else config  # it may take minutes, so all is checked before
 
-    # Run.
-    with folder:
-        log_to(folder.path / "recover.log")
-        if is_first and not (folder.path / RUN).is_file():
-            say(*describe_time(command))
+    stages, texts = check(command, run, fitted)
+    redo = stages_to_redo(stages, command.fresh, command.from_)
+    is_trained = (run.path / "train" / MANIFEST).is_file()
+    trains_again = any(stage.name == "train" for stage in redo)
+    if not command.zero_shot and (trains_again or not is_trained):
+        # It may take minutes, so all is checked before.
+        config = replace(config, train=fitted.train)
+    with run:
+        log_to(run.path / "recover.log")
+        if is_first and not (run.path / RUN).is_file():
+            say(*describe_time(command.preset, command.config, command.zero_shot))
         introduce(command, config)
         if is_first:
             # Again, now that no other launch can change the folder.
-            refuse_blocked(folder.plan(stages, command.fresh, command.from_))
+            refuse_blocked(run.plan(stages, command.fresh, command.from_))
             say(*texts)
-            folder.set_aside(redo)
+            run.set_aside(redo)
             # Without what is fitted to this machine: run.json tells runs apart.
-            folder.save_config(command.config, arguments)
+            run.save_config(command.config, arguments)
         for stage in stages:
-            folder.complete(stage)
+            run.complete(stage)
             if stage.name == "eval/dense" and is_first:  # the test examples are there now
-                check_calibration(config, folder.path)
-        if is_first:  # each time: what only shows results has no checksum
-            evaluate_model.publish(folder.path)
-            comparison = compare([folder.path])
-            written = write_report(comparison, folder.path / "report")
-    if is_first:
-        say(*summarize(comparison))
-        compare_runs.warn(comparison)
-        say(f"report in {written[0]}; for details:")
-        programs, runs = Path(sys.executable).parent, shlex.quote(str(folder.path.parent))
-        say(f"  {programs / 'tensorboard'} --logdir {runs}")
-        say(f"  {programs / 'bosch'} compare {runs}/*")
+                check_calibration(config, run.path)
+        if is_first:
+            report(run.path)
 
 
 def parse_command(arguments: Sequence[str]) -> Command:
-    preset, model = peek(arguments, "preset", "model").values()
-    config, origin = presets.choose(preset, model)
-    config, left_out = presets.with_longbench(config, arguments)
-    origin = [*origin, *left_out]
-    if peek(arguments, "train.objective")["train.objective"] == "next-token":
-        # The preset's are of no use then. Those that the user names are refused.
-        config = replace(config, train=replace(config.train, stored_shares=None))
-    defaults = {"config": config, "preset": preset, "chosen_by": tuple(origin)}
+    """The settings of a run: a preset's, changed by the options, with nothing left to be chosen
+    but what depends on this machine's memory."""
+    config, preset, lines = presets.for_run(arguments)
+    defaults = {"config": config, "preset": preset}
     command = parse(Command, arguments, defaults, hides_rare=True)
-    config, lines = resolve_sink(command.config), [*origin]
+    config = methods.resolve_sink(command.config)
     if command.kv_budget is not None:
         config, line = with_kv_budget(config, command.kv_budget, arguments)
-        lines.append(line)
+        lines = [*lines, line]
     if command.hours is not None:
         if given := peek(arguments, "data.tokens")["data.tokens"]:
             raise UserError(f"--hours and --data.tokens {given} both set the tokens; pass one.")
+        from bosch.training.hours import with_hours  # imports torch
+
         record = replace(command, config=config).run_path / RUN
-        config, chosen = train_model.with_hours(config, command.hours, record)
-        lines += chosen
+        config, chosen = with_hours(config, command.hours, record)
+        lines = [*lines, *chosen]
     return replace(command, config=config, chosen_by=tuple(lines))
 
 
-def check_and_build(
-    command: Command, folder: RunFolder, fit: Callable[[], Config]
-) -> tuple[list[Stage], list[str]]:
-    """The chain, and lines on the texts of the evaluations. All that cannot work is refused here,
-    at once, before anything is written and before hours are spent."""
-    config, is_new = command.config, not folder.path.exists()
-    training = config.train, config.data.document_mask, config.model
-    sink = config.sink if config.ratio else "none"  # without windows there is none
-    stages, texts = list[Stage](), list[str]()
-
-    def build() -> None:
-        model_stage.check(config.model)
-        stages.extend(build_chain(config, folder, command.zero_shot, fit))
-
-    def check_sources() -> None:
-        for stage in (stage for stage in stages if stage.name == "tokens"):
-            tokens_stage.check(config, folder.path, stage)
-
-    def check_room() -> None:
-        redo = stages_to_redo(stages, command.fresh, command.from_) if stages else []
-        for stage in (stage for stage in stages if stage.name == prepare_lessons.NAME):
-            room = (
-                config.train,
-                tokens_stage.count(config),
-                locate(folder.path, stage),
-                stage in redo,
-            )
-            prepare_lessons.check_room(config.train.teacher or config.model, *room)
-
-    def check_texts() -> None:
-        if not is_new:
-            plans = stages and folder.rank == 0
-            steps = folder.plan(stages, command.fresh, command.from_) if plans else []
-            if not any("eval/" in step.stage.name and step.action != "reuse" for step in steps):
-                return
-        described, *_ = check_all(
-            lambda: check_data(judging_of(config), config.model),
-            lambda: calibration_stage.check(config.model, calibration_stage.settings_of(config)),
-            lambda: presets.check_needles(config) if stages else None,
-        )
-        texts.extend(described or [])
-
-    check_all(
-        partial(presets.check_lengths, config),
-        build,
-        partial(mask_stage.check, config),
-        lambda: check_attention(judging_of(config)),
-        lambda: None if command.zero_shot else train_model.check_settings(*training, sink),
-        check_sources,
-        check_room,
-        check_texts,
-    )
-    return stages, texts
-
-
-def build_chain(
-    config: Config, folder: RunFolder, zero_shot: bool, fit: Callable[[], Config]
-) -> list[Stage]:
-    """The stages in their order. Each checkpoint of the training is evaluated by its own stage,
-    which the training runs. `fit`: the settings with a micro-batch that fits."""
-    run_path, learns = folder.path, traits_of(config.method).learns_from_tokens
-    from bosch.eval.own_words import rewording  # imports torch, which takes seconds
+def chain(command: Command, run: RunFolder, fitted: "Fitted") -> list[Stage]:
+    """The stages in their order."""
+    from bosch.eval.own_words import rewording  # these import torch
     from bosch.training.learner import make_learning
 
+    config, train = command.config, command.config.train
+    learns = methods.traits_of(config.method).learns_from_tokens
     calibration = calibration_stage.stage(
         config.model, calibration_stage.settings_of(config), rewording, shared=True
     )
@@ -240,63 +156,131 @@ def build_chain(
     dense = evaluate_model.build(config)
     mask = mask_stage.stage(
         config,
-        read_set=calibration_stage.read_set,
-        make_learning=make_learning,
+        calibration_stage.read_set,
+        make_learning,
         calibration=calibration,
         tokens=tokens if learns else None,
     )
     model = model_stage.stage(config.model, mask=mask)
-    start = evaluate_model.build_step(config, run_path, 0, learning_tokens(config), model)
+    used = methods.learning_tokens(config)
+    start = evaluate_model.build_step(config, run.path, step=0, tokens=used, source=model)
     packing = [tokens] if isinstance(tokens, Stage) else []  # else they are another run's
     # The search before any evaluation: it refuses at once a calibration set that is of no use.
     untrained = [calibration, *(packing if learns else []), mask, dense, model, start]
-    if zero_shot:
+    if command.zero_shot:
         return untrained
 
-    def evaluate(step: int, tokens: int, exported: Path) -> bool:
-        if step:  # step 0 is evaluated before training
-            folder.complete(checkpoints[step])
-        return config.train.until == "recovered" and has_recovered(compare([run_path]), step)
+    lessons = None
+    if train.objective == "distill" and train.stored_shares:
+        lessons = lessons_stage.stage(
+            train.teacher or config.model, train, config.data.document_mask, tokens, shared=True
+        )
+    checkpoints: dict[int, Stage] = {}  # by step; filled below, since the training is their input
 
-    settings, lessons, schedule = config.train, None, train_model.schedule_of(config)
-    if settings.objective == "distill" and settings.stored_shares:
-        teacher, mask_documents = settings.teacher or config.model, config.data.document_mask
-        lessons = prepare_lessons.build(teacher, settings, mask_documents, tokens, shared=True)
-    given = train_model.settings_of(config), model, tokens, lessons
-    train = train_model.build(*given, on_checkpoint=evaluate, fit=fit)
-    checkpoints = {
-        step: evaluate_model.build_step(config, run_path, step, schedule.tokens_at(step), train)
-        for step in schedule.exported_steps
-        if step
-    }
-    trained = [*filter(None, [lessons]), train, *checkpoints.values()]
+    def evaluate(step: int, tokens: int, exported: Path) -> bool:
+        """What the training does with the model it exports at a step: True ends it."""
+        if step:  # step 0 is evaluated before training
+            run.complete(checkpoints[step])
+        return train.until == "recovered" and has_recovered(compare([run.path]), step)
+
+    training = train_stage.stage(
+        train_stage.settings_of(config),
+        model=model,
+        tokens=tokens,
+        lessons=lessons,
+        on_checkpoint=evaluate,
+        fitted=fitted,
+    )
+    schedule = train_stage.schedule_of(config)
+    for step in filter(None, schedule.exported_steps):
+        done = schedule.tokens_at(step)
+        checkpoints[step] = evaluate_model.build_step(config, run.path, step, done, training)
+    trained = [*filter(None, [lessons]), training, *checkpoints.values()]
     return [*untrained, *([] if learns else packing), *trained]
 
 
-def describe_time(command: Command) -> list[str]:
-    """Lines on how long the whole run takes here, and on a shorter form of one that takes long."""
-    from bosch.recipes import duration  # imports torch, which takes seconds
-
-    def seconds_of(config: Config) -> dict[str, float]:
-        schedule = None if command.zero_shot else train_model.schedule_of(config)
-        return duration.stage_seconds(config, schedule)
-
-    config = command.config
-    found = seconds_of(config)
-    lines = [f"time here, of the whole run: {duration.describe(found)}"]
-    if sum(found.values()) > LONG_SECONDS and presets.name_of(command.preset, config) == "small":
-        shorter = duration.describe(seconds_of(presets.shortened(config)))
-        lines.append(f"a shorter form of it, by --preset brief: {shorter}")
-    return lines
+def check(command: Command, run: RunFolder, fitted: "Fitted") -> tuple[list[Stage], list[str]]:
+    """The chain, and lines on the texts of the evaluations. All that cannot work is refused here,
+    at once, before anything is written and before hours are spent."""
+    config, refusals = command.config, Refusals()
+    stages, redo, texts = list[Stage](), list[Stage](), list[str]()
+    reads_texts = not run.path.exists()  # else only if an evaluation is not complete
+    with refusals:
+        presets.check_lengths(config)
+    with refusals:
+        model_stage.check(config.model)
+        stages = chain(command, run, fitted)
+    with refusals:
+        mask_stage.check(config)
+    with refusals:
+        check_attention(judging_of(config))
+    with refusals:
+        if not command.zero_shot:
+            sink = config.sink if config.ratio else "none"  # without windows there is none
+            train_stage.check(config.train, config.data.document_mask, config.model, sink)
+    with refusals:
+        if tokens := [stage for stage in stages if stage.name == "tokens"]:
+            tokens_stage.check(config, run.path, tokens[0])
+    with refusals:
+        redo = stages_to_redo(stages, command.fresh, command.from_) if stages else []
+        if lessons := [stage for stage in stages if stage.name == "lessons"]:
+            lessons_stage.check(
+                config.train.teacher or config.model,
+                config.train,
+                num_tokens=tokens_stage.count(config),
+                folder=locate(run.path, lessons[0]),
+                afresh=lessons[0] in redo,
+            )
+    with refusals:
+        if stages and not reads_texts and run.rank == 0:
+            plan = run.plan(stages, command.fresh, command.from_)
+            reads_texts = any("eval/" in s.stage.name and s.action != "reuse" for s in plan)
+    if reads_texts:
+        with refusals:
+            texts = check_data(judging_of(config), config.model)
+        with refusals:
+            calibration_stage.check(config.model, calibration_stage.settings_of(config))
+        with refusals:
+            if stages:
+                presets.check_needles(config)
+    refusals.raise_all()
+    return stages, texts
 
 
 def introduce(command: Command, config: Config) -> None:
     """Print what this run will do, before work begins."""
-    say(f"run folder {command.run_path}", *describe_choice(config), *command.chosen_by)
-    say(*describe_config(config), *describe_settings(config), *presets.warnings(config))
-    if used := learning_tokens(config):
+    say(f"run folder {command.run_path}", *methods.describe_choice(config), *command.chosen_by)
+    say(*describe_config(config), *methods.describe_settings(config), *presets.warnings(config))
+    if used := methods.learning_tokens(config):
         of = f"{used:,} of the {config.data.tokens:,} tokens"
         say(f"{of} are used to learn the mask, the rest to train")
+
+
+def show_plan(command: Command, plan: Sequence[Decision], texts: Sequence[str]) -> None:
+    """Print what each stage would do, and what all of it would take."""
+    from bosch.training.fitting import make_plan  # these import torch
+    from bosch.training.rehearsal import estimate
+
+    say(*(f"{step.stage.name}: {step.action} ({step.reason})" for step in plan))
+    refuse_blocked(plan)
+    say(*texts)
+    if any(step.action != "reuse" for step in plan):
+        config, world = command.config, rank_and_world()[1]
+        schedule = None if command.zero_shot else train_stage.schedule_of(config)
+        say(*estimate(config, make_plan(config, world), schedule))
+
+
+def report(run_path: Path) -> None:
+    """Write the report, each time: what only shows results has no checksum. And print it."""
+    evaluate_model.publish(run_path)
+    comparison = compare([run_path])
+    written = write_report(comparison, run_path / "report")
+    say(*summarize(comparison))
+    compare_runs.warn(comparison)
+    say(f"report in {written[0]}; for details:")
+    programs, runs = Path(sys.executable).parent, shlex.quote(str(run_path.parent))
+    say(f"  {programs / 'tensorboard'} --logdir {runs}")
+    say(f"  {programs / 'bosch'} compare {runs}/*")
 
 
 if __name__ == "__main__":

@@ -23,11 +23,10 @@ from bosch.methods import _settings as methods
 from bosch.model import check_window_fits
 from bosch.recipes import presets
 from bosch.run.errors import run_main
-from bosch.run.files import read_sealed_json
 from bosch.run.folder import RunFolder
 from bosch.run.progress import log_to, say, set_up
 from bosch.run.ranks import rank_and_world
-from bosch.run.stage import Artifact, Stage, follow_reference, refuse_blocked
+from bosch.run.stage import Artifact, Stage, refuse_blocked
 from bosch.search import mask_stage
 
 
@@ -78,13 +77,8 @@ def main(arguments: Sequence[str]) -> None:
     calibration = find_calibration(options.calibration, run_path)
     tokens: Stage | Artifact | None = None
     if methods.traits_of(config.method).learns_from_tokens:
-        if (folder := options.tokens_from) is not None:  # all that it holds
-            from bosch.data.token_files import SUMMARY
-
-            summary = read_sealed_json(follow_reference(folder) / SUMMARY)
-            length = summary["seq_len"]
-            sizes = {"sequence_length": length, "tokens": length * summary["num_sequences"]}
-            config = replace(config, data=replace(config.data, tokens_from=str(folder), **sizes))
+        if options.tokens_from is not None:
+            config = tokens_stage.with_all_of(options.tokens_from, config)
         tokens = tokens_stage.stage_or_reused(config)
     from bosch.training.learner import make_learning  # imports torch: not before all is checked
 

@@ -28,12 +28,12 @@ def make_learning(config: Config, model: Path, tokens: Artifact) -> Learning:
     opened = open_tokens(tokens.folder, read_tokenizer(model).hash)
     loop = LearnerTraining(learning_settings(config), model, opened, config.data.document_mask)
 
-    def train(*arguments: Any, **named: Any) -> None:
+    def learn(*arguments: Any, **named: Any) -> None:
         if stopped_by := loop(*arguments, **named):
             say(f"mask: stopped by {stopped_by} and saved; run the same command again to resume")
             raise SystemExit(0)
 
-    return Learning(train, config.data.tokens, opened.seq_len)
+    return Learning(learn, config.data.tokens, opened.seq_len)
 
 
 @dataclass(frozen=True)

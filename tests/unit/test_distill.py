@@ -18,11 +18,12 @@ from bosch.config import TrainConfig
 from bosch.data.loader import IGNORED, Sequences, open_tokens
 from bosch.data.tokenizer_files import read_tokenizer
 from bosch.hybrid.conversion import deploy
-from bosch.recipes import presets, train_model
+from bosch.recipes import presets
 from bosch.run.errors import UserError
 from bosch.run.files import seal_folder
 from bosch.run.stage import Artifact
 from bosch.training import teacher as teachers
+from bosch.training import train_stage
 from bosch.training.loss import Lesson, StoredLesson, draw, head_loss, model_loss
 from bosch.training.model_start import start_model
 from bosch.training.parallel import start_world
@@ -292,7 +293,7 @@ def test_teachers_that_cannot_teach_this_model_are_refused(tmp_path: Path) -> No
     check_teacher(own, asset_folder(presets.TINY_MODEL))
     many = replace(settings, stored_shares=10_000)
     with pytest.raises(UserError, match=r"stored_shares is 10000, but .* has 2,048 tokens"):
-        train_model.check_settings(many, True, presets.SMOKE_MODEL)
+        train_stage.check(many, True, presets.SMOKE_MODEL)
     with pytest.raises(UserError, match="another tokenizer"):
         check_teacher(own, with_another_tokenizer(own, tmp_path / "tokenizer"))
     with pytest.raises(UserError, match=r"another family \(llama\)"):

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from bosch.config import Config
-from bosch.recipes import duration, presets, train_model
-from bosch.recipes.recover import describe_time, parse_command
+from bosch.recipes import duration, presets
+from bosch.recipes.recover import parse_command
 from bosch.training import rehearsal
+from bosch.training.train_stage import schedule_of
 
 
 @pytest.fixture(autouse=True)
@@ -18,7 +19,7 @@ def known_speed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def seconds_of(config: Config) -> dict[str, float]:
-    return duration.stage_seconds(config, train_model.schedule_of(config))
+    return duration.stage_seconds(config, schedule_of(config))
 
 
 def test_time_grows_with_the_work_of_each_stage() -> None:
@@ -40,15 +41,20 @@ def test_time_grows_with_the_work_of_each_stage() -> None:
     assert duration.stage_seconds(config, None).keys() == {"search", "evaluation"}  # --zero-shot
 
 
+def time_of(*words: str) -> list[str]:
+    command = parse_command(words)
+    return duration.describe_time(command.preset, command.config, command.zero_shot)
+
+
 def test_a_long_run_names_its_shorter_form(monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["--model", "tiny-qwen3", "--calibration.essays", "toy"]
-    (line,) = describe_time(parse_command(["--preset", "small", *words]))
+    (line,) = time_of("--preset", "small", *words)
     assert line.startswith("time here, of the whole run: about ")
     for module in (duration, rehearsal):
         monkeypatch.setattr(module, "matmul_speed", lambda dtype: 1e8)
-    _, offer = describe_time(parse_command(["--preset", "small", *words]))
+    _, offer = time_of("--preset", "small", *words)
     assert "--preset brief: about " in offer
-    assert len(describe_time(parse_command(["--preset", "brief", *words]))) == 1
+    assert len(time_of("--preset", "brief", *words)) == 1
 
 
 def test_the_number_format_is_that_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:

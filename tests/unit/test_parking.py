@@ -12,16 +12,18 @@ import torch
 from torch import Tensor
 from transformers import Qwen3Config
 
-from bosch.config import Config, TrainConfig
-from bosch.recipes import presets, train_model
+from bosch.config import TrainConfig
+from bosch.recipes import presets
 from bosch.run.errors import UserError
 from bosch.run.group import Group
 from bosch.run.memory import available_host_bytes
 from bosch.training import parking, rehearsal
+from bosch.training.fitting import fit_memory, make_plan
 from bosch.training.loop import Run
 from bosch.training.model_start import read_config
 from bosch.training.parking import check_parking, parked
 from bosch.training.rehearsal import Plan, as_hybrid, parked_bytes, with_room_to_park
+from bosch.training.train_stage import schedule_of
 from tests.plain_training import SEQ_LEN, SETTINGS, Trace, model_folder, run
 
 
@@ -165,21 +167,21 @@ def test_recover_refuses_at_its_start_what_cannot_be_parked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     config = presets.smoke()
-    needed = parked_bytes(train_model.make_plan(config, 1))
+    needed = parked_bytes(make_plan(config, 1))
     monkeypatch.setattr(rehearsal, "gpu_memory_gb", lambda: 80.0)
 
     monkeypatch.setattr(rehearsal, "choose_fitting", lambda plan, *_: plan.settings)
 
-    def fit_with(available: int) -> Config:
+    def fit_with(available: int) -> TrainConfig:
         monkeypatch.setattr("bosch.run.memory.available_host_bytes", lambda: available)
-        return train_model.fit_memory(config, 1, is_named=False)
+        return fit_memory(config, 1, is_named=False)
 
-    assert fit_with(needed).train == config.train
+    assert fit_with(needed) == config.train
     with pytest.raises(UserError, match="waits in host memory"):
         fit_with(needed - 1)
     # And a dry run says it.
     monkeypatch.setattr(rehearsal, "available_host_bytes", lambda: 10**9)
-    plan, schedule = train_model.make_plan(config, 1), train_model.schedule_of(config)
+    plan, schedule = make_plan(config, 1), schedule_of(config)
     said = rehearsal.estimate(config, plan, schedule)[-1]
     assert said.startswith("host memory while a checkpoint is evaluated: ")
     assert said.endswith("for 1 GPUs of a machine; 1 GB are available here")

@@ -15,9 +15,10 @@ from bosch.model import ModelShape, read_model_config, read_shape
 from bosch.recipes import presets
 from bosch.recipes.presets import check_lengths, choose, paper, scaled_paper, tiny, warnings
 from bosch.recipes.recover import main, parse_command
-from bosch.recipes.train_model import schedule_of, with_hours
 from bosch.run.errors import UserError
 from bosch.training import rehearsal
+from bosch.training.hours import with_hours
+from bosch.training.train_stage import schedule_of
 from tests.fork_server import PATIENCE, launch_environment, start
 from tests.own_models import write_own_model
 

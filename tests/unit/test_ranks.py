@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from bosch.methods import single_group
-from bosch.recipes import presets, train_model
+from bosch.recipes import presets
 from bosch.run.errors import UserError
 from bosch.run.group import Group, joined
 from bosch.run.ranks import RANKS, RankGoneError, Ranks
 from bosch.training import parking, rehearsal
+from bosch.training.fitting import fit_memory
 from tests.attention_matrices import inputs_of
 from tests.fork_server import PATIENCE, launch_environment, start
 from tests.search_cases import answered_calibration, small_model
@@ -110,10 +111,10 @@ def fit_to(memory_gb: tuple[float, float]) -> str:
     rehearsal.choose_fitting = functools.partial(rehearsal.choose_fitting, rehearse=made_up)  # type: ignore[assignment]
     rehearsal.gpu_memory_gb = lambda: memory_gb[int(os.environ["RANK"])]
     try:
-        fitted = train_model.fit_memory(replace(smoke, train=train), 2, is_named=False)
+        fitted = fit_memory(replace(smoke, train=train), 2, is_named=False)
     except UserError as error:
         return str(error)
-    return str(fitted.train.micro_batch_sequences)
+    return str(fitted.micro_batch_sequences)
 
 
 @pytest.mark.parametrize("memory_gb", [(90.0, 85.0), (85.0, 90.0)])

@@ -16,9 +16,10 @@ from benchmarks import rehearse
 from benchmarks._measure import read_shape
 from bosch.config import TrainConfig
 from bosch.masks.mask import num_windowed
-from bosch.recipes import presets, recover, train_model
+from bosch.recipes import presets, recover
 from bosch.run.errors import UserError
 from bosch.training import rehearsal
+from bosch.training.fitting import make_plan
 from bosch.training.model_start import read_config
 from bosch.training.parallel import leave_world
 from bosch.training.rehearsal import Plan, Rehearsal, as_hybrid, choose_fitting, rehearse_here
@@ -238,7 +239,7 @@ def test_recover_rehearses_on_gpus_that_are_not_there(capsys: pytest.CaptureFixt
 
 @pytest.mark.slow
 def test_a_teacher_takes_its_weights_and_more_for_the_loss() -> None:
-    taught = train_model.make_plan(presets.smoke(), 2, "torch")
+    taught = make_plan(presets.smoke(), 2, "torch")
     plan = replace(taught, settings=replace(taught.settings, objective="next-token"))
     alone, with_teacher = (rehearsal.rehearse(one).peak for one in (plan, taught))
     assert with_teacher["weights"] > 1.2 * alone["weights"]

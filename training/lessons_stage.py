@@ -1,0 +1,93 @@
+"""The stage `lessons`: what the dense model says of every packed token, stored once for all runs
+that train on these tokens (training/teacher.py)."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from bosch.config import TrainConfig
+from bosch.data.tokenizer_files import read_tokenizer
+from bosch.model import describe_source, fetch_config, fetch_model
+from bosch.run.errors import MissingFileError, UserError
+from bosch.run.files import MANIFEST, STARTED, read_sealed_json
+from bosch.run.fingerprint import plain
+from bosch.run.stage import Artifact, Stage
+from bosch.training.train_stage import TEACHER, Settings
+
+
+def check(
+    teacher: str, settings: TrainConfig, num_tokens: int, folder: Path, afresh: bool = False
+) -> None:
+    """Refuse a disk that cannot hold what is not there yet. `afresh`: what is there is set aside,
+    and still takes its room."""
+    from bosch.training.teacher import check_room, lesson_type  # torch: seconds
+
+    count, vocabulary = settings.stored_shares, vocabulary_of(teacher)
+    # train_stage.check refuses more than the vocabulary.
+    if count and count < vocabulary and (afresh or not (folder / MANIFEST).is_file()):
+        done = 0 if afresh else sum(file.stat().st_size for file in folder.glob("*.npy"))
+        check_room(folder, num_tokens * lesson_type(count, vocabulary).itemsize - done)
+
+
+def stage(
+    teacher: str,
+    settings: TrainConfig,
+    document_mask: bool,
+    tokens: Stage | Artifact,
+    name: str = "lessons",
+    shared: bool = False,
+) -> Stage:
+    facts = {
+        "teacher": describe_source(teacher),
+        "vocabulary": vocabulary_of(teacher),
+        "shares": settings.stored_shares,
+        "temperature": settings.temperature,
+        "precision": settings.precision,
+        "document_mask": document_mask,
+    }
+
+    def run(out: Path, tokens: Artifact) -> None:
+        from bosch.data.loader import open_tokens  # torch: seconds
+        from bosch.training.teacher import write_lessons
+
+        folder = fetch_model(teacher, TEACHER)
+        packed = open_tokens(tokens.folder, read_tokenizer(folder).hash)
+        write_lessons(out, folder, packed, settings, document_mask)
+
+    return Stage(
+        name, run=run, settings=facts, inputs={"tokens": tokens}, ranks="all", shared=shared
+    )
+
+
+def with_lessons(
+    settings: Settings, model: Artifact, tokens: Artifact, lessons: Artifact
+) -> Settings:
+    """The settings of a training by these lessons, which say themselves how many shares they have.
+    UserError if they are of other tokens or another teacher, or not as the settings ask."""
+    train, folder = settings.train, lessons.folder
+    try:
+        facts = read_sealed_json(folder / STARTED, "settings", "inputs")
+        found = facts["settings"] | facts["inputs"]
+        learning = replace(train, stored_shares=found["shares"])
+    except (MissingFileError, KeyError) as error:
+        raise UserError(f"{folder} holds no lessons; prepare_lessons.py makes them.") from error
+    if train.objective != "distill":
+        raise UserError("--lessons-from is what a teacher says; pass --objective distill.")
+    asked: dict[str, object] = {
+        "temperature": train.temperature,
+        "shares": train.stored_shares,
+        "document_mask": settings.document_mask,
+        "tokens": tokens.fingerprint,
+        "vocabulary": vocabulary_of(str(model.folder)),
+    }
+    if train.teacher and plain(describe_source(train.teacher)) != found["teacher"]:
+        raise UserError(f"The lessons of {folder} are not of train.teacher {train.teacher}.")
+    for what, value in asked.items():
+        if value is not None and (there := found.get(what)) != value:
+            raise UserError(f"The lessons of {folder} are for {what} {there}, not {value}.")
+    return replace(settings, train=learning)
+
+
+def vocabulary_of(model: str) -> int:
+    from bosch.training.model_start import read_config  # torch: seconds
+
+    return int(read_config(fetch_config(model)).vocab_size)
