@@ -22,7 +22,7 @@ from bosch.run.progress import describe_seconds
 from bosch.training.fitting import make_plan
 from bosch.training.metrics import count_active_weights, training_flops
 from bosch.training.model_start import build_on_meta
-from bosch.training.rehearsal import matmul_speed, plain_config, training_seconds
+from bosch.training.rehearsal import estimate, matmul_speed, plain_config, training_seconds
 from bosch.training.schedule import TrainSchedule
 from bosch.training.train_stage import schedule_of
 
@@ -50,6 +50,12 @@ def describe_time(preset: str | None, config: Config, zero_shot: bool) -> list[s
         shorter = describe(seconds_of(presets.shortened(config)))
         lines.append(f"a shorter form of it, by --preset brief: {shorter}")
     return lines
+
+
+def describe_room(config: Config, num_gpus: int, zero_shot: bool) -> list[str]:
+    """Lines on what a run downloads and writes, and parks on GPUs (training/rehearsal.py)."""
+    schedule = None if zero_shot else schedule_of(config)
+    return estimate(config, make_plan(config, num_gpus), schedule)
 
 
 def stage_seconds(config: Config, schedule: TrainSchedule | None) -> dict[str, float]:

@@ -9,7 +9,7 @@ Options of a suite of your own go behind `--options` (docs/extending.md). Run th
 to continue where it stopped. Chat templates are not used.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
@@ -18,15 +18,15 @@ from bosch import model as models
 from bosch.command_line import run_stage
 from bosch.config import (
     FLAT,
-    Config,
     JudgingConfig,
     TokenCount,
     at_least,
     shared_fields,
     show_value,
 )
-from bosch.eval.judging import LM_EVAL, Judging, check_attention, check_data, judge, judging_of
-from bosch.eval.results import collect_results, show_evaluation
+from bosch.eval import eval_stage
+from bosch.eval.judging import LM_EVAL, Judging, check_attention, check_data
+from bosch.eval.results import show_evaluation
 from bosch.eval.settings import SUITES, Engine, GenerationSettings, Label, configure_suites
 from bosch.eval.suites._interface import Request
 from bosch.masks.window import check_window
@@ -35,9 +35,7 @@ from bosch.recipes import presets
 from bosch.run.errors import UserError, run_main
 from bosch.run.progress import say
 from bosch.run.ranks import rank_and_world
-from bosch.run.stage import Artifact, Stage
-
-VERSION = 1  # raised when the same model and settings give other predictions
+from bosch.run.stage import Stage
 
 
 @dataclass(frozen=True)
@@ -67,7 +65,7 @@ def main(arguments: Sequence[str]) -> None:
     essays = config.eval.niah_essays or config.calibration.essays
     values = shared_fields(JudgingConfig, config.eval) | {"niah_essays": essays}
     usual = {"model": config.model, "judging": JudgingConfig(**values)}
-    options = run_stage(Options, arguments, check_and_build, usual)
+    options = run_stage(Options, arguments, build, usual)
     if rank_and_world()[0] == 0:
         show_evaluation(options.out.absolute())
         if options.judging.samples:
@@ -81,7 +79,7 @@ def describe_samples(settings: JudgingConfig) -> str:
     return line + "".join(f", {name} {show_value(n)}" for name, n in others.items())
 
 
-def check_and_build(options: Options, name: str) -> Stage:
+def build(options: Options, name: str) -> Stage:
     settings, model, window = options.judging, options.model, options.window
     lm_eval = [name for name in options.suite if name.startswith(f"{LM_EVAL}:")]
     tasks = [task for name in lm_eval for task in name.split(":", 1)[1].split(",") if task]
@@ -127,67 +125,8 @@ def check_and_build(options: Options, name: str) -> Stage:
     models.check_weights(model)
     if models.find_model(model):
         models.load_tokenizer(model)
-    return make_stage(name, model, judging, Label(name), options.out.absolute().parent / "shared")
-
-
-def build(config: Config) -> Stage:
-    """The stage `eval/dense` of recover.py: the original model, evaluated once for all runs."""
-    label = Label(Path(config.model).name)
-    return make_stage("eval/dense", config.model, judging_of(config), label)
-
-
-def build_step(
-    config: Config, run_path: Path, step: int, tokens: int, source: Stage | Artifact
-) -> Stage:
-    """The stage `eval/step-NNNNNN` of recover.py. `source` makes the model of that step, trained on
-    `tokens` tokens: step 0 is the hybrid itself, the others are exports of the training."""
-    judging = judging_of(config)
-    label = Label(run_path.name, step, tokens)
-
-    def run(out: Path, source: Artifact) -> Callable[[], None] | None:
-        folder = source.folder / f"step-{step:06d}" if step else source.folder
-        if config.train.until == "recovered" and not folder.is_dir():
-            return None  # the training ended before
-        score = judge(folder, judging, label, out, run_path.parent / "shared")
-
-        def finish() -> None:
-            score()
-            publish(run_path)
-
-        return finish
-
-    settings = {**judging.facts(), "step": step, "tokens": tokens}
-    inputs, name = {"source": source}, f"eval/step-{step:06d}"
-    return Stage(name, run, settings, inputs, version=VERSION, ranks="all")
-
-
-def publish(run_path: Path) -> None:
-    """Write results.jsonl and TensorBoard's curves from all evaluations of a run."""
-    from bosch.eval.report.tensorboard import rebuild_tensorboard
-
-    collect_results(run_path / "eval", run_path.name)
-    rebuild_tensorboard(run_path)
-
-
-def make_stage(
-    name: str, model: str, judging: Judging, label: Label, examples_folder: Path | None = None
-) -> Stage:
-    """A stage that evaluates a model. Without `examples_folder` the stage itself is shared by runs,
-    with the examples beside it."""
-    subject = {"model": models.describe_source(model), "step": label.step, "tokens": label.tokens}
-
-    def run(out: Path) -> Callable[[], None]:
-        return judge(models.fetch_model(model), judging, label, out, examples_folder or out.parent)
-
-    return Stage(
-        name,
-        run=run,
-        settings=judging.facts() | subject,
-        version=VERSION,
-        ranks="all",
-        shared=examples_folder is None,
-        model_files=models.hash_text_files(model),
-    )
+    examples_folder = options.out.absolute().parent / "shared"
+    return eval_stage.stage(name, model, judging, Label(name), examples_folder)
 
 
 if __name__ == "__main__":

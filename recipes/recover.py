@@ -17,19 +17,20 @@ from typing import TYPE_CHECKING, Annotated
 from bosch.command_line import parse, peek
 from bosch.config import FLAT, NO_OPTION, Config, above_0, describe_config
 from bosch.data import calibration_stage, tokens_stage
+from bosch.eval import eval_stage
 from bosch.eval.judging import check_attention, check_calibration, check_data, judging_of
 from bosch.eval.report.compare import compare, has_recovered
 from bosch.eval.report.page import summarize, write_report
 from bosch.hybrid import model_stage
 from bosch.masks.kv_budget import with_kv_budget
 from bosch.methods import _settings as methods
-from bosch.recipes import compare_runs, evaluate_model, presets
+from bosch.recipes import compare_runs, presets
 from bosch.run.errors import Refusals, UserError, run_main
 from bosch.run.files import MANIFEST
 from bosch.run.folder import RUN, RunFolder
 from bosch.run.progress import log_to, say, set_up
 from bosch.run.ranks import rank_and_world
-from bosch.run.stage import Decision, Stage, locate, refuse_blocked, stages_to_redo
+from bosch.run.stage import Stage, locate, refuse_blocked, stages_to_redo
 from bosch.search import mask_stage
 from bosch.training import lessons_stage, train_stage
 
@@ -76,7 +77,7 @@ def main(arguments: Sequence[str]) -> None:
     config, is_first = command.config, rank == 0
     # These import torch, which takes seconds: what the command line alone shows to be wrong has
     # been refused by now.
-    from bosch.recipes.duration import describe_time
+    from bosch.recipes.duration import describe_room, describe_time
     from bosch.training.fitting import Fitted, rehearse
 
     if command.rehearse is not None:  # of the paper's models without fetching anything
@@ -91,7 +92,12 @@ def main(arguments: Sequence[str]) -> None:
         introduce(command, config)
         stages, texts = check(command, run, fitted)
         say(*describe_time(command.preset, config, command.zero_shot))
-        show_plan(command, run.plan(stages, command.fresh, command.from_), texts)
+        plan = run.plan(stages, command.fresh, command.from_)
+        say(*(f"{step.stage.name}: {step.action} ({step.reason})" for step in plan))
+        refuse_blocked(plan)
+        say(*texts)
+        if any(step.action != "reuse" for step in plan):
+            say(*describe_room(config, world, command.zero_shot))
         return
 
     stages, texts = check(command, run, fitted)
@@ -153,7 +159,7 @@ def chain(command: Command, run: RunFolder, fitted: "Fitted") -> list[Stage]:
         config.model, calibration_stage.settings_of(config), rewording, shared=True
     )
     tokens = tokens_stage.stage_or_reused(config)
-    dense = evaluate_model.build(config)
+    dense = eval_stage.stage_of_dense(config)
     mask = mask_stage.stage(
         config,
         calibration_stage.read_set,
@@ -163,7 +169,7 @@ def chain(command: Command, run: RunFolder, fitted: "Fitted") -> list[Stage]:
     )
     model = model_stage.stage(config.model, mask=mask)
     used = methods.learning_tokens(config)
-    start = evaluate_model.build_step(config, run.path, step=0, tokens=used, source=model)
+    start = eval_stage.stage_of_step(config, run.path, step=0, tokens=used, source=model)
     packing = [tokens] if isinstance(tokens, Stage) else []  # else they are another run's
     # The search before any evaluation: it refuses at once a calibration set that is of no use.
     untrained = [calibration, *(packing if learns else []), mask, dense, model, start]
@@ -194,7 +200,7 @@ def chain(command: Command, run: RunFolder, fitted: "Fitted") -> list[Stage]:
     schedule = train_stage.schedule_of(config)
     for step in filter(None, schedule.exported_steps):
         done = schedule.tokens_at(step)
-        checkpoints[step] = evaluate_model.build_step(config, run.path, step, done, training)
+        checkpoints[step] = eval_stage.stage_of_step(config, run.path, step, done, training)
     trained = [*filter(None, [lessons]), training, *checkpoints.values()]
     return [*untrained, *([] if learns else packing), *trained]
 
@@ -256,23 +262,9 @@ def introduce(command: Command, config: Config) -> None:
         say(f"{of} are used to learn the mask, the rest to train")
 
 
-def show_plan(command: Command, plan: Sequence[Decision], texts: Sequence[str]) -> None:
-    """Print what each stage would do, and what all of it would take."""
-    from bosch.training.fitting import make_plan  # these import torch
-    from bosch.training.rehearsal import estimate
-
-    say(*(f"{step.stage.name}: {step.action} ({step.reason})" for step in plan))
-    refuse_blocked(plan)
-    say(*texts)
-    if any(step.action != "reuse" for step in plan):
-        config, world = command.config, rank_and_world()[1]
-        schedule = None if command.zero_shot else train_stage.schedule_of(config)
-        say(*estimate(config, make_plan(config, world), schedule))
-
-
 def report(run_path: Path) -> None:
     """Write the report, each time: what only shows results has no checksum. And print it."""
-    evaluate_model.publish(run_path)
+    eval_stage.publish(run_path)
     comparison = compare([run_path])
     written = write_report(comparison, run_path / "report")
     say(*summarize(comparison))

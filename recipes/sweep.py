@@ -40,6 +40,7 @@ from typing import Annotated, Any
 
 from bosch.command_line import parse
 from bosch.config import Config, at_least
+from bosch.eval import eval_stage
 from bosch.eval.judging import judging_of
 from bosch.eval.report.compare import SPEED
 from bosch.eval.report.runs import RunResults, append_run, is_run, read_archive, read_run
@@ -47,7 +48,7 @@ from bosch.eval.settings import Label
 from bosch.hybrid import model_stage
 from bosch.methods._settings import brings_sink, default_settings, learning_tokens
 from bosch.model import check_window_fits, find_model, read_model_info, read_shape
-from bosch.recipes import compare_runs, evaluate_model, presets
+from bosch.recipes import compare_runs, presets
 from bosch.recipes.recover import parse_command
 from bosch.run.errors import UserError, is_user_error, run_main
 from bosch.run.files import MANIFEST
@@ -118,6 +119,7 @@ class Chain:
     @property
     def kinds(self) -> list[str]:
         """What --baseline may call it: its method and, as --vary has them, its settings."""
+        # Also those that follow no `--`: a value and the next option, which nobody asks for.
         pairs = itertools.pairwise(self.arguments)
         settings = [f"{name[2:]}={value}" for name, value in pairs if name not in NOT_FOR_SWEEPS]
         return [self.config.method, *settings]
@@ -289,7 +291,9 @@ def finish_chain(chain: Chain, start: Sequence[str], place: str) -> str | None:
         if status:  # the sentence of a user's mistake, or the last line
             lines = [*filter(None, map(str.strip, tail.decode(errors="replace").splitlines()))]
             errors = [word.removeprefix("error: ") for word in lines if word.startswith("error: ")]
-            return [f"exit status {status}", *lines[-1:], *errors][-1]
+            if errors:
+                return errors[-1]
+            return lines[-1] if lines else f"exit status {status}"
         if not chain.is_complete:
             return "stopped before the end"  # on request, with its state saved
     if not chain.windows and not chain.lengths:
@@ -324,10 +328,10 @@ def evaluate_further(chain: Chain) -> None:
     set_up()
     with RunFolder(chain.path, say=say) as folder:
         for name, judging in judgings.items():
-            folder.complete(evaluate_model.make_stage(name, model, judging, label, shared))
+            folder.complete(eval_stage.stage(name, model, judging, label, shared))
             if "length" in name:  # the dense model has no window
                 dense = Label(Path(config.model).name)
-                stage = evaluate_model.make_stage(f"{name}-dense", config.model, judging, dense)
+                stage = eval_stage.stage(f"{name}-dense", config.model, judging, dense)
                 folder.complete(stage)
 
 

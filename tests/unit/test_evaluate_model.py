@@ -14,7 +14,7 @@ from transformers import AutoConfig
 
 from bosch.assets import asset_folder
 from bosch.config import Config, JudgingConfig
-from bosch.eval import runner
+from bosch.eval import eval_stage, runner
 from bosch.eval.judging import Judging, judge, load_judged
 from bosch.eval.lm_eval_bridge import results_of
 from bosch.eval.results import collect_results
@@ -48,7 +48,7 @@ def complete_step(run: Path, config: Config, step: int, hybrid: Path) -> None:
     folder."""
     source = Artifact.load(hybrid.parent if step else hybrid)
     with RunFolder(run) as folder:
-        folder.complete(evaluate_model.build_step(config, run, step, 512 * step, source))
+        folder.complete(eval_stage.stage_of_step(config, run, step, 512 * step, source))
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, hybrid: Path) -> Path:
     root = tmp_path_factory.mktemp("runs")
     config, run = presets.smoke(), root / "one"
     with RunFolder(run) as folder:
-        folder.complete(evaluate_model.build(config))
+        folder.complete(eval_stage.stage_of_dense(config))
     complete_step(run, config, 4, hybrid)
     return run
 
@@ -87,7 +87,7 @@ def test_another_run_reuses_evaluations_and_examples(
     said: list[str] = []
     config, other = presets.smoke(), run.parent / "two"
     with RunFolder(other, say=said.append) as folder:
-        folder.complete(evaluate_model.build(config))
+        folder.complete(eval_stage.stage_of_dense(config))
     assert ["eval/dense: complete, reused from" in line for line in said] == [True]
     # Without multikey_3: whether its examples fit is only known by building them.
     tasks = config.eval.niah_tasks[:5]

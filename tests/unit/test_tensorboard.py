@@ -9,8 +9,8 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
+from bosch.eval.eval_stage import publish
 from bosch.eval.report.tensorboard import rebuild_tensorboard
-from bosch.recipes.evaluate_model import publish
 from bosch.run.errors import MissingFileError, UserError
 from bosch.run.files import write_sealed_json
 from bosch.run.tensorboard import read_metrics

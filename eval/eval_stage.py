@@ -1,0 +1,77 @@
+"""The stages `eval/...`: a model is evaluated once, as it is, at step 0 and at each checkpoint."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from bosch import model as models
+from bosch.config import Config
+from bosch.eval.judging import judge, judging_of
+from bosch.eval.results import collect_results
+from bosch.eval.settings import Judging, Label
+from bosch.run.stage import Artifact, Stage
+
+VERSION = 1  # raised when the same model and settings give other predictions
+
+
+def stage(
+    name: str, model: str, judging: Judging, label: Label, examples_folder: Path | None = None
+) -> Stage:
+    """A stage that evaluates a model. Without `examples_folder` the stage itself is shared by runs,
+    with the examples beside it."""
+    subject = {"model": models.describe_source(model), "step": label.step, "tokens": label.tokens}
+
+    def run(out: Path) -> Callable[[], None]:
+        return judge(models.fetch_model(model), judging, label, out, examples_folder or out.parent)
+
+    return Stage(
+        name,
+        run=run,
+        settings=judging.facts() | subject,
+        version=VERSION,
+        ranks="all",
+        shared=examples_folder is None,
+        model_files=models.hash_text_files(model),
+    )
+
+
+def stage_of_dense(config: Config) -> Stage:
+    """`eval/dense`: the original model, evaluated once for all runs."""
+    return stage("eval/dense", config.model, judging_of(config), Label(Path(config.model).name))
+
+
+def stage_of_step(
+    config: Config, run_path: Path, step: int, tokens: int, source: Stage | Artifact
+) -> Stage:
+    """`eval/step-NNNNNN`. `source` makes the model of that step, trained on `tokens` tokens: step 0
+    is the hybrid itself, the others are exports of the training."""
+    judging = judging_of(config)
+    label = Label(run_path.name, step, tokens)
+
+    def run(out: Path, source: Artifact) -> Callable[[], None] | None:
+        folder = source.folder / f"step-{step:06d}" if step else source.folder
+        if config.train.until == "recovered" and not folder.is_dir():
+            return None  # the training ended before
+        score = judge(folder, judging, label, out, run_path.parent / "shared")
+
+        def finish() -> None:
+            score()
+            publish(run_path)
+
+        return finish
+
+    return Stage(
+        f"eval/step-{step:06d}",
+        run=run,
+        settings={**judging.facts(), "step": step, "tokens": tokens},
+        inputs={"source": source},
+        version=VERSION,
+        ranks="all",
+    )
+
+
+def publish(run_path: Path) -> None:
+    """Write results.jsonl and TensorBoard's curves from all evaluations of a run."""
+    from bosch.eval.report.tensorboard import rebuild_tensorboard  # takes .4 s, too long for --help
+
+    collect_results(run_path / "eval", run_path.name)
+    rebuild_tensorboard(run_path)
