@@ -149,7 +149,7 @@ def parse_command(arguments: Sequence[str]) -> Command:
 
 
 def chain(command: Command, run: RunFolder, fitted: "Fitted") -> list[Stage]:
-    """The stages in their order."""
+    """The stages in their order. Each says what it takes; nothing is done yet."""
     from bosch.eval.own_words import rewording  # these import torch
     from bosch.training.learner import make_learning
 
@@ -170,9 +170,11 @@ def chain(command: Command, run: RunFolder, fitted: "Fitted") -> list[Stage]:
     model = model_stage.stage(config.model, mask=mask)
     used = methods.learning_tokens(config)
     start = eval_stage.stage_of_step(config, run.path, step=0, tokens=used, source=model)
-    packing = [tokens] if isinstance(tokens, Stage) else []  # else they are another run's
+    # Tokens are packed when they are needed first, unless they are another run's.
+    packing = [tokens] if isinstance(tokens, Stage) else []
+    before_mask, before_training = (packing, []) if learns else ([], packing)
     # The search before any evaluation: it refuses at once a calibration set that is of no use.
-    untrained = [calibration, *(packing if learns else []), mask, dense, model, start]
+    untrained = [calibration, *before_mask, mask, dense, model, start]
     if command.zero_shot:
         return untrained
 
@@ -201,15 +203,15 @@ def chain(command: Command, run: RunFolder, fitted: "Fitted") -> list[Stage]:
     for step in filter(None, schedule.exported_steps):
         done = schedule.tokens_at(step)
         checkpoints[step] = eval_stage.stage_of_step(config, run.path, step, done, training)
-    trained = [*filter(None, [lessons]), training, *checkpoints.values()]
-    return [*untrained, *([] if learns else packing), *trained]
+    teaching = [lessons] if lessons else []
+    return [*untrained, *before_training, *teaching, training, *checkpoints.values()]
 
 
 def check(command: Command, run: RunFolder, fitted: "Fitted") -> tuple[list[Stage], list[str]]:
     """The chain, and lines on the texts of the evaluations. All that cannot work is refused here,
     at once, before anything is written and before hours are spent."""
     config, refusals = command.config, Refusals()
-    stages, redo, texts = list[Stage](), list[Stage](), list[str]()
+    stages, texts = list[Stage](), list[str]()
     reads_texts = not run.path.exists()  # else only if an evaluation is not complete
     with refusals:
         presets.check_lengths(config)
@@ -224,18 +226,19 @@ def check(command: Command, run: RunFolder, fitted: "Fitted") -> tuple[list[Stag
         if not command.zero_shot:
             sink = config.sink if config.ratio else "none"  # without windows there is none
             train_stage.check(config.train, config.data.document_mask, config.model, sink)
+    named = {stage.name: stage for stage in stages}
     with refusals:
-        if tokens := [stage for stage in stages if stage.name == "tokens"]:
-            tokens_stage.check(config, run.path, tokens[0])
+        if "tokens" in named:  # else they are another run's, or not needed
+            tokens_stage.check(config, run.path, named["tokens"])
     with refusals:
         redo = stages_to_redo(stages, command.fresh, command.from_) if stages else []
-        if lessons := [stage for stage in stages if stage.name == "lessons"]:
+        if "lessons" in named:
             lessons_stage.check(
                 config.train.teacher or config.model,
                 config.train,
                 num_tokens=tokens_stage.count(config),
-                folder=locate(run.path, lessons[0]),
-                afresh=lessons[0] in redo,
+                folder=locate(run.path, named["lessons"]),
+                afresh=named["lessons"] in redo,
             )
     with refusals:
         if stages and not reads_texts and run.rank == 0:

@@ -22,8 +22,7 @@ from bosch.training.rehearsal import Plan, as_hybrid
 
 @dataclass(frozen=True)
 class Fitted:
-    """A run's training settings with a micro-batch that fits here. Worked out when they are first
-    asked for, which may take minutes, and only once."""
+    """A run's training settings with what fits this machine."""
 
     config: Config
     world_size: int
@@ -31,29 +30,29 @@ class Fitted:
 
     @cached_property
     def train(self) -> TrainConfig:
-        return fit_memory(self.config, self.world_size, self.is_named)
+        """With the largest micro-batch up to the config's that fits these GPUs, and the fastest way
+        to save memory that does. Worked out when it is first asked for, in a minute or a few.
+        A micro-batch that the user named is refused if it does not fit, and so is a model that
+        fits with none, and what the machine with the least host memory cannot park.
 
+        Rank 0 decides, by the least memory of all ranks' GPUs: ranks with settings of their own,
+        on slightly unequal machines, would wait for each other forever."""
+        settings = self.config.train
+        with joined():
+            ranks = Group.current()
+            memory_gb = memory.least(ranks.gather(ranks.all_succeed(rehearsal.gpu_memory_gb)))
+            host_bytes = memory.least(ranks.gather(memory.available_host_bytes()))
+            if memory_gb is None:  # no GPU
+                return settings
 
-def fit_memory(config: Config, world_size: int, is_named: bool) -> TrainConfig:
-    """With the largest micro-batch up to the config's that fits these GPUs, and the fastest way to
-    save memory that does. A micro-batch that the user named is refused if it does not fit, and so
-    is a model that fits with none. Rank 0 decides, by the least memory of all ranks' GPUs: ranks
-    with settings of their own, on slightly unequal machines, would wait for each other forever. So
-    is what the machine with the least host memory cannot park."""
-    with joined():
-        ranks = Group.current()
-        memory_gb = memory.least(ranks.gather(ranks.all_succeed(rehearsal.gpu_memory_gb)))
-        host_bytes = memory.least(ranks.gather(memory.available_host_bytes()))
-        if memory_gb is None:  # no GPU
-            return config.train
+            def choose() -> TrainConfig:
+                kernels, _ = choose_kernels(settings.kernels, choose_device(os.environ))
+                plan = make_plan(self.config, self.world_size, kernels)
+                plan = rehearsal.with_room_to_park(plan, host_bytes)
+                say("rehearsing a training step, which takes a minute or a few")
+                return rehearsal.choose_fitting(plan, memory_gb, self.is_named)
 
-        def choose() -> TrainConfig:
-            kernels, _ = choose_kernels(config.train.kernels, choose_device(os.environ))
-            plan = rehearsal.with_room_to_park(make_plan(config, world_size, kernels), host_bytes)
-            say("rehearsing a training step, which takes a minute or a few")
-            return rehearsal.choose_fitting(plan, memory_gb, is_named)
-
-        return ranks.from_rank_0(choose)
+            return ranks.from_rank_0(choose)
 
 
 def make_plan(config: Config, num_gpus: int, kernels: str = "torch") -> Plan:

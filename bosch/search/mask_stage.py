@@ -96,14 +96,15 @@ def stage(
     if config.sink != "none":
         decides["sink"] = config.sink
 
-    def run(
-        folder: Path, calibration: Artifact | None = None, tokens: Artifact | None = None
-    ) -> None:
-        write_mask(folder, config, settings, read_set, make_learning, calibration, tokens)
-
     return Stage(
         "mask",
-        run=run,
+        run=partial(
+            write_mask,
+            config=config,
+            settings=settings,
+            read_set=read_set,
+            make_learning=make_learning,
+        ),
         settings=decides,
         inputs=inputs,
         version=VERSIONS.get(config.method, 1),
@@ -117,9 +118,10 @@ def write_mask(
     settings: object,
     read_set: ReadSet,
     make_learning: MakeLearning,
-    calibration: Artifact | None,
-    tokens: Artifact | None,
+    calibration: Artifact | None = None,
+    tokens: Artifact | None = None,
 ) -> None:
+    """What the stage does, in its folder."""
     from bosch.masks.picture import draw_mask, mask_title  # matplotlib, which takes a second
 
     def load_calibration() -> Calibration:

@@ -18,7 +18,7 @@ from bosch.run.errors import UserError
 from bosch.run.group import Group
 from bosch.run.memory import available_host_bytes
 from bosch.training import parking, rehearsal
-from bosch.training.fitting import fit_memory, make_plan
+from bosch.training.fitting import Fitted, make_plan
 from bosch.training.loop import Run
 from bosch.training.model_start import read_config
 from bosch.training.parking import check_parking, parked
@@ -174,7 +174,7 @@ def test_recover_refuses_at_its_start_what_cannot_be_parked(
 
     def fit_with(available: int) -> TrainConfig:
         monkeypatch.setattr("bosch.run.memory.available_host_bytes", lambda: available)
-        return fit_memory(config, 1, is_named=False)
+        return Fitted(config, 1, is_named=False).train
 
     assert fit_with(needed) == config.train
     with pytest.raises(UserError, match="waits in host memory"):

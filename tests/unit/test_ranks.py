@@ -15,7 +15,7 @@ from bosch.run.errors import UserError
 from bosch.run.group import Group, joined
 from bosch.run.ranks import RANKS, RankGoneError, Ranks
 from bosch.training import parking, rehearsal
-from bosch.training.fitting import fit_memory
+from bosch.training.fitting import Fitted
 from tests.attention_matrices import inputs_of
 from tests.fork_server import PATIENCE, launch_environment, start
 from tests.search_cases import answered_calibration, small_model
@@ -111,7 +111,7 @@ def fit_to(memory_gb: tuple[float, float]) -> str:
     rehearsal.choose_fitting = functools.partial(rehearsal.choose_fitting, rehearse=made_up)  # type: ignore[assignment]
     rehearsal.gpu_memory_gb = lambda: memory_gb[int(os.environ["RANK"])]
     try:
-        fitted = fit_memory(replace(smoke, train=train), 2, is_named=False)
+        fitted = Fitted(replace(smoke, train=train), 2, is_named=False).train
     except UserError as error:
         return str(error)
     return str(fitted.micro_batch_sequences)
