@@ -45,7 +45,8 @@ from bosch.recipes import presets
 from bosch.run.folder import RunFolder
 from bosch.run.progress import say
 from bosch.run.stage import Artifact, Stage
-from bosch.search.scorer import Accelerations, Scorer
+from bosch.search.score import Evaluator
+from bosch.search.settings import Accelerations, SearchSettings
 from bosch.training.learner import make_learning
 
 DENSE = "dense"
@@ -255,12 +256,14 @@ class Bench:
         lengths = (("", options.contexts, 0), ("long_", options.long_contexts, LONG))
         for name, contexts, length in lengths:
             asked = self.questions(seed, contexts, length)
-            scorer = Scorer(self.judged, asked, window, Accelerations.none())
-            answers, _ = scorer.score(mask.z, range(len(asked.haystacks)))
+            plainly = SearchSettings(accelerations=Accelerations.none())
+            evaluator = Evaluator(self.judged, asked, window, plainly)
             pairs = [
                 (answer, question)
                 for number, haystack in enumerate(asked.haystacks)
-                for answer, question in zip(answers[number], haystack.questions, strict=True)
+                for answer, question in zip(
+                    evaluator.answers(mask.z, number), haystack.questions, strict=True
+                )
             ]
             right = [int(answer.correct) for answer, _ in pairs]
             each = [a.log_probability / len(q.answer) for a, q in pairs]

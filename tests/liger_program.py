@@ -22,11 +22,13 @@ from triton.runtime import interpreter
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bosch.attention.cache import CACHE
+from bosch.calibration import Calibration, Haystack, Question
 from bosch.config import TrainConfig
 from bosch.data.loader import IGNORED
 from bosch.hybrid.conversion import deploy
 from bosch.kernels import choose_kernels, fuse_forward, rotation_of
-from bosch.search.layers import Layers
+from bosch.search.score import Evaluator
+from bosch.search.settings import Accelerations
 from bosch.training import parallel
 from bosch.training.loss import Lesson, head_loss, install_kernels, model_loss
 from bosch.training.model_start import start_model
@@ -89,7 +91,7 @@ def models() -> None:
 def forward() -> None:
     """Models that only compute forward, dense, hybrid and in search mode: padded batches that are
     prefilled and then decode, and single rows as a search computes them. Also of copies."""
-    ids, z = random_tokens(2, 9), [[1, 0, 1, 0], [0, 1, 0, 0]]
+    ids, z = random_tokens(2, 9), ((1, 0, 1, 0), (0, 1, 0, 0))
     padding = torch.ones(2, 10, dtype=torch.long)
     padding[1, :4] = 0
     for family in FAMILIES:
@@ -115,10 +117,11 @@ def forward() -> None:
                     further: Any = {"attention_mask": padding, **cache}
                     outputs += [prompt.logits, model(ids[:, :1], **further).logits]
                     if plain is stock:
-                        layers, rows_N = Layers(model, 4), torch.tensor([3, 6, 8])
-                        entering_BTC, rotary = layers.embed(ids[0])
-                        outputs.append(layers.run(0, entering_BTC, rotary, z[0], rows_N))
-                        layers.check(ids[0])
+                        questions = tuple(Question(range(n, n + 1), range(1), "") for n in (4, 8))
+                        one = Calibration([Haystack(ids[0], questions)])
+                        evaluator, use = Evaluator(model, one, 4), Accelerations(prefixes=False)
+                        rows_NC = evaluator.hidden_states(evaluator.haystacks[0], z, use)
+                        outputs.append(rows_NC)
             for one, other in zip(found, expected, strict=True):
                 check(one, other, TOLERANCE[torch.float32])
                 assert not torch.equal(one, other)  # of other kernels

@@ -13,10 +13,10 @@ import torch
 from transformers import PreTrainedModel
 
 from bosch.calibration import Calibration, Haystack, Question
-from bosch.search.evaluations import MaskObjective
-from bosch.search.objective import Value, Z, rounded, weighted
+from bosch.masks.mask import Z
+from bosch.search.objective import Value, rounded, weighted
 from bosch.search.outcomes import FILE
-from bosch.search.scorer import Scorer
+from bosch.search.score import Evaluator
 from bosch.search.settings import Accelerations, SearchSettings
 from tests.model_factory import TINY, tiny_model
 
@@ -61,25 +61,26 @@ def score_by_the_model(
     return sum(correct) / count, sum(map(math.exp, logs)) / count, sum(logs) / count
 
 
-def model_objective(model: PreTrainedModel, calibration: Calibration, name: str) -> Any:
-    """An objective that only runs the model."""
+def score_of_model(model: PreTrainedModel, calibration: Calibration, name: str) -> Any:
+    """As `Evaluator.score`, but it only runs the model."""
 
     @functools.cache
     def value_of(z: Z) -> Value:
         scores = score_by_the_model(model, calibration, z)
         return Value(rounded(weighted(name, *scores)), True, *scores)
 
-    return lambda z, threshold=None, stage="": value_of(z)
+    return lambda masks, threshold=None, stage="": [value_of(z) for z in masks]
 
 
-def objective_of(
+def evaluator_of(
     model: PreTrainedModel,
     calibration: Calibration,
     name: str = "accuracy+probability",
     accelerations: Accelerations | None = None,
-) -> MaskObjective:
-    scorer = Scorer(model, calibration, WINDOW, accelerations)
-    return MaskObjective(scorer, calibration, SearchSettings(objective=name))
+) -> Evaluator:
+    use = accelerations or Accelerations()
+    settings = SearchSettings(objective=name, accelerations=use)
+    return Evaluator(model, calibration, WINDOW, settings)
 
 
 def lines_of(folder: Path) -> list[dict[str, Any]]:
@@ -91,23 +92,23 @@ def small_model(**changes: Any) -> PreTrainedModel:
     return tiny_model("qwen3", **changes)
 
 
-def swap_search(objective: Any) -> tuple[Z, float]:
+def swap_search(score: Any) -> tuple[Z, float]:
     """From a random mask with half of the groups on the window: swaps that improve it."""
     draw = random.Random(0)
     bits = [0, 1] * (LAYERS * GROUPS // 2)
     draw.shuffle(bits)
-    best = objective(mask_of(bits), stage="start").value
+    best = score([mask_of(bits)], stage="start")[0].value
     for step in range(24):
         ones, zeros = ([i for i, b in enumerate(bits) if b == bit] for bit in (1, 0))
         candidate = bits.copy()
         candidate[draw.choice(ones)], candidate[draw.choice(zeros)] = 0, 1
-        value = objective(mask_of(candidate), best, f"swap {step}")
+        (value,) = score([mask_of(candidate)], best, f"swap {step}")
         if value.value > best:
             bits, best = candidate, value.value
     return mask_of(bits), best
 
 
-def stage_one(objective: Any) -> tuple[Z, float]:
+def stage_one(score: Any) -> tuple[Z, float]:
     """Layer by layer from the top, trying every half of a layer; the first of equals wins."""
     z = [(1,) * GROUPS] * LAYERS
     best = -math.inf
@@ -117,21 +118,21 @@ def stage_one(objective: Any) -> tuple[Z, float]:
             row = tuple(int(group not in chosen) for group in range(GROUPS))
             candidate = (*z[:layer], row, *z[layer + 1 :])
             threshold = None if best == -math.inf else best
-            value = objective(candidate, threshold, f"layer {layer}").value
+            value = score([candidate], threshold, f"layer {layer}")[0].value
             if value > best:
                 best, best_row = value, row
         z[layer] = best_row
     return tuple(z), best
 
 
-def search_three_at_once(objective: Any) -> tuple[Z, float]:
+def search_three_at_once(score: Any) -> tuple[Z, float]:
     """Random masks, three at a time; the best so far is the threshold."""
     best, best_mask = -math.inf, FULL
     masks = random_masks(12)
     for start in range(0, len(masks), 3):
         some = masks[start : start + 3]
         threshold = None if best == -math.inf else best
-        values = objective.score_masks(some, threshold, f"three from {start}")
+        values = score(some, threshold, f"three from {start}")
         for z, value in zip(some, values, strict=True):
             if value.exact and value.value > best:
                 best, best_mask = value.value, z

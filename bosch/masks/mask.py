@@ -25,13 +25,16 @@ from bosch.run.files import write_atomically
 SINKS = "sinks.safetensors"  # beside a mask's file: its static sinks
 Unit = Literal["group", "layer"]
 UNITS = get_args(Unit)
+# A mask: z[layer][group], 1 is full attention and 0 the sliding window. A search scores, compares
+# and stores masks of this type, and the attention function takes them as they are.
+Z = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)
 class GroupMask:
-    """Which KV-head groups keep full attention (z in the paper). 1: full, 0: sliding window."""
+    """Which KV-head groups keep full attention (z in the paper), with its window and sink."""
 
-    z: tuple[tuple[int, ...], ...]  # [layer][group]
+    z: Z
     window_tokens: int  # window size in tokens, including the current token
     unit: Unit = "group"  # what was chosen; "layer": all groups of a layer are equal
     sink: str = "none"  # of its windows: none, static or tokens=S

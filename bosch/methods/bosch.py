@@ -92,7 +92,7 @@ def probe_groups(search: "Search", share: float) -> Table:
 
     One evaluation a group, the same at every ratio. The paper's stage 1 windows layers at the
     ratio, where their best masks lose nothing; with one group left, every layer tells."""
-    num_haystacks, dense = len(search.objective.questions), search.dense()
+    num_haystacks, dense = len(search.evaluator.questions), search.z  # nothing is windowed yet
     read = [int(i / share + 1e-9) for i in range(math.ceil(num_haystacks * share - 1e-9))]
     layers, groups = range(search.num_layers), range(search.num_groups)
     table: list[tuple[float, ...]] = []

@@ -12,7 +12,8 @@ from bosch.method import Inputs, MethodTraits, NoSettings, Scores, as_table
 from bosch.methods._examples import Result, measure_haystacks
 from bosch.methods._statistics import add_up
 from bosch.run.group import rank_and_size
-from bosch.search.scorer import Scorer
+from bosch.search.score import Evaluator
+from bosch.search.settings import SearchSettings
 
 traits = MethodTraits(measures=True)
 Settings = NoSettings
@@ -25,12 +26,13 @@ def score_groups(inputs: Inputs) -> Scores:
         z = [[1] * shape[1] for _ in range(shape[0])]
         # As many teams as ranks: each rank scores this one haystack by itself.
         ranks, one = rank_and_size()[1], Calibration([haystack])
-        scorer = Scorer(inputs.model, one, inputs.window_tokens, masks_at_once=ranks)
+        settings = SearchSettings(masks_at_once=ranks)
+        evaluator = Evaluator(inputs.model, one, inputs.window_tokens, settings)
 
         def log_probability() -> float:
             """The mean over each answer's tokens, summed over the questions."""
-            answers, _ = scorer.score(tuple(map(tuple, z)), [0])
-            pairs = zip(answers[0], haystack.questions, strict=True)
+            answers = evaluator.answers(tuple(map(tuple, z)), 0)
+            pairs = zip(answers, haystack.questions, strict=True)
             return sum(one.log_probability / len(question.answer) for one, question in pairs)
 
         dense = log_probability()

@@ -61,14 +61,25 @@ class Group:
     def all_succeed(self, do: Callable[[], T]) -> T:
         """Run `do` on every rank, each on its own. An error on one rank is raised on all, so that
         none goes on alone. `do` must not wait for other ranks."""
+        with self.succeeding():
+            result = do()
+        return result
+
+    @contextmanager
+    def succeeding(self) -> Iterator[None]:
+        """As `all_succeed`, around a block: what raises in it on one rank ends it on all."""
         if self.world == 1:
-            return do()
-        result, own_error = _attempt(do)
+            yield
+            return
+        own_error: Exception | None = None
+        try:
+            yield
+        except Exception as error:
+            own_error = error
         # This rank's own error first: it has the traceback.
-        for error in [own_error, *self.gather(_as_sent(own_error))]:
-            if error is not None:
-                raise error
-        return cast(T, result)
+        for failed in [own_error, *self.gather(_as_sent(own_error))]:
+            if failed is not None:
+                raise failed
 
     def gather(self, value: T) -> list[T]:
         values = [value] * self.world

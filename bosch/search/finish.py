@@ -16,9 +16,9 @@ from bosch.search.search import Search
 
 def announce(search: Search, planned: Mapping[str, int]) -> None:
     """Print the planned cost before the search starts: the most evaluations of each part."""
-    total, cost = sum(planned.values()), search.objective.cost
+    total, cost = sum(planned.values()), search.evaluator.cost
     parts = ", ".join(f"{name} {count:,}" for name, count in planned.items())
-    most = total * len(search.objective.questions) * search.num_layers
+    most = total * len(search.evaluator.questions) * search.num_layers
     line = f"plan: at most {total:,} evaluations ({parts}), {most:,} layer-forwards"
     if cost.computed:
         seconds = cost.evaluation_seconds / cost.computed
@@ -35,15 +35,15 @@ def announce(search: Search, planned: Mapping[str, int]) -> None:
 def finish(search: Search) -> Selection:
     """The last stage's mask, or an earlier one that meets the ratio and scores higher. A search
     that was cut short ends with the best mask so far, or else with the current mask, repaired."""
-    objective, dense, best = search.objective, search.anchors.dense, search.best
+    evaluator, dense, best = search.evaluator, search.anchors.dense, search.best
     if search.cut_short and best:
         search.z = best[1]
     elif search.cut_short:
         search.meet_ratio()
-    final = objective.score_unaccelerated(search.z)
+    final = evaluator.score_unaccelerated(search.z)
     if best and best[1] != search.z:
         # Without accelerations too: they round differently.
-        earlier = objective.score_unaccelerated(best[1]) if search.settings.keep_best else None
+        earlier = evaluator.score_unaccelerated(best[1]) if search.settings.keep_best else None
         score = earlier.value if earlier else best[0]
         if score > final.value:
             last = "the last one, as in the paper; --method bosch ends with the best"
@@ -54,7 +54,7 @@ def finish(search: Search) -> Selection:
             if earlier:
                 search.details["last_stage"] = _numbers(final)
                 search.z, final = best[1], earlier
-    evaluations = len(objective.values)
+    evaluations = len(evaluator.values)
     if is_first():
         draw_search(search, search.inputs.folder / "search.png")
     summary = (
@@ -80,7 +80,7 @@ def finish(search: Search) -> Selection:
         score_trace=plain(trace),
         drawn=search.drawn,
         notes=(f"{summary}; cut short: {search.cut_short}" if search.cut_short else summary,),
-        cost=asdict(objective.cost) | {"seconds": objective.seconds()},
+        cost=asdict(evaluator.cost) | {"seconds": evaluator.seconds()},
     )
 
 

@@ -1,8 +1,9 @@
-"""Runs a stock model layer by layer, so that a search can start at any layer and compute only the
-rows of the answers in the top layer.
+"""What a search computes itself instead of the model: what enters the layers, the top layer in the
+rows of the answers alone, and the probabilities.
 
-It runs the model's own blocks, so the results are bit-identical as long as all rows are computed.
-`Layers.check` compares with the model itself before a search begins.
+All other layers are the model's own blocks, called as the model calls them (score.py), so results
+are bit-identical as long as all rows are computed. `Layers.check` compares with the model itself
+before a search begins.
 
 Work is counted in layer-forwards: 1 is one layer over one whole haystack under the current mask.
 Part of a layer counts by its share of that layer's multiplications (projections, attention over
@@ -10,7 +11,7 @@ the visible keys, MLP with the active experts)."""
 # B batch (1), T tokens, N rows computed, C hidden size, H query heads, G kv heads, R heads a group,
 # D head size, E heads side by side
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -26,6 +27,7 @@ from bosch.attention.register import NAME
 from bosch.hybrid.models import apply_norm, family_of
 from bosch.hybrid.sinks import ATTACHED, sink_beyond
 from bosch.kernels import rotation_of
+from bosch.masks.mask import Z
 from bosch.masks.window import check_window
 from bosch.run.errors import UserError
 
@@ -51,16 +53,17 @@ class Layers:
         self.window_tokens = check_window(window_tokens)
         self.model = model
         self.core: Any = model.base_model
-        self.layers: Any = self.core.layers
+        self.blocks: Any = self.core.layers
         self.num_groups: int = model.config.num_key_value_heads
         self.backend: str | None = getattr(model.config, "bosch_backend", None)
         self.block_norms = getattr(family_of(model.config), "block_norms", None)
-        # Whether attention of single rows, which needs a mask, can run on the named backend.
+        # Single rows need a family that names its norms, and a mask in their attention, which not
+        # every named backend takes.
         x_BHTD = torch.zeros(1, 1, 2, 64, device=model.device, dtype=model.dtype)
         mask_BNTS = torch.ones(1, 1, 2, 2, dtype=torch.bool, device=model.device)
         call = AttentionCall(x_BHTD, x_BHTD, x_BHTD, 1.0, mask_BNTS=mask_BNTS)
-        self.takes_masks = self.backend is None or refusal(self.backend, call) is None
-        self.work = 0.0  # layer-forwards so far
+        takes_masks = self.backend is None or refusal(self.backend, call) is None
+        self.takes_rows = self.block_norms is not None and takes_masks
 
     def embed(self, ids_T: Tensor) -> tuple[Tensor, Rotary]:
         """The hidden states that enter layer 0, and the rotary positions."""
@@ -68,30 +71,13 @@ class Layers:
         positions_BT = torch.arange(len(ids_T), device=ids_T.device)[None]
         return hidden_BTC, self.core.rotary_emb(hidden_BTC, positions_BT)
 
-    def run(
-        self,
-        layer: int,
-        hidden_BTC: Tensor,
-        rotary: Rotary,
-        row: Sequence[int],
-        rows_N: Tensor | None = None,
+    def answer_rows(
+        self, layer: int, hidden_BTC: Tensor, rotary: Rotary, row: Sequence[int], rows_N: Tensor
     ) -> Tensor:
-        """(1, N, C): the output of a layer under this row of a mask. rows_N: the rows wanted; None:
-        all of them."""
-        block, norms = self.layers[layer], self.block_norms
-        if rows_N is None or norms is None or not self.takes_masks:
-            self.work += 1
-            out_BTC = block(  # as the model itself calls it
-                hidden_BTC,
-                attention_mask=None,
-                position_embeddings=rotary,
-                use_cache=False,
-                bosch_mask=[row] * len(self.layers),
-                bosch_window=self.window_tokens,
-            )
-            out_BTC = out_BTC[0] if isinstance(out_BTC, tuple) else out_BTC
-            return out_BTC if rows_N is None else out_BTC[:, rows_N]
-        self.work += self._share(layer, hidden_BTC.shape[1], row, rows_N.tolist())
+        """(1, N, C): the output of a layer in these rows, under this row of a mask. Keys and values
+        are computed for all tokens; queries, attention and MLP for the rows only."""
+        block, norms = self.blocks[layer], self.block_norms
+        assert norms is not None  # as `takes_rows` says
         entering_BTC = apply_norm(block, norms.before_attention, hidden_BTC)
         mixed_BNE = self._attention(block.self_attn, entering_BTC, rotary, row, rows_N)
         attended_BNC = block.self_attn.o_proj(mixed_BNE)
@@ -108,9 +94,10 @@ class Layers:
         rotate = rotation_of(attention)  # of queries and keys together; here they have other rows
         k_BGTD, v_BGTD = _heads(attention, "k", x_BTC), _heads(attention, "v", x_BTC)
         q_BHND = _heads(attention, "q", x_BTC[:, rows_N])
-        of_rows = rotary[0][:, rows_N], rotary[1][:, rows_N]
-        q_BHND, _ = rotate(q_BHND, torch.zeros_like(q_BHND[:, :1]), *of_rows)
-        _, k_BGTD = rotate(torch.zeros_like(k_BGTD[:, :1]), k_BGTD, *rotary)
+        cos_BTD, sin_BTD = rotary
+        no_keys, no_queries = torch.zeros_like(q_BHND[:, :1]), torch.zeros_like(k_BGTD[:, :1])
+        q_BHND, _ = rotate(q_BHND, no_keys, cos_BTD[:, rows_N], sin_BTD[:, rows_N])
+        _, k_BGTD = rotate(no_queries, k_BGTD, cos_BTD, sin_BTD)
         # Which keys each row sees, on the window and in full.
         distance_NT = rows_N[:, None] - torch.arange(x_BTC.shape[1], device=rows_N.device)
         full_NT = distance_NT >= 0
@@ -151,33 +138,32 @@ class Layers:
         return head.weight.to(exact), None if bias is None else bias.to(exact)
 
     @torch.inference_mode()
-    def check(self, ids_T: Tensor) -> None:
+    def check(self, ids_T: Tensor, run: Callable[[Z], Tensor]) -> None:
         """Refuse a model whose forward pass differs from its layers in sequence: because another
-        version of transformers builds it differently, or because it computes more around them."""
+        version of transformers builds it differently, or because it computes more around them.
+        run: the hidden states above the top layer, as a search computes them for these tokens."""
+        # So small a window that a mask matters in so short a text.
         window, self.window_tokens = self.window_tokens, min(self.window_tokens, 16)
-        layers, groups = range(len(self.layers)), range(self.num_groups)
-        z = [[(layer + group) % 2 for group in groups] for layer in layers]
-        hidden_BTC, rotary = self.embed(ids_T)
-        for layer, row in enumerate(z):  # the last one by its rows
-            rows_N = torch.arange(len(ids_T), device=ids_T.device) if row is z[-1] else None
-            hidden_BTC = self.run(layer, hidden_BTC, rotary, row, rows_N)
-        layered_BTC = self.core.norm(hidden_BTC)
-        how: Any = {"bosch_mask": z, "bosch_window": self.window_tokens}
-        expected_BTC = self.core(ids_T[None], use_cache=False, **how).last_hidden_state
-        self.window_tokens, self.work = window, 0.0
+        layers, groups = range(len(self.blocks)), range(self.num_groups)
+        z = tuple(tuple((layer + group) % 2 for group in groups) for layer in layers)
+        layered_BTC = self.core.norm(run(z))
+        expected_BTC = self.core(
+            ids_T[None], use_cache=False, bosch_mask=z, bosch_window=self.window_tokens
+        ).last_hidden_state
+        self.window_tokens = window
         tolerance = min(64 * torch.finfo(layered_BTC.dtype).eps, MOST_ROUNDING)
         if not expected_BTC.isfinite().all():
             raise UserError(OVERFLOW)
         difference = float((layered_BTC - expected_BTC).norm() / expected_BTC.norm())
-        if not difference <= tolerance:
+        if not difference <= tolerance:  # nor nan
             problem = f"{type(self.model).__name__} computes more than its layers in sequence"
             raise UserError(f"{problem}: they differ by {difference:.1%}. It cannot be searched.")
 
-    def _share(self, layer: int, num_tokens: int, row: Sequence[int], rows: list[int]) -> float:
+    def share(self, layer: int, num_tokens: int, row: Sequence[int], rows: list[int]) -> float:
         """The share of the layer's multiplications that the computed rows take."""
         weights, heads = self._weights[layer], self.model.config.num_attention_heads
         # Multiplications of a group's heads per query and key.
-        per_pair = 2 * (heads // self.num_groups) * self.layers[0].self_attn.head_dim
+        per_pair = 2 * (heads // self.num_groups) * self.blocks[0].self_attn.head_dim
         part = num_tokens * weights["kv"] + len(rows) * (weights["q"] + weights["rest"])
         whole = num_tokens * sum(weights.values())
         for bit in row:
@@ -194,10 +180,10 @@ class Layers:
         experts = getattr(config, "num_experts", None)
         used = config.num_experts_per_tok / experts if experts else 1.0
         table = []
-        for module in self.layers:
-            matrices = [p for p in module.mlp.parameters() if p.dim() > 1]
+        for block in self.blocks:
+            matrices = [p for p in block.mlp.parameters() if p.dim() > 1]
             mlp = sum(p.numel() * (used if p.dim() == 3 else 1.0) for p in matrices)
-            attention = module.self_attn
+            attention = block.self_attn
             q, k, v, out = (getattr(attention, f"{name}_proj").weight.numel() for name in "qkvo")
             table.append({"q": q, "kv": k + v, "rest": out + mlp})
         return table

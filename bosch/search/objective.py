@@ -3,13 +3,11 @@
 Every evaluation returns accuracy, mean answer probability and mean answer log-probability; the
 objective says which of them are compared."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from bosch.run.errors import UserError
-
-Z = tuple[tuple[int, ...], ...]  # a mask: z[layer][group], 1 = full
 
 # Weights of a question's accuracy (0 or 1), answer probability (the product over its tokens) and
 # answer log-probability in each objective.
@@ -75,11 +73,9 @@ class Anchors:
         return (score - self.low) / (self.high - self.low)
 
 
-def find_anchors(
-    objective: Callable[..., Value], num_layers: int, num_groups: int, gamma: float = 0.2
-) -> Anchors:
-    """Score both ends, and refuse a calibration set on which there is nothing to choose."""
-    dense, local = (objective(((b,) * num_groups,) * num_layers, stage="anchors") for b in (1, 0))
+def anchors_between(dense: Value, windowed: Value, gamma: float) -> Anchors:
+    """From the values of both ends. Refuses a calibration set on which there is nothing to choose.
+    gamma: headroom above the dense model."""
     # The value alone does not tell: a log-probability of 0 is perfect, and a lower one can rank.
     if not dense.value and not dense.accuracy:
         raise UserError(
@@ -88,11 +84,11 @@ def find_anchors(
             "made with this model's tokenizer, or rank by the answers' probability: --objective "
             "logprob, in recover.py --mask.options objective=logprob."
         )
-    if local.value >= dense.value:
+    if windowed.value >= dense.value:
         raise UserError(
-            f"With all groups on the window the model scores {local.value:g}, no less than the "
+            f"With all groups on the window the model scores {windowed.value:g}, no less than the "
             f"dense model ({dense.value:g}): this calibration set does not need long context. "
             "Build one with longer contexts, or use a smaller window."
         )
     # Log-probabilities are negative; the headroom still lies above.
-    return Anchors(dense, local.value, rounded(dense.value + gamma * abs(dense.value)))
+    return Anchors(dense, windowed.value, rounded(dense.value + gamma * abs(dense.value)))

@@ -22,11 +22,12 @@ import torch
 from transformers import PreTrainedModel
 
 from bosch.calibration import Calibration
+from bosch.masks.mask import Z
 from bosch.model import NO_DECISION, ModelInfo
 from bosch.run.files import open_own_file, parse_lines, sealed_lines
 from bosch.run.fingerprint import fingerprint, plain
 from bosch.run.group import Group, is_first
-from bosch.search.objective import Means, Outcome, Z
+from bosch.search.objective import Means, Outcome
 
 FILE = "outcomes.jsonl"
 VERSION = 3  # raised when the outcomes of masks change
@@ -54,8 +55,14 @@ class Outcomes:
     """A file of outcomes. Without a folder it is empty and stores nothing."""
 
     def __init__(self, folder: Path | None, facts: object) -> None:
-        """facts: everything that outcomes depend on."""
-        self._path = folder / FILE if folder and is_first() else None
+        """facts: everything that outcomes depend on. With a folder every rank makes it."""
+        self.known: dict[Z, Outcome] = {}
+        self.cost = Cost()
+        self._path: Path | None = None
+        if folder is None:
+            return
+        if is_first():
+            self._path = folder / FILE
         self._facts = fingerprint(facts)
         # Read once, on rank 0: what is known must not depend on when a rank looks. An error of
         # rank 0 ends every rank.
@@ -77,7 +84,7 @@ class Outcomes:
                 cost.add(line)
         return known, cost
 
-    def add(self, z: Z, outcome: Outcome, **more: object) -> None:
+    def add(self, z: Z, outcome: Outcome, more: Mapping[str, object]) -> None:
         """Append a line; `more` is for people and for the cost."""
         if self._path is None:
             return

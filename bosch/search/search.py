@@ -19,14 +19,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from bosch.masks.mask import Unit
+from bosch.masks.mask import Unit, Z
 from bosch.method import Inputs, Table
 from bosch.run.errors import UserError
 from bosch.run.progress import Bar, say, track
-from bosch.search.evaluations import MaskObjective, open_objective
-from bosch.search.objective import SearchEnded, Value, Z, find_anchors
+from bosch.search.objective import Anchors, SearchEnded, Value, anchors_between
 from bosch.search.optimizers import _interface
 from bosch.search.optimizers._interface import Assignment, Problem, Trials, repair
+from bosch.search.score import Evaluator, open_evaluator
 from bosch.search.settings import SearchSettings
 
 Variable = tuple[tuple[int, int], ...]  # the groups (layer, group) that share one decision
@@ -35,25 +35,29 @@ Variable = tuple[tuple[int, int], ...]  # the groups (layer, group) that share o
 @contextmanager
 def open_search(inputs: Inputs, unit: Unit = "group") -> "Iterator[Search]":
     """A new search: every group full, and the dense and the fully windowed model scored."""
-    with open_objective(inputs, inputs.settings) as objective:
-        yield Search(inputs, objective, unit)
-
-
-class Search:
-    def __init__(self, inputs: Inputs, objective: MaskObjective, unit: Unit) -> None:
-        self.inputs, self.objective, self.unit = inputs, objective, unit
-        self.settings: SearchSettings = inputs.settings
-        self.num_layers, self.num_groups = shape = inputs.num_layers, inputs.num_groups
-        self.num_windowed = inputs.num_windowed  # groups that end up on the window
-        if unit == "layer":
-            self.num_windowed = inputs.num_windowed_layers * self.num_groups
+    with open_evaluator(inputs, inputs.settings) as evaluator:
+        # One after the other: what the first loses decides in which order the second is read.
+        full, local = (((bit,) * inputs.num_groups,) * inputs.num_layers for bit in (1, 0))
         try:
-            self.anchors = find_anchors(objective, *shape, self.settings.gamma)
+            (dense,) = evaluator.score([full], stage="anchors")
+            (windowed,) = evaluator.score([local], stage="anchors")
         except SearchEnded as ended:
             raise UserError(
                 f"{ended} before the dense and the fully windowed model are scored; raise it."
             ) from None
-        self.z: Z = self.dense()  # the current mask
+        anchors = anchors_between(dense, windowed, inputs.settings.gamma)
+        yield Search(inputs, evaluator, anchors, unit)
+
+
+class Search:
+    def __init__(self, inputs: Inputs, evaluator: Evaluator, anchors: Anchors, unit: Unit) -> None:
+        self.inputs, self.evaluator, self.anchors, self.unit = inputs, evaluator, anchors, unit
+        self.settings: SearchSettings = inputs.settings
+        self.num_layers, self.num_groups = inputs.num_layers, inputs.num_groups
+        self.num_windowed = inputs.num_windowed  # groups that end up on the window
+        if unit == "layer":
+            self.num_windowed = inputs.num_windowed_layers * self.num_groups
+        self.z: Z = ((1,) * self.num_groups,) * self.num_layers  # the current mask
         self.outcomes: dict[Z, Value] = {}  # of all evaluated masks
         self.best: tuple[float, Z] | None = None  # of those that window `num_windowed` groups
         self.cut_short: str | None = None  # the limit that ended it
@@ -65,9 +69,6 @@ class Search:
         # For the picture, of each evaluation: its subproblem, its value (None: stopped early), and
         # whether the mask meets the subproblem's quota.
         self.values: list[tuple[str, float | None, bool]] = []
-
-    def dense(self) -> Z:
-        return ((1,) * self.num_groups,) * self.num_layers
 
     def groups_of(self, layers: Sequence[int]) -> list[Variable]:
         """One variable for each group of some layers."""
@@ -140,7 +141,7 @@ class Search:
                 enough=enough,
                 patience=patience,
                 exact_values=exact_values,
-                questions=self.objective.questions,
+                questions=self.evaluator.questions,
                 known=known,
             )
             solution = _interface.optimize(method, problem)
@@ -174,8 +175,8 @@ class Search:
         haystacks: Sequence[int] | None = None,
     ) -> list[Value]:
         """Evaluate masks for a subproblem and record their values. threshold, bar, haystacks: see
-        MaskObjective."""
-        values = self.objective.score_masks(masks, threshold, part, haystacks, bar)
+        Evaluator.score."""
+        values = self.evaluator.score(masks, threshold, part, haystacks, bar)
         for z, value, meets_quota in zip(masks, values, meet_quota, strict=True):
             above = value.exact and (threshold is None or value.value > threshold)
             if z not in self.outcomes:
@@ -203,7 +204,7 @@ class Search:
             yield
         except SearchEnded as ended:
             self.cut_short = str(ended)
-            self.reproducible &= not self.objective.out_of_time
+            self.reproducible &= not self.evaluator.out_of_time
 
 
 def count_solving(num_variables: int, quota: int, max_evaluations: int) -> int:

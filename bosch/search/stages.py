@@ -102,7 +102,7 @@ def choose_groups(
     ratios = allocate_ratios(scores, dense, ratio, search.num_groups, buckets, ties)
     search.details["ratios"] = list(ratios)
     say("stage 2, ratios from the bottom layer up: " + " ".join(f"{ratio:g}" for ratio in ratios))
-    search.z = search.dense()
+    search.z = ((1,) * search.num_groups,) * search.num_layers
     for part in _plan(search, settings, ratios):
         variables = search.groups_of(part.layers)
         if not part.evaluations:

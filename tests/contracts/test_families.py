@@ -11,11 +11,13 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from bosch.calibration import Calibration, Haystack, Question
 from bosch.hybrid.conversion import deploy, hybrid_config
 from bosch.hybrid.models import family_of
 from bosch.plugins import load_plugin
 from bosch.run.errors import UserError
-from bosch.search.layers import Layers
+from bosch.search.score import Evaluator
+from bosch.search.settings import Accelerations
 from tests.model_factory import (
     FAMILIES,
     MIXED,
@@ -137,30 +139,32 @@ def test_documents_do_not_see_each_other(mode: str, training: bool, family: str)
 @torch.inference_mode()
 def test_the_search_runs_blocks_as_the_model(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Norm by norm where the family names its norms, and as a whole where it does not."""
-    model, ids = shaken(tiny_model(family)), random_tokens(1, 50)[0]
-    rows = torch.tensor([3, 20, 49])
+    model, ids = shaken(tiny_model(family)), random_tokens(1, 51)[0]
+    rows = [3, 20, 49]
 
-    def hidden_states(last_rows: torch.Tensor | None) -> torch.Tensor:
-        layers = Layers(model, WINDOW)
-        hidden, rotary = layers.embed(ids)
-        for layer, row in enumerate(MIXED):
-            is_last = layer == len(MIXED) - 1
-            hidden = layers.run(layer, hidden, rotary, row, last_rows if is_last else None)
-        return hidden
+    def hidden_states(answer_rows: bool) -> torch.Tensor:
+        evaluator = Evaluator(model, calibration_of(ids, *rows), WINDOW)
+        use = Accelerations(prefixes=False, answer_rows=answer_rows)
+        return evaluator.hidden_states(evaluator.haystacks[0], MIXED, use)
 
-    by_norms, by_rows = hidden_states(None), hidden_states(rows)
+    by_blocks, by_norms = hidden_states(False), hidden_states(True)
     monkeypatch.delattr(load_plugin("bosch.families", family), "block_norms", raising=False)
-    assert torch.equal(hidden_states(None), by_norms)
-    assert torch.equal(hidden_states(rows), by_norms[:, rows])
-    assert_close(by_rows, by_norms[:, rows])
-    model_states = model.base_model(ids[None], use_cache=False, **SEARCH).last_hidden_state
-    assert torch.equal(model.base_model.norm(by_norms), model_states)
+    assert torch.equal(hidden_states(True), by_blocks)
+    assert_close(by_norms, by_blocks)
+    model_states = model.base_model(ids[None, :50], use_cache=False, **SEARCH).last_hidden_state
+    assert torch.equal(model.base_model.norm(by_blocks), model_states[:, rows])
+
+
+def calibration_of(ids: torch.Tensor, *rows: int) -> Calibration:
+    """One text, with questions that these rows answer."""
+    questions = tuple(Question(range(row + 1, row + 2), range(1), "toy") for row in rows)
+    return Calibration([Haystack(ids, questions)])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_model_that_computes_more_than_its_layers_is_refused(dtype: torch.dtype) -> None:
     model, ids = shaken(tiny_model("qwen3")).to(dtype), random_tokens(1, 50)[0]
-    Layers(model, WINDOW).check(ids)
+    Evaluator(model, calibration_of(ids, 48), WINDOW)
 
     def add(module: Any, given: Any, output: Any) -> Any:
         output.last_hidden_state = 1.1 * output.last_hidden_state
@@ -168,7 +172,7 @@ def test_a_model_that_computes_more_than_its_layers_is_refused(dtype: torch.dtyp
 
     model.base_model.register_forward_hook(add)
     with pytest.raises(UserError, match=r"in sequence: they differ by 9\.\d%"):
-        Layers(model, WINDOW).check(ids)
+        Evaluator(model, calibration_of(ids, 48), WINDOW)
 
 
 @every_family

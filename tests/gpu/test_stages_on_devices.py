@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,11 @@ from bosch.eval.settings import FAST, PLAIN, GenerationSettings
 from bosch.eval.suites import niah
 from bosch.eval.suites._interface import Example
 from bosch.model import load_tokenizer
-from bosch.search.scorer import Scorer
 from bosch.search.settings import Accelerations
 from bosch.training.loop import train
 from bosch.training.parallel import leave_world
 from tests.plain_training import SETTINGS, Trace, job_of, model_folder, run, train_plainly
-from tests.search_cases import WINDOW, answered_calibration, random_masks, small_model
+from tests.search_cases import answered_calibration, evaluator_of, random_masks, small_model
 
 # Other versions of torch on other machines warn of other things, and findings there are rare.
 pytestmark = pytest.mark.filterwarnings("default")
@@ -145,14 +145,14 @@ def test_states_that_a_search_caches_change_no_score(device: str) -> None:
     calibration = answered_calibration(model)
     model.to(device)
     use = Accelerations(answer_rows=False)
-    masks, texts = random_masks(15), range(len(calibration.haystacks))
-    plain = Scorer(model, calibration, WINDOW, Accelerations.none())
-    expected = [plain.score(z, texts)[0] for z in masks]
+    texts = range(len(calibration.haystacks))
+    pairs = list(product(random_masks(15), texts))
+    plain = evaluator_of(model, calibration, accelerations=Accelerations.none())
+    expected = [plain.answers(z, text) for z, text in pairs]
     for memory_gb in (0.0, 5e-5, None):
-        cached = Scorer(model, calibration, WINDOW, replace(use, memory_gb=memory_gb))
-        work = cached.layers.work
-        assert [cached.score(z, texts)[0] for z in masks] == expected
-        assert memory_gb == 0.0 or cached.layers.work - work < plain.layers.work
+        cached = evaluator_of(model, calibration, accelerations=replace(use, memory_gb=memory_gb))
+        assert [cached.answers(z, text) for z, text in pairs] == expected
+        assert memory_gb == 0.0 or cached.work < plain.work
 
 
 @on_devices

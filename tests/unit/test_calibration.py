@@ -33,7 +33,7 @@ from bosch.run.errors import UserError
 from bosch.run.files import verify_folder
 from bosch.run.folder import RunFolder
 from bosch.run.stage import Stage, follow_reference
-from bosch.search.scorer import Scorer
+from bosch.search.score import Evaluator
 from tests import odd_tokenizers
 from tests.toy_tokenizer import train_tokenizer
 
@@ -245,8 +245,9 @@ def test_own_words_are_what_the_dense_model_writes_up_to_the_answer(tmp_path: Pa
     answers = [tokenizer.decode(h.ids_T[list(h.questions[0].answer)]) for h in haystacks]
     assert answers[:2] == [lead + last, " zebra 1234"]
     # So the dense model is right where it answers, whatever it writes first.
-    scores, _ = Scorer(model, Calibration(haystacks[:2]), 8).score(((1,) * 8,) * 2, [0, 1])
-    assert [answer.correct for (answer,) in scores.values()] == [True, False]
+    evaluator = Evaluator(model, Calibration(haystacks[:2]), 8)
+    answers = [evaluator.answers(((1,) * 8,) * 2, number) for number in (0, 1)]
+    assert [answer.correct for (answer,) in answers] == [True, False]
 
     config = replace(smoke(), calibration=replace(smoke().calibration, questions=str(path)))
     asked = replace(config, calibration=replace(config.calibration, answers="own-words"))

@@ -18,14 +18,16 @@ from transformers import AutoConfig, AutoModelForCausalLM
 import bosch
 from bosch.attention.backends import reference
 from bosch.attention.call import AttentionCall
+from bosch.calibration import Calibration, Haystack, Question
 from bosch.eval.judging import Judging, load_judged
 from bosch.masks.mask import read_mask
 from bosch.model import load_tokenizer
 from bosch.plugins import BrokenPluginError, describe_plugin, list_plugins, load_plugin
 from bosch.recipes import recover
 from bosch.run.errors import UserError
-from bosch.search.layers import Layers
 from bosch.search.outcomes import scoring_facts
+from bosch.search.score import Evaluator
+from bosch.search.settings import Accelerations
 from tests.attention_matrices import info_of, toy_calibration
 from tests.model_factory import MIXED, random_tokens, tiny_model
 
@@ -309,15 +311,19 @@ def test_every_stage_runs_on_the_example_of_a_backend(
 
 def test_a_search_runs_on_the_backend_of_the_config(monkeypatch: pytest.MonkeyPatch) -> None:
     """All rows of the top layer where the backend takes no mask, which single rows need."""
-    model, ids, rows = tiny_model("qwen3"), random_tokens(1, 40)[0], torch.tensor([3, 39])
+    model, ids = tiny_model("qwen3", num_hidden_layers=1), random_tokens(1, 40)[0]
+    questions = Question(range(4, 5), range(1), "toy"), Question(range(39, 40), range(1), "toy")
+    calibration = Calibration([Haystack(ids, questions)])
+    masks: list[bool] = []
 
     def top_rows() -> torch.Tensor:
-        layers = Layers(model, 8)
-        return layers.run(0, *layers.embed(ids), MIXED[0], rows)
+        evaluator = Evaluator(model, calibration, 8)
+        masks.clear()  # those of comparing the model with its layers
+        use = Accelerations(prefixes=False)
+        return evaluator.hidden_states(evaluator.haystacks[0], MIXED[:1], use)
 
     with torch.inference_mode():
         expected = top_rows()
-        masks: list[bool] = []
         computed = reference.attend
 
         def attend(call: AttentionCall) -> torch.Tensor:
@@ -331,7 +337,7 @@ def test_a_search_runs_on_the_backend_of_the_config(monkeypatch: pytest.MonkeyPa
         takes_no_mask = lambda call: None if call.mask_BNTS is None else "it takes no mask"  # noqa: E731
         monkeypatch.setattr(reference, "supports", takes_no_mask)
         torch.testing.assert_close(top_rows(), expected)
-        assert masks[2:] == [False, False]
+        assert masks == [False, False]
 
 
 def test_a_backend_without_sinks_is_refused_before_a_search(

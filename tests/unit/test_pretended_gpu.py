@@ -33,7 +33,7 @@ from tests.hybrid_folders import WINDOW, plain_folder, tiny_tokenizer
 from tests.model_factory import MIXED, tiny_model
 from tests.plain_training import SEQ_LEN, SETTINGS, tokens_in_memory
 from tests.pretended_gpu import CUDA, Gpu, pretended_gpu
-from tests.search_cases import answered_calibration, objective_of, random_masks, small_model
+from tests.search_cases import answered_calibration, evaluator_of, random_masks, small_model
 
 
 @pytest.fixture
@@ -92,15 +92,15 @@ def test_search_keeps_states_on_the_gpu(gpu: Gpu) -> None:
     model = small_model()
     model.config.bosch_backend = "sdpa"
     calibration, masks = answered_calibration(model), random_masks(20)
-    plain = objective_of(model, calibration, accelerations=Accelerations.none())
-    expected = [plain(z).value for z in masks]
+    plain = evaluator_of(model, calibration, accelerations=Accelerations.none())
+    expected = [value.value for value in plain.score(masks)]
     # 4 texts: of half of the free memory, or of what is given, each has room for two states.
     state = 47 * model.config.hidden_size * 4
     gpu.free_bytes = 2 * 4 * 2 * state
     given = Accelerations(memory_gb=4 * 2 * state / 2**30)
     for accelerations in (Accelerations(), given):
-        objective = objective_of(model, calibration, accelerations=accelerations)
-        assert [objective(z).value for z in masks] == expected
+        evaluator = evaluator_of(model, calibration, accelerations=accelerations)
+        assert [value.value for value in evaluator.score(masks)] == expected
 
 
 def test_answers_are_the_same_when_few_caches_fit_beside_the_model(gpu: Gpu) -> None:

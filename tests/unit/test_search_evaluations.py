@@ -16,20 +16,19 @@ from bosch.hybrid.conversion import deploy
 from bosch.method import Inputs
 from bosch.run.errors import UserError
 from bosch.run.files import STARTED
-from bosch.search import evaluations
-from bosch.search.evaluations import MaskObjective, open_objective
+from bosch.search import score
 from bosch.search.objective import (
     WEIGHTS,
     Means,
     SearchEnded,
     Value,
-    find_anchors,
+    anchors_between,
     rounded,
     weighted,
 )
 from bosch.search.optimizers._interface import Problem
 from bosch.search.outcomes import FILE, Outcomes
-from bosch.search.scorer import Scorer
+from bosch.search.score import Evaluator, open_evaluator
 from bosch.search.settings import Accelerations, SearchSettings
 from tests.attention_matrices import inputs_of
 from tests.model_factory import FAMILIES, MIXED, tiny_model
@@ -39,11 +38,11 @@ from tests.search_cases import (
     LOCAL,
     WINDOW,
     answered_calibration,
+    evaluator_of,
     lines_of,
-    model_objective,
-    objective_of,
     random_masks,
     score_by_the_model,
+    score_of_model,
     small_model,
     stage_one,
     swap_search,
@@ -62,9 +61,9 @@ def inputs(tmp_path: Path) -> Inputs:
     return inputs_of(method, model, calibration, folder, window_tokens=WINDOW)
 
 
-def search(inputs: Inputs, settings: SearchSettings = ACCURACY) -> tuple[Any, MaskObjective]:
-    with open_objective(inputs, settings) as objective:
-        return swap_search(objective), objective
+def search(inputs: Inputs, settings: SearchSettings = ACCURACY) -> tuple[Any, Evaluator]:
+    with open_evaluator(inputs, settings) as evaluator:
+        return swap_search(evaluator.score), evaluator
 
 
 # ------------------------------------------------------------------------------------ its own file
@@ -73,7 +72,7 @@ def search(inputs: Inputs, settings: SearchSettings = ACCURACY) -> tuple[Any, Ma
 def test_a_finished_search_needs_no_model(inputs: Inputs, monkeypatch: pytest.MonkeyPatch) -> None:
     expected, first = search(inputs)
     before = (inputs.folder / FILE).read_bytes()
-    monkeypatch.setattr(Scorer, "score", None)
+    monkeypatch.setattr(Evaluator, "answers", None)
     repeated, again = search(inputs)
     assert repeated == expected
     assert again.values == first.values
@@ -139,7 +138,7 @@ def test_searches_append_to_one_file_at_once(tmp_path: Path) -> None:
     def add(some: list[Any]) -> None:
         outcomes = Outcomes(tmp_path, "facts")
         for z in some:
-            outcomes.add(z, OUTCOME, run=2, seconds=1.0, layer_forwards=6.0)
+            outcomes.add(z, OUTCOME, {"run": 2, "seconds": 1.0, "layer_forwards": 6.0})
 
     with ThreadPoolExecutor(4) as searches:  # each opens its own files, as processes do
         list(searches.map(add, (masks[start::4] for start in range(4))))
@@ -155,35 +154,31 @@ def test_searches_append_to_one_file_at_once(tmp_path: Path) -> None:
 
 
 def test_hours_count_over_all_attempts(inputs: Inputs, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each scoring takes 2,000 s."""
+    """Each of the four haystacks takes 500 s."""
     now = [0.0]
-    score = Scorer.score
+    answers = Evaluator.answers
 
-    def score_slowly(scorer: Scorer, *arguments: Any) -> Any:
-        now[0] += 2000.0
-        return score(scorer, *arguments)
+    def answer_slowly(evaluator: Evaluator, *arguments: Any) -> Any:
+        now[0] += 500.0
+        return answers(evaluator, *arguments)
 
-    monkeypatch.setattr(Scorer, "score", score_slowly)
-    monkeypatch.setattr(evaluations.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(Evaluator, "answers", answer_slowly)
+    monkeypatch.setattr(score.time, "monotonic", lambda: now[0])
     hour = SearchSettings(max_hours=1.0)
-    with open_objective(inputs, hour) as objective:
-        objective(FULL)
-    with open_objective(inputs, hour) as objective:
-        objective(FULL)  # from the file
-        objective(LOCAL)
+    with open_evaluator(inputs, hour) as evaluator:
+        evaluator.score([FULL])
+    with open_evaluator(inputs, hour) as evaluator:
+        evaluator.score([FULL])  # from the file
+        evaluator.score([LOCAL])
         with pytest.raises(SearchEnded, match="--max-hours 1 "):
-            objective(MIXED)
+            evaluator.score([MIXED])
 
 
 def test_the_loss_is_that_of_the_paper() -> None:
     """Worked by hand: a = .2, S(1) = .75, gamma = .2, so b = .9 and S = .55 is halfway. 3 of 8
     groups at a ratio of .5 are 1/8 off: 100 / 64."""
-
-    def given(z: Any, stage: str) -> Value:
-        value = 0.75 if z[0][0] else 0.2
-        return Value(value, True, value, 0.0, 0.0)
-
-    anchors = find_anchors(given, 2, 4, gamma=0.2)
+    dense, windowed = (Value(value, True, value, 0.0, 0.0) for value in (0.75, 0.2))
+    anchors = anchors_between(dense, windowed, gamma=0.2)
     assert (anchors.low, anchors.high, anchors.dense.value) == (0.2, 0.9, 0.75)
     assert anchors.normalized(0.55) == pytest.approx(0.5)
     problem = Problem(8, 4, lambda masks, threshold: [], 1, anchors=anchors)
@@ -195,10 +190,10 @@ def test_the_loss_is_that_of_the_paper() -> None:
 def test_a_calibration_set_that_cannot_rank_masks_is_refused() -> None:
     answers_nothing = Value(0.0, True, 0.0, 0.1, -2.0)
     with pytest.raises(UserError, match=r"niah_single.*objective=logprob"):
-        find_anchors(lambda z, stage: answers_nothing, 2, 4)
+        anchors_between(answers_nothing, answers_nothing, 0.2)
     windows_lose_nothing = Value(-2.0, True, 0.5, 0.1, -2.0)
     with pytest.raises(UserError, match=r"-2, .*\(-2\)"):
-        find_anchors(lambda z, stage: windows_lose_nothing, 2, 4)
+        anchors_between(windows_lose_nothing, windows_lose_nothing, 0.2)
 
 
 # --- scores ---
@@ -214,10 +209,10 @@ ONE_OFF = [replace(ALL, **{name: False}) for name, value in vars(ALL).items() if
 def test_scores_are_those_of_a_plain_loop(family: str, accelerations: Accelerations) -> None:
     model = tiny_model(family)
     calibration = answered_calibration(model)
-    objective = objective_of(model, calibration, "accuracy", accelerations)
+    evaluator = evaluator_of(model, calibration, "accuracy", accelerations)
     seen = set()
     for z in [FULL, LOCAL, MIXED, *random_masks(8)]:
-        value = objective(z)
+        (value,) = evaluator.score([z])
         accuracy, probability, log_probability = score_by_the_model(model, calibration, z)
         assert value.accuracy == accuracy
         assert value.probability == pytest.approx(probability, abs=1e-5)
@@ -234,12 +229,12 @@ def test_a_search_finds_the_same_mask_with_every_switch(name: str, search: objec
     assert callable(search)
     model = small_model(seed=1)
     calibration = answered_calibration(model)
-    expected = search(model_objective(model, calibration, name))
+    expected = search(score_of_model(model, calibration, name))
     little = [replace(ALL, memory_gb=memory) for memory in (0.0, 1e-4)]
     for accelerations in (ALL, *ONE_OFF, Accelerations.none(), *little):
-        objective = objective_of(model, calibration, name, accelerations)
-        assert search(objective) == expected, accelerations
-        assert objective.score_unaccelerated(expected[0]).value == expected[1]
+        evaluator = evaluator_of(model, calibration, name, accelerations)
+        assert search(evaluator.score) == expected, accelerations
+        assert evaluator.score_unaccelerated(expected[0]).value == expected[1]
 
 
 @pytest.mark.parametrize(("states", "recomputed"), [(1, 66), (2, 66 - 36), (4, 12), (48, 0)])
@@ -255,22 +250,21 @@ def test_probes_start_at_dense_states_where_a_few_fit(states: int, recomputed: i
         masks += [(*dense[:layer], row, *dense[layer + 1 :]) for row in rows]
     state_bytes = 40 * model.config.hidden_size * 4
     use = Accelerations(answer_rows=False, memory_gb=(states + 0.5) * state_bytes / (1 << 30))
-    cached = Scorer(model, calibration, WINDOW, use)
-    plain = Scorer(model, calibration, WINDOW, Accelerations.none())
-    assert [cached.score(z, [0])[0] for z in masks] == [plain.score(z, [0])[0] for z in masks]
-    assert cached.layers.work == 2 * 12 + GROUPS * sum(range(1, 13)) + recomputed
-    assert plain.layers.work == len(masks) * 12
+    cached = evaluator_of(model, calibration, accelerations=use)
+    plain = evaluator_of(model, calibration, accelerations=Accelerations.none())
+    assert [cached.answers(z, 0) for z in masks] == [plain.answers(z, 0) for z in masks]
+    assert cached.work == 2 * 12 + GROUPS * sum(range(1, 13)) + recomputed
+    assert plain.work == len(masks) * 12
 
 
 def test_a_mask_that_stops_early_has_a_valid_bound() -> None:
     model = small_model()
     calibration = answered_calibration(model)
-    scorer = Scorer(model, calibration, WINDOW)
     scores = {z: score_by_the_model(model, calibration, z) for z in random_masks(6)}
     for name, threshold in product(WEIGHTS, (-20.0, -3.0, 0.3, 0.7)):
-        objective = MaskObjective(scorer, calibration, SearchSettings(objective=name))
+        evaluator = evaluator_of(model, calibration, name)
         for z in scores:
-            value, truth = objective(z, threshold), weighted(name, *scores[z])
+            (value,), truth = evaluator.score([z], threshold), weighted(name, *scores[z])
             truths = {rounded(truth + noise) for noise in (-KERNELS, KERNELS)}  # one, or neighbors
             if value.exact:
                 assert value.value in truths
@@ -283,11 +277,11 @@ def test_a_model_that_cannot_be_scored_is_refused() -> None:
     model = small_model()
     calibration = answered_calibration(model)
     with pytest.raises(UserError, match="attn_implementation='sdpa'"):
-        Scorer(small_model(attention="sdpa"), calibration, WINDOW)
+        Evaluator(small_model(attention="sdpa"), calibration, WINDOW)
     with pytest.raises(UserError, match="hybrid"):
-        Scorer(deploy(small_model(), MIXED, WINDOW), calibration, WINDOW)
-    objective = objective_of(model, calibration)
+        Evaluator(deploy(small_model(), MIXED, WINDOW), calibration, WINDOW)
+    evaluator = evaluator_of(model, calibration)
     with torch.no_grad():
         model.base_model.layers[2].mlp.down_proj.weight.fill_(float("inf"))
     with pytest.raises(UserError, match="overflow"):
-        objective(MIXED)
+        evaluator.score([MIXED])
