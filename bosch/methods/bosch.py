@@ -101,7 +101,7 @@ def probe_groups(search: "Search", share: float) -> Table:
             # The only group of a layer is windowed instead.
             rows = [tuple(int(g == kept and len(groups) > 1) for g in groups) for kept in groups]
             masks = [(*dense[:layer], row, *dense[layer + 1 :]) for row in rows]
-            values = search.evaluate(masks, None, "stage 1", [False] * len(masks), bar, read)
+            values = search.score(masks, part="stage 1", bar=bar, haystacks=read)
             logs = [[value.haystacks[n].log_probability for n in read] for value in values]
             worth = [fmean(max(log, LOWEST) for log in row) for row in logs]
             if len(groups) == 1:

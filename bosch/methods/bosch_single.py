@@ -29,5 +29,5 @@ def localize(inputs: Inputs, layers_at_once: int) -> Selection:
             _, guide = stages.localize_parts(search, kappa, layers_at_once, exact_values=exceeds)
             if exceeds:
                 search.meet_ratio(guide)
-                search.evaluate([search.z], None, "to the ratio", [True])
+                search.score([search.z], part="to the ratio", num_windowed=search.num_windowed)
         return finish(search)

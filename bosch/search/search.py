@@ -1,10 +1,10 @@
 """A search for the groups that keep full attention.
 
 Every mask can be scored: the share of the calibration questions that the model answers right under
-it (evaluations.py). There are far too many masks to score them all, so a method of bosch/methods
+it (score.py). There are far too many masks to score them all, so a method of bosch/methods
 asks one smaller question after another: which `quota` of these variables get the window, if all
 other groups stay as they are? `solve` answers it: it enumerates the candidates if they are few, and
-otherwise has an optimizer propose them (optimizers/).
+otherwise has an optimizer propose them (optimizers/). `optimize` is the loop around it.
 
     with open_search(inputs) as search:  # all groups full, and both ends scored
         with search.until_ended():
@@ -15,21 +15,30 @@ stages.py asks the paper's questions, bosch/methods/bosch.py ours; finish.py end
 
 import math
 import random
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from functools import partial
 from typing import Any
 
 from bosch.masks.mask import Unit, Z
 from bosch.method import Inputs, Table
+from bosch.plugins import load_plugin
 from bosch.run.errors import UserError
 from bosch.run.progress import Bar, say, track
 from bosch.search.objective import Anchors, SearchEnded, Value, anchors_between
-from bosch.search.optimizers import _interface
-from bosch.search.optimizers._interface import Assignment, Problem, Trials, repair
+from bosch.search.optimizers._interface import (
+    PACKAGE,
+    WITH_PENALTY,
+    Problem,
+    Trials,
+    Variable,
+    assign,
+    repair,
+)
 from bosch.search.score import Evaluator, open_evaluator
 from bosch.search.settings import SearchSettings
 
-Variable = tuple[tuple[int, int], ...]  # the groups (layer, group) that share one decision
+LEAST_GAIN = 0.002  # what pays for further evaluations: a tenth of one question of 48
 
 
 @contextmanager
@@ -77,19 +86,12 @@ class Search:
     def all_groups(self) -> list[Variable]:
         return self.groups_of(range(self.num_layers))
 
-    def mask(self, variables: Sequence[Variable], assignment: Assignment) -> Z:
-        rows = [list(row) for row in self.z]
-        for places, bit in zip(variables, assignment, strict=True):
-            for layer, group in places:
-                rows[layer][group] = bit
-        return tuple(map(tuple, rows))
-
     def meet_ratio(self, guide: Table | None = None) -> None:
         """Repair the current mask. guide: how global each group is."""
-        groups = self.all_groups()
         prior = [value for row in guide or () for value in row]
         current = tuple(bit for row in self.z for bit in row)
-        self.z = self.mask(groups, repair(current, self.num_windowed, prior))
+        repaired = repair(current, self.num_windowed, prior)
+        self.z = assign(self.z, self.all_groups(), repaired)
 
     def solve(
         self,
@@ -117,35 +119,32 @@ class Search:
         known = {}  # of masks that differ only in these variables
         for z, value in self.outcomes.items():
             assignment = tuple(z[places[0][0]][places[0][1]] for places in variables)
-            if self.mask(variables, assignment) == z:
+            if assign(self.z, variables, assignment) == z:
                 known[assignment] = value
-
+        problem = Problem(
+            variables=variables,
+            around=self.z,
+            quota=quota,
+            max_evaluations=planned,
+            # Each subproblem has its own; a small one, as NOMAD draws `seed` times first.
+            seed=random.Random(f"{self.inputs.seed} {name}").randrange(1_000_000),
+            starts=() if self.settings.optimizer in WITH_PENALTY else tuple(starts),
+            prior=priors[0] if priors else (),
+            anchors=self.anchors,
+            settings=self.settings,
+            enough=enough,
+            patience=patience,
+            exact_values=exact_values,
+            questions=self.evaluator.questions,
+            known=known,
+        )
         with track(name, planned, "evaluations") as bar:
-
-            def evaluate(assignments: Sequence[Assignment], threshold: float | None) -> list[Value]:
-                masks = [self.mask(variables, assignment) for assignment in assignments]
-                meet_quota = [assignment.count(0) == quota for assignment in assignments]
-                return self.evaluate(masks, threshold, name, meet_quota, bar)
-
-            problem = Problem(
-                num_variables=len(variables),
-                quota=quota,
-                evaluate=evaluate,
-                max_evaluations=planned,
-                # Each subproblem has its own; a small one, as NOMAD draws `seed` times first.
-                seed=random.Random(f"{self.inputs.seed} {name}").randrange(1_000_000),
-                starts=() if self.settings.optimizer in _interface.WITH_PENALTY else tuple(starts),
-                prior=priors[0] if priors else (),
-                anchors=self.anchors,
-                settings=self.settings,
-                enough=enough,
-                patience=patience,
-                exact_values=exact_values,
-                questions=self.evaluator.questions,
-                known=known,
-            )
-            solution = _interface.optimize(method, problem)
-        self.z = self.mask(variables, solution.assignment)
+            # Variables have equally many groups, so a mask meets the quota by its sum.
+            some_that_meets = assign(self.z, variables, repair((1,) * len(variables), quota))
+            asked = sum(row.count(0) for row in some_that_meets)
+            score = partial(self.score, part=name, num_windowed=asked, bar=bar)
+            solution = optimize(method, problem, score)
+        self.z = assign(self.z, variables, solution.assignment)
         self.reproducible &= solution.reproducible
         self.drawn |= not enumerated
         for note in solution.notes:
@@ -165,27 +164,31 @@ class Search:
             raise SearchEnded(solution.ended_by)
         return solution
 
-    def evaluate(
+    def score(
         self,
         masks: Sequence[Z],
-        threshold: float | None,
+        threshold: float | None = None,
+        *,
         part: str,
-        meet_quota: Sequence[bool],
+        num_windowed: int | None = None,
         bar: Bar | None = None,
         haystacks: Sequence[int] | None = None,
     ) -> list[Value]:
-        """Evaluate masks for a subproblem and record their values. threshold, bar, haystacks: see
-        Evaluator.score."""
+        """Score masks for a part of the search, and record their values. num_windowed: groups on
+        the window in masks that may be its result; None: these are none. threshold, bar, haystacks:
+        see Evaluator.score."""
         values = self.evaluator.score(masks, threshold, part, haystacks, bar)
-        for z, value, meets_quota in zip(masks, values, meet_quota, strict=True):
+        for z, value in zip(masks, values, strict=True):
+            windowed = sum(row.count(0) for row in z)
             above = value.exact and (threshold is None or value.value > threshold)
             if z not in self.outcomes:
-                self.values.append((part, value.value if above else None, meets_quota))
+                shown = value.value if above else None
+                self.values.append((part, shown, windowed == num_windowed))
             self.outcomes[z] = value
-            if bar is not None and above and meets_quota:
+            if bar is not None and above and windowed == num_windowed:
                 best = float(bar.figures.get("best", -math.inf))
                 bar.figures["best"] = max(best, value.value)
-            is_candidate = sum(row.count(0) for row in z) == self.num_windowed
+            is_candidate = windowed == self.num_windowed
             if above and is_candidate and (self.best is None or value.value > self.best[0]):
                 self.best = value.value, z
         return values
@@ -210,3 +213,53 @@ class Search:
 def count_solving(num_variables: int, quota: int, max_evaluations: int) -> int:
     """Evaluations of a subproblem: all candidates if there are no more of them than allowed."""
     return min(math.comb(num_variables, quota), max_evaluations)
+
+
+def optimize(
+    name: str,
+    problem: Problem,
+    score: Callable[[Sequence[Z], float | None], Sequence[Value]],
+) -> Trials:
+    """The loop around every optimizer: it proposes masks, and finds their values in the table. The
+    result is the best mask that it found; if a limit ends it, the best so far.
+
+    score: the values of masks, which may be bounds where they do not exceed the threshold."""
+    trials = Trials(problem)
+    # The best value when it last rose by LEAST_GAIN, and how many masks have been tried since.
+    paid, num_since = -math.inf, 0
+    try:
+        # Closed as soon as the loop ends, also by an error: NOMAD's process must not outlive it.
+        with closing(load_plugin(PACKAGE, name).search(trials)) as proposals:
+            for proposed, threshold in proposals:
+                new = [assignment for assignment in proposed if assignment not in trials.table]
+                if not new:
+                    continue
+                if trials.left <= 0:
+                    break
+                new = new[: trials.left]
+                if problem.exact_values or threshold == -math.inf:
+                    threshold = None
+                masks = [assign(problem.around, problem.variables, each) for each in new]
+                for assignment, value in zip(new, score(masks, threshold), strict=True):
+                    trials.add(assignment, value, threshold)
+                if trials.best_value >= problem.enough:
+                    trials.notes.append(
+                        "a mask answers as well as the dense model: the search ends with it"
+                    )
+                    break
+                num_since += len(new)
+                if trials.best_value >= paid + LEAST_GAIN:
+                    paid, num_since = trials.best_value, 0
+                if problem.patience is not None and num_since >= problem.patience:
+                    trials.notes.append(
+                        f"the last {num_since} masks have not raised the value by {LEAST_GAIN:g}: "
+                        f"the search ends after {len(trials.table)} of {problem.max_evaluations}"
+                    )
+                    break
+        if trials.best is None:  # one evaluation more than planned, if necessary
+            mask = assign(problem.around, problem.variables, trials.assignment)
+            (value,) = score([mask], None)
+            trials.add(trials.assignment, value, None)
+    except SearchEnded as ended:
+        trials.ended_by = str(ended)
+    return trials

@@ -22,7 +22,7 @@ from bosch.method import Table
 from bosch.run.errors import UserError
 from bosch.run.progress import say
 from bosch.search.objective import rounded
-from bosch.search.optimizers._interface import Trials
+from bosch.search.optimizers._interface import Trials, assign
 from bosch.search.search import Search, count_solving
 from bosch.search.settings import StageSettings
 
@@ -107,7 +107,7 @@ def choose_groups(
         variables = search.groups_of(part.layers)
         if not part.evaluations:
             bit = int(part.num_windowed == 0)
-            search.z = search.mask(variables, (bit,) * len(variables))
+            search.z = assign(search.z, variables, (bit,) * len(variables))
             continue
         name = f"stage 3, ratio {part.ratio:g}, {describe_layers(part.layers)}"
         most = settings.kappa * len(part.layers)

@@ -20,13 +20,22 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from bosch.masks.mask import Z
 from bosch.plugins import list_plugins
 from bosch.run.errors import UserError
 from bosch.search import settings
 from bosch.search.objective import Anchors, Means, SearchEnded, Value
 from bosch.search.optimizers import nomad
-from bosch.search.optimizers._interface import PACKAGE, Assignment, Problem, optimize, repair
+from bosch.search.optimizers._interface import (
+    PACKAGE,
+    Assignment,
+    Problem,
+    Trials,
+    Variable,
+    repair,
+)
 from bosch.search.optimizers.guided import Surrogate
+from bosch.search.search import optimize
 
 OPTIMIZERS = list_plugins(PACKAGE)
 DENSE = Value(1.0, True, 1.0, 1.0, 0.0)
@@ -59,8 +68,8 @@ class Judge:
         self.score, self.end_early, self.ends_after = score, end_early, ends_after
         self.tried: list[Assignment] = []
 
-    def __call__(self, masks: Sequence[Assignment], threshold: float | None) -> list[Value]:
-        return [self.value(bits, threshold) for bits in masks]
+    def __call__(self, masks: Sequence[Z], threshold: float | None) -> list[Value]:
+        return [self.value(bits, threshold) for (bits,) in masks]
 
     def value(self, bits: Assignment, threshold: float | None) -> Value:
         if len(self.tried) >= self.ends_after:
@@ -74,12 +83,30 @@ class Judge:
         return Value(value, True, value, value, 0.0, outcome)
 
 
-def problem_of(
-    judge: Judge, variables: int = 8, quota: int = 5, evaluations: int = 30, **more: Any
-) -> Problem:
+def solve(
+    name: str,
+    judge: Judge,
+    variables: int = 8,
+    quota: int = 5,
+    evaluations: int = 30,
+    **more: Any,
+) -> Trials:
+    """With the groups of one layer as variables."""
     anchors = Anchors(DENSE, judge.score((0,) * variables), 1.2)
-    more = {"questions": [64], "anchors": anchors} | more
-    return Problem(variables, quota, judge, evaluations, **more)
+    problem = Problem(
+        variables=groups(variables),
+        around=((1,) * variables,),
+        quota=quota,
+        max_evaluations=evaluations,
+        questions=[64],
+        anchors=anchors,
+        **more,
+    )
+    return optimize(name, problem, judge)
+
+
+def groups(count: int) -> list[Variable]:
+    return [((0, group),) for group in range(count)]
 
 
 def best_of(score: Score, num_variables: int, quota: int) -> float:
@@ -94,7 +121,7 @@ def best_of(score: Score, num_variables: int, quota: int) -> float:
 @pytest.mark.parametrize(("quota", "evaluations"), [(0, 3), (1, 3), (5, 20), (8, 3)])
 def test_the_quota_and_the_evaluations_are_met(name: str, quota: int, evaluations: int) -> None:
     judge = Judge(entangled(8))
-    solution = optimize(name, problem_of(judge, 8, quota, evaluations))
+    solution = solve(name, judge, 8, quota, evaluations)
     assert solution.assignment.count(0) == quota
     assert solution.value is not None
     assert solution.value.value == judge.score(solution.assignment)
@@ -109,7 +136,7 @@ def test_the_same_seed_tries_the_same_masks_whatever_ends_early(name: str) -> No
     tried = []
     for end_early in (True, False, True):
         judge = Judge(entangled(8), end_early)
-        optimize(name, problem_of(judge, seed=3))
+        solve(name, judge, seed=3)
         tried.append(judge.tried)
     assert tried[0] == tried[1] == tried[2]
     if name == "nomad":
@@ -120,7 +147,7 @@ def test_the_same_seed_tries_the_same_masks_whatever_ends_early(name: str) -> No
 @pytest.mark.parametrize("seed", range(3))
 def test_a_small_space_is_searched_to_its_optimum(name: str, seed: int) -> None:
     judge = Judge(entangled(6, seed))
-    solution = optimize(name, problem_of(judge, 6, 3, 60, seed=seed))  # 20 masks meet it, of 64
+    solution = solve(name, judge, 6, 3, 60, seed=seed)  # 20 masks meet it, of 64
     assert solution.value is not None
     assert solution.value.value == best_of(judge.score, 6, 3)
 
@@ -128,17 +155,17 @@ def test_a_small_space_is_searched_to_its_optimum(name: str, seed: int) -> None:
 def test_a_search_ends_when_its_masks_gain_next_to_nothing() -> None:
     """Counted by hand: of masks that all have the same value only the first pays."""
     level = Judge(lambda bits: 0.5)
-    solution = optimize("guided", problem_of(level, evaluations=30, patience=4))
+    solution = solve("guided", level, evaluations=30, patience=4)
     assert len(level.tried) == 1 + 4
     assert "the last 4 masks have not raised the value by 0.002" in solution.notes[0]
     assert solution.ended_by is None  # no limit of the user's cut it short
 
     without = Judge(lambda bits: 0.5)
-    optimize("guided", problem_of(without, evaluations=30))
+    solve("guided", without, evaluations=30)
     assert len(without.tried) == 30
     # Masks that rise by a 64th now and then pay for those between.
     rising = Judge(entangled(8))
-    solution = optimize("guided", problem_of(rising, evaluations=30, patience=4))
+    solution = solve("guided", rising, evaluations=30, patience=4)
     values = [rising.score(bits) for bits in rising.tried]
     assert solution.value is not None
     assert values.index(solution.value.value) == len(values) - 1 - 4
@@ -147,8 +174,8 @@ def test_a_search_ends_when_its_masks_gain_next_to_nothing() -> None:
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_search_that_is_ended_keeps_its_best_mask(name: str) -> None:
     whole, cut = Judge(entangled(8)), Judge(entangled(8), ends_after=12)
-    optimize(name, problem_of(whole))
-    solution = optimize(name, problem_of(cut))
+    solve(name, whole)
+    solution = solve(name, cut)
     assert solution.ended_by == "enough"
     assert cut.tried == whole.tried[:12]
     tried = [cut.score(bits) for bits in cut.tried if bits.count(0) == 5]
@@ -159,10 +186,10 @@ def test_a_search_that_is_ended_keeps_its_best_mask(name: str) -> None:
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_value_that_is_enough_ends_the_search_with_its_mask(name: str) -> None:
     whole, short = Judge(entangled(8)), Judge(entangled(8))
-    optimize(name, problem_of(whole))
+    solve(name, whole)
     values = [whole.score(bits) for bits in whole.tried if bits.count(0) == 5]
     enough = sorted(values)[len(values) // 2]
-    solution = optimize(name, problem_of(short, enough=enough))
+    solution = solve(name, short, enough=enough)
     meets = [bits.count(0) == 5 and whole.score(bits) >= enough for bits in whole.tried]
     assert short.tried == whole.tried[: meets.index(True) + 1]
     assert solution.assignment == short.tried[-1]
@@ -178,7 +205,7 @@ def test_swap_leaves_a_local_optimum() -> None:
     start = (0, 0, 1, 1, 1, 0)
     values = {best: 1.0, start: 0.5}
     judge = Judge(lambda bits: values.get(bits, 0.1 if any(bits) else 0.0))
-    solution = optimize("swap", problem_of(judge, 6, 3, 20, starts=(start,)))
+    solution = solve("swap", judge, 6, 3, 20, starts=(start,))
     assert solution.assignment == best
 
 
@@ -249,7 +276,7 @@ def nomad_process() -> int:
 @on_linux
 def test_a_dead_nomad_only_costs_the_rest_of_its_evaluations() -> None:
     judge = dying(Judge(entangled(8)), 20, lambda pid: os.kill(pid, signal.SIGKILL))
-    solution = optimize("nomad", problem_of(judge, evaluations=60, starts=((0,) * 5 + (1,) * 3,)))
+    solution = solve("nomad", judge, evaluations=60, starts=((0,) * 5 + (1,) * 3,))
     (note,) = solution.notes
     assert "SIGKILL" in note
     assert not solution.reproducible
@@ -262,7 +289,7 @@ def test_a_dead_nomad_only_costs_the_rest_of_its_evaluations() -> None:
 def test_a_hung_nomad_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nomad, "HUNG_SECONDS", 2.0)
     judge = dying(Judge(entangled(8)), 5, lambda pid: os.kill(pid, signal.SIGSTOP))
-    solution = optimize("nomad", problem_of(judge, evaluations=60))
+    solution = solve("nomad", judge, evaluations=60)
     assert "2 s" in solution.notes[0]
     assert not solution.reproducible
     assert solution.assignment.count(0) == 5
@@ -277,7 +304,7 @@ def test_ctrl_c_ends_the_search_and_nomad_with_it() -> None:
         signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
-        optimize("nomad", problem_of(dying(Judge(entangled(8)), 5, interrupt), evaluations=60))
+        solve("nomad", dying(Judge(entangled(8)), 5, interrupt), evaluations=60)
     assert not Path(f"/proc/{seen[0]}").exists()
 
 
@@ -289,7 +316,7 @@ def test_nomad_does_not_outlive_a_killed_search() -> None:
         "def die(pid):\n"
         "    print(pid, flush=True)\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
-        "optimize('nomad', problem_of(dying(Judge(entangled(8)), 5, die), evaluations=60))\n"
+        "solve('nomad', dying(Judge(entangled(8)), 5, die), evaluations=60)\n"
     )
     killed = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True)
     assert killed.returncode == -signal.SIGKILL
@@ -302,8 +329,8 @@ def test_nomad_does_not_outlive_a_killed_search() -> None:
 def test_without_nomad_swap_works_and_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settings, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"pip install PyNomadBBO.*--optimizer swap"):
-        optimize("nomad", problem_of(Judge(entangled(8))))
-    assert optimize("swap", problem_of(Judge(entangled(8)))).value is not None
+        solve("nomad", Judge(entangled(8)))
+    assert solve("swap", Judge(entangled(8))).value is not None
 
 
 # --- synthetic models ---
@@ -359,9 +386,9 @@ class SyntheticModel:
         parts = np.stack([odds_Q > 0, np.exp(logs_Q), logs_Q], 1).reshape(-1, QUESTIONS, 3)
         return [Means(*means) for means in parts.mean(1).tolist()]
 
-    def evaluate(self, masks: Sequence[Assignment], threshold: float | None) -> list[Value]:
+    def score(self, masks: Sequence[Z], threshold: float | None) -> list[Value]:
         values = []
-        for bits in masks:
+        for (bits,) in masks:
             texts = dict(enumerate(self.outcomes(bits)[:TEXTS]))
             means = Means(*np.mean(list(texts.values()), 0).tolist())
             value = round(means.accuracy + means.probability, 4)
@@ -386,16 +413,16 @@ def test_guided_swaps_find_better_masks_with_as_many_evaluations() -> None:
         found = {}
         for optimizer in ("guided", "swap"):
             problem = Problem(
-                SIZE,
-                QUOTA,
-                model.evaluate,
+                variables=groups(SIZE),
+                around=((1,) * SIZE,),
+                quota=QUOTA,
                 max_evaluations=92,
                 anchors=Anchors(Value(2.0, True, 1.0, 1.0, 0.0), 0.0, 2.4),
                 starts=tuple(repair((1,) * SIZE, QUOTA, ranking) for ranking in rankings),
                 prior=rankings[0],
                 questions=[QUESTIONS] * TEXTS,
             )
-            solution = optimize(optimizer, problem)
+            solution = optimize(optimizer, problem, model.score)
             assert len(solution.table) == 92
             assert solution.assignment.count(0) == QUOTA
             found[optimizer] = model.held_out(solution.assignment)

@@ -181,7 +181,10 @@ def test_the_loss_is_that_of_the_paper() -> None:
     anchors = anchors_between(dense, windowed, gamma=0.2)
     assert (anchors.low, anchors.high, anchors.dense.value) == (0.2, 0.9, 0.75)
     assert anchors.normalized(0.55) == pytest.approx(0.5)
-    problem = Problem(8, 4, lambda masks, threshold: [], 1, anchors=anchors)
+    variables = [((0, group),) for group in range(8)]
+    problem = Problem(
+        variables=variables, around=((1,) * 8,), quota=4, max_evaluations=1, anchors=anchors
+    )
     half, three = (0, 1) * 4, (0, 0, 0, 1, 1, 1, 1, 1)
     assert problem.loss(half, 0.55) == pytest.approx(-0.5)
     assert problem.loss(three, 0.55) == pytest.approx(-0.5 + 100 / 64)

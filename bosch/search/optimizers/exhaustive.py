@@ -2,10 +2,10 @@
 
 from itertools import combinations
 
-from bosch.search.optimizers._interface import Trials
+from bosch.search.optimizers._interface import Proposals, Trials
 
 
-def search(trials: Trials) -> None:
+def search(trials: Trials) -> Proposals:
     variables = range(trials.problem.num_variables)
     for windowed in combinations(variables, trials.problem.quota):
-        trials.try_mask(tuple(int(v not in windowed) for v in variables), trials.best_value)
+        yield [tuple(int(v not in windowed) for v in variables)], trials.best_value

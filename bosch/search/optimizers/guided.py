@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bosch.search.objective import Means, Value
-from bosch.search.optimizers._interface import SMALLEST_STEP, Assignment, Trials
+from bosch.search.optimizers._interface import SMALLEST_STEP, Assignment, Proposals, Trials
 from bosch.search.optimizers.swap import best_start, kick, swapped
 
 Array = NDArray[np.floating[Any]]
@@ -28,10 +28,10 @@ NOISE = 0.05  # of an outcome, against the effects of groups: what the ridge reg
 SPREAD, FEWEST_OUTCOMES = (0.004, 0.02, 0.2), 8
 
 
-def search(trials: Trials) -> None:
+def search(trials: Trials) -> Proposals:
     problem = trials.problem
     draw = random.Random(problem.seed)
-    current = best_start(trials)
+    current = yield from best_start(trials)
     surrogate = Surrogate(problem.questions, problem.num_variables, problem.prior)
     surrogate.learn(problem.known)
     while current is not None:  # until no neighbor or kick is left
@@ -42,18 +42,17 @@ def search(trials: Trials) -> None:
             if (neighbor := swapped(current, [i], [j])) not in trials.table
         )
         proposals = [mask for *_, mask in heapq.nlargest(problem.settings.masks_at_once, untried)]
-        current = accept(trials, current, proposals) if proposals else kick(trials, draw)
-
-
-def accept(trials: Trials, current: Assignment, proposals: list[Assignment]) -> Assignment:
-    """The best of the proposals if it is no worse, else the current mask."""
-    present = trials.table[current].value
-    # Any threshold in the upper half of the last step tests the same: is it >= present?
-    values = trials.try_masks(proposals, present - 0.75 * SMALLEST_STEP)
-    tried = [(value.value, -n) for n, value in enumerate(values) if value.exact]
-    if not tried or max(tried)[0] < present:
-        return current
-    return proposals[-max(tried)[1]]
+        if not proposals:
+            current = yield from kick(trials, draw)
+            continue
+        present = trials.table[current].value
+        # Any threshold in the upper half of the last step tests the same: is it >= present?
+        yield proposals, present - 0.75 * SMALLEST_STEP
+        # The last evaluations may not have sufficed for all of them.
+        scored = [mask for mask in proposals if mask in trials.table and trials.table[mask].exact]
+        best = max(scored, key=lambda mask: trials.table[mask].value, default=current)
+        if trials.table[best].value >= present:
+            current = best
 
 
 class Surrogate:

@@ -18,7 +18,7 @@ from typing import Any
 
 from bosch.run.group import agree, is_first
 from bosch.search.optimizers import one_plus_one
-from bosch.search.optimizers._interface import Trials
+from bosch.search.optimizers._interface import Proposals, Trials
 from bosch.search.settings import check_optimizer
 
 MOST_VARIABLES = 49  # for which NOMAD builds a quadratic model
@@ -29,7 +29,7 @@ LOOKUPS_PER_EVALUATION = 10
 HUNG_SECONDS = 1_800.0  # without a request; NOMAD's own models take seconds
 
 
-def search(trials: Trials) -> None:
+def search(trials: Trials) -> Proposals:
     """With NOMAD's default options, as in the paper. With several ranks NOMAD runs on rank 0, and
     all ranks evaluate its masks."""
     problem = trials.problem
@@ -38,7 +38,8 @@ def search(trials: Trials) -> None:
             f"{problem.num_variables} variables exceed the {MOST_VARIABLES} for which NOMAD builds "
             "models; using one_plus_one, the paper's fallback"
         )
-        return one_plus_one.search(trials)
+        yield from one_plus_one.search(trials)
+        return
     check_optimizer(problem.settings)
     parameters = {
         "DIMENSION": problem.num_variables,
@@ -57,10 +58,10 @@ def search(trials: Trials) -> None:
             kind, content = agree(child.receive() if child else None)
             if kind == "end":
                 break
-            value = trials.try_mask(content).value  # exact: its models are fitted to all of them
+            yield [content], None  # exact values: its models are fitted to all of them
             if child:
-                child.send(problem.loss(content, value))
-    finally:
+                child.send(problem.loss(content, trials.table[content].value))
+    finally:  # also where the loop ends this, because no evaluations are left
         if child:
             child.end()
     if content:

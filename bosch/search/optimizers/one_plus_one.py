@@ -8,16 +8,17 @@ evaluation. Other evaluations may stop early for the same reason."""
 import random
 
 from bosch.search.objective import weighted
-from bosch.search.optimizers._interface import SMALLEST_STEP, Trials
+from bosch.search.optimizers._interface import SMALLEST_STEP, Proposals, Trials
 
 FLIPS_PER_EVALUATION = 1_000  # ends a search that finds no new mask
 
 
-def search(trials: Trials) -> None:
+def search(trials: Trials) -> Proposals:
     problem = trials.problem
     draw = random.Random(problem.seed)
     current = problem.first_start
-    present = problem.loss(current, trials.try_mask(current).value)
+    yield [current], None
+    present = problem.loss(current, trials.table[current].value)
     best_possible = weighted(problem.settings.objective, 1.0, 1.0, 0.0)
     for _ in range(FLIPS_PER_EVALUATION * problem.max_evaluations):
         flips = (draw.random() < 1 / problem.num_variables for _ in current)
@@ -31,6 +32,9 @@ def search(trials: Trials) -> None:
         threshold = needed - SMALLEST_STEP
         if problem.meets_quota(assignment):
             threshold = min(threshold, trials.best_value)
-        new = problem.loss(assignment, trials.try_mask(assignment, threshold).value)
-        if new <= present + 1e-12:
+        yield [assignment], threshold
+        new = problem.loss(assignment, trials.table[assignment].value)
+        if (
+            new <= present + 1e-12
+        ):  # of equal losses: sums in another order differ in the last digit
             current, present = assignment, new
