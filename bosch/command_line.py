@@ -17,9 +17,9 @@ from typing import Annotated, Any, NoReturn, TypeVar, Union, get_args, get_origi
 from bosch.config import FLAT, FOLLOWS, NO_OPTION, POSITIONAL, RARE, show_value
 from bosch.plugins import first_sentence, suggest
 from bosch.run import progress
+from bosch.run.dist import rank_and_world
 from bosch.run.errors import UserError
 from bosch.run.folder import RunFolder, home_of
-from bosch.run.ranks import rank_and_world
 from bosch.run.stage import Stage
 
 T = TypeVar("T")

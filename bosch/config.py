@@ -224,7 +224,7 @@ NIAH_SAMPLES = 500  # examples of each needle task and length, the paper's
 
 
 @dataclass(frozen=True)
-class JudgingConfig:
+class EvaluationConfig:
     """How a model is evaluated."""
 
     # Examples of each task, for every suite; niah_samples and longbench_rows come before it.
@@ -264,7 +264,7 @@ class JudgingConfig:
 
 
 @dataclass(frozen=True)
-class EvalConfig(JudgingConfig):
+class RunEvaluationConfig(EvaluationConfig):
     """How the dense model, step 0 and the checkpoints are evaluated."""
 
     checkpoints: tuple[float, ...] = (0.0, 0.26, 0.52, 0.78, 1.0)  # when, as shares of training
@@ -316,7 +316,7 @@ class Config(Dials):
     mask: MaskConfig = field(default_factory=MaskConfig)
     data: DataConfig = field(default_factory=DataConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
-    eval: EvalConfig = field(default_factory=EvalConfig)
+    eval: RunEvaluationConfig = field(default_factory=RunEvaluationConfig)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -20,7 +20,7 @@ from bosch.data import needles
 from bosch.data.essays import read_essays
 from bosch.data.key_words import wonderwords_keys
 from bosch.data.needles import TASKS, TOY_SIZES, Material, NeedleExample, NeedleTask
-from bosch.data.sources.files import read_lines
+from bosch.data.sources.files import read_json_lines
 from bosch.data.sources.source import take_field
 from bosch.data.toy_world.world import ToyEssays, World
 from bosch.plugins import suggest
@@ -84,7 +84,7 @@ def read_questions(path: Path) -> list[ContextText]:
     if not path.is_file():
         raise MissingFileError(f"{path} does not exist; name a file with your questions.")
     contexts = []
-    for number, row in read_lines(path):
+    for number, row in read_json_lines(path):
         place = f"{path}, {number}"
         is_text = row.keys() & {"text", "question", "answer"} == {"text"}
         names = ("text",) if is_text else ("text", "question", "answer")

@@ -13,9 +13,9 @@ from bosch.data.sources.open import open_sources
 from bosch.data.token_files import SUMMARY
 from bosch.data.tokenizer_files import TokenizerText, read_source_tokenizer, read_tokenizer
 from bosch.model import find_model
+from bosch.run.dist import rank_and_world
 from bosch.run.errors import UserError
 from bosch.run.files import MANIFEST, read_sealed_json
-from bosch.run.ranks import rank_and_world
 from bosch.run.stage import Artifact, Stage, follow_reference, locate
 
 

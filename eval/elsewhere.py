@@ -11,14 +11,14 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from bosch.eval.settings import Judging, Label
+from bosch.eval.settings import EvaluationPlan, Label
 from bosch.run.checkout import ROOT, is_checkout
+from bosch.run.dist import rank_and_world
 from bosch.run.errors import UserError, exit_on_user_error
 from bosch.run.progress import set_up
-from bosch.run.ranks import rank_and_world
 
-Job = tuple[Path, Judging, Label, Path, Path]  # the arguments of `judge`
-Judge = Callable[[Path, Judging, Label, Path, Path], object]
+# evaluate_folder, which the process calls too: evaluate.py imports this file, not the other way.
+Evaluate = Callable[[Path, EvaluationPlan, Label, Path, Path], object]
 
 
 def usual_python() -> str:
@@ -27,10 +27,10 @@ def usual_python() -> str:
     return str(served) if served.is_file() else sys.executable
 
 
-def check_elsewhere(judging: Judging) -> None:
+def check_elsewhere(plan: EvaluationPlan) -> None:
     """Refuse an interpreter that cannot evaluate."""
-    python, engine = judging.generation.python, judging.generation.engine
-    if engine == "vllm" and judging.attention != "auto":
+    python, engine = plan.generation.python, plan.generation.engine
+    if engine == "vllm" and plan.attention != "auto":
         raise UserError("eval.engine vllm cannot have eval.attention; leave one of the two out.")
     needed = ["bosch", *(["vllm", "bosch_vllm"] if engine == "vllm" else [])]
     program = "from importlib.util import find_spec as find"
@@ -45,12 +45,19 @@ def check_elsewhere(judging: Judging) -> None:
         raise UserError(f"eval.engine {engine}: {python} lacks {', '.join(missing)}: {way_out}.")
 
 
-def predict_elsewhere(judge: Judge, job: Job) -> None:
+def predict_elsewhere(
+    evaluate_folder: Evaluate,
+    folder: Path,
+    plan: EvaluationPlan,
+    label: Label,
+    out: Path,
+    examples_folder: Path,
+) -> None:
     """Make this rank's share of the predictions in processes of their own, and wait for them."""
-    folder, judging, *others = job
-    generation = judging.generation
-    inner = replace(judging, generation=replace(generation, python=None, gpus=()))
-    message, processes = pickle.dumps((judge, folder, inner, *others)), []
+    generation = plan.generation
+    inner = replace(plan, generation=replace(generation, python=None, gpus=()))
+    message = pickle.dumps((evaluate_folder, folder, inner, label, out, examples_folder))
+    processes = []
     with ExitStack() as running:  # which closes their stdin after an error, so that they end
         for environment in places(os.environ, generation.gpus):
             command = [str(generation.python), "-m", "bosch.eval.elsewhere"]
@@ -92,7 +99,8 @@ def with_this_code(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def main() -> None:
-    judge, *job = pickle.load(sys.stdin.buffer)  # of the process that started this one
+    # Of the process that started this one.
+    evaluate_folder, folder, plan, label, out, examples_folder = pickle.load(sys.stdin.buffer)
 
     def end_with_parent() -> None:
         os.read(sys.stdin.fileno(), 1)  # nothing comes; stdin's buffer has a lock, held too long
@@ -100,7 +108,7 @@ def main() -> None:
 
     threading.Thread(target=end_with_parent, daemon=True).start()
     set_up(rank_and_world()[0])
-    judge(*job)
+    evaluate_folder(folder, plan, label, out, examples_folder)
 
 
 if __name__ == "__main__":

@@ -5,28 +5,30 @@ from pathlib import Path
 
 from bosch import model as models
 from bosch.config import Config
-from bosch.eval.judging import judge, judging_of
+from bosch.eval.evaluate import evaluate_folder, plan_of_run
 from bosch.eval.results import collect_results
-from bosch.eval.settings import Judging, Label
+from bosch.eval.settings import EvaluationPlan, Label
 from bosch.run.stage import Artifact, Stage
 
 VERSION = 1  # raised when the same model and settings give other predictions
 
 
 def stage(
-    name: str, model: str, judging: Judging, label: Label, examples_folder: Path | None = None
+    name: str, model: str, plan: EvaluationPlan, label: Label, examples_folder: Path | None = None
 ) -> Stage:
     """A stage that evaluates a model. Without `examples_folder` the stage itself is shared by runs,
     with the examples beside it."""
     subject = {"model": models.describe_source(model), "step": label.step, "tokens": label.tokens}
 
     def run(out: Path) -> Callable[[], None]:
-        return judge(models.fetch_model(model), judging, label, out, examples_folder or out.parent)
+        return evaluate_folder(
+            models.fetch_model(model), plan, label, out, examples_folder or out.parent
+        )
 
     return Stage(
         name,
         run=run,
-        settings=judging.facts() | subject,
+        settings=plan.facts() | subject,
         version=VERSION,
         ranks="all",
         shared=examples_folder is None,
@@ -36,7 +38,7 @@ def stage(
 
 def stage_of_dense(config: Config) -> Stage:
     """`eval/dense`: the original model, evaluated once for all runs."""
-    return stage("eval/dense", config.model, judging_of(config), Label(Path(config.model).name))
+    return stage("eval/dense", config.model, plan_of_run(config), Label(Path(config.model).name))
 
 
 def stage_of_step(
@@ -44,14 +46,14 @@ def stage_of_step(
 ) -> Stage:
     """`eval/step-NNNNNN`. `source` makes the model of that step, trained on `tokens` tokens: step 0
     is the hybrid itself, the others are exports of the training."""
-    judging = judging_of(config)
+    plan = plan_of_run(config)
     label = Label(run_path.name, step, tokens)
 
     def run(out: Path, source: Artifact) -> Callable[[], None] | None:
         folder = source.folder / f"step-{step:06d}" if step else source.folder
         if config.train.until == "recovered" and not folder.is_dir():
             return None  # the training ended before
-        score = judge(folder, judging, label, out, run_path.parent / "shared")
+        score = evaluate_folder(folder, plan, label, out, run_path.parent / "shared")
 
         def finish() -> None:
             score()
@@ -62,7 +64,7 @@ def stage_of_step(
     return Stage(
         f"eval/step-{step:06d}",
         run=run,
-        settings={**judging.facts(), "step": step, "tokens": tokens},
+        settings={**plan.facts(), "step": step, "tokens": tokens},
         inputs={"source": source},
         version=VERSION,
         ranks="all",

@@ -12,7 +12,7 @@ from typing import Any
 
 from bosch.eval.results import make_rows, write_scores
 from bosch.eval.rows import write_rows
-from bosch.eval.settings import Judging, Label
+from bosch.eval.settings import EvaluationPlan, Label
 from bosch.eval.suites._interface import Result
 from bosch.model import names_code
 from bosch.run.checkout import how_to_install
@@ -25,7 +25,7 @@ SUITE = "lm-eval"
 def run_lm_eval(
     model: Any,
     tokenizer: Any,
-    judging: Judging,
+    plan: EvaluationPlan,
     label: Label,
     folder: Path,
     most: int | None = None,
@@ -46,14 +46,14 @@ def run_lm_eval(
                 f"{path} names code (auto_map), which lm-eval would run; remove it from a copy."
             )
     metadata: dict[str, Any] = {"tokenizer": tokenizer.name_or_path}
-    if judging.lm_eval_lengths:  # of its NIAH
-        metadata["max_seq_lengths"] = list(judging.lm_eval_lengths)
-    include, tasks = judging.lm_eval_folder, list(judging.lm_eval_tasks)
+    if plan.lm_eval_lengths:  # of its NIAH
+        metadata["max_seq_lengths"] = list(plan.lm_eval_lengths)
+    include, tasks = plan.lm_eval_folder, list(plan.lm_eval_tasks)
     manager = TaskManager(metadata=metadata, include_path=include and str(include))
     for task in tasks:
         if task not in manager.all_tasks:
             raise UserError(f"lm-eval has no task {task!r}; `lm-eval ls tasks` lists them.")
-    batch, limit = judging.generation.batch or 1, judging.limit
+    batch, limit = plan.generation.batch or 1, plan.limit
     harness = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=batch, max_length=most)
     prepare_hub()
     try:

@@ -30,10 +30,10 @@ from bosch.eval.settings import FAST, GenerationSettings, Label, SuiteRun
 from bosch.eval.suites._interface import Example, LeftOutError, Scored, Task
 from bosch.model_files import read_json_object
 from bosch.run import files
+from bosch.run.dist import FolderLock
 from bosch.run.errors import UserError
 from bosch.run.files import DamagedArtifactError, append_line, read_sealed_json
 from bosch.run.fingerprint import fingerprint, hash_file, plain
-from bosch.run.lock import FolderLock
 from bosch.run.progress import say, say_once, track
 
 CHECKSUM = "predictions_xxh3"  # in scores.json

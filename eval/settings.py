@@ -89,7 +89,7 @@ PLAIN = GenerationSettings(False, False, False, batch=1)
 
 
 @dataclass(frozen=True)
-class Judging:
+class EvaluationPlan:
     """Which suites evaluate a model, and how it is run."""
 
     suites: tuple[SuiteRun, ...]

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from bosch.config import Config
-from bosch.eval.judging import judging_of
+from bosch.eval.evaluate import plan_of_run
 from bosch.eval.settings import SuiteRun
 from bosch.methods._settings import default_settings, load_method
 from bosch.model import read_shape
@@ -72,20 +72,20 @@ def stage_seconds(config: Config, schedule: TrainSchedule | None) -> dict[str, f
         return texts * forward / speed(number_format(precision))
 
     found: dict[str, float] = {}
-    calibration, judging = config.calibration, config.eval
+    calibration, evaluation = config.calibration, config.eval
     texts = calibration.examples / calibration.questions_per_context
     if calibration.answers == "own-words":
-        found["calibration"] = reading(dense, texts, calibration.length, judging.precision)
+        found["calibration"] = reading(dense, texts, calibration.length, evaluation.precision)
     passes = search_passes(config)
     found["search"] = passes * reading(dense, texts, calibration.length, config.mask.precision)
     examples = [
         (count, length)
-        for run in judging_of(config).suites
+        for run in plan_of_run(config).suites
         for count, length in texts_of(run, config)
     ]
-    models = [dense] + [hybrid] * (len(judging.checkpoints) if schedule else 1)
+    models = [dense] + [hybrid] * (len(evaluation.checkpoints) if schedule else 1)
     found["evaluation"] = sum(
-        reading(model, count, length, judging.precision)
+        reading(model, count, length, evaluation.precision)
         for model in models
         for count, length in examples
     )

@@ -10,7 +10,7 @@ to continue where it stopped. Chat templates are not used.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -18,30 +18,29 @@ from bosch import model as models
 from bosch.command_line import run_stage
 from bosch.config import (
     FLAT,
-    JudgingConfig,
+    EvaluationConfig,
     TokenCount,
     at_least,
     shared_fields,
     show_value,
 )
 from bosch.eval import eval_stage
-from bosch.eval.judging import LM_EVAL, Judging, check_attention, check_data
+from bosch.eval.evaluate import LM_EVAL, check_attention, check_data, plan_evaluation
 from bosch.eval.results import show_evaluation
-from bosch.eval.settings import SUITES, Engine, GenerationSettings, Label, configure_suites
-from bosch.eval.suites._interface import Request
+from bosch.eval.settings import SUITES, Engine, Label
 from bosch.masks.window import check_window
 from bosch.plugins import list_plugins
 from bosch.recipes import presets
+from bosch.run.dist import rank_and_world
 from bosch.run.errors import UserError, run_main
 from bosch.run.progress import say
-from bosch.run.ranks import rank_and_world
 from bosch.run.stage import Stage
 
 
 @dataclass(frozen=True)
 class Options:
     model: str  # a Hugging Face folder or hub id, dense or hybrid
-    judging: Annotated[JudgingConfig, FLAT]
+    settings: Annotated[EvaluationConfig, FLAT]
     suite: tuple[str, ...] = ("niah",)  # names of files in eval/suites, and lm-eval:TASK,TASK
     include_path: Path | None = None  # folder with lm-eval tasks of your own
     out: Path = Path("evaluation")  # folder for predictions and scores
@@ -63,16 +62,16 @@ class Options:
 def main(arguments: Sequence[str]) -> None:
     config = presets.for_stage(arguments)
     essays = config.eval.niah_essays or config.calibration.essays
-    values = shared_fields(JudgingConfig, config.eval) | {"niah_essays": essays}
-    usual = {"model": config.model, "judging": JudgingConfig(**values)}
+    values = shared_fields(EvaluationConfig, config.eval) | {"niah_essays": essays}
+    usual = {"model": config.model, "settings": EvaluationConfig(**values)}
     options = run_stage(Options, arguments, build, usual)
     if rank_and_world()[0] == 0:
         show_evaluation(options.out.absolute())
-        if options.judging.samples:
-            say(describe_samples(options.judging))
+        if options.settings.samples:
+            say(describe_samples(options.settings))
 
 
-def describe_samples(settings: JudgingConfig) -> str:
+def describe_samples(settings: EvaluationConfig) -> str:
     line = f"scored on the first {settings.samples} examples of each task"
     particular = {"niah_samples": settings.niah_samples, "longbench_rows": settings.longbench_rows}
     others = {name: n for name, n in particular.items() if n != settings.samples}
@@ -80,7 +79,7 @@ def describe_samples(settings: JudgingConfig) -> str:
 
 
 def build(options: Options, name: str) -> Stage:
-    settings, model, window = options.judging, options.model, options.window
+    settings, model, window = options.settings, options.model, options.window
     lm_eval = [name for name in options.suite if name.startswith(f"{LM_EVAL}:")]
     tasks = [task for name in lm_eval for task in name.split(":", 1)[1].split(",") if task]
     if not options.suite:
@@ -99,34 +98,29 @@ def build(options: Options, name: str) -> Stage:
         if settings.attention != "auto" or tasks or rank_and_world()[1] > 1:
             problem = "cannot have --attention, lm-eval's tasks or more than one process"
             raise UserError(f"--engine vllm {problem}; leave it or them out.")
-    judging = Judging(
-        (),
-        lm_eval_tasks=tuple(tasks),
-        lm_eval_lengths=settings.niah_lengths if tasks else (),
-        lm_eval_folder=folder,
-        limit=settings.samples,
+    positions = models.read_shape(model).positions
+    plan = plan_evaluation(
+        settings,
+        [name for name in options.suite if name not in lm_eval],
+        positions,
+        punkt=options.punkt,
         window_tokens=window,
         yarn=options.yarn,
-        precision=settings.precision,
-        generation=GenerationSettings(
-            batch=settings.batch, prefill_chunk=settings.prefill_chunk, engine=options.engine
-        ),
         yarn_from=options.yarn_from,
-        attention=settings.attention,
+        engine=options.engine,
+        lm_eval_tasks=tuple(tasks),
+        lm_eval_folder=folder,
+        lm_eval_limit=settings.samples,
     )
-    positions = judging.positions(models.read_shape(model).positions)
     if window is not None:
-        models.check_window_fits(window, model, positions)
-    request = Request(settings, positions, punkt=options.punkt)
-    names = [name for name in options.suite if name not in lm_eval]
-    judging = replace(judging, suites=configure_suites(names, request))
-    check_attention(judging)
-    say(*check_data(judging, model))
+        models.check_window_fits(window, model, plan.positions(positions))
+    check_attention(plan)
+    say(*check_data(plan, model))
     models.check_weights(model)
     if models.find_model(model):
         models.load_tokenizer(model)
     examples_folder = options.out.absolute().parent / "shared"
-    return eval_stage.stage(name, model, judging, Label(name), examples_folder)
+    return eval_stage.stage(name, model, plan, Label(name), examples_folder)
 
 
 if __name__ == "__main__":

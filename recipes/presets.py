@@ -15,7 +15,14 @@ from functools import cache
 from pathlib import Path
 
 from bosch.command_line import peek
-from bosch.config import CalibrationConfig, Config, DataConfig, EvalConfig, MaskConfig, TrainConfig
+from bosch.config import (
+    CalibrationConfig,
+    Config,
+    DataConfig,
+    MaskConfig,
+    RunEvaluationConfig,
+    TrainConfig,
+)
 from bosch.data.calibration import CalibrationSettings, gather_material, least_length
 from bosch.data.needles import PAPER_TASKS
 from bosch.eval.suites.niah import GROUPS
@@ -78,7 +85,7 @@ def tiny(model: str = TINY_MODEL) -> Config:
             precision="fp32",
             kernels="torch",
         ),
-        eval=EvalConfig(
+        eval=RunEvaluationConfig(
             checkpoints=(0.0, 0.5, 1.0),
             niah_tasks=PAPER_TASKS,
             niah_lengths=(length // 2, length) if length > 1 else (length,),
@@ -92,7 +99,7 @@ def tiny(model: str = TINY_MODEL) -> Config:
 def smoke(model: str = SMOKE_MODEL) -> Config:
     """Seconds on the two-layer model: every stage runs, and nothing is learned. For tests."""
     config = tiny(model)
-    judged = replace(config.eval, checkpoints=(0.0, 1.0), niah_lengths=(256,))
+    evaluation = replace(config.eval, checkpoints=(0.0, 1.0), niah_lengths=(256,))
     return replace(
         config,
         window=32,
@@ -100,7 +107,7 @@ def smoke(model: str = SMOKE_MODEL) -> Config:
         mask=replace(config.mask, kappa=4),
         data=replace(config.data, tokens=4_096, sequence_length=256, held_out_sequences=16),
         train=replace(config.train, batch_sequences=2, peak_learning_rate=2e-3),
-        eval=replace(judged, niah_samples=1, longbench_rows=1),
+        eval=replace(evaluation, niah_samples=1, longbench_rows=1),
     )
 
 
@@ -136,7 +143,7 @@ def small(model: str = SMALL_MODEL) -> Config:
             precision="bf16" if in_bf16 else "fp32",
             compile=False,  # takes longer than these few steps (27 s on an H200, at .4 s a step)
         ),
-        eval=EvalConfig(
+        eval=RunEvaluationConfig(
             checkpoints=(0.0, 0.125, 0.5, 1.0),
             # Needles, and what windows lose most: long answers. LongBench comes in where its data
             # is (`with_longbench`).
@@ -159,9 +166,9 @@ def shortened(config: Config) -> Config:
     """The groups by a ranking of seconds, which was level with the search at .75
     (docs/real-model.md), half of the tokens, and fewer questions, asked of the dense model, before
     and after the training."""
-    judging = replace(config.eval, checkpoints=(0.0, 1.0), niah_samples=10)
+    evaluation = replace(config.eval, checkpoints=(0.0, 1.0), niah_samples=10)
     data = replace(config.data, tokens=config.data.tokens // 2)
-    return replace(config, method="razor", data=data, eval=judging)
+    return replace(config, method="razor", data=data, eval=evaluation)
 
 
 def bf16_is_faster() -> bool:
@@ -243,7 +250,7 @@ def scaled_paper(model: str) -> Config:
         mask=MaskConfig(max_layers=32 // shape.num_groups if model in PAPER_MODELS else None),
         data=DataConfig(sequence_length=longest),
         train=TrainConfig(batch_sequences=round(usual.train.batch_sequences * times_shorter)),
-        eval=EvalConfig(niah_tasks=PAPER_TASKS, niah_lengths=lengths),
+        eval=RunEvaluationConfig(niah_tasks=PAPER_TASKS, niah_lengths=lengths),
     )
 
 
@@ -292,13 +299,13 @@ def with_longbench(config: Config, arguments: Sequence[str]) -> tuple[Config, li
     if asked["eval.longbench_data"] is None and not is_on_this_machine(config.eval.longbench_data):
         remedy = "--eval.longbench-data FILE (its data.zip) adds it"
         return config, [f"LongBench is left out: its data is not on this machine; {remedy}"]
-    judging = replace(
+    evaluation = replace(
         config.eval,
         suites=(*config.eval.suites, "longbench"),
         longbench_rows=5,  # of each of 21 data sets: its texts are long for a laptop
         longbench_categories="official",  # without GSM8K, which is data of its own
     )
-    return replace(config, eval=judging), []
+    return replace(config, eval=evaluation), []
 
 
 def is_on_this_machine(longbench_data: str) -> bool:

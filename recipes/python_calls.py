@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bosch.calibration import Calibration
-from bosch.config import CalibrationConfig, Config, JudgingConfig, MaskConfig
-from bosch.eval.judging import Judging
+from bosch.config import CalibrationConfig, Config, EvaluationConfig, MaskConfig
+from bosch.eval.evaluate import plan_evaluation
 from bosch.eval.results import read_scores
 from bosch.eval.rows import Row
-from bosch.eval.settings import GenerationSettings, Label, configure_suites
-from bosch.eval.suites._interface import Request
+from bosch.eval.settings import FAST, Label
 from bosch.hybrid.export import MASK_KEY, info_of
 from bosch.masks.mask import GroupMask, MaskFile, check_ratio, read_mask, write_mask
 from bosch.masks.picture import mask_figure
@@ -232,7 +231,7 @@ def evaluate(
     came from. folder: keeps predictions, and resumes from them. It belongs to one model, with its
     weights and mask as they are now: after training, or with other sinks, it is refused, so that
     no old score is taken for a new one. Pass a folder for each, such as scores/step-100.
-    settings: fields of bosch.config.JudgingConfig, such as samples=50 and niah_essays="toy".
+    settings: fields of bosch.config.EvaluationConfig, such as samples=50 and niah_essays="toy".
     """
     from bosch.eval.runner import Evaluation
     from bosch.eval.runner import evaluate as run_suites
@@ -240,12 +239,12 @@ def evaluate(
     if lengths:
         settings["niah_lengths"] = tuple(lengths)
     positions = model.config.max_position_embeddings
-    judging = _settings(JudgingConfig, JudgingConfig, settings)
+    chosen = _settings(EvaluationConfig, EvaluationConfig, settings)
     for name in ("precision", "attention"):
-        if getattr(judging, name) != "auto":
+        if getattr(chosen, name) != "auto":
             raise UserError(f"{name}: the model is evaluated as it was loaded; leave {name} out.")
-    runs = configure_suites(tuple(suites), Request(judging, positions))
-    for run in runs:
+    plan = plan_evaluation(chosen, suites, positions)
+    for run in plan.suites:
         run.call("check", positions)
     name = origin_of(model)
     if tokenizer is None and not name:
@@ -255,11 +254,11 @@ def evaluate(
         evaluation = Evaluation(
             load_model=lambda: model,
             tokenizer=tokenizer or load_tokenizer(name),
-            suites=runs,
+            suites=plan.suites,
             examples_folder=path / "examples",
             label=Label(Path(name).name or type(model).__name__),
             max_positions=positions,
-            generation=GenerationSettings(batch=judging.batch, prefill_chunk=judging.prefill_chunk),
+            generation=plan.generation,
             window_tokens=hybrid.get("window"),
         )
         known = {"model": describe(model), "hybrid": hybrid, "mask": getattr(model, MASKED, None)}
@@ -267,10 +266,16 @@ def evaluate(
             known |= {"weights": hash_weights(model), "sinks": hash_sinks(model)}
         quantized = getattr(model.config, "quantization_config", None)
         known["numbers"] = f"{model.dtype} {quantized}"
-        stage = Stage(path.name, partial(run_suites, evaluation), Judging(runs).facts() | known)
+        # Whatever the batch: the numbers of the model are not the plan's.
+        facts = replace(plan, generation=FAST).facts() | known
+        stage = Stage(path.name, partial(run_suites, evaluation), facts)
         with RunFolder(path.parent, say=say, home=path) as run_folder:
             run_folder.complete(stage)
-        return [row for run in runs for row in read_scores(path / run.name / "scores.json")["rows"]]
+        return [
+            row
+            for run in plan.suites
+            for row in read_scores(path / run.name / "scores.json")["rows"]
+        ]
 
 
 def origin_of(model: "PreTrainedModel") -> str:

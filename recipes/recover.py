@@ -18,18 +18,18 @@ from bosch.command_line import parse, peek
 from bosch.config import FLAT, NO_OPTION, Config, above_0, describe_config
 from bosch.data import calibration_stage, tokens_stage
 from bosch.eval import eval_stage
-from bosch.eval.judging import check_attention, check_calibration, check_data, judging_of
+from bosch.eval.evaluate import check_attention, check_calibration, check_data, plan_of_run
 from bosch.eval.report.compare import compare, has_recovered
 from bosch.eval.report.page import summarize, write_report
 from bosch.hybrid import model_stage
 from bosch.masks.kv_budget import with_kv_budget
 from bosch.methods import _settings as methods
 from bosch.recipes import compare_runs, presets
+from bosch.run.dist import rank_and_world
 from bosch.run.errors import Refusals, UserError, run_main
 from bosch.run.files import MANIFEST
 from bosch.run.folder import RUN, RunFolder
 from bosch.run.progress import log_to, say, set_up
-from bosch.run.ranks import rank_and_world
 from bosch.run.stage import Stage, locate, refuse_blocked, stages_to_redo
 from bosch.search import mask_stage
 from bosch.training import lessons_stage, train_stage
@@ -221,7 +221,7 @@ def check(command: Command, run: RunFolder, fitted: "Fitted") -> tuple[list[Stag
     with refusals:
         mask_stage.check(config)
     with refusals:
-        check_attention(judging_of(config))
+        check_attention(plan_of_run(config))
     with refusals:
         if not command.zero_shot:
             sink = config.sink if config.ratio else "none"  # without windows there is none
@@ -246,7 +246,7 @@ def check(command: Command, run: RunFolder, fitted: "Fitted") -> tuple[list[Stag
             reads_texts = any("eval/" in s.stage.name and s.action != "reuse" for s in plan)
     if reads_texts:
         with refusals:
-            texts = check_data(judging_of(config), config.model)
+            texts = check_data(plan_of_run(config), config.model)
         with refusals:
             calibration_stage.check(config.model, calibration_stage.settings_of(config))
         with refusals:

@@ -22,10 +22,10 @@ from bosch.masks.kv_budget import with_kv_budget
 from bosch.methods import _settings as methods
 from bosch.model import check_window_fits
 from bosch.recipes import presets
+from bosch.run.dist import rank_and_world
 from bosch.run.errors import run_main
 from bosch.run.folder import RunFolder
 from bosch.run.progress import log_to, say, set_up
-from bosch.run.ranks import rank_and_world
 from bosch.run.stage import Artifact, Stage, refuse_blocked
 from bosch.search import mask_stage
 

@@ -41,7 +41,7 @@ from typing import Annotated, Any
 from bosch.command_line import parse
 from bosch.config import Config, at_least
 from bosch.eval import eval_stage
-from bosch.eval.judging import judging_of
+from bosch.eval.evaluate import plan_of_run
 from bosch.eval.report.compare import SPEED
 from bosch.eval.report.runs import RunResults, append_run, is_run, read_archive, read_run
 from bosch.eval.settings import Label
@@ -201,7 +201,7 @@ def list_chains(options: Options, rest: Sequence[str]) -> list[Chain]:
         for window in windows:
             check_window_fits(window, config.model)
         presets.check_lengths(config)
-        suites = judging_of(config).suites if lengths else ()
+        suites = plan_of_run(config).suites if lengths else ()
         if lengths and not any(hasattr(suite.settings, "lengths") for suite in suites):
             problem = "no suite has text lengths; --eval.suites niah has"
             raise UserError(f"--lengths {lengths[0]}: {problem}.")
@@ -313,25 +313,25 @@ def finish_chain(chain: Chain, start: Sequence[str], place: str) -> str | None:
 def evaluate_further(chain: Chain) -> None:
     """Under other windows and at other text lengths than the run's own."""
     config, positions = chain.config, read_shape(chain.config.model).positions
-    judging = judging_of(config)
-    judgings = {f"eval/window/{n}": replace(judging, window_tokens=n) for n in chain.windows}
+    plan = plan_of_run(config)
+    plans = {f"eval/window/{n}": replace(plan, window_tokens=n) for n in chain.windows}
     for length in chain.lengths:
         suites = tuple(
             replace(suite, settings=replace(suite.settings, lengths=(length,)))
-            for suite in judging.suites
+            for suite in plan.suites
             if hasattr(suite.settings, "lengths")
         )
         yarn = length / positions if length > positions else None
-        judgings[f"eval/length/{length}"] = replace(judging, suites=suites, yarn=yarn)
+        plans[f"eval/length/{length}"] = replace(plan, suites=suites, yarn=yarn)
     label = Label(chain.path.name, 0, learning_tokens(config))
     model, shared = str(chain.path / "model"), chain.path.parent / "shared"
     set_up()
     with RunFolder(chain.path, say=say) as folder:
-        for name, judging in judgings.items():
-            folder.complete(eval_stage.stage(name, model, judging, label, shared))
+        for name, plan in plans.items():
+            folder.complete(eval_stage.stage(name, model, plan, label, shared))
             if "length" in name:  # the dense model has no window
                 dense = Label(Path(config.model).name)
-                stage = eval_stage.stage(f"{name}-dense", config.model, judging, dense)
+                stage = eval_stage.stage(f"{name}-dense", config.model, plan, dense)
                 folder.complete(stage)
 
 

@@ -50,8 +50,8 @@ def quiet_end() -> Iterator[None]:
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(1)
         torch.use_deterministic_algorithms(False)
-    if parallel := sys.modules.get("bosch.training.parallel"):
-        parallel.leave_world()
+    if dist := sys.modules.get("bosch.run.dist"):
+        dist.leave_ranks()
     if progress := sys.modules.get("bosch.run.progress"):
         progress.close()
 

@@ -27,12 +27,13 @@ from bosch.config import TrainConfig
 from bosch.data.loader import IGNORED
 from bosch.hybrid.conversion import deploy
 from bosch.kernels import choose_kernels, fuse_forward, rotation_of
+from bosch.run.dist import leave_ranks
 from bosch.search.score import Evaluator
 from bosch.search.settings import Accelerations
 from bosch.training import parallel
 from bosch.training.loss import Lesson, head_loss, install_kernels, model_loss
 from bosch.training.model_start import start_model
-from bosch.training.parallel import leave_world, start_world, whole
+from bosch.training.parallel import start_world, whole
 from tests.model_factory import FAMILIES, packed_positions, random_tokens, tiny_model
 from tests.plain_training import model_folder
 
@@ -184,7 +185,7 @@ def sharded() -> None:
                 results.append(loss_and_gradients(model, inputs, torch.roll(ids, -1, 1), 1 / 24))
             for name, expected in results[0].items():
                 check(results[1][name], expected, tolerance)
-    leave_world()
+    leave_ranks()
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bosch.config import TrainConfig
 from bosch.data.loader import Sequences, TokenFolder
-from bosch.run.ranks import rank_and_world
+from bosch.run.dist import rank_and_world
 from bosch.training.loop import TrainJob, train
 from bosch.training.rehearsal import live_memory
 

@@ -33,10 +33,10 @@ from torch.optim import Optimizer
 from bosch.hybrid.shards import save_weights
 from bosch.run import files
 from bosch.run.checkout import provenance
+from bosch.run.dist import Ranks
 from bosch.run.errors import UserError
 from bosch.run.files import MANIFEST, DamagedArtifactError, read_sealed_json
 from bosch.run.fingerprint import hash_file, plain
-from bosch.run.group import Group
 from bosch.run.progress import say
 from bosch.run.stage import differences
 from bosch.training.parallel import is_first_copy, own_rows
@@ -70,7 +70,7 @@ class Checkpoints:
         keep: int,
         circumstances: Mapping[str, object] | None = None,
     ) -> None:
-        self.folder, self.keep, self._ranks = folder, keep, Group.current()
+        self.folder, self.keep, self._ranks = folder, keep, Ranks.current()
         self._facts: dict[str, object] = plain(facts)
         self._circumstances = plain({"ranks": self._ranks.world, **(circumstances or {})})
         self._resumed_from: int | None = None

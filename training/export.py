@@ -23,9 +23,9 @@ from bosch.hybrid.materialize import copy_companions
 from bosch.hybrid.shards import save_weights, weight_files
 from bosch.run import files
 from bosch.run.checkout import provenance
+from bosch.run.dist import Ranks
 from bosch.run.errors import UserError
 from bosch.run.fingerprint import fingerprint
-from bosch.run.group import Group
 from bosch.run.progress import say
 from bosch.training.model_start import DOWN, LORA_SCALE, UP
 from bosch.training.parallel import whole
@@ -35,7 +35,7 @@ TRAINED = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 ALSO_COPIED = ("config.json", "README.md", "mask.png", "model.safetensors.index.json", "*.py")
 
 
-def export_model(model: PreTrainedModel, source: Path, folder: Path, ranks: Group) -> None:
+def export_model(model: PreTrainedModel, source: Path, folder: Path, ranks: Ranks) -> None:
     """Write the model to `folder`. Every rank calls this. A complete folder is left as it is; one
     that a kill left half-written, or that is damaged, is replaced."""
     temporary = folder.with_name(f".{folder.name}.tmp")

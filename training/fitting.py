@@ -12,7 +12,7 @@ from bosch.kernels import choose_kernels
 from bosch.known_models import known_config
 from bosch.model import fetch_config, find_model
 from bosch.run import memory
-from bosch.run.group import Group, joined
+from bosch.run.dist import Ranks, start_ranks
 from bosch.run.progress import say, show_rows
 from bosch.training import rehearsal
 from bosch.training.model_start import read_config
@@ -38,21 +38,21 @@ class Fitted:
         Rank 0 decides, by the least memory of all ranks' GPUs: ranks with settings of their own,
         on slightly unequal machines, would wait for each other forever."""
         settings = self.config.train
-        with joined():
-            ranks = Group.current()
-            memory_gb = memory.least(ranks.gather(ranks.all_succeed(rehearsal.gpu_memory_gb)))
-            host_bytes = memory.least(ranks.gather(memory.available_host_bytes()))
-            if memory_gb is None:  # no GPU
-                return settings
+        start_ranks()
+        ranks = Ranks.current()
+        memory_gb = memory.least(ranks.gather(ranks.all_succeed(rehearsal.gpu_memory_gb)))
+        host_bytes = memory.least(ranks.gather(memory.available_host_bytes()))
+        if memory_gb is None:  # no GPU
+            return settings
 
-            def choose() -> TrainConfig:
-                kernels, _ = choose_kernels(settings.kernels, choose_device(os.environ))
-                plan = make_plan(self.config, self.world_size, kernels)
-                plan = rehearsal.with_room_to_park(plan, host_bytes)
-                say("rehearsing a training step, which takes a minute or a few")
-                return rehearsal.choose_fitting(plan, memory_gb, self.is_named)
+        def choose() -> TrainConfig:
+            kernels, _ = choose_kernels(settings.kernels, choose_device(os.environ))
+            plan = make_plan(self.config, self.world_size, kernels)
+            plan = rehearsal.with_room_to_park(plan, host_bytes)
+            say("rehearsing a training step, which takes a minute or a few")
+            return rehearsal.choose_fitting(plan, memory_gb, self.is_named)
 
-            return ranks.from_rank_0(choose)
+        return ranks.from_rank_0(choose)
 
 
 def make_plan(config: Config, num_gpus: int, kernels: str = "torch") -> Plan:

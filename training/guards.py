@@ -19,8 +19,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Self
 
+from bosch.run.dist import Ranks
 from bosch.run.errors import UserError
-from bosch.run.group import Group
 from bosch.run.progress import say
 
 MOST_SKIPPED_IN_A_ROW = 3  # then training ends
@@ -95,7 +95,7 @@ class Interruption:
 
     def __init__(self, folder: Path) -> None:
         self._stop_files = (folder / STOP, folder.parent / STOP)
-        self._ranks = Group.current()
+        self._ranks = Ranks.current()
         self._signal = 0
         self._since = 0.0  # when the signal came
         self._handlers: dict[signal.Signals, Any] = {}

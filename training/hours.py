@@ -7,8 +7,7 @@ from pathlib import Path
 from bosch.config import Config, fill_in
 from bosch.methods._settings import learning_tokens
 from bosch.model_files import read_json_object
-from bosch.run.group import Group
-from bosch.run.ranks import rank_and_world
+from bosch.run.dist import Ranks, rank_and_world
 from bosch.training import rehearsal
 from bosch.training.fitting import make_plan
 from bosch.training.parallel import start_world
@@ -26,7 +25,7 @@ def with_hours(config: Config, hours: float, record: Path) -> tuple[Config, list
     another would come to another number."""
     if rank_and_world()[1] > 1:
         start_world()
-    tokens, lines = Group.current().from_rank_0(lambda: _fit_tokens(config, hours, record))
+    tokens, lines = Ranks.current().from_rank_0(lambda: _fit_tokens(config, hours, record))
     return _with_tokens(config, tokens), lines
 
 

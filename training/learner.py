@@ -13,8 +13,8 @@ from bosch.data.loader import TokenFolder, open_tokens
 from bosch.data.tokenizer_files import read_tokenizer
 from bosch.hybrid.sinks import Sinks
 from bosch.method import Learner, Learning
+from bosch.run.dist import Ranks
 from bosch.run.files import sync_directory
-from bosch.run.group import Group
 from bosch.run.progress import say
 from bosch.run.stage import Artifact
 from bosch.search.mask_stage import learning_settings
@@ -60,7 +60,7 @@ class LearnerTraining:
         micro = self.settings.micro_batch_sequences
         if micro is not None:  # at most that of the recovery, and a divisor of a rank's share
             start_world()
-            micro = math.gcd(micro, batch_sequences // Group.current().world)
+            micro = math.gcd(micro, batch_sequences // Ranks.current().world)
         settings = replace(
             self.settings,
             batch_sequences=batch_sequences,
@@ -94,7 +94,7 @@ class LearnerTraining:
                 exported.rename(weights_out)
                 sync_directory(weights_out.parent)
 
-            Group.current().from_rank_0(move)
+            Ranks.current().from_rank_0(move)
         return stopped_by
 
 

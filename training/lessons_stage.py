@@ -19,13 +19,13 @@ def check(
 ) -> None:
     """Refuse a disk that cannot hold what is not there yet. `afresh`: what is there is set aside,
     and still takes its room."""
-    from bosch.training.teacher import check_room, lesson_type  # torch: seconds
+    from bosch.training.teacher import check_disk, lesson_type  # torch: seconds
 
     count, vocabulary = settings.stored_shares, vocabulary_of(teacher)
     # train_stage.check refuses more than the vocabulary.
     if count and count < vocabulary and (afresh or not (folder / MANIFEST).is_file()):
         done = 0 if afresh else sum(file.stat().st_size for file in folder.glob("*.npy"))
-        check_room(folder, num_tokens * lesson_type(count, vocabulary).itemsize - done)
+        check_disk(folder, num_tokens * lesson_type(count, vocabulary).itemsize - done)
 
 
 def stage(

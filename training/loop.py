@@ -31,8 +31,8 @@ from bosch.config import TrainConfig
 from bosch.data.loader import IGNORED, Batch, Loader, TokenFolder, prefetch
 from bosch.hybrid.sinks import Sinks, attach_sinks
 from bosch.method import Learner
+from bosch.run.dist import Ranks
 from bosch.run.folder import free_memory
-from bosch.run.group import Group
 from bosch.run.progress import say, track
 from bosch.training import model_start
 from bosch.training.checkpoint import Checkpoints, TrainState
@@ -225,7 +225,7 @@ class Run:
         self.job, self.device = job, start_world()
         self.settings = settings = decide(job.settings, self.device)
         # Made now: when the launcher has died, ranks can still save, but make no new group.
-        self.ranks = Group.current()
+        self.ranks = Ranks.current()
         if settings.deterministic:  # for the rest of this process
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else torch refuses cuBLAS
             torch.use_deterministic_algorithms(True)

@@ -6,9 +6,6 @@ CPUs, where it silently uses DDP or starts independent runs. The same code runs 
 two on a CPU, on eight GPUs and on many nodes.
 """
 
-import atexit
-import datetime
-import gc
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -32,12 +29,8 @@ from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
 from bosch.config import TrainConfig
 from bosch.kernels import choose_kernels
+from bosch.run.dist import start_ranks
 from bosch.run.errors import UserError
-from bosch.run.group import hide_fsdp
-
-# A rank that hangs ends the job after this time; one that dies is noticed at once. An evaluation at
-# a checkpoint may take longer: ranks wait for its files, not in a collective.
-COLLECTIVE_TIMEOUT = datetime.timedelta(hours=1)
 
 # The FSDP variables of `accelerate launch` that we use, and the settings that they decide. We
 # ignore other FSDP_* variables, and say so.
@@ -60,26 +53,11 @@ TRUE, FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off", ""}
 
 
 def start_world() -> torch.device:
-    """Join the other processes of this launch, once; this one's device. A single process opens no
-    port."""
+    """Join the other processes of this launch, once; this one's device."""
     refuse_silent_traps(os.environ)
-    hide_fsdp()
     device = choose_device(os.environ)
-    if not dist.is_initialized():
-        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-        alone: dict[str, Any] = {"store": dist.HashStore(), "rank": 0, "world_size": 1}
-        launched = {"timeout": COLLECTIVE_TIMEOUT}
-        dist.init_process_group(backend, **(launched if "RANK" in os.environ else alone))
-        atexit.register(leave_world)
+    start_ranks(device, even_alone=True)
     return device
-
-
-def leave_world() -> None:
-    if dist.is_initialized():
-        # Sharded models are garbage in cycles that hold the group. Left to the interpreter's end,
-        # a thread of gloo may still free a tensor then, and the process aborts (seen rarely).
-        gc.collect()
-        dist.destroy_process_group()
 
 
 def choose_device(environment: Mapping[str, str]) -> torch.device:

@@ -14,8 +14,8 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from bosch.masks.mask import describe_bytes
+from bosch.run.dist import Ranks
 from bosch.run.errors import UserError
-from bosch.run.group import Group
 from bosch.run.memory import available_host_bytes, least
 
 MOMENTS, STEP_BYTES = 2, 4  # that AdamW has of each tensor: as large as it, and a number
@@ -74,7 +74,7 @@ def sizes_to_park(tensors: Iterable[Tensor], optimizer: Optimizer) -> list[int]:
     return sizes
 
 
-def check_parking(sizes: Sequence[int], ranks: Group) -> bool:
+def check_parking(sizes: Sequence[int], ranks: Ranks) -> bool:
     """Refuse, on all ranks, what the ranks of one machine have no room for. Whether it can be
     pinned there, for which torch takes the next power of two."""
     pinned = sum(1 << (size - 1).bit_length() for size in sizes if size)
@@ -82,11 +82,11 @@ def check_parking(sizes: Sequence[int], ranks: Group) -> bool:
     here = [other for other in ranks.gather(own) if other[0] == own[0]]
     _, needed, to_pin, available = zip(*here, strict=True)
     room = least(available)
-    ranks.all_succeed(lambda: check_room(sum(needed), room, len(here), own[0]))
+    ranks.all_succeed(lambda: check_host_memory(sum(needed), room, len(here), own[0]))
     return room is not None and 0 < sum(to_pin) <= room
 
 
-def check_room(
+def check_host_memory(
     num_bytes: int, available: float | None, num_gpus: int, machine: str = "each machine"
 ) -> None:
     if available is not None and num_bytes > available:

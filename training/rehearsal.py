@@ -45,7 +45,7 @@ from transformers import PretrainedConfig
 
 from bosch.attention import dispatch
 from bosch.attention.backends import varlen
-from bosch.config import Config, JudgingConfig, TrainConfig
+from bosch.config import Config, EvaluationConfig, TrainConfig
 from bosch.data import tokens_stage
 from bosch.data.loader import Batch
 from bosch.hybrid.conversion import head_size, hybrid_config, plain_config
@@ -60,7 +60,7 @@ from bosch.training.loop import add_gradients, split
 from bosch.training.metrics import count_active_weights, training_flops
 from bosch.training.model_start import build_on_meta, gradient_norm
 from bosch.training.parallel import choices, choose_device, decide, node_size, whole
-from bosch.training.parking import MOMENTS, STEP_BYTES, check_room
+from bosch.training.parking import MOMENTS, STEP_BYTES, check_host_memory
 from bosch.training.schedule import TrainSchedule, choose_micro_batch
 from bosch.training.teacher import Teacher, build_dense, lesson_type
 
@@ -217,7 +217,7 @@ def rehearse_here(plan: Plan) -> Rehearsal:
 
 def evaluation_bytes(plan: Plan) -> int:
     """In bf16, of the dense model and a text as long as in training, read in chunks."""
-    model, chunk = plan.model, min(plan.seq_len, JudgingConfig.prefill_chunk)
+    model, chunk = plan.model, min(plan.seq_len, EvaluationConfig.prefill_chunk)
     cache = 2 * model.num_hidden_layers * model.num_key_value_heads * head_size(model)
     wide = max(model.intermediate_size, getattr(model, "moe_intermediate_size", 0))
     activations = chunk * (6 * model.hidden_size + 3 * wide)
@@ -251,7 +251,7 @@ def with_room_to_park(plan: Plan, available: float | None) -> Plan:
     )
     if plan.settings.shard_within_node is None and parked_bytes(whole) > available:
         plan = shared
-    check_room(parked_bytes(plan), available, node_size(plan.num_gpus))
+    check_host_memory(parked_bytes(plan), available, node_size(plan.num_gpus))
     return plan
 
 

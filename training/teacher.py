@@ -34,9 +34,9 @@ from bosch.data.loader import IGNORED, Batch, TokenFolder
 from bosch.data.tokenizer_files import read_tokenizer
 from bosch.hybrid.models import check_native_window, family_of
 from bosch.masks.mask import describe_bytes
+from bosch.run.dist import Ranks
 from bosch.run.errors import UserError
 from bosch.run.files import MANIFEST, read_sealed_json, write_atomically, write_sealed_json
-from bosch.run.group import Group, agree
 from bosch.run.progress import say, track
 from bosch.training import loss, model_start
 from bosch.training.checkpoint import explain_refusal
@@ -164,13 +164,15 @@ def write_lessons(
     device = start_world()
     settings = decide(settings, device)
     assert settings.stored_shares is not None
-    ranks, model = Group.current(), start_teacher(teacher, settings, device)
+    ranks, model = Ranks.current(), start_teacher(teacher, settings, device)
     kind = lesson_type(settings.stored_shares, read_config(teacher).vocab_size)
     sequences, length, total = tokens.train, tokens.seq_len, len(tokens.train.rows)
     per_file = min(max(1, FILE_TOKENS // length), total)
     at_once = max(1, FORWARD_TOKENS // length)
     starts = range(0, total, per_file)
-    left = agree([begin for begin in starts if not file_of(folder, begin // per_file).is_file()])
+    left = ranks.from_rank_0(
+        lambda: [begin for begin in starts if not file_of(folder, begin // per_file).is_file()]
+    )
     done = min((len(starts) - len(left)) * per_file, total)
     size = describe_bytes(total * length * kind.itemsize)
     say(f"lessons: {size}, {kind.itemsize} bytes a token")
@@ -234,7 +236,7 @@ def lesson_type(shares: int, vocabulary: int) -> np.dtype[Any]:
     return np.dtype([ids, ("log_shares", "<f2", (shares + 1,))])
 
 
-def check_room(folder: Path, num_bytes: int) -> None:
+def check_disk(folder: Path, num_bytes: int) -> None:
     """Refuse before the work what the disk has no room for."""
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     free = shutil.disk_usage(there).free

@@ -18,10 +18,10 @@ from bosch.config import (
 from bosch.data.tokenizer_files import read_tokenizer
 from bosch.methods._settings import learning_tokens
 from bosch.model import check_length, check_weights, fetch_config, fetch_model
+from bosch.run.dist import rank_and_world
 from bosch.run.errors import UserError
 from bosch.run.folder import home_of
 from bosch.run.progress import say
-from bosch.run.ranks import rank_and_world
 from bosch.run.stage import Artifact, Stage
 from bosch.training.schedule import TrainSchedule, make_schedule
 

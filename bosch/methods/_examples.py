@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from bosch.method import Inputs
+from bosch.run.dist import Ranks, start_ranks
 from bosch.run.files import append_line, drop_torn_line, open_own_file, read_lines
 from bosch.run.fingerprint import fingerprint
 from bosch.run.progress import track
@@ -26,8 +27,6 @@ def measure_haystacks(
     inputs: Inputs, method: str, measure: "Callable[[Haystack], Result]"
 ) -> list[Result]:
     """The results of `measure` on each haystack, on every rank. Those in the folder are reused."""
-    from bosch.run.group import Group, joined  # imports torch
-
     path, made_of = inputs.folder / FILE, identify(inputs, method)
     haystacks = inputs.calibration.haystacks
     numbers = range(len(haystacks))
@@ -44,17 +43,17 @@ def measure_haystacks(
         seconds = round(time.monotonic() - began, 3)
         return {"index": index, "seconds": seconds, "result": result}
 
-    with joined():
-        ranks = Group.current()
-        results = ranks.from_rank_0(resume)
-        opened = open_own_file(path, "ab") if ranks.rank == 0 else nullcontext()
-        with opened as file, track(method, len(numbers), "examples", done=len(results)) as bar:
-            while missing := [index for index in numbers if index not in results]:
-                for line in filter(None, ranks.gather(ranks.all_succeed(measure_mine))):
-                    if file is not None:
-                        append_line(file, line, made_of)
-                    results[line["index"]] = line["result"]
-                    bar.advance()
+    start_ranks()
+    ranks = Ranks.current()
+    results = ranks.from_rank_0(resume)
+    opened = open_own_file(path, "ab") if ranks.rank == 0 else nullcontext()
+    with opened as file, track(method, len(numbers), "examples", done=len(results)) as bar:
+        while missing := [index for index in numbers if index not in results]:
+            for line in filter(None, ranks.gather(ranks.all_succeed(measure_mine))):
+                if file is not None:
+                    append_line(file, line, made_of)
+                results[line["index"]] = line["result"]
+                bar.advance()
     return [results[index] for index in numbers]
 
 

@@ -13,9 +13,9 @@ from bosch.gates import ConstrainedGates, GateLearner, Granularity, ScalarGates,
 from bosch.masks.mask import Unit
 from bosch.method import WEIGHTS, Inputs, ParameterGroup, Scores, Selection
 from bosch.model import read_model_info
+from bosch.run.dist import rank_and_world
 from bosch.run.errors import UserError
 from bosch.run.progress import say
-from bosch.run.ranks import rank_and_world
 
 MOST_SEQUENCE_TOKENS = 8_192  # ConSA's
 LEAST_WINDOWS = 4

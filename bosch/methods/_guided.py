@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from bosch.method import Inputs, Scores, Table
 from bosch.methods._settings import METHODS, load_method
 from bosch.plugins import list_plugins, suggest
+from bosch.run.dist import Ranks
 from bosch.run.errors import UserError
 from bosch.run.progress import say
 from bosch.search.settings import SearchSettings, check_optimizer
@@ -36,8 +37,6 @@ def check_guides(settings: GuidedSettings) -> None:
 
 def rankings_of(inputs: Inputs) -> list[Table]:
     """How global each group is, by each ranking to start from."""
-    from bosch.run.group import agree  # imports torch
-
     tables = []
     for name in inputs.settings.rankings:
         method, folder = load_method(name), inputs.folder / FOLDER / name
@@ -52,5 +51,6 @@ def rankings_of(inputs: Inputs) -> list[Table]:
         )
         scores: Scores = method.score_groups(ranking_inputs)
         sign = 1 if scores.larger_is == "global" else -1
-        tables.append(agree(tuple(tuple(sign * value for value in row) for row in scores.groups)))
+        table = tuple(tuple(sign * value for value in row) for row in scores.groups)
+        tables.append(Ranks.current().agree(table))
     return tables

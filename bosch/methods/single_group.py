@@ -11,7 +11,7 @@ from bosch.calibration import Calibration, Haystack
 from bosch.method import Inputs, MethodTraits, NoSettings, Scores, as_table
 from bosch.methods._examples import Result, measure_haystacks
 from bosch.methods._statistics import add_up
-from bosch.run.group import rank_and_size
+from bosch.run.dist import Ranks
 from bosch.search.score import Evaluator
 from bosch.search.settings import SearchSettings
 
@@ -25,8 +25,8 @@ def score_groups(inputs: Inputs) -> Scores:
     def measure(haystack: Haystack) -> Result:
         z = [[1] * shape[1] for _ in range(shape[0])]
         # As many teams as ranks: each rank scores this one haystack by itself.
-        ranks, one = rank_and_size()[1], Calibration([haystack])
-        settings = SearchSettings(masks_at_once=ranks)
+        one = Calibration([haystack])
+        settings = SearchSettings(masks_at_once=Ranks.current().world)
         evaluator = Evaluator(inputs.model, one, inputs.window_tokens, settings)
 
         def log_probability() -> float:

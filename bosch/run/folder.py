@@ -15,10 +15,9 @@ from typing import Any, Self
 
 from bosch.run import files, progress
 from bosch.run.checkout import provenance
+from bosch.run.dist import RANKS, FolderLock, RankFiles
 from bosch.run.errors import UserError, is_user_error
 from bosch.run.files import STARTED, write_atomically, write_sealed_json
-from bosch.run.lock import FolderLock
-from bosch.run.ranks import RANKS, Ranks
 from bosch.run.stage import (
     REFERENCE,
     Artifact,
@@ -54,7 +53,10 @@ class RunFolder:
         except UnicodeEncodeError:
             raise UserError(f"{str(path)!r}: the name of a run's folder must be UTF-8.") from None
         self.path, self.rank, self.world, self.say = path, rank, world, say
-        self._lock, self._ranks = FolderLock(home or path, say), Ranks(home or path, rank, world)
+        self._lock, self._ranks = (
+            FolderLock(home or path, say),
+            RankFiles(home or path, rank, world),
+        )
         self._verified: set[Path] = set()
         self._calls = 0  # numbers the stages, so that their events differ
         self._names: list[str] = []  # of all stages

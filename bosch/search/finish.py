@@ -6,8 +6,8 @@ from dataclasses import asdict
 
 from bosch.masks.mask import GroupMask
 from bosch.method import Selection
+from bosch.run.dist import Ranks
 from bosch.run.fingerprint import plain
-from bosch.run.group import is_first
 from bosch.run.progress import describe_seconds, say
 from bosch.search.objective import Value, rounded
 from bosch.search.pictures import draw_search
@@ -55,7 +55,7 @@ def finish(search: Search) -> Selection:
                 search.details["last_stage"] = _numbers(final)
                 search.z, final = best[1], earlier
     evaluations = len(evaluator.values)
-    if is_first():
+    if Ranks.current().rank == 0:
         draw_search(search, search.inputs.folder / "search.png")
     summary = (
         f"the mask answers {final.accuracy:.1%} of the calibration questions right (dense model "

@@ -20,10 +20,10 @@ from bosch.masks.mask import SINKS
 from bosch.method import Inputs, Learning, MethodTraits
 from bosch.methods import _settings as methods
 from bosch.methods._choose import deciding, make_mask, write_selection
+from bosch.run.dist import rank_and_world
 from bosch.run.errors import UserError
 from bosch.run.fingerprint import hash_file
 from bosch.run.progress import say
-from bosch.run.ranks import rank_and_world
 from bosch.run.stage import Artifact, Stage
 
 VERSIONS = {"bosch": 3, "fisher": 2}  # of methods that have come to choose other masks

@@ -24,9 +24,9 @@ from transformers import PreTrainedModel
 from bosch.calibration import Calibration
 from bosch.masks.mask import Z
 from bosch.model import NO_DECISION, ModelInfo
+from bosch.run.dist import Ranks
 from bosch.run.files import open_own_file, parse_lines, sealed_lines
 from bosch.run.fingerprint import fingerprint, plain
-from bosch.run.group import Group, is_first
 from bosch.search.objective import Means, Outcome
 
 FILE = "outcomes.jsonl"
@@ -61,12 +61,12 @@ class Outcomes:
         self._path: Path | None = None
         if folder is None:
             return
-        if is_first():
+        if Ranks.current().rank == 0:
             self._path = folder / FILE
         self._facts = fingerprint(facts)
         # Read once, on rank 0: what is known must not depend on when a rank looks. An error of
         # rank 0 ends every rank.
-        self.known, self.cost = Group.current().from_rank_0(self._read)
+        self.known, self.cost = Ranks.current().from_rank_0(self._read)
 
     def _read(self) -> tuple[dict[Z, Outcome], Cost]:
         known: dict[Z, Outcome] = {}

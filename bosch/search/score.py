@@ -31,10 +31,10 @@ from transformers import PreTrainedModel
 from bosch.calibration import Calibration, Haystack, Question
 from bosch.masks.mask import Z
 from bosch.method import Inputs
+from bosch.run.dist import Ranks, start_ranks
 from bosch.run.errors import UserError
 from bosch.run.files import STARTED
 from bosch.run.fingerprint import fingerprint
-from bosch.run.group import Group, agree, joined, rank_and_size
 from bosch.run.progress import Bar
 from bosch.search.layers import OVERFLOW, Layers
 from bosch.search.objective import Means, Outcome, SearchEnded, Value, rounded, weighted
@@ -53,16 +53,16 @@ class Answer(NamedTuple):
 @contextmanager
 def open_evaluator(inputs: Inputs, settings: SearchSettings) -> "Iterator[Evaluator]":
     """The evaluator for a method's inputs, with the file of its outcomes in the stage's folder."""
-    with joined():
-        model, calibration, window = inputs.model, inputs.calibration, inputs.window_tokens
-        facts = scoring_facts(model, inputs.model_info, calibration, window)
-        if inputs.sink != "none":
-            facts["sink"] = inputs.sink
-        folder, shared = inputs.folder, None
-        # A stage's folder: runs lie beside each other, and share what they know of masks.
-        if settings.accelerations.memo and (folder / STARTED).is_file():
-            shared = folder.parent.parent / "shared" / f"masks-{fingerprint(facts)[:16]}"
-        yield Evaluator(model, calibration, window, settings, folder, shared, facts)
+    start_ranks()
+    model, calibration, window = inputs.model, inputs.calibration, inputs.window_tokens
+    facts = scoring_facts(model, inputs.model_info, calibration, window)
+    if inputs.sink != "none":
+        facts["sink"] = inputs.sink
+    folder, shared = inputs.folder, None
+    # A stage's folder: runs lie beside each other, and share what they know of masks.
+    if settings.accelerations.memo and (folder / STARTED).is_file():
+        shared = folder.parent.parent / "shared" / f"masks-{fingerprint(facts)[:16]}"
+    yield Evaluator(model, calibration, window, settings, folder, shared, facts)
 
 
 class Evaluator:
@@ -90,7 +90,8 @@ class Evaluator:
         self.layers = Layers(model, window_tokens)
 
         # Each team of ranks scores masks of its own; its ranks divide the haystacks among them.
-        rank, num_ranks = rank_and_size()
+        ranks = Ranks.current()
+        rank, num_ranks = ranks.rank, ranks.world
         self._num_teams = math.gcd(num_ranks, settings.masks_at_once)
         self._team_size = num_ranks // self._num_teams
         self._team = rank // self._team_size
@@ -152,7 +153,7 @@ class Evaluator:
         if num_to_run and (hours := self.settings.max_hours) is not None:
             # Rank 0's clock decides: ranks that disagree would wait for each other forever. Looking
             # up takes no time, so a search that is resumed after its end still ends with its mask.
-            self.out_of_time = agree(self.seconds() >= hours * 3600)
+            self.out_of_time = Ranks.current().agree(self.seconds() >= hours * 3600)
             if self.out_of_time:
                 raise SearchEnded(f"--max-hours {hours:g} is reached")
 
@@ -248,7 +249,7 @@ class Evaluator:
             ]
             for index, outcome in enumerate(known)
         ]
-        ranks = Group.current()
+        ranks = Ranks.current()
         while left := [n for n, o in enumerate(found) if self._read(o, order, threshold) is None]:
             mine: list[tuple[int, dict[int, Means], float]] = []
             with ranks.succeeding():

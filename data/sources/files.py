@@ -110,10 +110,10 @@ def read_text_blocks(path: Path) -> Iterator[str]:
 
 def rows_of(path: Path) -> Iterator[tuple[str, Row]]:
     """(place, row) of a parquet file, or of one with a JSON object per line."""
-    return read_table(path) if path.suffix in TABLE else read_lines(path)
+    return read_table(path) if path.suffix in TABLE else read_json_lines(path)
 
 
-def read_lines(path: Path) -> Iterator[tuple[str, Row]]:
+def read_json_lines(path: Path) -> Iterator[tuple[str, Row]]:
     with open_bytes(path) as file:
         for number, line in enumerate(file, start=1):
             if not line.strip():

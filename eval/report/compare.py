@@ -252,6 +252,8 @@ def _with_replicates(curve: Curve, samples: Mapping[int | None, Samples]) -> Cur
         if not all(samples[step].get(cell) for cell in weights):
             return curve
         total = sum(w * fmean(samples[step][cell].values()) for cell, w in weights.items())
+        # A suite of one's own may average otherwise than its reports say, and predictions may be
+        # of another version of it.
         if abs(total - point.value) > ROUNDING and not curve.is_loss:
             return curve
     by_step = [samples[step] for step in curve.steps]
@@ -379,8 +381,8 @@ def _disagreements(
     if other["ratio"] == 0:
         names = {name for name in names if name.partition(".")[0] not in MASK}
     trained = {name for name in names if name.startswith(TRAINING)}
-    judged = {name for name in names if name.startswith("eval.")}
-    return names - trained - judged, trained, judged
+    evaluated = {name for name in names if name.startswith("eval.")}
+    return names - trained - evaluated, trained, evaluated
 
 
 def _agrees(found: object, wanted: str) -> bool:

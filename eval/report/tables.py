@@ -11,6 +11,7 @@ from bosch.eval.report.compare import SHARES, Comparison, Recovery
 from bosch.eval.report.intervals import LEVEL, NEVER, Curve, Estimate, Point
 from bosch.eval.report.runs import LOSSES, RunResults, Spent
 from bosch.eval.suites._reporting import ReportedScore, reporting_of
+from bosch.run.progress import describe_seconds
 
 MISSING = "–"
 EXAMPLES = "± standard error over examples."
@@ -302,14 +303,14 @@ def lessons_time(run: RunResults) -> str:
     if not run.has_lessons:
         return MISSING
     seconds = run.stage_seconds.get("lessons")
-    return "unknown" if seconds is None else show_seconds(seconds)
+    return "unknown" if seconds is None else describe_seconds(seconds)
 
 
 def show_spent(spent: Spent | None) -> str:
     """`9.0e+12 FLOPs, 1.4 min`."""
     if spent is None:
         return MISSING
-    text = f"{spent.flops:.1e} FLOPs, {show_seconds(3600 * spent.hours)}"
+    text = f"{spent.flops:.1e} FLOPs, {describe_seconds(3600 * spent.hours)}"
     return f"{text}, and lessons, whose cost is unknown" if spent.lacks_lessons else text
 
 
@@ -369,8 +370,4 @@ def show_count(value: object) -> str:
 
 
 def show_seconds(value: float | None) -> str:
-    if value is None:
-        return MISSING
-    if value < 60:
-        return f"{value:.1f} s"
-    return f"{value / 60:.1f} min" if value < 3600 else f"{value / 3600:.1f} h"
+    return MISSING if value is None else describe_seconds(value)

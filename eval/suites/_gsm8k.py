@@ -53,11 +53,6 @@ def normalize(number: str) -> str:
     return number.lower()
 
 
-def percent(scores: list[float]) -> float:
-    """Not rounded, as in lm-eval."""
-    return 100 * sum(scores) / len(scores)
-
-
 @lru_cache(maxsize=2)
 def read_test_rows(source: str) -> list[Row]:
     path = Path(source)

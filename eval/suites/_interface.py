@@ -34,7 +34,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from bosch.config import JudgingConfig
+from bosch.config import EvaluationConfig
 from bosch.data.needles import DoesNotFitError
 
 LeftOutError = DoesNotFitError  # of a task that cannot be built: the runner names it and goes on
@@ -44,7 +44,7 @@ LeftOutError = DoesNotFitError  # of a task that cannot be built: the runner nam
 class Request:
     """What `configure` may use: the command's settings and facts about the model."""
 
-    config: JudgingConfig
+    config: EvaluationConfig
     positions: int  # tokens the model can read, with --yarn if it is set
     essays: str | None = None  # filler text of the calibration set
     punkt: str | None = None  # folder with the English Punkt data

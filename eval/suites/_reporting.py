@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, Literal
 
 from bosch.eval.settings import SUITES
+from bosch.eval.suites._common import Average
 from bosch.plugins import list_plugins, load_plugin
 
 AVERAGE = "average"
@@ -80,7 +81,28 @@ def reporting_of(suite: str) -> Reporting:
 def average_and_tasks(suite: str, rows: Sequence[Row]) -> list[ReportedScore]:
     """The plain mean of the tasks, and each task as the plain mean over its lengths."""
     tasks = [row for row in rows if row["task"] != AVERAGE]
-    return with_average(suite, over_lengths(suite, tasks), len(tasks) < len(rows))
+    parts = over_lengths(suite, tasks)
+    weights = {cell: w / len(parts) for part in parts for cell, w in part.weights.items()}
+    is_written = len(tasks) < len(rows)
+    return [ReportedScore(suite, AVERAGE, "average", weights, is_written), *parts]
+
+
+def weights_of(averages: Sequence[Average], name: str = AVERAGE) -> dict[Cell, float]:
+    """How much the result of each task and length counts in one of a suite's averages; empty if
+    the suite has none of this name."""
+    parts_of = {(one.name, one.length): one.parts for one in averages}
+    weights: dict[Cell, float] = {}
+
+    def add(cell: Cell, share: float) -> None:
+        if cell not in parts_of:  # a task
+            weights[cell] = weights.get(cell, 0.0) + share
+            return
+        for part in parts_of[cell]:
+            add(part, share / len(parts_of[cell]))
+
+    if (name, 0) in parts_of:
+        add((name, 0), 1.0)
+    return weights
 
 
 def over_lengths(suite: str, rows: Sequence[Row]) -> list[ReportedScore]:
@@ -90,11 +112,3 @@ def over_lengths(suite: str, rows: Sequence[Row]) -> list[ReportedScore]:
         tasks.setdefault(task, []).append((task, length))
     means = {task: dict.fromkeys(cells, 1 / len(cells)) for task, cells in tasks.items()}
     return [ReportedScore(suite, task, "part", weights) for task, weights in means.items()]
-
-
-def with_average(
-    suite: str, parts: Sequence[ReportedScore], is_written: bool = True
-) -> list[ReportedScore]:
-    """The plain mean of the parts, then these."""
-    weights = {cell: w / len(parts) for part in parts for cell, w in part.weights.items()}
-    return [ReportedScore(suite, AVERAGE, "average", weights, is_written), *parts]

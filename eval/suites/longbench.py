@@ -21,9 +21,16 @@ from bosch.data.toy_world.tasks import longbench_rows
 from bosch.eval import metrics
 from bosch.eval.rows import Row, find_one, from_hub, read_rows, require, require_count, the_only
 from bosch.eval.suites import _gsm8k
-from bosch.eval.suites._common import Tokenizer, average, check_names, task_results
+from bosch.eval.suites._common import (
+    Average,
+    Tokenizer,
+    check_names,
+    compute_averages,
+    percent_of_lm_eval,
+    task_results,
+)
 from bosch.eval.suites._interface import Example, Request, Result, Scored, Stop, Task
-from bosch.eval.suites._reporting import ReportedScore, over_lengths, with_average
+from bosch.eval.suites._reporting import AVERAGE, ReportedScore, over_lengths, weights_of
 from bosch.run.errors import UserError
 from bosch.run.files import path_inside
 
@@ -202,19 +209,25 @@ def score(settings: Settings, task: Task, example: Example, prediction: str) -> 
 
 
 def summarize(settings: Settings, scored: Sequence[Scored]) -> list[Result]:
-    """Each data set, each complete category, and the mean of the categories if all are complete."""
+    """Each data set, then the averages."""
     results = task_results([one for one in scored if one.task.name != MATH])
-    results += task_results([one for one in scored if one.task.name == MATH], _gsm8k.percent)
+    results += task_results([one for one in scored if one.task.name == MATH], percent_of_lm_eval)
     table = category_table(TOY if settings.data == TOY else settings.categories)
-    counted = {r.task: r for r in results if r.task != MATH or r.metric == _gsm8k.HEADLINE}
+    counted = [r for r in results if r.task != MATH or r.metric == _gsm8k.HEADLINE]
+    means = averages({result.task for result in counted}, table)
+    return results + compute_averages(counted, means, "mean")
+
+
+def averages(evaluated: set[str], table: Mapping[str, Sequence[str]]) -> list[Average]:
+    """Each complete category, and the mean of the categories if all are complete."""
     categories = [
-        average(category, "mean", [counted[name] for name in names])
-        for category, names in table.items()
-        if all(name in counted for name in names)
+        Average(name, [(dataset, 0) for dataset in datasets])
+        for name, datasets in table.items()
+        if evaluated.issuperset(datasets)
     ]
-    if len(categories) == len(table):
-        categories.append(average("average", "mean", categories))
-    return results + categories
+    if len(categories) < len(table):
+        return categories
+    return [*categories, Average(AVERAGE, [(name, 0) for name in table])]
 
 
 def read_dataset(source: str, name: str) -> tuple[list[Row], str, str]:
@@ -287,9 +300,10 @@ def reported_scores(rows: Sequence[Row]) -> list[ReportedScore]:
         return sum(evaluated), -evaluated.count(False)
 
     table = max(map(category_table, (TOY, "paper", "official")), key=fit)
-    parts = [
-        ReportedScore("longbench", name, "part", {(dataset, 0): 1 / len(sets) for dataset in sets})
-        for name, sets in table.items()
-        if name in names
-    ]
-    return with_average("longbench", parts) if parts else over_lengths("longbench", rows)
+    written = {name: sets for name, sets in table.items() if name in names}
+    if not written:
+        return over_lengths("longbench", rows)
+    means = averages({dataset for sets in written.values() for dataset in sets}, written)
+    parts = [ReportedScore("longbench", name, "part", weights_of(means, name)) for name in written]
+    average = ReportedScore("longbench", AVERAGE, "average", weights_of(means), True)
+    return [average, *parts]

@@ -7,7 +7,7 @@ With a real essay file the rows equal RULER's; with `--essays toy` everything co
 embedded toy world, in sizes for the tiny model.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
@@ -22,9 +22,17 @@ from bosch.data.needles import Material, NeedleTask, Sizes
 from bosch.data.toy_world.world import ToyEssays, World
 from bosch.eval.metrics import string_match_all, string_match_part
 from bosch.eval.rows import load_rows, require, write_rows
-from bosch.eval.suites._common import Tokenizer, average, check_longest, check_names, task_results
+from bosch.eval.suites._common import (
+    Average,
+    Tokenizer,
+    check_longest,
+    check_names,
+    compute_averages,
+    percent_of_ruler,
+    task_results,
+)
 from bosch.eval.suites._interface import Example, Request, Result, Scored, Stop, Task
-from bosch.eval.suites._reporting import AVERAGE, ReportedScore, Row, over_lengths
+from bosch.eval.suites._reporting import AVERAGE, Cell, ReportedScore, Row, over_lengths, weights_of
 from bosch.model import load_tokenizer
 from bosch.run.errors import MissingFileError, UserError, run_main
 
@@ -119,24 +127,29 @@ def score(settings: Settings, task: Task, example: Example, prediction: str) -> 
 
 
 def summarize(settings: Settings, scored: Sequence[Scored]) -> list[Result]:
-    """Each task, the paper's two groups at each length, and the average of these group means. A
-    group is the mean of its tasks that were evaluated, because niah_multikey_3 does not fit the
-    toy's shortest lengths. The average needs both groups at every length."""
-    tasks = task_results(scored, percent)
+    """Each task, then the averages."""
+    tasks = task_results(scored, percent_of_ruler)
     counted = [result for result in tasks if result.metric == METRIC]
-    groups, complete = [], True
-    for length in sorted({task.length for task in list_tasks(settings)}):
-        for name, members in GROUPS.items():
-            parts = [r for r in counted if r.length == length and r.task in members]
-            complete = complete and bool(parts)
-            if parts:
-                groups.append(average(name, METRIC, parts, length))
-    averages = [average("average", METRIC, groups)] if complete and groups else []
-    return tasks + groups + averages
+    lengths = {task.length for task in list_tasks(settings)}
+    means = averages([(result.task, result.length) for result in counted], lengths)
+    return tasks + compute_averages(counted, means, METRIC)
 
 
-def percent(scores: list[float]) -> float:
-    return round(sum(scores) / len(scores) * 100, 2)  # RULER's order of operations
+def averages(evaluated: Sequence[Cell], lengths: Iterable[int]) -> list[Average]:
+    """The paper's two groups at each length, and the mean of these. A group is the mean of its
+    tasks that were evaluated, because niah_multikey_3 does not fit the toy's shortest lengths. The
+    average needs both groups at every length."""
+    groups = [
+        Average(
+            name, [cell for cell in evaluated if cell[0] in members and cell[1] == length], length
+        )
+        for length in sorted(lengths)
+        for name, members in GROUPS.items()
+    ]
+    found = [group for group in groups if group.parts]
+    if not found or len(found) < len(groups):
+        return found
+    return [*found, Average(AVERAGE, [(group.name, group.length) for group in found])]
 
 
 def floor(example: Example, window_tokens: int) -> float | None:
@@ -189,14 +202,8 @@ def reported_scores(rows: Sequence[Row]) -> list[ReportedScore]:
     paper = [name for members in GROUPS.values() for name in members]  # other tasks come after them
     parts = over_lengths("niah", [row for row in counted if row["task"] not in GROUPS])
     parts.sort(key=lambda p: (paper.index(p.name) if p.name in paper else len(paper), p.name))
-    cells = {cell for part in parts for cell in part.weights}
-    groups = [
-        [(task, length) for task in members if (task, length) in cells]
-        for members in GROUPS.values()
-        for length in sorted({length for _, length in cells})
-    ]
-    groups = [group for group in groups if group]
-    weights = {cell: 1 / len(group) / len(groups) for group in groups for cell in group}
+    cells = [cell for part in parts for cell in part.weights]
+    weights = weights_of(averages(cells, {length for _, length in cells}))
     average_score = ReportedScore("niah", AVERAGE, "average", weights, written_by_suite=True)
     return [average_score, *parts] if parts else []
 

@@ -21,9 +21,17 @@ from bosch.data.needles import token_counter
 from bosch.eval.metrics import string_match_all, string_match_part
 from bosch.eval.rows import write_rows
 from bosch.eval.suites import niah
-from bosch.eval.suites._common import Tokenizer, average, check_longest, check_names, task_results
+from bosch.eval.suites._common import (
+    Average,
+    Tokenizer,
+    check_longest,
+    check_names,
+    compute_averages,
+    percent_of_ruler,
+    task_results,
+)
 from bosch.eval.suites._interface import Example, Request, Result, Scored, Stop, Task
-from bosch.eval.suites._reporting import AVERAGE, ReportedScore, Row, over_lengths, with_average
+from bosch.eval.suites._reporting import AVERAGE, Cell, ReportedScore, Row, over_lengths, weights_of
 from bosch.run.errors import UserError, run_main
 from bosch.run.fingerprint import hash_file
 
@@ -133,15 +141,23 @@ def score(settings: Settings, task: Task, example: Example, prediction: str) -> 
 
 
 def summarize(settings: Settings, scored: Sequence[Scored]) -> list[Result]:
-    """Each task, and at each length where all 13 were evaluated their plain mean."""
-    tasks = task_results(scored, niah.percent)
+    """Each task, then the averages."""
+    tasks = task_results(scored, percent_of_ruler)
+    means = averages([(result.task, result.length) for result in tasks], settings.lengths)
+    return tasks + compute_averages(tasks, means, METRIC)
+
+
+def averages(evaluated: Sequence[Cell], lengths: Sequence[int]) -> list[Average]:
+    """At each length where all 13 tasks were evaluated their mean, and the mean of these if that is
+    every length."""
     by_length = [
-        average(AVERAGE, METRIC, parts, length)
-        for length in settings.lengths
-        if len(parts := [result for result in tasks if result.length == length]) == len(TASKS)
+        Average(AVERAGE, parts, length)
+        for length in lengths
+        if len(parts := [cell for cell in evaluated if cell[1] == length]) == len(TASKS)
     ]
-    is_complete = len(by_length) == len(settings.lengths)
-    return [*tasks, *by_length, *([average(AVERAGE, METRIC, by_length)] if is_complete else [])]
+    if not by_length or len(by_length) < len(lengths):
+        return by_length
+    return [*by_length, Average(AVERAGE, [(AVERAGE, length) for length in lengths])]
 
 
 def floor(example: Example, window_tokens: int) -> float | None:
@@ -164,7 +180,10 @@ tasks_alike = tuple(FILES)
 def reported_scores(rows: Sequence[Row]) -> list[ReportedScore]:
     """The average over all lengths, where the suite wrote one, and each task over its lengths."""
     parts = over_lengths("ruler", [row for row in rows if row["task"] in TASKS])
-    return with_average("ruler", sorted(parts, key=lambda part: TASKS.index(part.name)))
+    parts.sort(key=lambda part: TASKS.index(part.name))
+    cells = [cell for part in parts for cell in part.weights]
+    weights = weights_of(averages(cells, sorted({length for _, length in cells})))
+    return [ReportedScore("ruler", AVERAGE, "average", weights, written_by_suite=True), *parts]
 
 
 @dataclass(frozen=True, kw_only=True)

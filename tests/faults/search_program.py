@@ -58,7 +58,7 @@ def main(folder: Path, environment: dict[str, str], options: dict[str, Any]) -> 
     os.dup2(log.fileno(), 2)
     import torch
 
-    from bosch.run.group import is_first
+    from bosch.run.dist import Ranks
     from bosch.search.score import open_evaluator
     from bosch.search.settings import SearchSettings
     from tests import search_cases as cases
@@ -74,7 +74,7 @@ def main(folder: Path, environment: dict[str, str], options: dict[str, Any]) -> 
     with open_evaluator(inputs, settings) as evaluator:
         searches = (cases.stage_one, cases.swap_search, cases.search_three_at_once)
         masks = [search(evaluator.score) for search in searches]
-        if is_first():
+        if Ranks.current().rank == 0:
             content = {"found": masks, "evaluations": len(evaluator.values)}
             (folder / RESULT).write_text(json.dumps(content))
     sys.stdout.flush()

@@ -16,9 +16,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from bosch.run.dist import rank_and_world
 from bosch.run.files import write_atomically
 from bosch.run.folder import RunFolder
-from bosch.run.ranks import rank_and_world
 from bosch.run.stage import Artifact, Stage
 from tests.kill_points import POINT, watch_operations
 

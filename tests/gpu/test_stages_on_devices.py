@@ -16,15 +16,15 @@ import pytest
 import torch
 
 from bosch.assets import asset_folder
+from bosch.eval.evaluate import EvaluationPlan, load_for_evaluation
 from bosch.eval.generate import Generator
-from bosch.eval.judging import Judging, load_judged
 from bosch.eval.settings import FAST, PLAIN, GenerationSettings
 from bosch.eval.suites import niah
 from bosch.eval.suites._interface import Example
 from bosch.model import load_tokenizer
+from bosch.run.dist import leave_ranks
 from bosch.search.settings import Accelerations
 from bosch.training.loop import train
-from bosch.training.parallel import leave_world
 from tests.plain_training import SETTINGS, Trace, job_of, model_folder, run, train_plainly
 from tests.search_cases import answered_calibration, evaluator_of, random_masks, small_model
 
@@ -97,13 +97,13 @@ def test_a_stopped_training_goes_on_from_its_checkpoint(
     model = model_folder(tmp_path / "model")
     settings = replace(SETTINGS, precision=precision, deterministic=deterministic, max_steps=3)
     whole = run(tmp_path / "whole", model, settings)
-    leave_world()  # as each process would
+    leave_ranks()  # as each process would
     folder = tmp_path / "stopped" / "train"
     folder.mkdir(parents=True)
     (folder / "STOP").touch()
     assert "STOP" in str(train(job_of(folder, model, settings)))
     (folder / "STOP").unlink(missing_ok=True)
-    leave_world()
+    leave_ranks()
     resumed = run(folder, model, settings)
     assert torch.are_deterministic_algorithms_enabled() == deterministic
     # A GPU adds gradients as they come, unless asked not to; the CPU always ends in the same bits.
@@ -159,7 +159,7 @@ def test_states_that_a_search_caches_change_no_score(device: str) -> None:
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_an_evaluation_is_the_same_with_every_speed_up(precision: Any, device: str) -> None:
     folder = asset_folder("tiny-qwen3-2layer")
-    model = load_judged(folder, Judging((), precision=precision))
+    model = load_for_evaluation(folder, EvaluationPlan((), precision=precision))
     assert model.device.type == device
     tokenizer, settings = load_tokenizer(folder), niah.Settings(lengths=(256,))
     examples = [

@@ -20,7 +20,7 @@ import openai
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from bosch.eval.judging import Judging, judge
+from bosch.eval.evaluate import EvaluationPlan, evaluate_folder
 from bosch.eval.settings import GenerationSettings, Label, SuiteRun
 from bosch.eval.suites import niah
 from tests.serving.hybrids import tiny_folder
@@ -92,9 +92,9 @@ def test_a_process_of_the_training_has_the_same_predictions_and_scores(
     found = []
     for python, engine in ((None, "transformers"), (sys.executable, "vllm")):
         how: Any = {"engine": engine, "python": python}
-        judging = Judging((suite,), precision="fp32", generation=GenerationSettings(**how))
+        plan = EvaluationPlan((suite,), precision="fp32", generation=GenerationSettings(**how))
         out = tmp_path / engine
-        judge(folder, judging, Label("one", 0, 0), out, tmp_path / "examples")()
+        evaluate_folder(folder, plan, Label("one", 0, 0), out, tmp_path / "examples")()
         written = (out / "niah" / name for name in ("predictions.jsonl", "scores.json"))
         found.append([path.read_bytes() for path in written])
     assert found[0] == found[1]

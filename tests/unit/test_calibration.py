@@ -20,7 +20,7 @@ from bosch.data import calibration as sets
 from bosch.data import calibration_stage, needles
 from bosch.data.tokenizer_files import describe_tokenizer
 from bosch.data.toy_world.world import ToyEssays, World
-from bosch.eval.judging import check_calibration, judging_of
+from bosch.eval.evaluate import check_calibration, plan_of_run
 from bosch.eval.own_words import rewording
 from bosch.eval.runner import describe_examples, load_examples, write_examples
 from bosch.eval.suites._interface import Example
@@ -183,7 +183,7 @@ def test_set_is_compared_with_the_examples_of_the_runs_evaluation(tmp_path: Path
     with RunFolder(run_path, say=lambda line: None) as run:
         run.complete(replace(build(config), shared=True))
     assert check_calibration(config, run_path) == 0  # no evaluation has run yet
-    (needles, *_) = judging_of(config).suites
+    (needles, *_) = plan_of_run(config).suites
     (task,) = needles.suite.list_tasks(needles.settings)
     tokenizer = load_tokenizer(config.model)
     tokenizer_hash = describe_tokenizer(tokenizer).hash

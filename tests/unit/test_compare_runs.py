@@ -75,7 +75,7 @@ def test_the_loss_recovers_and_its_speed_is_told_in_tokens_and_flops(tmp_path: P
         assert loss.tokens_to[share].value == pytest.approx(share * last / 2)
     tables = make_tables(comparison)
     (cells,) = (row for row in tables["recovery"].rows if row[1] == "validation loss")
-    assert cells[-1] == "9.0e+12 FLOPs, 1.4 min"  # of 9 seconds and 1e12 FLOPs for ten steps
+    assert cells[-1] == "9.0e+12 FLOPs, 1 min 21 s"  # of 9 seconds and 1e12 FLOPs for ten steps
     assert [row[1:] for row in tables["positions"].rows] == [
         ["dense", "1.200", "3.200"],
         ["0", "2.000", "4.000"],
@@ -157,12 +157,12 @@ def test_what_stored_lessons_took_is_in_the_cost(tmp_path: Path) -> None:
         found = make_tables(comparison)
         cells = [row[-1] for row in found["recovery"].rows if row[1] == "validation loss"]
         assert cells == [
-            "9.0e+12 FLOPs, 1.4 min",
-            "1.2e+13 FLOPs, 1.6 min",
-            "9.0e+12 FLOPs, 1.4 min, and lessons, whose cost is unknown",
+            "9.0e+12 FLOPs, 1 min 21 s",
+            "1.2e+13 FLOPs, 1 min 34 s",
+            "9.0e+12 FLOPs, 1 min 21 s, and lessons, whose cost is unknown",
         ]
         column = found["cost"].header.index("lessons time")
-        assert [row[column] for row in found["cost"].rows] == ["–", "1.1 min", "unknown"]
+        assert [row[column] for row in found["cost"].rows] == ["–", "1 min 3 s", "unknown"]
         names = {"suite": "loss", "statistic": "tokens_to_90"}.items()
         asked, known, unknown = (r for r in recovery_rows(comparison) if names <= r.items())
         assert known["flops"] - asked["flops"] == pytest.approx(9 * 3e11)

@@ -42,8 +42,12 @@ def test_token_counts_are_read_as_people_write_them() -> None:
         (lambda: settings.DataConfig(tokens=100), "data.tokens", "100"),
         (lambda: TrainConfig(betas=(0.9, 1.0)), "train.betas", "(0.9, 1.0)"),
         (lambda: TrainConfig(temperature=0.0), "temperature", "0"),
-        (lambda: settings.EvalConfig(niah_lengths=(5, 2)), "eval.niah_lengths", "(5, 2)"),
-        (lambda: settings.EvalConfig(checkpoints=(0.0, 2.5)), "eval.checkpoints", "(0.0, 2.5)"),
+        (lambda: settings.RunEvaluationConfig(niah_lengths=(5, 2)), "eval.niah_lengths", "(5, 2)"),
+        (
+            lambda: settings.RunEvaluationConfig(checkpoints=(0.0, 2.5)),
+            "eval.checkpoints",
+            "(0.0, 2.5)",
+        ),
     ],
 )
 def test_impossible_settings_are_named(make: Callable[[], object], name: str, value: str) -> None:
@@ -76,27 +80,27 @@ def test_the_more_particular_number_of_examples_wins(preset: str) -> None:
         found = parse(*given).config.eval
         assert (found.niah_samples, found.longbench_rows) == (niah, longbench), words
         # As run.json keeps it, and as a preset is varied.
-        assert settings.EvalConfig(**asdict(found)) == replace(found) == found
+        assert settings.RunEvaluationConfig(**asdict(found)) == replace(found) == found
     for options, niah, longbench in (
         ({}, 500, None),
         ({"samples": 5}, 5, 5),
         ({"samples": 5, "niah_samples": 10}, 10, 5),
         ({"samples": 5, "longbench_rows": None}, 5, None),
     ):
-        made = settings.JudgingConfig(**options)
+        made = settings.EvaluationConfig(**options)
         assert (made.niah_samples, made.longbench_rows) == (niah, longbench)
 
 
 def test_the_command_of_the_evaluation_has_it_too() -> None:
-    shared = shared_fields(settings.JudgingConfig, presets.tiny().eval)
-    usual = {"model": "tiny-qwen3", "judging": settings.JudgingConfig(**shared)}
+    shared = shared_fields(settings.EvaluationConfig, presets.tiny().eval)
+    usual = {"model": "tiny-qwen3", "settings": settings.EvaluationConfig(**shared)}
     for words, niah, longbench in (
         ("", 10, 8),  # the preset's
         ("--samples 5", 5, 5),
         ("--samples 5 --niah-samples 12", 12, 5),
     ):
         options = parse_options(evaluate_model.Options, words.split(), usual)
-        found = options.judging.niah_samples, options.judging.longbench_rows
+        found = options.settings.niah_samples, options.settings.longbench_rows
         assert found == (niah, longbench)
 
 

@@ -189,7 +189,7 @@ def test_a_training_on_stored_lessons_is_that_with_the_teacher(tmp_path: Path) -
     )
     assert 0 < sum(file.stat().st_size for file in lessons.iterdir()) - size < 1_000
     with pytest.raises(UserError, match=r"lessons: .* takes 100 TB, and the disk has .* free"):
-        teachers.check_room(lessons, 10**14)
+        teachers.check_disk(lessons, 10**14)
     seal_folder(lessons, {"wall_seconds": [20.0, 10.0]})
     curves = [
         run(tmp_path / name, folder, given, lessons=files)

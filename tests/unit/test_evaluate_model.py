@@ -13,13 +13,13 @@ import torch
 from transformers import AutoConfig
 
 from bosch.assets import asset_folder
-from bosch.config import Config, JudgingConfig
+from bosch.config import Config, EvaluationConfig
 from bosch.eval import eval_stage, runner
-from bosch.eval.judging import Judging, judge, load_judged
+from bosch.eval.evaluate import evaluate_folder, load_for_evaluation
 from bosch.eval.lm_eval_bridge import results_of
 from bosch.eval.results import collect_results
 from bosch.eval.rows import read_rows
-from bosch.eval.settings import FAST, Label, SuiteRun
+from bosch.eval.settings import FAST, EvaluationPlan, Label, SuiteRun
 from bosch.eval.suites import longbench, niah
 from bosch.eval.suites._interface import Request, Result
 from bosch.hybrid.conversion import deploy
@@ -107,20 +107,20 @@ def command(*arguments: object) -> None:
 def test_the_command_shows_a_table_and_continues_where_it_stopped(
     hybrid: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    judged, narrow = tmp_path / "judged", tmp_path / "narrow"
+    evaluated, narrow = tmp_path / "evaluated", tmp_path / "narrow"
     options = ("--model", hybrid, "--suite", "niah", "longbench", "--niah-lengths", 256)
     options = (*options, "--samples", 1, "--niah-tasks", "niah_single_2", "--out")
-    command(*options, judged)
+    command(*options, evaluated)
     said = capsys.readouterr().out
     assert re.search(r"niah_single_2 +│ +string_match_all", said)
     assert "floor of a window of 64 tokens" in said
     assert "the first 1 examples of each task" in said
-    command(*options, judged)
-    assert "judged: complete, reused" in capsys.readouterr().out
+    command(*options, evaluated)
+    assert "evaluated: complete, reused" in capsys.readouterr().out
     with pytest.raises(UserError, match="limit: 1 -> 2"):
-        command(*options, judged, "--samples", 2)
+        command(*options, evaluated, "--samples", 2)
     command(*options, narrow, "--window", 8)
-    first, second = (hash_file(out / "niah" / "predictions.jsonl") for out in (judged, narrow))
+    first, second = (hash_file(out / "niah" / "predictions.jsonl") for out in (evaluated, narrow))
     assert first != second
     scores = json.loads((narrow / "niah" / "scores.json").read_text())
     assert scores["floor"]["window_tokens"] == 8
@@ -130,26 +130,28 @@ def test_predictions_of_one_model_are_not_used_for_another(
     hybrid: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = ("--niah-tasks", "niah_single_1", "niah_single_2", "--niah-lengths", 256)
-    options = (*options, "--samples", 1, "--out", tmp_path / "judged")
+    options = (*options, "--samples", 1, "--out", tmp_path / "evaluated")
     monkeypatch.setattr(runner, "write_rows", raise_killed)
     with pytest.raises(RuntimeError, match="killed"):
         command("--model", hybrid, *options)
     monkeypatch.undo()
-    with pytest.raises(UserError, match="judged"):
+    with pytest.raises(UserError, match="evaluated"):
         command("--model", MODEL, *options)
     command("--model", hybrid, *options)
-    assert len(read_rows(tmp_path / "judged" / "niah" / "predictions.jsonl")) == 2
+    assert len(read_rows(tmp_path / "evaluated" / "niah" / "predictions.jsonl")) == 2
 
 
 @pytest.fixture
 def begun(hybrid: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """An evaluation that was killed before a call of a function of the runner."""
     settings = niah.Settings(lengths=(256,), tasks=("niah_single_1",))
-    judging = Judging((SuiteRun("niah", settings, 2),))
+    plan = EvaluationPlan((SuiteRun("niah", settings, 2),))
 
     def begin(killed_before: str) -> tuple[Path, Any]:
         def evaluate() -> None:
-            judge(hybrid, judging, Label("one", 4, 4), tmp_path / "out", tmp_path / "examples")()
+            evaluate_folder(
+                hybrid, plan, Label("one", 4, 4), tmp_path / "out", tmp_path / "examples"
+            )()
 
         with monkeypatch.context() as patch:
             patch.setattr(runner, killed_before, raise_killed)
@@ -197,7 +199,7 @@ def test_damaged_predictions_of_an_unfinished_evaluation_are_named(begun: Any) -
 
 
 def test_yarn_stretches_the_positions_and_keeps_their_base(tmp_path: Path) -> None:
-    model = load_judged(MODEL, Judging((), yarn=2))
+    model = load_for_evaluation(MODEL, EvaluationPlan((), yarn=2))
     plain = AutoConfig.from_pretrained(MODEL)
     assert model.config.max_position_embeddings == plain.max_position_embeddings
     assert model.config.rope_parameters == {
@@ -213,49 +215,50 @@ def test_yarn_stretches_the_positions_and_keeps_their_base(tmp_path: Path) -> No
     assert rope.inv_freq[-1] == pytest.approx(slowest / 2, rel=1e-6)  # half as fast
     model.config.save_pretrained(tmp_path)
     with pytest.raises(UserError, match=r"--yarn 3: .*yarn"):
-        load_judged(tmp_path, Judging((), yarn=3))
+        load_for_evaluation(tmp_path, EvaluationPlan((), yarn=3))
 
 
 def test_yarn_stretches_static_sinks_as_the_first_key(tmp_path: Path) -> None:
-    model = load_judged(MODEL, Judging(()))
+    model = load_for_evaluation(MODEL, EvaluationPlan(()))
     ids = [torch.arange(20, 40)]
     num_layers, num_groups = model.config.num_hidden_layers, model.config.num_key_value_heads
     mask = [[0] * num_groups] * num_layers
     deploy(model, mask, 8, measure_sinks(model, ids)).save_pretrained(hybrid := tmp_path / "hybrid")
-    stretched = load_judged(hybrid, Judging((), yarn=2))
-    expected = measure_sinks(load_judged(MODEL, Judging((), yarn=2)), ids).keys_LGD[0]
+    stretched = load_for_evaluation(hybrid, EvaluationPlan((), yarn=2))
+    dense = load_for_evaluation(MODEL, EvaluationPlan((), yarn=2))
+    expected = measure_sinks(dense, ids).keys_LGD[0]
     found = stretched.model.layers[0].self_attn.window_sink_key
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
     by_vllm = replace(FAST, engine="vllm")
     with pytest.raises(UserError, match="not with static sinks"):
-        load_judged(hybrid, Judging((), yarn=2, generation=by_vllm))
+        load_for_evaluation(hybrid, EvaluationPlan((), yarn=2, generation=by_vllm))
 
 
 def test_longbench_prompts_are_cut_where_longbench_cuts_them() -> None:
     # LongBench/config/model2maxlen.json: models with 4k, 8k, 16k and 32k positions.
     expected = {4096: 3500, 8192: 7500, 16384: 15500, 32768: 31500, 40960: 31500}
     for positions, tokens in expected.items():
-        request = Request(JudgingConfig(), positions)
+        request = Request(EvaluationConfig(), positions)
         settings, _ = longbench.configure(request)
         assert settings.max_prompt_tokens == tokens
 
 
 def test_only_the_batch_in_half_precision_counts_among_speed_settings() -> None:
-    judging = Judging((SuiteRun("niah", niah.Settings(), 3),), precision="fp32")
-    fast = replace(judging, generation=replace(FAST, batch=2, draft_answers=False))
-    assert judging.facts() == fast.facts()
-    assert replace(judging, precision="bf16").facts() != replace(fast, precision="bf16").facts()
-    stretched = replace(judging, yarn=2.0)
-    assert judging.facts() != stretched.facts() != replace(stretched, yarn_from=1024).facts()
+    plan = EvaluationPlan((SuiteRun("niah", niah.Settings(), 3),), precision="fp32")
+    fast = replace(plan, generation=replace(FAST, batch=2, draft_answers=False))
+    assert plan.facts() == fast.facts()
+    assert replace(plan, precision="bf16").facts() != replace(fast, precision="bf16").facts()
+    stretched = replace(plan, yarn=2.0)
+    assert plan.facts() != stretched.facts() != replace(stretched, yarn_from=1024).facts()
 
 
 def test_a_file_with_other_content_is_another_setting(tmp_path: Path) -> None:
-    judging = Judging((SuiteRun("niah", niah.Settings(essays=str(tmp_path))),))
+    plan = EvaluationPlan((SuiteRun("niah", niah.Settings(essays=str(tmp_path))),))
     (tmp_path / "a.txt").write_text("One.")
-    before = judging.facts()
-    assert judging.facts() == before
+    before = plan.facts()
+    assert plan.facts() == before
     (tmp_path / "a.txt").write_text("Two.")
-    assert judging.facts() != before
+    assert plan.facts() != before
 
 
 def test_lm_eval_s_numbers_become_rows() -> None:
@@ -272,7 +275,7 @@ def test_lm_eval_s_numbers_become_rows() -> None:
 
 def test_lm_eval_runs_a_task_or_is_named_as_missing(tmp_path: Path) -> None:
     arguments = ["--model", "tiny-qwen3-2layer", "--suite", "lm-eval:niah_single_1"]
-    arguments += ["--samples", "1", "--out", str(tmp_path / "judged")]
+    arguments += ["--samples", "1", "--out", str(tmp_path / "evaluated")]
     if find_spec("lm_eval") is None:
         with pytest.raises(UserError, match=how_to_install("lm-eval", "lm-eval")):
             evaluate_model.main(arguments)
@@ -285,5 +288,5 @@ def test_lm_eval_runs_a_task_or_is_named_as_missing(tmp_path: Path) -> None:
     with pytest.raises(MissingFileError, match=r"the data of hellaswag: .*HF_HOME"):
         evaluate_model.main([*arguments[:2], "--suite", "lm-eval:hellaswag", *arguments[-2:]])
     evaluate_model.main([*arguments, "--niah-lengths", "256"])
-    (row,) = json.loads((tmp_path / "judged" / "lm-eval" / "scores.json").read_text())["rows"]
+    (row,) = json.loads((tmp_path / "evaluated" / "lm-eval" / "scores.json").read_text())["rows"]
     assert (row["task"], row["length"], row["n"]) == ("niah_single_1", 256, 1)

@@ -12,36 +12,36 @@ import pytest
 from bosch.assets import asset_folder
 from bosch.data.tokenizer_files import describe_tokenizer
 from bosch.eval.elsewhere import places
-from bosch.eval.judging import Judging, check_attention, judge, judging_of
+from bosch.eval.evaluate import EvaluationPlan, check_attention, evaluate_folder, plan_of_run
 from bosch.eval.rows import read_rows
 from bosch.eval.runner import describe_examples
 from bosch.eval.settings import GenerationSettings, Label, SuiteRun
 from bosch.eval.suites import niah
 from bosch.model import load_tokenizer
 from bosch.recipes import presets
+from bosch.run.dist import FolderLock
 from bosch.run.errors import UserError
 from bosch.run.fingerprint import fingerprint
-from bosch.run.lock import FolderLock
 
 MODEL = asset_folder("tiny-qwen3-2layer")
 SETTINGS = niah.Settings(lengths=(256,), tasks=("niah_single_1", "niah_single_2"))
-HERE = Judging((SuiteRun("niah", SETTINGS, 2),))
+HERE = EvaluationPlan((SuiteRun("niah", SETTINGS, 2),))
 TWO_GPUS = replace(HERE, generation=GenerationSettings(python=sys.executable, gpus=("5", "7")))
 
 
-def judged(judging: Judging, out: Path, ends: bool = True) -> dict[str, bytes]:
-    finish = judge(MODEL, judging, Label("one", 4, 4), out, out.parent / "examples")
+def evaluated(plan: EvaluationPlan, out: Path, ends: bool = True) -> dict[str, bytes]:
+    finish = evaluate_folder(MODEL, plan, Label("one", 4, 4), out, out.parent / "examples")
     if ends:
         finish()
     return {path.name: path.read_bytes() for path in sorted(out.rglob("*.json*"))}
 
 
 def test_two_processes_write_what_this_one_does_and_resume(tmp_path: Path) -> None:
-    ours = judged(HERE, tmp_path / "ours")
-    begun = judged(TWO_GPUS, tmp_path / "theirs", ends=False)
+    ours = evaluated(HERE, tmp_path / "ours")
+    begun = evaluated(TWO_GPUS, tmp_path / "theirs", ends=False)
     assert list(begun) == ["niah-0.jsonl", "niah-1.jsonl"]  # a share of each GPU
     (tmp_path / "theirs" / ".work" / "niah-1.jsonl").unlink()
-    assert judged(TWO_GPUS, tmp_path / "theirs") == ours
+    assert evaluated(TWO_GPUS, tmp_path / "theirs") == ours
     assert len(read_rows(tmp_path / "theirs" / "niah" / "predictions.jsonl")) == 4
 
 
@@ -83,7 +83,7 @@ def test_what_cannot_evaluate_is_refused_in_a_sentence(tmp_path: Path) -> None:
     def refused(**changes: object) -> str:
         asked = replace(config, eval=replace(config.eval, **changes))
         with pytest.raises(UserError) as caught:
-            check_attention(judging_of(asked))
+            check_attention(plan_of_run(asked))
         return str(caught.value)
 
     python = str(tmp_path / "python")
@@ -93,8 +93,8 @@ def test_what_cannot_evaluate_is_refused_in_a_sentence(tmp_path: Path) -> None:
     said = refused(engine="vllm", engine_python=python)
     assert f"{python} lacks vllm, bosch_vllm: make serving" in said
     assert "eval.attention" in refused(engine="vllm", attention="sdpa")
-    assert judging_of(config).generation.python is None
-    vllm = judging_of(replace(config, eval=replace(config.eval, engine="vllm")))
+    assert plan_of_run(config).generation.python is None
+    vllm = plan_of_run(replace(config, eval=replace(config.eval, engine="vllm")))
     assert vllm.generation.python is not None
     # Engines agree in fp32. In half precision near ties may fall otherwise.
     assert "engine" not in replace(vllm, precision="fp32").facts()
@@ -104,4 +104,4 @@ def test_what_cannot_evaluate_is_refused_in_a_sentence(tmp_path: Path) -> None:
 def test_a_failed_process_is_named(tmp_path: Path) -> None:
     short = replace(TWO_GPUS, yarn=0.01)  # positions for 10 tokens
     with pytest.raises(UserError, match=f"{MODEL} by {sys.executable} ended with status 2"):
-        judged(short, tmp_path / "out")
+        evaluated(short, tmp_path / "out")

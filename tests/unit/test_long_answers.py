@@ -7,7 +7,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from bosch.assets import asset_folder
-from bosch.config import JudgingConfig
+from bosch.config import EvaluationConfig
 from bosch.eval.suites import long_answers
 from bosch.eval.suites._interface import Example, LeftOutError, Request, Scored, Task
 from bosch.eval.suites.long_answers import QUARTERS, REQUESTS, Settings, build_examples, score
@@ -115,5 +115,5 @@ def test_what_cannot_be_is_refused(tokenizer: Any) -> None:
         replace(SETTINGS, tasks=("recall",))
     with pytest.raises(UserError, match="reads at most 512"):
         long_answers.check(SETTINGS, 512)
-    settings, limit = long_answers.configure(Request(JudgingConfig(samples=7), 4_096))
+    settings, limit = long_answers.configure(Request(EvaluationConfig(samples=7), 4_096))
     assert (settings.lengths[0], limit) == (4_096, 7)

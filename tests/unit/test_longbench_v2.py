@@ -9,7 +9,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from bosch.assets import asset_folder
-from bosch.config import JudgingConfig
+from bosch.config import EvaluationConfig
 from bosch.eval.suites import longbench_v2
 from bosch.eval.suites._interface import Example, Request, Scored
 from bosch.eval.suites.longbench_v2 import TASK, Settings, score
@@ -78,7 +78,7 @@ def test_the_letter_is_extracted_as_there(response: str, letter: str | None) -> 
 
 
 def test_long_prompts_lose_their_middle(tmp_path: Path, tokenizer: Any) -> None:
-    settings, limit = longbench_v2.configure(Request(JudgingConfig(samples=9), 393))
+    settings, limit = longbench_v2.configure(Request(EvaluationConfig(samples=9), 393))
     assert (settings.max_prompt_tokens, limit) == (201, 9)
     settings = Settings(write(tmp_path, {"context": "Anna sleeps. " * 500}).data, "sentence", 201)
     (one,) = longbench_v2.build_examples(settings, TASK, tokenizer)

@@ -10,8 +10,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from bosch.config import TrainConfig
 from bosch.hybrid.materialize import materialize
 from bosch.hybrid.shards import weight_files
+from bosch.run.dist import Ranks
 from bosch.run.files import verify_folder
-from bosch.run.group import Group
 from bosch.run.stage import Artifact
 from bosch.training.export import export_model
 from bosch.training.model_start import start_model
@@ -43,7 +43,7 @@ def test_an_untrained_model_is_exported_as_the_same_bytes(family: str, tmp_path:
     """With the code that came with it."""
     source = hybrid_folder(tmp_path, family=family, dtype=torch.bfloat16, shard_size="60kB")
     assert len(weight_files(source)) > 1
-    export_model(started(source), source, tmp_path / "step-000001", Group.current())
+    export_model(started(source), source, tmp_path / "step-000001", Ranks.current())
     assert contents(tmp_path / "step-000001") == contents(source)
     assert "modeling_bosch.py" in contents(source)
     for folder in (source, tmp_path / "step-000001"):  # all may be read by the same people
@@ -57,7 +57,7 @@ def test_trained_weights_load_as_an_ordinary_model(tied: bool, tmp_path: Path) -
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(1.5)
-    export_model(model, source, tmp_path / "step-000001", Group.current())
+    export_model(model, source, tmp_path / "step-000001", Ranks.current())
     ours = AutoModelForCausalLM.from_pretrained(tmp_path / "step-000001")
     ids = random_tokens(1, 40)
     with torch.no_grad():
@@ -79,7 +79,7 @@ def test_a_half_written_or_damaged_export_is_made_anew_and_others_left(
         leftover.mkdir()
         (leftover / "model.safetensors").write_bytes(b"half")
         (leftover / "odd").write_bytes(b"x")
-    export_model(model, source, folder, Group.current())
+    export_model(model, source, folder, Ranks.current())
     assert contents(folder) == contents(source)
     assert not (tmp_path / ".step-000001.tmp").exists()
     manifest = verify_folder(folder)
@@ -87,11 +87,11 @@ def test_a_half_written_or_damaged_export_is_made_anew_and_others_left(
     assert Artifact.load(folder).fingerprint == manifest["fingerprint"]
     for name in ("model.safetensors", "config.json", "manifest.json"):
         flip_bit(folder / name, (folder / name).stat().st_size // 2)
-        export_model(model, source, folder, Group.current())
+        export_model(model, source, folder, Ranks.current())
         verify_folder(folder)
         assert contents(folder) == contents(source)
     before = (folder / "manifest.json").read_bytes()
     with torch.no_grad():
         model.model.norm.weight.mul_(2)
-    export_model(model, source, folder, Group.current())
+    export_model(model, source, folder, Ranks.current())
     assert (folder / "manifest.json").read_bytes() == before

@@ -18,9 +18,9 @@ from bosch.hybrid.registration import TESTED
 from bosch.model import load_model, load_tokenizer
 from bosch.recipes import presets, search_mask
 from bosch.run import hub
+from bosch.run.dist import rank_and_world
 from bosch.run.errors import UserError
 from bosch.run.folder import RunFolder
-from bosch.run.ranks import rank_and_world
 from tests.attention_matrices import toy_calibration
 from tests.hybrid_folders import embedded_hybrid, plain_folder, record_for
 from tests.model_factory import tiny_model

@@ -14,8 +14,8 @@ from transformers import Qwen3Config
 
 from bosch.config import TrainConfig
 from bosch.recipes import presets
+from bosch.run.dist import Ranks
 from bosch.run.errors import UserError
-from bosch.run.group import Group
 from bosch.run.memory import available_host_bytes
 from bosch.training import parking, rehearsal
 from bosch.training.fitting import Fitted, make_plan
@@ -127,7 +127,7 @@ def test_the_room_is_asked_for_before_a_step_and_is_what_parking_takes(
 
 def test_memory_is_pinned_where_its_rounded_sizes_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     """1,025 bytes take 2,048, and 0 none."""
-    sizes, alone = [1025, 0, 512], Group()
+    sizes, alone = [1025, 0, 512], Ranks()
     for available, pins in ((2560, True), (2559, False), (1537, False), (None, False)):
         monkeypatch.setattr(parking, "available_host_bytes", lambda left=available: left)
         assert check_parking(sizes, alone) is pins

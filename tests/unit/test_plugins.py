@@ -19,7 +19,8 @@ import bosch
 from bosch.attention.backends import reference
 from bosch.attention.call import AttentionCall
 from bosch.calibration import Calibration, Haystack, Question
-from bosch.eval.judging import Judging, load_judged
+from bosch.eval.evaluate import load_for_evaluation
+from bosch.eval.settings import EvaluationPlan
 from bosch.masks.mask import read_mask
 from bosch.model import load_tokenizer
 from bosch.plugins import BrokenPluginError, describe_plugin, list_plugins, load_plugin
@@ -364,4 +365,4 @@ def test_a_backend_cannot_be_named_for_a_model_of_another_family(tmp_path: Path)
     config = AutoConfig.for_model("gpt2", n_layer=1, n_head=2, n_embd=8, vocab_size=16)
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     with pytest.raises(UserError, match=r"--attention reference.*gpt2"):
-        load_judged(tmp_path, Judging((), attention="reference"))
+        load_for_evaluation(tmp_path, EvaluationPlan((), attention="reference"))

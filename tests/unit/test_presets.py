@@ -75,15 +75,15 @@ def test_paper_preset_has_the_values_of_the_paper(model: str) -> None:
     assert (train.objective, train.trained) == ("next-token", "all")
     assert config.data.repeats == 0
 
-    judging = config.eval
-    tokens = [share * config.data.tokens / 1e9 for share in judging.checkpoints]
+    evaluation = config.eval
+    tokens = [share * config.data.tokens / 1e9 for share in evaluation.checkpoints]
     assert tokens == pytest.approx([0, 0.65, 1.3, 1.95, 2.5])  # tables 15 and 16, rounded there
-    assert judging.niah_tasks == SIX_TASKS
-    assert judging.niah_lengths == (4_096, 8_192, 16_384, 32_768)
-    assert judging.suites == ("niah", "longbench")
-    assert judging.niah_samples == 500  # RULER's [ours]
-    assert judging.longbench_data == "zai-org/LongBench"  # 21 sets and GSM8K
-    assert (judging.longbench_categories, judging.longbench_rows) == ("paper", None)  # seven
+    assert evaluation.niah_tasks == SIX_TASKS
+    assert evaluation.niah_lengths == (4_096, 8_192, 16_384, 32_768)
+    assert evaluation.suites == ("niah", "longbench")
+    assert evaluation.niah_samples == 500  # RULER's [ours]
+    assert evaluation.longbench_data == "zai-org/LongBench"  # 21 sets and GSM8K
+    assert (evaluation.longbench_categories, evaluation.longbench_rows) == ("paper", None)  # seven
 
 
 def mask_layers(model: str) -> int:

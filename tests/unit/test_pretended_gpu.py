@@ -14,8 +14,13 @@ import torch
 from bosch import kernels
 from bosch.config import Config, MaskConfig
 from bosch.data.loader import Loader
+from bosch.eval.evaluate import (
+    EvaluationPlan,
+    check_attention,
+    device_and_type,
+    load_for_evaluation,
+)
 from bosch.eval.generate import Generator
-from bosch.eval.judging import Judging, check_attention, device_and_type, load_judged
 from bosch.eval.settings import FAST, GenerationSettings
 from bosch.eval.suites._interface import Example
 from bosch.hybrid.conversion import deploy
@@ -43,7 +48,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
 
 
 def test_every_stage_takes_the_gpu_and_its_number_format(gpu: Gpu) -> None:
-    assert device_and_type(Judging(())) == ("cuda:0", torch.bfloat16)
+    assert device_and_type(EvaluationPlan(())) == ("cuda:0", torch.bfloat16)
     mask_stage.check(replace(Config(), mask=MaskConfig(attention="varlen")))
     assert choose_device({}) == CUDA
     assert "set_device" in gpu.calls
@@ -54,10 +59,10 @@ def test_every_stage_takes_the_gpu_and_its_number_format(gpu: Gpu) -> None:
 
 def test_evaluations_decode_in_batches_which_the_flash_kernels_cannot(gpu: Gpu) -> None:
     assert Generator(tiny_model("qwen3").bfloat16(), tiny_tokenizer()).batch == 16
-    judging = Judging((), attention="varlen")
+    plan = EvaluationPlan((), attention="varlen")
     with pytest.raises(UserError, match=r"eval\.attention varlen .* Set eval\.batch to 1"):
-        check_attention(judging)
-    check_attention(replace(judging, generation=GenerationSettings(batch=1)))
+        check_attention(plan)
+    check_attention(replace(plan, generation=GenerationSettings(batch=1)))
 
 
 def test_models_that_only_compute_forward_have_fused_kernels_on_a_gpu(gpu: Gpu) -> None:
@@ -76,7 +81,7 @@ def test_models_that_only_compute_forward_have_fused_kernels_on_a_gpu(gpu: Gpu) 
 def test_search_and_evaluation_load_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, fused = plain_folder(tmp_path / "model"), list[object]()
     monkeypatch.setattr(kernels, "fuse_forward", fused.append)
-    loaded = [load_for_search(folder), load_judged(folder, Judging(()))]
+    loaded = [load_for_search(folder), load_for_evaluation(folder, EvaluationPlan(()))]
     assert fused == loaded
 
 

@@ -11,9 +11,8 @@ import pytest
 
 from bosch.methods import single_group
 from bosch.recipes import presets
+from bosch.run.dist import RANKS, RankFiles, RankGoneError, Ranks, start_ranks
 from bosch.run.errors import UserError
-from bosch.run.group import Group, joined
-from bosch.run.ranks import RANKS, RankGoneError, Ranks
 from bosch.training import parking, rehearsal
 from bosch.training.fitting import Fitted
 from tests.attention_matrices import inputs_of
@@ -21,9 +20,9 @@ from tests.fork_server import PATIENCE, launch_environment, start
 from tests.search_cases import answered_calibration, small_model
 
 
-def member(folder: Path, rank: int, world: int = 2) -> Ranks:
+def member(folder: Path, rank: int, world: int = 2) -> RankFiles:
     """A rank that has joined."""
-    member = Ranks(folder, rank, world)
+    member = RankFiles(folder, rank, world)
     member.join(join_seconds=PATIENCE)
     return member
 
@@ -51,20 +50,20 @@ class NotPickledError(Exception):
 
 def fail_together() -> str:
     """Each rank's errors: what one raises, all raise."""
-    with joined():
-        group = Group.current()
+    start_ranks()
+    ranks = Ranks.current()
 
-        def fail_on_first(error: Exception) -> None:
-            if group.rank == 0:
-                raise error
+    def fail_on_first(error: Exception) -> None:
+        if ranks.rank == 0:
+            raise error
 
-        errors = []
-        for error in (NotPickledError(4, "no key"), UserError("no ratio")):
-            for call in (group.from_rank_0, group.all_succeed):
-                try:
-                    call(lambda error=error: fail_on_first(error))
-                except Exception as caught:
-                    errors.append(f"{type(caught).__name__} {caught}")
+    errors = []
+    for error in (NotPickledError(4, "no key"), UserError("no ratio")):
+        for call in (ranks.from_rank_0, ranks.all_succeed):
+            try:
+                call(lambda error=error: fail_on_first(error))
+            except Exception as caught:
+                errors.append(f"{type(caught).__name__} {caught}")
     return "\n".join(errors)
 
 
@@ -79,8 +78,8 @@ def ask_transformers() -> str:
     from transformers.modeling_utils import is_fsdp_enabled
 
     os.environ.update(ACCELERATE_USE_FSDP="true", FSDP_CPU_RAM_EFFICIENT_LOADING="true")
-    with joined():
-        return str(is_fsdp_enabled())
+    start_ranks()
+    return str(is_fsdp_enabled())
 
 
 def test_a_search_under_use_fsdp_loads_weights_on_every_rank(tmp_path: Path) -> None:
@@ -138,7 +137,7 @@ def test_rank_waits_for_its_own_rank_0(tmp_path: Path, monkeypatch: pytest.Monke
     earlier.leave(failed=True)
     assert (tmp_path / RANKS).exists()
     with pytest.raises(RankGoneError, match="rank 0 to lock"):
-        Ranks(tmp_path, 8, 16).join(join_seconds=0)
+        RankFiles(tmp_path, 8, 16).join(join_seconds=0)
     waits: list[float] = []
 
     def meanwhile(seconds: float) -> None:
@@ -146,8 +145,8 @@ def test_rank_waits_for_its_own_rank_0(tmp_path: Path, monkeypatch: pytest.Monke
         if len(waits) == 3:
             started.append(member(tmp_path, 0, 16))
 
-    started: list[Ranks] = []
-    monkeypatch.setattr("bosch.run.ranks.time.sleep", meanwhile)
+    started: list[RankFiles] = []
+    monkeypatch.setattr("bosch.run.dist.time.sleep", meanwhile)
     assert member(tmp_path, 8, 16).folder == started[0].folder
     assert not earlier.folder.exists()
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "16")  # on one machine nobody waits for the dead
@@ -159,11 +158,11 @@ def test_rank_waits_for_its_own_rank_0(tmp_path: Path, monkeypatch: pytest.Monke
 def park_too_much() -> str:
     """Two ranks of one machine, with a byte too little for both together."""
     parking.available_host_bytes = lambda: 1199
-    with joined():
-        try:
-            parking.check_parking([100, 500], Group.current())
-        except UserError as error:
-            return str(error)
+    start_ranks()
+    try:
+        parking.check_parking([100, 500], Ranks.current())
+    except UserError as error:
+        return str(error)
     return "fits"
 
 

@@ -17,11 +17,11 @@ from benchmarks._measure import read_shape
 from bosch.config import TrainConfig
 from bosch.masks.mask import num_windowed
 from bosch.recipes import presets, recover
+from bosch.run.dist import leave_ranks
 from bosch.run.errors import UserError
 from bosch.training import rehearsal
 from bosch.training.fitting import make_plan
 from bosch.training.model_start import read_config
-from bosch.training.parallel import leave_world
 from bosch.training.rehearsal import Plan, Rehearsal, as_hybrid, choose_fitting, rehearse_here
 from tests.live_memory_program import SEQ_LEN, measured_peak
 from tests.model_factory import tiny_model
@@ -71,7 +71,7 @@ def test_rehearsed_peaks_are_real(family: str, changes: dict[str, Any], tmp_path
     model.save_pretrained(tmp_path)
     settings = replace(ON_CPU, **changes)
     real = measured_peak(tmp_path, settings)
-    leave_world()
+    leave_ranks()
     plan = Plan(read_config(tmp_path), settings, SEQ_LEN, 1, "torch")
     assert rehearse_here(plan).peak_bytes == pytest.approx(real, rel=0.05)
 

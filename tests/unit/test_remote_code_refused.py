@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from bosch.eval.judging import Judging
+from bosch.eval.evaluate import EvaluationPlan
 from bosch.eval.lm_eval_bridge import run_lm_eval
 from bosch.eval.settings import Label
 from bosch.hybrid.materialize import materialize
@@ -104,9 +104,9 @@ def test_lm_eval_gets_no_folder_with_code(tmp_path: Path, monkeypatch: pytest.Mo
         monkeypatch.setitem(sys.modules, name, module)
     folder = folder_with_code(tmp_path / "model", None, tokenizer=True)
     model, tokenizer = load_model(folder, "auto", "cpu"), load_tokenizer(folder)
-    judging = Judging((), lm_eval_tasks=("niah_single_1",))
+    plan = EvaluationPlan((), lm_eval_tasks=("niah_single_1",))
     with pytest.raises(UserError, match=str(folder)):
-        run_lm_eval(model, tokenizer, judging, Label.__new__(Label), tmp_path / "out", None)
+        run_lm_eval(model, tokenizer, plan, Label.__new__(Label), tmp_path / "out", None)
 
 
 def test_every_load_says_that_no_code_is_run() -> None:

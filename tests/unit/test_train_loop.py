@@ -14,10 +14,11 @@ from transformers import AutoModelForCausalLM
 
 import bosch.training.loop
 from bosch.data.loader import Loader
+from bosch.run.dist import leave_ranks
 from bosch.run.errors import UserError
 from bosch.training.loop import train
 from bosch.training.model_start import start_model
-from bosch.training.parallel import leave_world, start_world, whole
+from bosch.training.parallel import start_world, whole
 from bosch.training.schedule import learning_rate
 from tests import plain_training
 from tests.model_factory import FAMILIES
@@ -120,7 +121,7 @@ def test_recovered_model_ends_the_training_a_tenth_later(tmp_path: Path) -> None
     job = plain_training.job_of(folder, model, settings, **shares, on_checkpoint=stop_too)
     assert "STOP" in str(train(job))
     assert not (tmp_path / "stopped" / "STOP").exists()
-    leave_world()  # as another process
+    leave_ranks()  # as another process
     run(folder, model, settings, **shares, on_checkpoint=has_recovered)
     assert asked[4:] == [4, 8, 10]
     assert_same(Trace.of_run(folder, 10), Trace.of_run(tmp_path / "whole", 10))

@@ -21,8 +21,8 @@ from bosch.hybrid.materialize import materialize
 from bosch.hybrid.shards import INDEX, SINGLE
 from bosch.masks.mask import GroupMask, MaskFile, write_mask
 from bosch.model import read_model_info
+from bosch.run.dist import FolderLock
 from bosch.run.errors import run_main
-from bosch.run.lock import FolderLock
 from tests.masks import small_record
 from tests.sampled import sampled
 from tests.wrong_lines import SMALL, WRONG_LINES

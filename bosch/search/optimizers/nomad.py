@@ -16,7 +16,7 @@ from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
-from bosch.run.group import agree, is_first
+from bosch.run.dist import Ranks
 from bosch.search.optimizers import one_plus_one
 from bosch.search.optimizers._interface import Proposals, Trials
 from bosch.search.settings import check_optimizer
@@ -50,12 +50,15 @@ def search(trials: Trials) -> Proposals:
         "DISPLAY_DEGREE": 0,
         "SEED": problem.seed,
     }
-    child = _Child() if is_first() else None
+    ranks = Ranks.current()
+    child = _Child() if ranks.rank == 0 else None
     try:
         if child:
             child.send((problem.first_start, [f"{name} {x}" for name, x in parameters.items()]))
         while True:
-            kind, content = agree(child.receive() if child else None)
+            # NOMAD runs beside rank 0 only; the ranks score its masks together.
+            message: Any = child.receive() if child else None
+            kind, content = ranks.agree(message)
             if kind == "end":
                 break
             yield [content], None  # exact values: its models are fitted to all of them
