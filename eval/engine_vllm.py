@@ -89,7 +89,13 @@ class EngineGenerator(Generator):
         from vllm import SamplingParams
 
         stop = example.stop
-        lengths = {"max_tokens": example.max_new_tokens, "min_tokens": stop.min_new_tokens}
-        ends = {"ignore_eos": True, "stop_token_ids": sorted(self._ends(stop))}  # ours in place
-        strings = {"stop": list(stop.strings), "detokenize": bool(stop.strings)}
-        return SamplingParams(temperature=0, **lengths, **ends, **strings)
+        return SamplingParams(
+            temperature=0,
+            max_tokens=example.max_new_tokens,
+            min_tokens=stop.min_new_tokens,
+            # The end tokens of this example, in place of the engine's own.
+            ignore_eos=True,
+            stop_token_ids=sorted(self._ends(stop)),
+            stop=list(stop.strings),
+            detokenize=bool(stop.strings),
+        )

@@ -57,8 +57,9 @@ def run_lm_eval(
     harness = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=batch, max_length=most)
     prepare_hub()
     try:
-        asked: Any = {"task_manager": manager, "limit": limit, "log_samples": True}
-        results = simple_evaluate(model=harness, tasks=tasks, **asked)
+        results = simple_evaluate(
+            model=harness, tasks=tasks, task_manager=manager, limit=limit, log_samples=True
+        )
     except ConnectionError as error:
         raise MissingFileError(
             f"lm-eval cannot fetch the data of {', '.join(tasks)}: {error}. Let HF_HOME name it."

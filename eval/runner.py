@@ -99,8 +99,12 @@ def evaluate(evaluation: Evaluation, folder: Path) -> Callable[[], None]:
             continue
         if generator is None:
             kind = EngineGenerator if evaluation.generation.engine == "vllm" else Generator
-            how = (evaluation.tokenizer, evaluation.generation, evaluation.max_positions)
-            generator = kind(evaluation.load_model(), *how)
+            generator = kind(
+                evaluation.load_model(),
+                evaluation.tokenizer,
+                evaluation.generation,
+                evaluation.max_positions,
+            )
         path = work / f"{run.name}-{rank}.jsonl"
         files.drop_torn_line(path)
         title = f"evaluate {run.name}" + (" on rank 0" if world > 1 else "")

@@ -160,8 +160,14 @@ def track(title: str, total: int, unit: str, done: int = 0) -> Iterator[Bar]:
             if _console is not None:
                 count = "{task.completed:,.0f}" + ("/{task.total:,.0f}" if total else "")
                 pace = TextColumn("{task.fields[pace]}", style="dim")
-                columns = "{task.description}", BarColumn(bar_width=30), count, pace
-                display = Progress(*columns, console=_console, transient=True)
+                display = Progress(
+                    "{task.description}",
+                    BarColumn(bar_width=30),
+                    count,
+                    pace,
+                    console=_console,
+                    transient=True,
+                )
                 task = shown.enter_context(display).add_task(title, total=total, pace="")
                 bar.draw = lambda: display.update(
                     task, completed=bar.done, total=bar.total, pace=bar.describe_pace()

@@ -75,10 +75,10 @@ def recovery_rows(comparison: Comparison) -> list[Row]:
     "never": not reached."""
     rows: list[Row] = []
 
-    def add(names: Row, statistic: str, found: Estimate, **more: object) -> None:
+    def add(names: Row, statistic: str, found: Estimate, cost: Row | None = None) -> None:
         numbers = {"value": found.value, "low": found.low, "high": found.high}
         written = {key: "never" if number == NEVER else number for key, number in numbers.items()}
-        rows.append(names | {"statistic": statistic} | written | more)
+        rows.append(names | {"statistic": statistic} | written | (cost or {}))
 
     for recovery in comparison.recoveries:
         run = recovery.curve.run
@@ -87,10 +87,10 @@ def recovery_rows(comparison: Comparison) -> list[Row]:
         add(names, "gap_share", recovery.gap_share)
         for share, tokens in recovery.tokens_to.items():
             spent = run.spent_until(tokens.value)
-            more: Row = {"flops": spent and spent.flops, "hours": spent and spent.hours}
+            cost: Row = {"flops": spent and spent.flops, "hours": spent and spent.hours}
             if spent and spent.lacks_lessons:
-                more["lacks_lessons"] = True
-            add(names, f"tokens_to_{100 * share:.0f}", tokens, **more)
+                cost["lacks_lessons"] = True
+            add(names, f"tokens_to_{100 * share:.0f}", tokens, cost)
     for row in comparison.differences:
         names = {"runs": row.setup, "suite": row.score.suite, "score": row.score.name}
         for statistic, points in (("start", row.start), ("end", row.end)):

@@ -164,8 +164,14 @@ def draw_chart(chart: Chart, labels: Sequence[str]) -> "Figure":
         _draw_panel(axes, panel, labels)
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
-    style: Any = {"loc": "outside lower center", "ncols": across, "frameon": False, "fontsize": 8}
-    figure.legend([*handles.values()], [*handles], **style)
+    figure.legend(
+        [*handles.values()],
+        [*handles],
+        loc="outside lower center",
+        ncols=across,
+        frameon=False,
+        fontsize=8,
+    )
     return figure
 
 
@@ -181,8 +187,7 @@ def _draw_panel(axes: "Axes", panel: Panel, labels: Sequence[str]) -> None:
         shift = 0.03 * (number / (len(panel.lines) + 1) - 0.5) if over_ratios else 0.0
         x = np.array([place for place, _ in points]) + shift
         y = sign * np.array([point.value for _, point in points], float)
-        look: dict[str, Any] = {"color": color, "marker": "o", "ms": 4, "lw": 1.5}
-        axes.plot(x, y, dashes, label=picture_label(label), **look)
+        axes.plot(x, y, dashes, label=picture_label(label), color=color, marker="o", ms=4, lw=1.5)
         pairs = zip(x, points, strict=True)
         known = [(place, p.low, p.high) for place, (_, p) in pairs if p.low is not None]
         place, low, high = np.array(known, float).reshape(-1, 3).T
@@ -195,9 +200,15 @@ def _draw_panel(axes: "Axes", panel: Panel, labels: Sequence[str]) -> None:
         text = f"{label} {-score:.3f}" if is_loss else f"{label} {show_points(score)}"
         # On the side of the line that curves reach last.
         side, up = ("bottom", 3) if is_loss else ("top", -3)
-        where: Any = {"xycoords": axes.get_yaxis_transform(), "textcoords": "offset points"}
-        where |= {"xytext": (0, up), "va": side, "alpha": 0.8}
-        axes.annotate(picture_label(text), (0.01, sign * score), **where)
+        axes.annotate(
+            picture_label(text),
+            (0.01, sign * score),
+            xycoords=axes.get_yaxis_transform(),
+            textcoords="offset points",
+            xytext=(0, up),
+            va=side,
+            alpha=0.8,
+        )
     title = f"{panel.score.title}, before training" if over_ratios else panel.score.title
     unit = "nats per token" if is_loss else "score (%)"
     axes.set(title=picture_label(title), xlabel=panel.axis, ylabel=unit)

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 from bosch.command_line import run_subcommand
 from bosch.config import at_least
@@ -203,9 +202,15 @@ def main(args: Sequence[str]) -> None:
 def run_build(command: Build) -> None:
     if command.task in needles.TASKS:
         return niah.run_build(command)
-    names = ("squad", "hotpot", "english_words", "samples", "seed")
-    given: dict[str, Any] = {name: getattr(command, name) for name in names}
-    settings = Settings(**given, tasks=(command.task,), lengths=(command.length,))
+    settings = Settings(
+        squad=command.squad,
+        hotpot=command.hotpot,
+        english_words=command.english_words,
+        tasks=(command.task,),
+        lengths=(command.length,),
+        samples=command.samples,
+        seed=command.seed,
+    )
     tokenizer, task = niah.open_tokenizer(command.tokenizer), Task(command.task, command.length)
     examples = build(settings, task, tokenizer, None)
     write_rows(command.out, [example.to_row(index) for index, example in enumerate(examples)])
