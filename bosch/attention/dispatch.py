@@ -36,18 +36,19 @@ _availability: dict[str, str | None] = {}
 
 def attend(call: AttentionCall, backend: str | None = None) -> Tensor:
     """The output of a call, (B, H, T, D). `backend` names the one to use; None: by priority."""
-    has_graph = call.documents is None and not call.needs_grad
-    return (_attend if has_graph else _attend_uncompiled)(call, backend)
-
-
-def _attend(call: AttentionCall, backend: str | None) -> Tensor:
+    if call.documents is not None or call.needs_grad:
+        return _attend_uncompiled(call, backend)
     call = call.without_idle_window()
     return BACKENDS[choose(call, backend)].attend(call)
 
 
-# A compiled model would make a graph for each number of documents. And in a graph inductor uses
-# memory again, also that of an output which selective checkpointing keeps for the backward.
-_attend_uncompiled = torch.compiler.disable(_attend)
+@torch.compiler.disable
+def _attend_uncompiled(call: AttentionCall, backend: str | None) -> Tensor:
+    """A compiled model would make a graph for each number of documents. And in a graph inductor
+    uses memory again, also that of an output which selective checkpointing keeps for the backward.
+    """
+    call = call.without_idle_window()
+    return BACKENDS[choose(call, backend)].attend(call)
 
 
 def choose(call: AttentionCall, backend: str | None = None) -> str:

@@ -31,7 +31,7 @@ from bosch.attention.documents import (
     bosch_mask_function,
     keep_documents_apart,
 )
-from bosch.attention.search_mode import Mask, has_empty_slots, search_attention
+from bosch.attention.search_mode import Mask, has_empty_slots, search_parts
 from bosch.hybrid.sinks import make_sink, source_of
 from bosch.masks.window import check_window
 from bosch.plugins import list_plugins
@@ -112,8 +112,11 @@ def bosch_attention(
     backend = bosch_backend or getattr(config, "bosch_backend", None)
     if not is_hybrid:
         call = make_call(query_BHTD, key, value)
-        out_BTHD = search_attention(module, call, bosch_mask, bosch_window, bosch_gates, backend)
-        out_BTHD = out_BTHD.contiguous()
+        parts = search_parts(module, call, bosch_mask, bosch_window, bosch_gates)
+        outputs = []
+        for call in parts.calls:
+            outputs.append(attend(call, backend).transpose(1, 2))
+        out_BTHD = parts.join(outputs).contiguous()
         if bosch_observe is not None:
             out_BTHD = bosch_observe(module.layer_idx, query_BHTD, key, value, scaling, out_BTHD)
         return out_BTHD, None

@@ -14,14 +14,13 @@ well, with 1 (full), 0 (window) or None (both) for each group.
 # groups
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from bosch.attention.call import AttentionCall
-from bosch.attention.dispatch import attend
 from bosch.hybrid.sinks import ATTACHED, make_sink
 from bosch.masks.window import check_window
 from bosch.run.errors import UserError
@@ -29,21 +28,50 @@ from bosch.run.errors import UserError
 Mask = Sequence[Sequence[int | None]] | Tensor  # (layers, groups)
 
 
-def search_attention(
+@dataclass(frozen=True)
+class Parts:
+    """The attention of a layer in at most two calls, and how their outputs make the layer's."""
+
+    calls: list[AttentionCall]  # of the full groups, then of those on the window; none without any
+    full: list[int]  # groups that are only full,
+    both: list[int]  # in both calls,
+    window: list[int]  # or only on the window
+    gates_G: Tensor | None = None  # the share of the full output in groups that are in both
+
+    def join(self, outputs: Sequence[Tensor]) -> Tensor:
+        """The output of the layer, (B, T, H, D), from those of the calls."""
+        if len(outputs) == 1:  # all groups are alike, so they are in order
+            return outputs[0]
+        groups = self.full + self.both + self.window
+        full_BTGRD = outputs[0].unflatten(2, (len(self.full + self.both), -1))
+        window_BTGRD = outputs[1].unflatten(2, (len(self.both + self.window), -1))
+        full_BTGRD, mixed_BTMRD = full_BTGRD.tensor_split([len(self.full)], dim=2)
+        if self.both:
+            assert self.gates_G is not None
+            z_M11 = self.gates_G[self.both].to(full_BTGRD.dtype)[:, None, None]
+            # Exact at both ends: lerp(a, b, 0) is a and lerp(a, b, 1) is b.
+            mixed_BTMRD = torch.lerp(window_BTGRD[:, :, : len(self.both)], mixed_BTMRD, z_M11)
+        rest_BTGRD = window_BTGRD[:, :, len(self.both) :]
+        out_BTGRD = torch.cat([full_BTGRD, mixed_BTMRD, rest_BTGRD], dim=2)
+        if groups != sorted(groups):
+            out_BTGRD = out_BTGRD[:, :, sorted(range(len(groups)), key=groups.__getitem__)]
+        return out_BTGRD.flatten(2, 3)
+
+
+def search_parts(
     module: Any,
     call: AttentionCall,
     bosch_mask: Mask | None,
     bosch_window: int | None,
     bosch_gates: Tensor | None,
-    backend: str | None,
-) -> Tensor:
-    """The output of a layer of a stock model, (B, T, H, D)."""
+) -> Parts:
+    """What computes a layer of a stock model, from the call for all of its groups."""
     has_choice = bosch_mask is not None or bosch_gates is not None
     if has_choice != (bosch_window is not None):
         problem = "bosch_window needs bosch_mask or bosch_gates, and the other way round"
         raise UserError(f"{problem}: pass both, or neither for the dense model.")
     if bosch_window is None:
-        return attend(call, backend).transpose(1, 2)
+        return Parts([call], [*range(call.k_BGSD.shape[1])], [], [])
     num_layers, num_groups = module.config.num_hidden_layers, call.k_BGSD.shape[1]
     gates_G, layer = None, module.layer_idx
     if bosch_gates is not None:
@@ -76,40 +104,22 @@ def search_attention(
         raise UserError(f"{problem}: use a DynamicCache or none, or materialize the model first.")
     num_past = call.k_BGSD.shape[2] - call.q_BHTD.shape[2]
     sink = make_sink(getattr(module, ATTACHED, None), bosch_window, num_past, call)
-    return mixed_attention(replace(call, sink=sink), gates_G, row, bosch_window, backend)
+    return split_groups(replace(call, sink=sink), gates_G, row, bosch_window)
 
 
-def mixed_attention(
-    call: AttentionCall,
-    gates_G: Tensor | None,
-    row: list[int | None],
-    window_tokens: int,
-    backend: str | None,
-) -> Tensor:
-    """The output of a layer, (B, T, H, D). `row`: what each group computes, as in bosch_mask."""
-
-    def output(groups: list[int], **changes: Any) -> Tensor:
-        """(B, T, G, R, D) of some groups, all full or all windowed."""
-        if not groups:
-            return call.q_BHTD.transpose(1, 2).unflatten(2, (len(row), -1))[:, :, :0]
-        picked = replace(_pick(call, groups), **changes)
-        return attend(picked, backend).transpose(1, 2).unflatten(2, (len(groups), -1))
-
+def split_groups(
+    call: AttentionCall, gates_G: Tensor | None, row: list[int | None], window_tokens: int
+) -> Parts:
+    """One call for the groups that need full attention, and one for those that need the window.
+    `row`: what each group computes, as in bosch_mask."""
     kinds = ([group for group, bit in enumerate(row) if bit == kind] for kind in (1, None, 0))
-    only_full, both, only_window = kinds
-    full_BTGRD = output(only_full + both, sink=None)
-    window_BTGRD = output(both + only_window, window_tokens=window_tokens)
-    full_BTGRD, mixed_BTMRD = full_BTGRD.tensor_split([len(only_full)], dim=2)
-    if both:
-        assert gates_G is not None
-        z_M11 = gates_G[both].to(full_BTGRD.dtype)[:, None, None]
-        # Exact at both ends: lerp(a, b, 0) is a and lerp(a, b, 1) is b.
-        mixed_BTMRD = torch.lerp(window_BTGRD[:, :, : len(both)], mixed_BTMRD, z_M11)
-    out_BTGRD = torch.cat([full_BTGRD, mixed_BTMRD, window_BTGRD[:, :, len(both) :]], dim=2)
-    groups = only_full + both + only_window
-    if groups != sorted(groups):
-        out_BTGRD = out_BTGRD[:, :, sorted(range(len(groups)), key=groups.__getitem__)]
-    return out_BTGRD.flatten(2, 3)
+    full, both, window = kinds
+    calls = []
+    if full or both:
+        calls.append(replace(_pick(call, full + both), sink=None))
+    if both or window:
+        calls.append(replace(_pick(call, both + window), window_tokens=window_tokens))
+    return Parts(calls, full, both, window, gates_G)
 
 
 def _pick(call: AttentionCall, groups: list[int]) -> AttentionCall:

@@ -10,7 +10,8 @@ from transformers import PreTrainedModel
 
 from bosch.attention.backends import reference
 from bosch.attention.call import AttentionCall
-from bosch.attention.search_mode import mixed_attention
+from bosch.attention.dispatch import attend
+from bosch.attention.search_mode import split_groups
 from tests.attention_calls import Case, make_call
 from tests.model_factory import MIXED, packed_positions, random_tokens, tiny_model
 
@@ -65,7 +66,8 @@ def test_output_and_gradients_by_definition(kind: str, length: int, row: list[in
     sees_BHT1 = reference.visible(call, WINDOW).any(-1, keepdim=True)
     tensors = (call.q_BHTD, call.k_BGSD, call.v_BGSD, gates_G)
     results = []
-    mixed = mixed_attention(call, gates_G, row, WINDOW, None)
+    parts = split_groups(call, gates_G, row, WINDOW)
+    mixed = parts.join([attend(part).transpose(1, 2) for part in parts.calls])
     for out in (mixed, by_definition(call, gates_G, WINDOW)):
         shown = out.masked_fill(~sees_BHT1.transpose(1, 2), 0)
         weights = torch.linspace(-1, 1, out.numel()).double().view_as(out)

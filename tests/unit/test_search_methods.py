@@ -6,11 +6,14 @@ import math
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
+from traceback import extract_stack
 from typing import Any
 
 import pytest
 from transformers import PreTrainedModel
 
+from bosch.attention.backends import sdpa
+from bosch.attention.call import AttentionCall
 from bosch.calibration import Calibration
 from bosch.config import MaskConfig
 from bosch.masks.mask import MaskFile
@@ -28,6 +31,7 @@ from tests.search_cases import WINDOW, answered_calibration, lines_of, small_mod
 
 SEARCHES = [name for name in list_plugins("bosch.methods") if traits_of(name).searches]
 FEW = {"kappa": 4}
+PACKAGE = Path(sdpa.__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -217,3 +221,26 @@ def test_picture_and_cost_exist(run: Any, tmp_path: Path, monkeypatch: pytest.Mo
     cost = json.loads((tmp_path / "mask" / "time.json").read_text())
     assert cost["computed"] > 0
     assert cost["layer_forwards"] > 0
+
+
+def test_a_mask_comes_to_the_backend_in_ten_frames_of_four_files(
+    run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between a method's `select` and the backend, for every mask of every part of a search."""
+    longest = 0
+    attend = sdpa.attend
+
+    def attend_and_count(call: AttentionCall) -> Any:
+        nonlocal longest
+        frames = [frame for frame in extract_stack() if frame.filename.startswith(str(PACKAGE))]
+        names = [frame.name for frame in frames]
+        if "score" in names:
+            between = frames[names.index("select") + 1 :]
+            longest = max(longest, len(between))
+            own = {Path(bosch.__file__).name}  # parts of the method itself
+            assert len({Path(frame.filename).name for frame in between} - own) <= 4
+        return attend(call)
+
+    monkeypatch.setattr(sdpa, "attend", attend_and_count)
+    run("bosch", rankings=())
+    assert longest == 10
