@@ -84,33 +84,58 @@ class Surrogate:
         windowed, full = ([n for n, bit in enumerate(current) if bit == kind] for kind in (0, 1))
         for i in windowed:
             change_TF = effects_TN[:, i, None] - effects_TN[:, full]
+            # A haystack that is answered cannot gain, nor one that is lost lose: that is what makes
+            # it worthwhile to know effects by haystack.
             after_TF = np.clip(present_T[:, None] + change_TF, 0.0, 1.0)
             # Rounded: the last digits depend on the machine.
             for j, gain in zip(full, np.round(self._weights_T @ after_TF, 6), strict=True):
                 yield float(gain), i, j
 
     def effects(self, current: Assignment) -> tuple[Array, Array]:
-        """The effect of each group on each haystack, and the haystacks' present quality."""
+        """(T, N): how much the quality of each haystack changes when a group becomes full, or is
+        lost when it is windowed; and (T): the quality of each haystack under the current mask.
+
+        Every other mask is an equation: the sum of the effects of the groups in which it differs
+        from the current mask is how much better each haystack is answered under it. There are far
+        fewer equations than effects, so they are solved in three steps, each of which explains only
+        what the one before has left:
+
+            effect of a group on a haystack = scale * prior        how global rankings find it
+                                            + shared departure     from it, on all haystacks
+                                            + own departure        of this haystack
+
+        A ridge regression draws departures towards 0: what no outcome contradicts stays as before.
+        """
         present_T, here_N = self._seen[current], np.array(current, float)
         masks_MN = np.array(list(self._seen), float)
         distance_M = np.abs(masks_MN - here_N).sum(1)
+        # Effects do not add up over many groups: those that stand in for each other cost little
+        # alone. So masks far away say nothing, and those beyond one swap (2 variables) count less.
         near_M = (distance_M > 0) & (distance_M <= NEAR)
+        # 1: full there but not here, -1: the other way round.
         change_MN = masks_MN[near_M] - here_N
         gain_MT: Array = np.array(list(self._seen.values()))[near_M] - present_T
         weight_M = 1 / (1 + FADING * np.maximum(0, distance_M[near_M] - 2))
+        # An evaluation that ended early did not read all haystacks: the others are nan, and a mask
+        # tells as much more as it has read.
         known_MT = np.isfinite(gain_MT)
         count_M = known_MT.sum(1)
         mean_M = np.where(known_MT, gain_MT, 0).sum(1) / np.maximum(count_M, 1)
         evidence_M = weight_M * count_M
+        # First step. What the prior predicts for each mask, against what it gained: their best
+        # common factor is a least-squares fit of one number. A few outcomes may not turn the prior
+        # around, or blow it up; it keeps its sign and a size within bounds.
         lowest, scale, highest = SPREAD
         predicted_M = change_MN @ self._prior_N
         square = float(evidence_M @ predicted_M**2)
         if len(mean_M) > FEWEST_OUTCOMES and square > 0:
             fitted = float(evidence_M @ (predicted_M * mean_M)) / square
             scale = min(max(fitted, lowest), highest)
+        # Second step: the mean over haystacks of what is left.
         prior_N = scale * self._prior_N
         rest_M = mean_M - change_MN @ prior_N
         shared_N = prior_N + ridge(change_MN, rest_M, evidence_M / len(present_T))
+        # Third step: each haystack by itself, from the masks that read it.
         effects_TN = np.tile(shared_N, (len(present_T), 1))
         for number, read_M in enumerate(known_MT.T):
             rest_M = gain_MT[read_M, number] - change_MN[read_M] @ shared_N
@@ -119,7 +144,10 @@ class Surrogate:
 
 
 def quality(means: Means) -> float:
-    """How well a haystack is answered, from 0 to 1, with a slope where objectives have none."""
+    """How well a haystack is answered, from 0 to 1, with a slope where objectives have none.
+
+    Accuracy has steps only, and a probability near 0 hardly changes. The fourth root of the
+    probability still tells answers apart that are far from right."""
     right = (means.accuracy + means.probability) / 2
     return (right + math.exp(max(means.log_probability, -700.0) / 4)) / 2
 
@@ -128,6 +156,7 @@ def ridge(x_MN: Array, y_M: Array, weight_M: Array) -> Array:
     """Effects that explain y, each drawn towards 0."""
     used_M = weight_M > 0
     x_MN, y_M, weight_M = x_MN[used_M], y_M[used_M], weight_M[used_M]
+    # Two forms of one solution: the smaller of both systems is solved.
     num_masks, num_variables = x_MN.shape
     if num_masks < num_variables:
         gram_MM = x_MN @ x_MN.T + NOISE * np.diag(1 / weight_M)
