@@ -194,8 +194,9 @@ class Inputs:
         return num_windowed(self.ratio, self.num_layers, 1)
 
     def mask_of(self, windowed: list[tuple[int, int]]) -> GroupMask:
-        shape = self.num_layers, self.num_groups
-        return GroupMask.from_windowed(windowed, *shape, self.window_tokens)
+        return GroupMask.from_windowed(
+            windowed, self.num_layers, self.num_groups, self.window_tokens
+        )
 
     def mask_of_layers(self, windowed: set[int]) -> GroupMask:
         rows = [[int(layer not in windowed)] * self.num_groups for layer in range(self.num_layers)]

@@ -86,8 +86,8 @@ def learn(
     """Train gates and weights together, and return the mask. Every rank calls this."""
     learning, settings, window = inputs.learning, inputs.settings, inputs.window_tokens
     assert learning is not None  # make_mask has checked
-    tokens = learning.num_tokens, learning.sequence_tokens
-    length = choose_length(settings, *tokens, window, rank_and_world()[1])
+    world = rank_and_world()[1]
+    length = choose_length(settings, learning.num_tokens, learning.sequence_tokens, window, world)
     if length.sequence_tokens <= window:
         say(
             f"warning: a window of {window:,} tokens covers whole sequences of "

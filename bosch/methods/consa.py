@@ -33,8 +33,14 @@ class Settings(GateSettings):
 
 
 def select(inputs: Inputs) -> Selection:
-    settings, shape = inputs.settings, (inputs.num_layers, inputs.num_groups)
-    seed, cap = inputs.seed, settings.quadratic_cap
-    gates = ConstrainedGates(*shape, settings.granularity, inputs.ratio, seed, cap)
-    rates = settings.gate_learning_rate, settings.multiplier_learning_rate
-    return learn(inputs, gates, gates.parameter_groups(*rates))
+    settings = inputs.settings
+    gates = ConstrainedGates(
+        inputs.num_layers,
+        inputs.num_groups,
+        settings.granularity,
+        inputs.ratio,
+        inputs.seed,
+        settings.quadratic_cap,
+    )
+    groups = gates.parameter_groups(settings.gate_learning_rate, settings.multiplier_learning_rate)
+    return learn(inputs, gates, groups)

@@ -72,7 +72,7 @@ def score_groups(inputs: Inputs) -> Scores:
         deviation_LH = mean_LH - mean_LH.mean(over, keepdim=True)
         spread = deviation_LH.square().mean(over, keepdim=True).sqrt()
         scores_LH.append(torch.where(spread > 0, deviation_LH / spread, 0.0))
-    score_LH = torch.maximum(*scores_LH)
+    score_LH = torch.stack(scores_LH).amax(0)
     return replace(Scores.of_heads(score_LH, inputs.num_groups, "global"), drawn=True)
 
 

@@ -46,6 +46,9 @@ def localize_parts(
 
     Returns the log-probabilities, with the dense model's at the end, for equal scores; and how
     global each group is: the harm of windowing it, or 1 for the groups left full."""
+    # From the top, so that `scores[i]` falls as i does: what layer i costs is the drop from
+    # scores[i + 1], with all layers above already on their best masks. Their mistakes count too,
+    # which a layer probed alone would not show.
     windowed, dense = groups_a_layer(search), search.anchors.dense
     scores = [0.0] * search.num_layers
     ties = [0.0] * search.num_layers + [rounded(dense.log_probability or 0.0)]
@@ -59,13 +62,15 @@ def localize_parts(
         value = solution.value
         assert value is not None
         score = search.score_of(value)
-        for layer in layers:
+        for layer in layers:  # layers that are taken together share their score
             scores[layer], ties[layer] = score, rounded(value.log_probability or 0.0)
         harms = _harm(solution, (above - score) / len(variables))
         for ((layer, group),), harm_done in zip(variables, harms, strict=True):
             harm[layer][group] = harm_done
         above = score
     search.details["stage1_scores"] = scores
+    # Harm is a mean over masks, so it needs exact values; where evaluations may end early, all that
+    # is known is which groups stage 1 left full, and z itself says that.
     return ties, tuple(map(tuple, harm)) if exact_values else search.z
 
 
