@@ -18,17 +18,16 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
-from bosch.hybrid.conversion import head_size
-from bosch.hybrid.sinks import KEY, VALUE
+from bosch.hybrid.models import read_sink
 from bosch.known_models import SHAPES, known_config
 from bosch.masks.mask import spread_mask
-from bosch.masks.window import sink_as_json
 from bosch.plugins import suggest
 from bosch.run.errors import UserError
 from bosch.run.progress import show_rows
+from bosch.sink import KEY, VALUE, Sink, is_sink_parameter
 from bosch.training.model_start import read_config
 
 Row = dict[str, Any]  # one result: name, value, unit, and whatever its benchmark adds
@@ -176,14 +175,15 @@ def set_hybrid(
     else:
         z = [[1] * count + [0] * (groups - count) for count in num_full]
     changes = {"window": window_tokens, "num_full": [sum(row) for row in z]}
-    model.config.bosch = {**model.config.bosch, **changes, "sink": sink_as_json(sink)}
-    same = torch.Generator(model.device).manual_seed(0)  # sinks of random values, but always these
-    for layer, row in zip(model.base_model.layers, z, strict=True):
-        shape = list(row).count(0), head_size(model.config)
-        for name in (KEY, VALUE):
-            found = torch.randn(shape, dtype=model.dtype, device=model.device, generator=same)
-            has_one = sink == "static" and shape[0] > 0
-            layer.self_attn.register_parameter(name, nn.Parameter(found) if has_one else None)
+    model.config.bosch = {**model.config.bosch, **changes, "sink": Sink.parse(sink).to_json()}
+    for layer in model.base_model.layers:  # those of the setting before
+        layer.self_attn.register_parameter(KEY, None)
+        layer.self_attn.register_parameter(VALUE, None)
+    read_sink(model)
+    same = torch.Generator(model.device).manual_seed(0)  # random values, but always these
+    for name, parameter in model.named_parameters():
+        if is_sink_parameter(name):
+            parameter.data.normal_(generator=same)
 
 
 def random_ids(config: PretrainedConfig, num_tokens: int, device: torch.device) -> Tensor:

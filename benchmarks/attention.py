@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from statistics import median
+from types import SimpleNamespace
 from typing import Literal
 
 import torch
@@ -21,11 +22,11 @@ from torch import Tensor
 from benchmarks._measure import DeviceOptions, Row, short, speedup, time_in_turns
 from bosch.attention import dispatch
 from bosch.attention.call import AttentionCall
-from bosch.hybrid.sinks import Source, make_sink
-from bosch.masks.window import sink_tokens
+from bosch.attention.sink_keys import sink_keys
 from bosch.plugins import load_plugin
 from bosch.run.errors import UserError, is_out_of_memory
 from bosch.run.progress import say
+from bosch.sink import Sink
 
 FULL = "full"
 COLUMNS = {"tokens": "tokens:,", "pass": "pass", "backend": "backend", "sink": "sink"}
@@ -103,11 +104,13 @@ def make_call(
 
 def with_sink(call: AttentionCall, sink: str) -> AttentionCall:
     """Constants, or first tokens of the text."""
-    if sink == "none":
-        return call
-    source: Source = sink_tokens(sink) or (call.k_BGSD[0, :, 0], call.v_BGSD[0, :, 0])
+    module = SimpleNamespace(  # what attention modules have of it
+        window_sink=Sink.parse(sink),
+        window_sink_key=call.k_BGSD[0, :, 0],
+        window_sink_value=call.v_BGSD[0, :, 0],
+    )
     assert call.window_tokens is not None
-    return replace(call, sink=make_sink(source, call.window_tokens, 0, call))
+    return replace(call, sink=sink_keys(module, call, call.window_tokens, num_past=0))
 
 
 def timed(attend: Callable[[], Tensor], call: AttentionCall) -> Callable[[], object]:

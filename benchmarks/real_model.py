@@ -35,7 +35,7 @@ from bosch.config import CalibrationConfig, Config, shared_fields
 from bosch.data import tokens_stage
 from bosch.data.calibration import CalibrationSettings, build_set
 from bosch.eval.own_words import rewording
-from bosch.hybrid.sinks import attach_sinks
+from bosch.hybrid.sinks import attach_sink
 from bosch.masks.mask import GroupMask
 from bosch.method import Inputs
 from bosch.methods._choose import make_mask, write_selection
@@ -47,6 +47,7 @@ from bosch.run.progress import say
 from bosch.run.stage import Artifact, Stage
 from bosch.search.score import Evaluator
 from bosch.search.settings import Accelerations, SearchSettings
+from bosch.sink import Sink
 from bosch.training.learner import make_learning
 
 DENSE = "dense"
@@ -231,7 +232,7 @@ class Bench:
             settings=default_settings(method, config.mask),
             folder=folder,
             load_tokenizer=lambda: self.tokenizer,
-            sink=sink,
+            sink=Sink.parse(sink),
         )
         if traits_of(method).learns_from_tokens:
             learning = make_learning(config, self.path, self.tokens(config))
@@ -239,7 +240,7 @@ class Bench:
         began = time.monotonic()
         selection = make_mask(method, inputs)
         record = write_selection(method, inputs, selection, began)
-        attach_sinks(self.judged, inputs.sinks_of(self.judged))
+        attach_sink(self.judged, inputs.measured_sink(self.judged))
         return record.mask, json.loads((folder / "time.json").read_text())
 
     def tokens(self, config: Config) -> Artifact:
@@ -250,7 +251,7 @@ class Bench:
 
     @torch.inference_mode()
     def judge(self, mask: GroupMask, seed: int) -> Row:
-        """Uses the sinks that are attached."""
+        """Uses the sink that is attached."""
         options, window = self.options, mask.window_tokens
         found: Row = {}
         lengths = (("", options.contexts, 0), ("long_", options.long_contexts, LONG))

@@ -48,14 +48,14 @@ from bosch.eval.metrics import string_match_all
 from bosch.eval.prompt_cache import copy_cache, new_cache
 from bosch.eval.report.intervals import resample_examples
 from bosch.hybrid.conversion import deploy, head_size
-from bosch.hybrid.sink_files import measure_sinks
-from bosch.hybrid.sinks import Sinks
+from bosch.hybrid.sinks import measure_static_sink
 from bosch.masks.mask import GroupMask
 from bosch.model import load_model
 from bosch.plugins import suggest
 from bosch.run.errors import MissingFileError, UserError
 from bosch.run.fingerprint import fingerprint
 from bosch.run.progress import say, say_once
+from bosch.sink import Sink
 from bosch.training.model_start import read_config
 
 SIDE_PROGRAM = Path(__file__).with_name("_kvpress_side.py")
@@ -150,10 +150,10 @@ class Duel:
         return int(self.config.num_hidden_layers * self.config.num_key_value_heads)
 
     @cached_property
-    def sinks(self) -> Sinks:
-        """As they were when the masks were chosen."""
+    def sink(self) -> Sink:
+        """As it was when the masks were chosen."""
         haystacks = self.bench.questions(self.options.seed).haystacks
-        return measure_sinks(self.bench.judged, [haystack.ids_T for haystack in haystacks])
+        return measure_static_sink(self.bench.judged, [haystack.ids_T for haystack in haystacks])
 
     def texts(self, length: int, contexts: int) -> list[Text]:
         """Tasks in turn, and only long texts. One text serves all its questions."""
@@ -273,7 +273,7 @@ class Duel:
                 if side.name in self.folders:
                     model = load_model(self.folders[side.name], torch.float32, str(self.device))
                 elif side.name != DENSE and mask is not None:
-                    model = deploy(model, mask.z, mask.window_tokens, self.sinks)
+                    model = deploy(model, mask.z, mask.window_tokens, self.sink)
                 for text in missing:
                     self.write(length, text, side, self.answer(model, text))
         presses = [side for side in sides if side.known is not None]

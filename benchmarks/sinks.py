@@ -21,12 +21,11 @@ from torch.nn.functional import cross_entropy
 
 from benchmarks._measure import DeviceOptions, Row
 from bosch.data.toy_world.documents import ToyDocuments
-from bosch.hybrid.sink_files import measure_sinks
-from bosch.hybrid.sinks import attach_sinks
+from bosch.hybrid.sinks import attach_sink, measure_static_sink
 from bosch.masks.mask import read_mask
-from bosch.masks.window import sink_tokens
 from bosch.model import load_model, load_tokenizer
 from bosch.run.errors import UserError
+from bosch.sink import Sink, SinkConstants
 
 MEASURED = 3  # texts
 TOY_DOCUMENTS = 30_000
@@ -63,14 +62,15 @@ def measure(options: Options) -> Iterator[Row]:
         "interleave .75": [[int(layer % 4 == 3)] * groups for layer in layers],
     }
     masks |= {str(path): [list(row) for row in read_mask(path).mask.z] for path in options.masks}
-    static = measure_sinks(model, texts[:MEASURED])
-    none = torch.zeros_like(static.values_LGD)
-    known = {"static": static, "key": static._replace(values_LGD=none)}
+    static = measure_static_sink(model, texts[:MEASURED])
+    keys_LGD, values_LGD = static.known_constants()
+    no_values = SinkConstants(keys_LGD, torch.zeros_like(values_LGD))
+    known = {"static": static, "key": Sink("static", constants=no_values)}
     for name, z in masks.items():
         is_dense = name == "dense"
         windows = options.windows[:1] if is_dense else options.windows
         for window, kind in product(windows, ("none",) if is_dense else options.sinks):
-            attach_sinks(model, known[kind] if kind in known else sink_tokens(kind))
+            attach_sink(model, known[kind] if kind in known else Sink.parse(kind))
             began = time.monotonic()
             loss = mean_loss(model, texts[MEASURED:], z, window)
             label = name if is_dense else f"{name}, window {window}, sink {kind}"

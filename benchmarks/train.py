@@ -28,12 +28,11 @@ from benchmarks._measure import DeviceOptions, PeakMemory, Row, now, short, spee
 from bosch.config import TrainConfig
 from bosch.data.loader import Sequences, TokenFolder
 from bosch.hybrid.conversion import deploy, head_size
-from bosch.hybrid.sinks import Sinks
 from bosch.masks.mask import spread_mask
-from bosch.masks.window import sink_tokens
 from bosch.model import LOCAL, find_model
 from bosch.recipes.presets import TINY_MODEL
 from bosch.run.tensorboard import METRICS, read_metrics
+from bosch.sink import Sink, SinkConstants
 from bosch.training.metrics import count_active_weights, peak_flops, training_flops
 from bosch.training.model_start import build_on_meta
 
@@ -124,8 +123,8 @@ def save_models(
         z = spread_mask(ratio, model.config.num_hidden_layers, model.config.num_key_value_heads)
         title = f"ours, ratio {ratio:g}" + ("" if sink == "none" else f", sink {sink}")
         models[title] = folder / f"hybrid-{ratio:g}-{sink}"
-        sinks = random_sinks(model.config) if sink == "static" else sink_tokens(sink) or None
-        deploy(model, z, options.window, sinks).save_pretrained(models[title])
+        chosen = random_sink(model.config) if sink == "static" else Sink.parse(sink)
+        deploy(model, z, options.window, chosen).save_pretrained(models[title])
     return models
 
 
@@ -134,9 +133,10 @@ def changed(config: PretrainedConfig, sizes: Mapping[str, object]) -> Pretrained
     return found
 
 
-def random_sinks(config: PretrainedConfig) -> Sinks:
+def random_sink(config: PretrainedConfig) -> Sink:
     shape = config.num_hidden_layers, config.num_key_value_heads, head_size(config)
-    return Sinks(torch.randn(shape), torch.randn(shape))
+    constants = SinkConstants(torch.randn(shape), torch.randn(shape))
+    return Sink("static", constants=constants)
 
 
 def random_sequences(options: Options, model: Path) -> NDArray[np.uint32]:

@@ -13,9 +13,10 @@ from textwrap import wrap
 from typing import Annotated, Any, Literal, TypeVar
 
 from bosch.masks.mask import check_ratio
-from bosch.masks.window import check_window, sink_tokens
+from bosch.masks.window import check_window
 from bosch.run.errors import UserError
 from bosch.run.fingerprint import speed_only
+from bosch.sink import Sink
 
 
 def parse_count(text: str) -> int:
@@ -304,7 +305,7 @@ class Dials:
         check_ratio(self.ratio)
         check_window(self.window)
         if self.sink != "auto":
-            sink_tokens(self.sink, self.window)
+            Sink.parse(self.sink).check_fits(self.window)
         at_least(0, self, "", "seed")
 
 

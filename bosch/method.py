@@ -9,7 +9,7 @@ file of bosch/methods with
     count_passes(settings, num_layers, num_groups)
                                    optional: about how often it reads the calibration set
     own_sink(settings, window)     optional: the sink that --sink auto means, where the method
-                                   brings its constants too (Selection.sinks)
+                                   brings its constants too (Selection.mask.sink)
 
 docs/extending.md has a complete example. `make_mask` (bosch/methods/_choose.py) calls the function
 and turns scores into the exact mask. A method leaves weights, configuration and mode of the model
@@ -26,15 +26,13 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from bosch.calibration import Calibration
 from bosch.masks.mask import GroupMask, Unit, num_windowed
-from bosch.masks.window import sink_tokens
 from bosch.model import ModelInfo
 from bosch.run.errors import UserError
+from bosch.sink import NO_SINK, Sink
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-    from bosch.hybrid.sinks import Sinks
 
 ParameterGroup = dict[str, Any]  # of a torch optimizer
 Table = tuple[tuple[float, ...], ...]  # [layer][group] or [layer][query head]
@@ -86,7 +84,7 @@ class Scores:
 class Selection:
     """A mask, and what its method reports about it."""
 
-    mask: GroupMask
+    mask: GroupMask  # its sink is that of Inputs; constants that it has already are kept
     scores: Scores | None = None
     score_trace: Mapping[str, object] | None = None  # summary of a search, for mask.json
     details: Mapping[str, object] = field(default_factory=dict)  # added to `settings` of mask.json
@@ -94,7 +92,6 @@ class Selection:
     notes: tuple[str, ...] = ()  # lines to print
     model: ModelInfo | None = None  # the model it belongs to, if the method trained the weights
     cost: Mapping[str, float] | None = None  # of a search, including `seconds`, for time.json
-    sinks: "Sinks | None" = None  # static ones that came with it; None: measured
 
 
 @dataclass(frozen=True)
@@ -142,26 +139,27 @@ class Inputs:
     folder: Path  # of the stage; a method may keep notes here to resume from
     load_tokenizer: "Callable[[], PreTrainedTokenizerBase | None]" = lambda: None  # None: has none
     learning: Learning | None = None  # for methods that learn from tokens
-    sink: str = "none"  # of the windows; `model` has it attached
+    sink: Sink = NO_SINK  # of the windows; `model` has it attached, with constants
     chunk_elements: int = 1 << 24  # q.k scores held at once; affects memory and speed only
 
     @cached_property
     def model(self) -> "PreTrainedModel":
         model = self.load_model()
-        if self.sink != "none":
-            from bosch.hybrid.sinks import attach_sinks  # imports torch
+        if self.sink.kind != "none":
+            from bosch.hybrid.sinks import attach_sink  # imports torch
 
-            attach_sinks(model, self.sinks_of(model))
+            attach_sink(model, self.measured_sink(model))
         return model
 
-    def sinks_of(self, model: "PreTrainedModel") -> "Sinks | int | None":
-        """What windows see: constants, measured on the first tokens of the calibration set, or a
-        number of first tokens."""
-        if self.sink != "static":
-            return sink_tokens(self.sink) or None
-        from bosch.hybrid.sink_files import measure_sinks
+    def measured_sink(self, model: "PreTrainedModel") -> Sink:
+        """The sink of the windows; a static one with its constants, measured on the first tokens of
+        the calibration set."""
+        if self.sink.kind != "static":
+            return self.sink
+        from bosch.hybrid.sinks import measure_static_sink
 
-        return measure_sinks(model, [haystack.ids_T for haystack in self.calibration.haystacks])
+        texts = [haystack.ids_T for haystack in self.calibration.haystacks]
+        return measure_static_sink(model, texts)
 
     @cached_property
     def calibration(self) -> Calibration:
@@ -178,11 +176,6 @@ class Inputs:
     @property
     def num_heads(self) -> int:
         return self.model_info.num_query_heads
-
-    @property
-    def num_sink_tokens(self) -> int:
-        """First tokens that a windowed group sees too, itself or by a constant."""
-        return 1 if self.sink == "static" else sink_tokens(self.sink)
 
     @property
     def num_windowed(self) -> int:

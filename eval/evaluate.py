@@ -31,6 +31,7 @@ from bosch.run.errors import UserError, check_all
 from bosch.run.fingerprint import fingerprint
 from bosch.run.progress import say
 from bosch.run.stage import follow_reference
+from bosch.sink import KEY, Sink
 
 
 def plan_evaluation(
@@ -180,13 +181,13 @@ def evaluate_folder(
 def load_for_evaluation(folder: Path, plan: EvaluationPlan) -> Any:
     """The model on this rank's device, with the window, positions and precision asked for; or
     vLLM's engine, which has loaded it."""
-    from bosch.hybrid.sinks import kind_of
     from bosch.kernels import fuse_forward
 
     config = changed_config(folder, plan)
     device, dtype = device_and_type(plan)
     # YaRN makes keys larger, also that of a first token: a static sink holds what it was without.
-    stretches_sinks = plan.yarn and hasattr(config, "bosch") and kind_of(config) == "static"
+    is_hybrid = hasattr(config, "bosch")
+    stretches_sinks = plan.yarn and is_hybrid and Sink.of_hybrid(config).kind == "static"
     if plan.generation.engine == "vllm":
         if stretches_sinks:
             raise UserError("--yarn and --engine vllm: not with static sinks. Leave one out.")
@@ -259,12 +260,10 @@ def attention_for(folder: Path, config: Any, plan: EvaluationPlan) -> str | None
 
 def stretch_sinks(model: Any) -> None:
     """Scale the keys of static sinks as YaRN scales all others."""
-    from bosch.hybrid.sinks import KEY
-
     scaling = model.base_model.rotary_emb.attention_scaling
-    for name, sink in model.named_parameters():
+    for name, key in model.named_parameters():
         if name.endswith(KEY):
-            sink.data *= scaling
+            key.data *= scaling
 
 
 def device_and_type(plan: EvaluationPlan) -> tuple[str, Any]:

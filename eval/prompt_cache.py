@@ -12,13 +12,14 @@ from transformers import Cache, DynamicCache, PretrainedConfig
 from transformers.cache_utils import DynamicLayer
 
 from bosch.attention.cache import GrowingLayer, HybridLayer, RollingLayer, hybridize_cache
+from bosch.sink import Sink
 
 
 def new_cache(config: PretrainedConfig) -> Cache:
     """An empty dynamic cache for a model of this config, dense or hybrid."""
     cache = DynamicCache(config=config)
     if getattr(config, "bosch", None) is not None:
-        return hybridize_cache(cache, config)
+        return hybridize_cache(cache, config, Sink.of_hybrid(config))
     if all(type(layer) is DynamicLayer for layer in cache.layers):
         cache.layers = [GrowingLayer() for _ in cache.layers]  # no copy for each new token
     return cache

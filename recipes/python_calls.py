@@ -9,7 +9,7 @@ import io
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,6 @@ from bosch.eval.settings import FAST, Label
 from bosch.hybrid.export import MASK_KEY, info_of
 from bosch.masks.mask import GroupMask, MaskFile, check_ratio, read_mask, write_mask
 from bosch.masks.picture import mask_figure
-from bosch.masks.window import sink_tokens
 from bosch.method import Inputs
 from bosch.methods._choose import make_mask, write_selection
 from bosch.methods._settings import check_settings, default_settings, resolve_sink
@@ -34,12 +33,11 @@ from bosch.run.fingerprint import fingerprint
 from bosch.run.folder import RunFolder
 from bosch.run.progress import say
 from bosch.run.stage import Stage
+from bosch.sink import NO_SINK, Sink
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-    from bosch.hybrid.sinks import Sinks
 
 
 MASKED = "bosch_mask_in_use"  # attribute of a model inside `masked`
@@ -47,10 +45,7 @@ MASKED = "bosch_mask_in_use"  # attribute of a model inside `masked`
 
 @dataclass(frozen=True)
 class Mask(MaskFile):
-    """A mask (`mask`) and where it comes from: model, method, settings. And the constants that its
-    windows see, if its sink is static."""
-
-    sinks: "Sinks | None" = field(default=None, repr=False, compare=False)
+    """A mask (`mask`) and where it comes from: model, method, settings."""
 
     @property
     def ratio(self) -> float:
@@ -61,12 +56,12 @@ class Mask(MaskFile):
         return self.mask.kv_bytes(tokens, self.model.head_dim, bytes_per_value)
 
     def save(self, path: str | Path) -> None:
-        """As mask.json; static sinks in a second file beside it."""
-        from bosch.hybrid.sink_files import write_sinks
+        """As mask.json; the constants of a static sink in a second file beside it."""
+        from bosch.hybrid.sinks import write_constants
 
         write_mask(Path(path), self)
-        if self.sinks is not None:
-            write_sinks(Path(path).parent, self.sinks)
+        if self.mask.sink.constants is not None:
+            write_constants(Path(path).parent, self.mask.sink)
 
     def plot(self) -> "Figure":
         """A matplotlib figure: layers from the bottom up, orange for full attention."""
@@ -123,7 +118,7 @@ def search_mask(
     arguments after an interruption.
     settings: the method's, such as kappa=30 (`bosch search --method NAME --help` lists them).
     """
-    from bosch.hybrid.sinks import attach_sinks
+    from bosch.hybrid.sinks import attach_sink
 
     began = time.monotonic()
     _need_our_attention(model)
@@ -149,47 +144,46 @@ def search_mask(
             settings=chosen,
             folder=path,
             load_tokenizer=lambda: find_tokenizer(Path(origin_of(model))),
-            sink=config.sink,
+            sink=Sink.parse(config.sink),
         )
-        before = attach_sinks(model, None)
+        before = attach_sink(model, NO_SINK)
         try:
             selection = make_mask(method, inputs)
             write_selection(method, inputs, selection, began)
         finally:
-            attach_sinks(model, before)
+            attach_sink(model, before)
         return load_mask(path / "mask.json")
 
 
 def load_mask(path: str | Path) -> Mask:
     """A mask.json, checked, with the sinks that lie beside it."""
-    from bosch.hybrid.sink_files import read_sinks
+    from bosch.hybrid.sinks import read_constants
 
-    record = read_mask(Path(path))
-    sinks = read_sinks(Path(path).parent, record) if record.mask.sink == "static" else None
-    return Mask(**vars(record), sinks=sinks)
+    record = read_constants(Path(path).parent, read_mask(Path(path)))
+    return Mask(**vars(record))
 
 
 @contextlib.contextmanager
 def masked(model: "PreTrainedModel", mask: MaskFile | GroupMask) -> "Iterator[PreTrainedModel]":
     """Inside, every call of the model and `generate` use the mask. The KV cache stays that of the
     dense model: `materialize` saves memory, this saves copying the weights."""
-    from bosch.hybrid.sinks import attach_sinks
+    from bosch.hybrid.sinks import attach_sink
 
     _need_our_attention(model)
-    chosen, sinks = _mask_and_sinks(model, mask)
+    chosen = _mask_of(model, mask)
 
     def add_mask(module: Any, arguments: Any, named: dict[str, Any]) -> Any:
         return arguments, {"bosch_mask": chosen.z, "bosch_window": chosen.window_tokens} | named
 
+    sink_before = attach_sink(model, chosen.sink)  # first: it refuses one without its constants
     # In front of an outer mask's: what the inner one sets stays.
     hook = model.register_forward_pre_hook(add_mask, prepend=True, with_kwargs=True)
     before = getattr(model, MASKED, None)
-    sinks_before = attach_sinks(model, sinks)
     setattr(model, MASKED, chosen)
     try:
         yield model
     finally:
-        attach_sinks(model, sinks_before)
+        attach_sink(model, sink_before)
         setattr(model, MASKED, before)
         hook.remove()
 
@@ -209,9 +203,9 @@ def materialize(model: "PreTrainedModel", mask: MaskFile | GroupMask) -> "PreTra
             remedy = "materialize the model before that, and quantize the hybrid"
             raise UserError(f"{name} is not a plain tensor of numbers: {remedy}.")
     check_native_window(model.config)
-    chosen, sinks = _mask_and_sinks(model, mask)
+    chosen = _mask_of(model, mask)
     origin = {MASK_KEY: mask.origin()} if isinstance(mask, MaskFile) else {}
-    hybrid = deploy(model, chosen.z, chosen.window_tokens, sinks, **origin)
+    hybrid = deploy(model, chosen.z, chosen.window_tokens, chosen.sink, **origin)
     hybrid.config.name_or_path = model.config.name_or_path
     return hybrid
 
@@ -261,7 +255,10 @@ def evaluate(
             generation=plan.generation,
             window_tokens=hybrid.get("window"),
         )
-        known = {"model": describe(model), "hybrid": hybrid, "mask": getattr(model, MASKED, None)}
+        mask: GroupMask | None = getattr(model, MASKED, None)
+        known = {"model": describe(model), "hybrid": hybrid, "mask": None}
+        if mask is not None:
+            known["mask"] = vars(mask) | {"sink": str(mask.sink)}
         if folder is not None:
             known |= {"weights": hash_weights(model), "sinks": hash_sinks(model)}
         quantized = getattr(model.config, "quantization_config", None)
@@ -302,12 +299,10 @@ def hash_weights(model: "PreTrainedModel") -> str:
 def hash_sinks(model: "PreTrainedModel") -> str | None:
     """Of the static sinks inside `masked`, which are no weights of the model; None: it has none.
     Those of a number of first tokens are facts of the mask."""
-    from bosch.hybrid.sinks import ATTACHED, Sinks
-
-    sinks = getattr(model, ATTACHED, None)
-    if not isinstance(sinks, Sinks):
+    constants = getattr(model, "window_sink", NO_SINK).constants
+    if constants is None:
         return None
-    return fingerprint({name: _hash_tensor(x) for name, x in sinks._asdict().items()})
+    return fingerprint({name: _hash_tensor(x) for name, x in constants._asdict().items()})
 
 
 def _hash_tensor(value: Any) -> Any:
@@ -346,20 +341,14 @@ def _need_our_attention(model: "PreTrainedModel") -> None:
         raise UserError(f"This model {found}, which takes no masks: {remedy}.")
 
 
-def _mask_and_sinks(
-    model: "PreTrainedModel", mask: MaskFile | GroupMask
-) -> "tuple[GroupMask, Sinks | int | None]":
+def _mask_of(model: "PreTrainedModel", mask: MaskFile | GroupMask) -> GroupMask:
+    """Without its origin. One of another shape than the model is refused."""
     chosen = mask.mask if isinstance(mask, MaskFile) else mask
     layers, groups = model.config.num_hidden_layers, model.config.num_key_value_heads
     if (chosen.num_layers, chosen.num_groups) != (layers, groups):
         found = f"{chosen.num_layers} layers x {chosen.num_groups} groups"
         raise UserError(f"The mask has {found}, the model {layers} x {groups}; pass its own mask.")
-    if isinstance(mask, Mask) and mask.sinks is not None:
-        return chosen, mask.sinks
-    if chosen.sink == "static":
-        remedy = "pass the mask as bosch.search_mask or bosch.load_mask gives it"
-        raise UserError(f"The constants of static sinks lie beside its mask.json: {remedy}.")
-    return chosen, sink_tokens(chosen.sink) or None
+    return chosen
 
 
 def _settings(made: Any, known: Any, values: dict[str, Any], **further: Any) -> Any:

@@ -2,16 +2,15 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from types import ModuleType
-from typing import Any
+from types import ModuleType, SimpleNamespace
 
 import torch
 from torch import Tensor
 
 from bosch.attention.backends import reference
-from bosch.attention.call import AttentionCall, Documents, Sink
-from bosch.hybrid import sinks
-from bosch.masks.window import sink_tokens
+from bosch.attention.call import AttentionCall, Documents, SinkKeys
+from bosch.attention.sink_keys import sink_keys
+from bosch.sink import Sink
 
 
 @dataclass(frozen=True)
@@ -107,16 +106,15 @@ def make_call(case: Case, device: str = "cpu", seed: int = 0) -> AttentionCall:
     return call
 
 
-def make_sink(case: Case, call: AttentionCall, generator: torch.Generator) -> Sink | None:
+def make_sink(case: Case, call: AttentionCall, generator: torch.Generator) -> SinkKeys | None:
     assert case.window_tokens is not None
-    if case.sink.startswith("tokens"):
-        source: Any = sink_tokens(case.sink)
-    else:
-        source = tuple(
+    module = SimpleNamespace(window_sink=Sink.parse(case.sink))
+    if case.sink == "static":
+        module.window_sink_key, module.window_sink_value = (
             torch.randn(case.num_groups, case.head_size, generator=generator).to(call.q_BHTD)
             for _ in range(2)
         )
-    sink = sinks.make_sink(source, case.window_tokens, case.num_past, call)
+    sink = sink_keys(module, call, case.window_tokens, case.num_past)
     if sink is None:
         return None
     k_BGND, v_BGND = (x.detach().requires_grad_() for x in (sink.k_BGND, sink.v_BGND))

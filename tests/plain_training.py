@@ -18,8 +18,8 @@ from transformers import AutoModelForCausalLM
 from bosch.config import TrainConfig
 from bosch.data.loader import IGNORED, Loader, Sequences, TokenFolder
 from bosch.hybrid.conversion import deploy, head_size
-from bosch.hybrid.sinks import Sinks
 from bosch.run.tensorboard import read_metrics
+from bosch.sink import Sink, SinkConstants
 from bosch.training.loop import TrainJob, train
 from tests.hybrid_folders import WINDOW
 from tests.model_factory import MIXED, TINY, tiny_model
@@ -87,8 +87,8 @@ def model_folder(folder: Path, hybrid: bool = True, family: str = "qwen3", **cha
     if hybrid:
         draw = torch.Generator().manual_seed(0)
         shape = len(MIXED), len(MIXED[0]), head_size(model.config)
-        sinks = Sinks(*(0.3 * torch.randn(shape, generator=draw) for _ in range(2)))
-        model = deploy(model, MIXED, WINDOW, sinks)
+        constants = SinkConstants(*(0.3 * torch.randn(shape, generator=draw) for _ in range(2)))
+        model = deploy(model, MIXED, WINDOW, Sink("static", constants=constants))
     return save(model, folder)
 
 

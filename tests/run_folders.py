@@ -16,6 +16,7 @@ from bosch.masks.mask import GroupMask, MaskFile, write_mask
 from bosch.model import ModelInfo, find_model, read_model_info
 from bosch.recipes import presets
 from bosch.recipes.recover import parse_command
+from bosch.sink import Sink
 
 MODEL = ModelInfo("tiny-qwen3", None, "0" * 32, 4, 4, 8, 16)
 STEP_TOKENS = 1_000
@@ -78,7 +79,7 @@ class FakeRun:
         count = round(self.ratio * info.num_groups)
         windowed = [(layer, group) for layer in range(info.num_layers) for group in range(count)]
         mask = GroupMask.from_windowed(windowed, info.num_layers, info.num_groups, 64)
-        mask = replace(mask, sink=config.sink)
+        mask = replace(mask, sink=Sink.parse(config.sink))
         record = MaskFile(mask, info, self.method, provenance=self.provenance)
         write_mask(folder / "mask" / "mask.json", record)
         for stage in ("mask", "eval/step-000000"):

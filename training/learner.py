@@ -11,13 +11,13 @@ import numpy as np
 from bosch.config import Config, TrainConfig
 from bosch.data.loader import TokenFolder, open_tokens
 from bosch.data.tokenizer_files import read_tokenizer
-from bosch.hybrid.sinks import Sinks
 from bosch.method import Learner, Learning
 from bosch.run.dist import Ranks
 from bosch.run.files import sync_directory
 from bosch.run.progress import say
 from bosch.run.stage import Artifact
 from bosch.search.mask_stage import learning_settings
+from bosch.sink import NO_SINK, Sink
 from bosch.training.loop import TrainJob, train
 from bosch.training.parallel import start_world
 
@@ -54,7 +54,7 @@ class LearnerTraining:
         batch_sequences: int,
         sequence_tokens: int,
         weights_out: Path | None = None,
-        sinks: Sinks | int | None = None,
+        sink: Sink = NO_SINK,
     ) -> str | None:
         """None if it finished. Else why it stopped early, with everything saved."""
         micro = self.settings.micro_batch_sequences
@@ -81,7 +81,7 @@ class LearnerTraining:
             # These may depend on the number of ranks, which must not change while a method learns.
             facts={"batch_sequences": batch_sequences, "sequence_tokens": sequence_tokens},
             learner=learner,
-            sinks=sinks,
+            sink=sink,
         )
         stopped_by = train(job)
         if stopped_by is None and weights_out is not None:

@@ -29,11 +29,12 @@ from transformers import PreTrainedModel
 
 from bosch.config import TrainConfig
 from bosch.data.loader import IGNORED, Batch, Loader, TokenFolder, prefetch
-from bosch.hybrid.sinks import Sinks, attach_sinks
+from bosch.hybrid.sinks import attach_sink
 from bosch.method import Learner
 from bosch.run.dist import Ranks
 from bosch.run.folder import free_memory
 from bosch.run.progress import say, track
+from bosch.sink import NO_SINK, Sink
 from bosch.training import model_start
 from bosch.training.checkpoint import Checkpoints, TrainState
 from bosch.training.export import Weights, export_model
@@ -70,7 +71,7 @@ class TrainJob:
     facts: Mapping[str, object] = field(default_factory=dict)  # a resumed run must have the same
     on_checkpoint: OnCheckpoint | None = None
     learner: Learner | None = None  # a method's parameters, trained together with the model
-    sinks: Sinks | int | None = None  # what the windows of a learned mask see
+    sink: Sink = NO_SINK  # what the windows of a learned mask see
     run_folder: Path | None = None  # its `tb` gets the curves; None: the parent of `folder`
     tokens_before: int = 0  # tokens of the budget that learning the mask has used
     teacher: Path | None = None  # folder of the model to learn from; None: `model` without windows
@@ -263,7 +264,7 @@ class Run:
         self.state = TrainState(self.model, optimizer, {"guards": self.guards})
         if job.learner is not None:
             job.learner.module.to(self.device)
-            attach_sinks(self.model, job.sinks)
+            attach_sink(self.model, job.sink)
             for group in job.learner.parameter_groups():
                 optimizer.add_param_group({**group, "peak": group["lr"]})
             self.state.extra["learner"] = job.learner.module

@@ -28,10 +28,10 @@ from bosch.config import TrainConfig
 from bosch.hybrid import materialize
 from bosch.hybrid.models import family_of
 from bosch.hybrid.shards import weight_files
-from bosch.hybrid.sinks import is_sink
 from bosch.model import explain_library_errors
 from bosch.run.errors import UserError
 from bosch.run.fingerprint import fingerprint
+from bosch.sink import is_sink_parameter
 from bosch.training.loss import install_kernels
 from bosch.training.parallel import own_rows, shard_model, whole
 
@@ -245,7 +245,7 @@ def make_optimizer(model: nn.Module, settings: TrainConfig) -> torch.optim.AdamW
     # With bf16 weights and a learning rate of 1e-5 most updates are rounded away: AdamW changes
     # only 14 % of the weights in 50 steps (measured).
     assert {parameter.dtype for parameter in parameters} == {torch.float32}
-    constants = {p for name, p in model.named_parameters() if p.ndim < 2 or is_sink(name)}
+    constants = {p for name, p in model.named_parameters() if p.ndim < 2 or is_sink_parameter(name)}
     decayed = [p for p in parameters if p not in constants]
     others = [p for p in parameters if p in constants]
     groups = [(decayed, settings.weight_decay), (others, 0.0)]

@@ -88,7 +88,7 @@ def check(settings: TrainConfig, document_mask: bool, model: str, sink: str = "n
         dtype,
         trains=True,
         packed=document_mask,
-        sink=sink,
+        has_sink=sink != "none",
     )
     if settings.objective != "distill":
         for name in ("distill_weight", "temperature", "stored_shares", "layer_weight", "teacher"):

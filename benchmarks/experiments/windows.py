@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from statistics import median
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -16,7 +17,8 @@ from benchmarks._measure import Row, short, time_in_turns
 from benchmarks.experiments._points import K, Point, Points
 from bosch.attention import dispatch
 from bosch.attention.call import AttentionCall, Documents
-from bosch.hybrid.sinks import make_sink
+from bosch.attention.sink_keys import sink_keys
+from bosch.sink import Sink
 
 MINUTES = 1.6
 ROUNDS = 5
@@ -103,8 +105,12 @@ def make_call(tokens: int, needs_grad: bool, device: torch.device) -> AttentionC
 
 
 def static_sink(call: AttentionCall, window_tokens: int) -> Any:
-    source = call.k_BGSD[0, :, 0].detach(), call.v_BGSD[0, :, 0].detach()
-    return make_sink(source, window_tokens, 0, call)
+    module = SimpleNamespace(  # what attention modules have of it
+        window_sink=Sink("static"),
+        window_sink_key=call.k_BGSD[0, :, 0].detach(),
+        window_sink_value=call.v_BGSD[0, :, 0].detach(),
+    )
+    return sink_keys(module, call, window_tokens, num_past=0)
 
 
 def timed(attention: Attention, call: AttentionCall) -> Callable[[], object]:

@@ -18,9 +18,9 @@ from torch import Tensor
 from transformers import Cache, GenerationMixin, PretrainedConfig
 from transformers.cache_utils import CacheLayerMixin, DynamicLayer, StaticLayer
 
-from bosch.hybrid.sinks import kind_of
-from bosch.masks.window import sink_tokens, spare_tokens
+from bosch.masks.window import spare_tokens
 from bosch.run.errors import UserError
+from bosch.sink import Sink
 
 # The name of a model's cache among its arguments and outputs: transformers 5.24 renamed it.
 _ARGUMENTS = inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
@@ -266,6 +266,8 @@ class FirstLayer(GrowingLayer):
         self.knows_starts = False
 
     def keep(self, k_BGTD: Tensor, v_BGTD: Tensor, first_query: int | Tensor) -> Pair:
+        """The first tokens of each row's text, of which the new ones may be some: a text begins
+        behind its padding, and its first N tokens may come one by one or in several chunks."""
         if not self.is_initialized:
             self.lazy_initialization(k_BGTD, v_BGTD)
             shape = (*k_BGTD.shape[:2], self.num_tokens, k_BGTD.shape[3])
@@ -279,7 +281,10 @@ class FirstLayer(GrowingLayer):
             and first_query >= self.last_start + self.num_tokens
         ):
             return held
-        # Which of the new tokens comes to each place, if any.
+        # Place n holds the text's token n, which stands at column starts_B + n of the whole row,
+        # so at this column of the new tokens: outside of 0 to T - 1 it is not among them, and the
+        # place stays as it was. Each place is computed alike, so that a compiled graph has no
+        # number that changes.
         from_BN = torch.arange(self.num_tokens, device=k_BGTD.device)[None] - first_query
         if self.starts_B is not None:
             from_BN = from_BN + self.starts_B[:, None]
@@ -428,15 +433,16 @@ class HybridLayer(CacheLayerMixin):
         return x_BGTD[:, : self.num_full], x_BGTD[:, self.num_full :]
 
 
-def hybridize_cache(cache: Cache, config: PretrainedConfig, attention_mask: Any = None) -> Cache:
-    """Replace the layers of an empty cache, in place. `attention_mask`: of the next call, which
-    shows where padding ends.
+def hybridize_cache(
+    cache: Cache, config: PretrainedConfig, sink: Sink, attention_mask: Any = None
+) -> Cache:
+    """Replace the layers of an empty cache, in place. `sink`: the hybrid's. `attention_mask`: of
+    the next call, which shows where padding ends.
 
     A cache that is already hybrid is left alone. So is a plain dynamic one with tokens in it: it
     has all positions, so results are right, but no memory is saved.
     """
     window_tokens, num_groups = config.bosch["window"], config.num_key_value_heads
-    num_first = sink_tokens(kind_of(config))
     layers: list[Any] = cache.layers
     if layers and isinstance(layers[0], HybridLayer):
         held = {layer.window.window_tokens for layer in layers if layer.window is not None}
@@ -447,9 +453,9 @@ def hybridize_cache(cache: Cache, config: PretrainedConfig, attention_mask: Any 
         # A DynamicCache() without a config makes its layers later.
         if not layers and cache.layer_class_to_replicate is not None:
             layers = [cache.layer_class_to_replicate() for _ in config.bosch["num_full"]]
-        pairs = zip(layers, config.bosch["num_full"], strict=True)
         cache.layers = [
-            _hybrid_layer(x, n, n < num_groups, window_tokens, num_first) for x, n in pairs
+            _hybrid_layer(layer, num_full, num_full < num_groups, window_tokens, sink.num_tokens)
+            for layer, num_full in zip(layers, config.bosch["num_full"], strict=True)
         ]
     elif cache.is_compileable:
         problem = f"this static cache already has {int(cache.get_seq_length())} tokens"

@@ -45,9 +45,10 @@ class Documents:
 
 
 @dataclass(frozen=True)
-class Sink:
-    """Keys and values beside those of a window: a constant for each group, or the first tokens of
-    each text. All of B rows, or of one for all rows."""
+class SinkKeys:
+    """What the queries of a call see of a sink (bosch/sink.py): keys and values beside those of the
+    window, a constant for each group or the first tokens of each text. Of B rows, or of one for
+    all rows."""
 
     k_BGND: Tensor
     v_BGND: Tensor
@@ -56,13 +57,14 @@ class Sink:
     of_document: int | None = None
     scores_BHTN: Tensor | None = None  # of its keys, if known before a backend cuts a call up
 
-    def of_queries(self, queries: slice, rows: slice = ALL) -> Sink:
-        parts = self.k_BGND, self.v_BGND, self.seen_BTN
-        k, v, seen = (x[rows] if len(x) > 1 else x for x in parts)
+    def of_queries(self, queries: slice, rows: slice = ALL) -> SinkKeys:
+        k_BGND, v_BGND, seen_BTN = (
+            x if len(x) == 1 else x[rows] for x in (self.k_BGND, self.v_BGND, self.seen_BTN)
+        )
         scores = None if self.scores_BHTN is None else self.scores_BHTN[rows, :, queries]
-        return Sink(k, v, seen[:, queries], self.of_document, scores)
+        return SinkKeys(k_BGND, v_BGND, seen_BTN[:, queries], self.of_document, scores)
 
-    def of_groups(self, groups: slice | list[int]) -> Sink:
+    def of_groups(self, groups: slice | list[int]) -> SinkKeys:
         return replace(self, k_BGND=self.k_BGND[:, groups], v_BGND=self.v_BGND[:, groups])
 
 
@@ -83,7 +85,7 @@ class AttentionCall:
     mask_BNTS: Tensor | None = None  # bool
     documents: Documents | None = None  # packed documents do not see each other; only where S == T
     dropout: float = 0.0
-    sink: Sink | None = None
+    sink: SinkKeys | None = None
 
     @property
     def needs_grad(self) -> bool:

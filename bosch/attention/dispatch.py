@@ -9,7 +9,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from bosch.attention.call import AttentionCall, Documents, Sink
+from bosch.attention.call import AttentionCall, Documents, SinkKeys
 from bosch.plugins import BrokenPluginError, list_plugins, load_plugin, suggest
 from bosch.run.errors import UserError
 
@@ -90,7 +90,7 @@ def check_backend(
     trains: bool = False,
     packed: bool = False,
     padded: bool = False,
-    sink: str = "none",
+    has_sink: bool = False,
     remedy: str = "Use auto, or name another.",
 ) -> None:
     """Before work begins, refuse a backend named in a setting that does not exist, or that cannot
@@ -105,9 +105,9 @@ def check_backend(
         documents = Documents(((0, 1, 2),), device) if packed else None
         mask = torch.ones(1, 1, 2, 2, dtype=torch.bool, device=device).tril() if padded else None
         call = AttentionCall(q.requires_grad_(trains), k, v, 1.0, 1, mask, documents)
-        if sink != "none":
+        if has_sink:
             seen_BTN = torch.ones(1, 2, 1, dtype=torch.bool, device=device)
-            call = replace(call, sink=Sink(k[:, :, :1], v[:, :, :1], seen_BTN))
+            call = replace(call, sink=SinkKeys(k[:, :, :1], v[:, :, :1], seen_BTN))
         reason = refusal(name, call)
     if reason is not None:
         raise UserError(f"{option} {name} cannot run here: {reason}. {remedy}")

@@ -59,15 +59,19 @@ def attend_with_sink(
     if s_BHTN is None:
         s_BHTN = scores_of(call)
     repeats = q_BHTD.shape[1] // sink.v_BGND.shape[1]
-    tensors = q_BHTD, call.k_BGSD, call.v_BGSD
-    added = s_BHTN, sink.v_BGND.repeat_interleave(repeats, 1)
-    if torch.is_grad_enabled() and any(x.requires_grad for x in (*tensors, *added)):
-        merged: Tensor = _WithSink.apply(forward, backward, *tensors, *added)
+    k_BGSD, v_BGSD = call.k_BGSD, call.v_BGSD
+    values_BHND = sink.v_BGND.repeat_interleave(repeats, 1)
+    if torch.is_grad_enabled() and any(
+        x.requires_grad for x in (q_BHTD, k_BGSD, v_BGSD, s_BHTN, values_BHND)
+    ):
+        merged: Tensor = _WithSink.apply(
+            forward, backward, q_BHTD, k_BGSD, v_BGSD, s_BHTN, values_BHND
+        )
         return merged
-    out_BHTD, lse_BHT = forward(*tensors)
+    out_BHTD, lse_BHT = forward(q_BHTD, k_BGSD, v_BGSD)
     # Tracing stops at a write into (B, T, H, D), and needs none.
     place = None if torch.compiler.is_compiling() else out_BHTD
-    return _merge(out_BHTD, lse_BHT, *added, place=place)[0]
+    return _merge(out_BHTD, lse_BHT, s_BHTN, values_BHND, place=place)[0]
 
 
 def _merge(

@@ -32,7 +32,7 @@ from bosch.attention.documents import (
     keep_documents_apart,
 )
 from bosch.attention.search_mode import Mask, has_empty_slots, search_parts
-from bosch.hybrid.sinks import make_sink, source_of
+from bosch.attention.sink_keys import sink_keys
 from bosch.masks.window import check_window
 from bosch.plugins import list_plugins
 from bosch.run.errors import UserError
@@ -95,8 +95,9 @@ def bosch_attention(
     num_past = key.first_query if isinstance(key, Split) else key.shape[2] - num_queries
     if isinstance(key, Split) and isinstance(num_past, int) and attention_mask is not None:
         attention_mask = attention_mask[..., : num_past + num_queries]  # no empty slots
-    given = attention_mask, position_ids, cu_seq_lens_q
-    mask_BNTS, documents = keep_documents_apart(query_BHTD, num_past, *given, module.layer_idx)
+    mask_BNTS, documents = keep_documents_apart(
+        query_BHTD, num_past, attention_mask, position_ids, cu_seq_lens_q, module.layer_idx
+    )
     if (
         (is_hybrid or bosch_window is not None)
         # The caller's own, which replaces the causal rule.
@@ -169,15 +170,17 @@ def _calls_of_hybrid(
         kv = key.full if key.full[0].shape[2] == end else (x[:, :, :end] for x in key.full)
         calls.append(make_call(query_BHTD[:, :num_full_heads], *kv))
     if num_full < num_groups:
-        width = check_window(bosch["window"])
-        windowed = make_call(query_BHTD[:, num_full_heads:], *key.window, window_tokens=width)
-        sink = make_sink(source_of(module), width, key.first_query, windowed, key.first)
-        windowed = windowed if sink is None else replace(windowed, sink=sink)
+        window_tokens = check_window(bosch["window"])
+        windowed = make_call(
+            query_BHTD[:, num_full_heads:], *key.window, window_tokens=window_tokens
+        )
+        sink = sink_keys(module, windowed, window_tokens, key.first_query, key.first)
+        windowed = replace(windowed, sink=sink)
         if (positions_L := key.positions_L) is not None:  # the ring of a static cache: a mask
             new_T1 = torch.arange(num_queries, device=positions_L.device)[:, None]
             queries_T1 = key.first_query + new_T1
             inside_TL = (positions_L >= 0) & (positions_L <= queries_T1)
-            inside_TL &= positions_L > queries_T1 - width
+            inside_TL &= positions_L > queries_T1 - window_tokens
             mask_BNTS = mask_BNTS.index_select(-1, positions_L.clamp_min(0)) & inside_TL
             windowed = replace(windowed, mask_BNTS=mask_BNTS, window_tokens=None)
         elif mask_BNTS is not None:  # its last columns are those of the keys

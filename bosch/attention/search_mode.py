@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from bosch.attention.call import AttentionCall
-from bosch.hybrid.sinks import ATTACHED, make_sink
+from bosch.attention.sink_keys import sink_keys
 from bosch.masks.window import check_window
 from bosch.run.errors import UserError
 
@@ -103,8 +103,8 @@ def search_parts(
         problem = "bosch_mask does not work with a static cache"
         raise UserError(f"{problem}: use a DynamicCache or none, or materialize the model first.")
     num_past = call.k_BGSD.shape[2] - call.q_BHTD.shape[2]
-    sink = make_sink(getattr(module, ATTACHED, None), bosch_window, num_past, call)
-    return split_groups(replace(call, sink=sink), gates_G, row, bosch_window)
+    call = replace(call, sink=sink_keys(module, call, bosch_window, num_past))
+    return split_groups(call, gates_G, row, bosch_window)
 
 
 def split_groups(

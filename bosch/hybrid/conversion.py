@@ -16,9 +16,8 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
 from bosch.hybrid.models import family_of
-from bosch.hybrid.sinks import KEY, VALUE, Sinks, is_sink
-from bosch.masks.window import sink_as_json
 from bosch.run.errors import UserError
+from bosch.sink import KEY, NO_SINK, VALUE, Sink, is_sink_parameter
 
 Permutation = Sequence[Sequence[int]]  # [layer][new place] = the group's old place
 # A parameter of `self_attn` -> the dimension that holds its heads, in their order; None: it has no
@@ -35,7 +34,11 @@ PER_HEAD_NORMS = {"q_norm.weight", "k_norm.weight"}  # shared by all heads if as
 
 
 def hybrid_config(
-    config: PretrainedConfig, z: Sequence[Sequence[int]], window_tokens: int, **provenance: object
+    config: PretrainedConfig,
+    z: Sequence[Sequence[int]],
+    window_tokens: int,
+    sink: Sink = NO_SINK,
+    **provenance: object,
 ) -> PretrainedConfig:
     """The config of the hybrid of a plain model and a mask (1: full attention)."""
     rows = [[int(bit) for bit in row] for row in z]
@@ -46,13 +49,16 @@ def hybrid_config(
             f"{config.num_hidden_layers} of {config.num_key_value_heads}; pass a mask made for "
             "this model."
         )
-    hybrid = {
+    hybrid: dict[str, object] = {
         "window": window_tokens,
         "num_full": [sum(row) for row in rows],
+        # The full groups first; the sort is stable, so each kind stays in its order.
         "permutation": [sorted(range(len(row)), key=row.__getitem__, reverse=True) for row in rows],
+        **provenance,
     }
-    values = _values(config) | {"bosch": {**hybrid, **provenance}}
-    made: PretrainedConfig = family_of(config).config_class(**values)
+    if sink.kind != "none":  # so that hybrids without are as before there were any
+        hybrid["sink"] = sink.to_json()
+    made: PretrainedConfig = family_of(config).config_class(**_values(config), bosch=hybrid)
     return made
 
 
@@ -81,28 +87,29 @@ def deploy(
     model: PreTrainedModel,
     z: Sequence[Sequence[int]],
     window_tokens: int,
-    sinks: Sinks | int | None = None,
+    sink: Sink = NO_SINK,
     **provenance: object,
 ) -> PreTrainedModel:
-    """A new hybrid from a plain model in memory, with weights of its own. `sinks`: constants, or a
-    number of first tokens."""
-    own = None
-    if isinstance(sinks, Sinks):
-        own = Sinks(*(x_LGD.to(model.device, model.dtype) for x_LGD in sinks))
-    if sinks is not None:
-        provenance["sink"] = sink_as_json("static" if own else f"tokens={sinks}")
-    config = hybrid_config(model.config, z, window_tokens, **provenance)
-    new = sink_parameters(own, config)
-    return convert(model, family_of(config).model_class, config, config.bosch["permutation"], new)
+    """A new hybrid from a plain model in memory, with weights of its own."""
+    config = hybrid_config(model.config, z, window_tokens, sink, **provenance)
+    constants = sink_parameters(sink, config)
+    constants = {name: x.to(model.device, model.dtype) for name, x in constants.items()}
+    hybrid_class = family_of(config).model_class
+    return convert(model, hybrid_class, config, config.bosch["permutation"], constants)
 
 
-def sink_parameters(sinks: Sinks | None, config: PretrainedConfig) -> dict[str, Tensor]:
+def sink_parameters(sink: Sink, config: PretrainedConfig) -> dict[str, Tensor]:
+    """The constants of a static sink as a hybrid has them, by the parameters' names: of the groups
+    with a window only, in the order of the hybrid."""
+    if sink.kind != "static":
+        return {}
+    keys_LGD, values_LGD = sink.known_constants()
     found = {}
-    for layer, row in enumerate(config.bosch["permutation"] if sinks else ()):
-        windowed = row[config.bosch["num_full"][layer] :]
-        for name, x_LGD in zip((KEY, VALUE), sinks or (), strict=True):
-            if windowed:
-                found[f"model.layers.{layer}.self_attn.{name}"] = x_LGD[layer, windowed].clone()
+    for layer, row in enumerate(config.bosch["permutation"]):
+        windowed, attention = row[config.bosch["num_full"][layer] :], f"layers.{layer}.self_attn"
+        if windowed:
+            found[f"model.{attention}.{KEY}"] = keys_LGD[layer, windowed]
+            found[f"model.{attention}.{VALUE}"] = values_LGD[layer, windowed]
     return found
 
 
@@ -112,9 +119,10 @@ def convert(
     model_class: type[PreTrainedModel],
     config: PretrainedConfig,
     permutation: Permutation,
-    sinks: Mapping[str, Tensor] | None = None,
+    constants: Mapping[str, Tensor] | None = None,
 ) -> PreTrainedModel:
-    """A model with the permuted weights of `source`, and its buffers, tied weights and settings."""
+    """A model with the permuted weights of `source`, and its buffers, tied weights and settings.
+    `constants`: parameters of the hybrid's sink, which a plain model has not."""
     # How experts are computed is a setting of the running model that is not saved.
     config._experts_implementation = source.config._experts_implementation
     with torch.device("meta"):
@@ -123,9 +131,9 @@ def convert(
     state = {
         name: permute_groups(name, tensor, permutation, size, dimensions).detach().clone()
         for name, tensor in source.state_dict().items()
-        if not is_sink(name)  # a plain model has none
+        if not is_sink_parameter(name)  # a plain model has none
     }
-    made.load_state_dict({**state, **(sinks or {})}, assign=True)
+    made.load_state_dict(state | dict(constants or {}), assign=True)
     buffers = dict(source.named_buffers())
     for name, buffer in list(made.named_buffers()):
         if buffer.is_meta:
@@ -156,8 +164,8 @@ def permute_groups(
             "checkpoint; for a new family, name the parameter in head_dimensions of its file in "
             "bosch/families."
         )
-    dim, num_groups = dimensions.get(parameter), len(row)
+    dim = dimensions.get(parameter)
     if dim is None:
         return tensor
-    blocks = tensor.unflatten(dim, (num_groups, -1))
+    blocks = tensor.unflatten(dim, (len(row), -1))
     return blocks.index_select(dim, torch.tensor(row, device=tensor.device)).flatten(dim, dim + 1)

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,18 +11,17 @@ from transformers import PretrainedConfig
 
 from bosch.hybrid.conversion import head_size
 from bosch.hybrid.remote_code import ENTRY, write_remote_code
-from bosch.hybrid.sinks import kind_of
 from bosch.masks.mask import ORIGIN, GroupMask, MaskFile, describe_bytes
 from bosch.masks.picture import draw_mask
-from bosch.masks.window import sink_tokens
 from bosch.model import ModelInfo
 from bosch.run.files import write_atomically
 from bosch.run.plain_text import markdown, markdown_table, yaml_text
+from bosch.sink import Sink
 
 CARD = "README.md"
 PICTURE = "mask.png"
 MASK_KEY = "mask"  # in config.bosch: MaskFile.origin()
-SINKS = {
+SINKS = {  # by kind
     "none": "none",
     "static": "a constant key and value in each group on the window, which take no KV cache",
     "tokens": "the first {} tokens of a text stay in the cache of groups on the window",
@@ -48,20 +48,31 @@ def full_groups(config: PretrainedConfig) -> list[list[int]]:
 def mask_record(config: PretrainedConfig) -> MaskFile:
     """The mask of a hybrid as in mask.json, with the window that the config has now."""
     origin: Mapping[str, Any] = config.bosch.get(MASK_KEY) or {}
-    z, window = tuple(map(tuple, full_groups(config))), config.bosch["window"]
-    mask = GroupMask(z, window, origin.get("unit", "group"), kind_of(config))
+    mask = GroupMask(
+        z=tuple(map(tuple, full_groups(config))),
+        window_tokens=config.bosch["window"],
+        unit=origin.get("unit", "group"),
+        sink=Sink.of_hybrid(config),
+    )
     model = info_of(config, config.model_type)
     if given := origin.get("model"):
         model = ModelInfo(**given)
-    known = {name: origin[name] for name in ORIGIN if name in origin}
-    return MaskFile(mask, model, **{"method": "unknown", **known})
+    record = MaskFile(mask, model, method="unknown")
+    return replace(record, **{name: origin[name] for name in ORIGIN if name in origin})
 
 
 def info_of(
     config: PretrainedConfig, name: str, revision: str | None = None, weight_hash: str | None = None
 ) -> ModelInfo:
-    heads = config.num_key_value_heads, config.num_attention_heads, head_size(config)
-    return ModelInfo(name, revision, weight_hash, config.num_hidden_layers, *heads)
+    return ModelInfo(
+        name,
+        revision,
+        weight_hash,
+        num_layers=config.num_hidden_layers,
+        num_groups=config.num_key_value_heads,
+        num_query_heads=config.num_attention_heads,
+        head_dim=head_size(config),
+    )
 
 
 def _model_card(config: PretrainedConfig, record: MaskFile, license_lines: Sequence[str]) -> str:
@@ -76,7 +87,7 @@ def _model_card(config: PretrainedConfig, record: MaskFile, license_lines: Seque
         ("groups on the window", f"{mask.num_windowed} of {mask.num_total}"),
         ("ratio", f"{mask.ratio:.4g}"),
         ("window", f"{mask.window_tokens:,} tokens, the token itself included"),
-        ("sink", SINKS[mask.sink.partition("=")[0]].format(sink_tokens(mask.sink))),
+        ("sink", SINKS[mask.sink.kind].format(mask.sink.num_tokens)),
         ("chosen by", f"{record.method}{seed}"),
         ("chosen per", mask.unit),
     ]

@@ -24,15 +24,14 @@ from bosch.hybrid import conversion, export
 from bosch.hybrid.conversion import Permutation, inverse
 from bosch.hybrid.models import PREFIX, check_native_window, family_of
 from bosch.hybrid.shards import PROGRESS, rewrite_weights, weight_files
-from bosch.hybrid.sink_files import sinks_of
-from bosch.hybrid.sinks import Sinks, attach_sinks, kind_of
+from bosch.hybrid.sinks import attach_sink, sink_of_hybrid
 from bosch.masks.mask import MaskFile
-from bosch.masks.window import sink_as_json
 from bosch.model import LOCAL, explain_library_errors, read_model_config
 from bosch.model_files import TOKENIZER_CONFIG, read_json_object
 from bosch.run.errors import UserError
 from bosch.run.files import CHAT_TEMPLATES, MANIFEST, STARTED, write_atomically
 from bosch.run.progress import say
+from bosch.sink import NO_SINK, Sink
 
 # Not copied: weights in any format (shards.py writes them), code, and the files we write ourselves.
 # All others are: tokenizer, chat template, generation config, license.
@@ -49,19 +48,16 @@ CHECK_TOLERANCE = 1e-5
 HEAD_ROWS = 16_384  # of the head's weight, converted at once
 
 
-def materialize(source: Path, record: MaskFile, out: Path, sinks: Sinks | None = None) -> None:
-    """Write the hybrid. Can be restarted at any point: complete weight files are kept."""
+def materialize(source: Path, record: MaskFile, out: Path) -> None:
+    """Write the hybrid. Can be restarted at any point: complete weight files are kept. The mask of
+    a static sink comes with its constants (bosch.hybrid.sinks.read_constants)."""
     plain = read_config(source)
     refuse_unless_plain(source, plain)
-    mask, facts = record.mask, {export.MASK_KEY: record.origin()}
-    if mask.sink == "static" and sinks is None:
-        raise UserError("this mask has static sinks: pass those of its folder (read_sinks).")
-    if mask.sink != "none":
-        facts["sink"] = sink_as_json(mask.sink)
-    config = conversion.hybrid_config(plain, mask.z, mask.window_tokens, **facts)
+    mask, origin = record.mask, {export.MASK_KEY: record.origin()}
+    config = conversion.hybrid_config(plain, mask.z, mask.window_tokens, mask.sink, **origin)
     config.architectures = [family_of(config).model_class.__name__]
-    added = conversion.sink_parameters(sinks, config)
-    _write(source, plain, out, config, config.bosch["permutation"], added)
+    constants = conversion.sink_parameters(mask.sink, config)
+    _write(source, plain, out, config, config.bosch["permutation"], constants)
     _judge(out, source, compare_logits(source, plain, out, config))
     export.write_exports(out, config, source)
     _publish(out, config)
@@ -90,7 +86,7 @@ def as_layer_types(source: Path, out: Path) -> None:
         if count not in (0, groups):
             problem = f"{source}: layer {layer} has {count} of {groups} groups full"
             raise UserError(f"{problem}, which no layer type can say; choose whole layers.")
-    if (sink := kind_of(hybrid)) != "none":
+    if (sink := Sink.of_hybrid(hybrid)).kind != "none":
         problem = f"{source} has the sink {sink}, which layer types have not"
         raise UserError(f"{problem}; make the hybrid with --sink none.")
     kinds = ["full_attention" if count else "sliding_attention" for count in num_full]
@@ -145,14 +141,15 @@ def _write(
     out: Path,
     config: PretrainedConfig,
     permutation: Permutation | None = None,
-    sinks: Mapping[str, Tensor] | None = None,
+    constants: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """Write all but the config, without which the folder cannot be loaded."""
+    """Write all but the config, without which the folder cannot be loaded. `constants`: parameters
+    of a hybrid's sink, which the source has not."""
     if out.resolve() == source.resolve():
         raise UserError(f"{out} is the folder of the model itself; write to another one.")
     out.mkdir(parents=True, exist_ok=True)
     (out / "config.json").unlink(missing_ok=True)
-    rewrite_weights(source, out, config, permutation, sinks)
+    rewrite_weights(source, out, config, permutation, constants)
     copy_companions(source, out)
     if config is not source_config:
         _keep_tokenizer(source, source_config, out, config)
@@ -219,10 +216,11 @@ def compare_logits(
     """The largest difference of the hybrid's logits from those of search mode, relative to the
     largest logit."""
     shortened = copy.deepcopy(hybrid)
-    window = shortened.bosch["window"] = min(CHECK_WINDOW, hybrid.bosch["window"])
-    deployed, sinks = logits(hybrid_folder, shortened)
-    mask = {"bosch_mask": export.full_groups(hybrid), "bosch_window": window}
-    searched, _ = logits(plain_folder, plain, sinks, **mask)
+    window_tokens = min(CHECK_WINDOW, hybrid.bosch["window"])
+    shortened.bosch["window"] = window_tokens
+    deployed, sink = logits(hybrid_folder, shortened)
+    z = export.full_groups(hybrid)
+    searched, _ = logits(plain_folder, plain, sink, bosch_mask=z, bosch_window=window_tokens)
     return float((deployed - searched).abs().max() / searched.abs().max())
 
 
@@ -242,32 +240,36 @@ def _judge(out: Path, source: Path, difference: float) -> None:
 def logits(
     folder: Path,
     config: PretrainedConfig,
-    sinks: Sinks | int | None = None,
+    sink: Sink = NO_SINK,
     attention: str = "bosch",
     **kwargs: Any,
-) -> tuple[Tensor, Sinks | int | None]:
-    """The last logits of a random text in float64, from weights that stay in their own type, and a
-    hybrid's sinks. `sinks`: those that a dense model gets."""
+) -> tuple[Tensor, Sink]:
+    """The last logits of a random text in float64, from weights that stay in their own type, and
+    the model's sink. `sink`: of a dense model."""
     device = _device_with_room(folder)
-    how: dict[str, Any] = {
-        "config": config,
-        "attn_implementation": attention,
-        "experts_implementation": "eager",  # the grouped kernel has no float64
+    model: Any = models.load_model(
+        folder,
+        "auto",
+        device,
+        config=config,
+        attn_implementation=attention,
+        experts_implementation="eager",  # the grouped kernel has no float64
         # Not used here. Where a folder has none, transformers reads config.json, which is written
         # after this check.
-        "generation_config": GenerationConfig(),
-    }
-    model: Any = models.load_model(folder, "auto", device, **how)
-    own_sinks = sinks_of(model) if config.model_type.startswith(PREFIX) else None
-    if sinks is not None:
-        attach_sinks(model, sinks)
+        generation_config=GenerationConfig(),
+    )
+    if config.model_type.startswith(PREFIX):
+        sink = sink_of_hybrid(model)
+    else:
+        attach_sink(model, sink)
     _compute_in_float64(model)
-    size = (1, min(CHECK_TOKENS, config.max_position_embeddings))
-    ids = torch.randint(config.vocab_size, size, generator=torch.Generator().manual_seed(0))
+    num_tokens = min(CHECK_TOKENS, config.max_position_embeddings)
+    random = torch.Generator().manual_seed(0)
+    ids = torch.randint(config.vocab_size, (1, num_tokens), generator=random)
     out = model(ids.to(device), use_cache=False, logits_to_keep=CHECK_ROWS, **kwargs)
     result: Tensor = out.logits.double().cpu()
     model.to("meta")  # frees the memory at once, for the next model
-    return result, own_sinks
+    return result, sink
 
 
 def _compute_in_float64(model: PreTrainedModel) -> None:

@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bosch import model as models
-from bosch.masks.mask import SINKS, read_mask
+from bosch.masks.mask import read_mask
 from bosch.run.fingerprint import hash_file
 from bosch.run.stage import Artifact, Stage
+from bosch.sink import CONSTANTS_FILE
 
 VERSION = 1  # raise it when the same model and mask give other files
 
@@ -52,8 +53,9 @@ def stage_of_file(name: str, model: str, mask: Path) -> Stage:
         models.check_window_fits(found.window_tokens, model)
     models.check_weights(str(folder))
     settings = {"model": models.describe_model(folder), "mask": hash_file(mask)}
-    if found.sink == "static" and (sinks := mask.with_name(SINKS)).is_file():
-        settings["sinks"] = hash_file(sinks)
+    constants = mask.with_name(CONSTANTS_FILE)
+    if found.sink.kind == "static" and constants.is_file():
+        settings["sinks"] = hash_file(constants)
 
     def run(out: Path) -> None:
         write_hybrid(folder, mask, out)
@@ -93,8 +95,7 @@ def stage_of_hybrid(
 
 def write_hybrid(source: Path, mask: Path, out: Path) -> None:
     from bosch.hybrid.materialize import materialize  # imports torch: seconds
-    from bosch.hybrid.sink_files import read_sinks
+    from bosch.hybrid.sinks import read_constants
 
     record = read_mask(mask, models.read_model_info(source))
-    sinks = read_sinks(mask.parent, record) if record.mask.sink == "static" else None
-    materialize(source, record, out, sinks)
+    materialize(source, read_constants(mask.parent, record), out)

@@ -31,10 +31,10 @@ from transformers.conversion_mapping import (
 
 from bosch.attention.cache import CACHE, hybridize_cache
 from bosch.attention.register import NAME
-from bosch.hybrid.sinks import add_sinks, kind_of
 from bosch.masks.window import check_window
 from bosch.plugins import list_plugins, load_plugin
 from bosch.run.errors import UserError
+from bosch.sink import KEY, VALUE, Sink
 
 PREFIX = "bosch_"  # of the model_type
 # In place of num_key_value_heads in a saved config: the rows of `permutation` have that length.
@@ -88,13 +88,14 @@ class HybridCausalLM:
 
     config: Any
     training: bool
+    window_sink: Sink
 
     def __init__(self, config: PretrainedConfig, *args: object, **kwargs: object) -> None:
         if config.bosch is None:
             problem = f"a {config.model_type} needs config.bosch (window, num_full, permutation)"
             raise UserError(f"{problem}; make one with recipes/materialize_model.py.")
         super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
-        add_sinks(self, config)
+        read_sink(self)
 
     def forward(
         self,
@@ -111,13 +112,13 @@ class HybridCausalLM:
         if cache is None and use_cache:
             cache = DynamicCache(config=self.config)
         if cache is not None:
-            hybridize_cache(cache, self.config, kwargs.get("attention_mask"))
+            hybridize_cache(cache, self.config, self.window_sink, kwargs.get("attention_mask"))
         return family.forward(use_cache=use_cache, **{CACHE: cache}, **kwargs)
 
     def _prepare_cache_for_generation(self, settings: Any, inputs: Any, *args: Any) -> Any:
         result = super()._prepare_cache_for_generation(settings, inputs, *args)  # type: ignore[misc]
         if (cache := inputs.get(CACHE)) is not None:
-            hybridize_cache(cache, self.config)
+            hybridize_cache(cache, self.config, self.window_sink)
             if settings.is_assistant:  # was set on the plain layers, now replaced
                 cache.activate_past_recording()
         return result
@@ -140,6 +141,21 @@ class HybridCausalLM:
     def init_continuous_batching(self, *args: object, **kwargs: object) -> Any:
         problem = "continuous batching (generate_batch) has one kind of cache for a layer"
         raise UserError(f"{problem}, and a hybrid two; use generate, or vLLM (docs/serving.md).")
+
+
+def read_sink(model: Any) -> None:
+    """Give a hybrid and its attention modules the sink of its config, and room for the constants of
+    a static one: parameters, which are loaded or trained like any others."""
+    config, num_groups = model.config, model.config.num_key_value_heads
+    model.window_sink = sink = Sink.of_hybrid(config)
+    for layer, num_full in zip(model.base_model.layers, config.bosch["num_full"], strict=True):
+        attention = layer.self_attn
+        attention.window_sink = sink
+        if sink.kind == "static" and num_full < num_groups:
+            weight = attention.k_proj.weight
+            shape = (num_groups - num_full, weight.shape[0] // num_groups)
+            attention.register_parameter(KEY, nn.Parameter(weight.new_zeros(shape)))
+            attention.register_parameter(VALUE, nn.Parameter(weight.new_zeros(shape)))
 
 
 class BlockNorms(NamedTuple):
@@ -219,7 +235,7 @@ def check_hybrid(config: PretrainedConfig) -> None:
         if key not in config.bosch:
             raise UserError(f"config.bosch has no {key!r}; materialize the model again.")
     check_window(config.bosch["window"])
-    kind_of(config)
+    Sink.of_hybrid(config)
     num_full, rows = config.bosch["num_full"], config.bosch["permutation"]
     if not _is_list(num_full, num_layers) or any(
         type(number) is not int or not 0 <= number <= num_groups for number in num_full

@@ -16,12 +16,12 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from bosch.hybrid.conversion import Permutation, head_dimensions, head_size, permute_groups
-from bosch.hybrid.sinks import is_sink
 from bosch.model_files import INDEX, read_json_object, weight_names
 from bosch.run.errors import MissingFileError, UserError
 from bosch.run.files import path_inside, sync_directory, temporary_file, write_atomically
 from bosch.run.fingerprint import fingerprint, hash_file
 from bosch.run.progress import track
+from bosch.sink import is_sink_parameter
 
 SINGLE = "model.safetensors"
 PROGRESS = ".shards.json"  # which files are complete, by checksum; removed once the whole folder is
@@ -32,17 +32,18 @@ def rewrite_weights(
     out: Path,
     config: PretrainedConfig,
     permutation: Permutation | None,
-    sinks: Mapping[str, Tensor] | None = None,
+    constants: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """Write the weights of the folder `source` to `out`, permuted; None: unchanged. `sinks`:
-    parameters of the hybrid that the source lacks; those of the source do not go into a permuted
-    copy. Can be restarted at any point: files that are complete, by their checksums, are kept.
+    """Write the weights of the folder `source` to `out`, permuted; None: unchanged. `constants`:
+    parameters of a hybrid's sink, which the source lacks; those of the source do not go into a
+    permuted copy. Can be restarted at any point: files that are complete, by their checksums, are
+    kept.
     """
-    names, sinks, size = weight_files(source), sinks or {}, head_size(config)
+    names, constants, size = weight_files(source), constants or {}, head_size(config)
     files = {name: (source / name).stat().st_size for name in names}
     facts: dict[str, object] = {"permutation": permutation, "head_size": size, "files": files}
-    if sinks:
-        facts["sinks"] = {name: tensor.float().tolist() for name, tensor in sinks.items()}
+    if constants:
+        facts["sinks"] = {name: tensor.float().tolist() for name, tensor in constants.items()}
     job = fingerprint(facts)
     done: dict[str, str] = {}
     progress = read_json_object(out / PROGRESS) if (out / PROGRESS).is_file() else {}
@@ -70,9 +71,9 @@ def rewrite_weights(
                 tensors = {
                     key: permute_groups(key, tensor, permutation, size, dimensions)
                     for key, tensor in load_file(source / name).items()
-                    if not is_sink(key)
+                    if not is_sink_parameter(key)
                 }
-                for key, tensor in sinks.items():  # beside the layer's other weights
+                for key, tensor in constants.items():  # beside the layer's other weights
                     if (neighbor := tensors.get(_neighbor(key))) is not None:
                         tensors[key] = tensor.to(neighbor.dtype)
                 save_weights(tensors, temporary, metadata)
@@ -84,16 +85,16 @@ def rewrite_weights(
     if (source / INDEX).is_file():
         content = (source / INDEX).read_bytes()
         places = json.loads(content)["weight_map"]
-        if sinks or (permutation is not None and any(map(is_sink, places))):
-            kept = {key: name for key, name in places.items() if not is_sink(key)}
-            kept |= {key: places[_neighbor(key)] for key in sinks}
+        if constants or (permutation is not None and any(map(is_sink_parameter, places))):
+            kept = {key: name for key, name in places.items() if not is_sink_parameter(key)}
+            kept |= {key: places[_neighbor(key)] for key in constants}
             index = {"metadata": {}, "weight_map": dict(sorted(kept.items()))}
             content = (json.dumps(index, indent=2) + "\n").encode()
         write_atomically(out / INDEX, content)
 
 
-def _neighbor(sink: str) -> str:
-    return sink.rpartition(".")[0] + ".k_proj.weight"
+def _neighbor(constant: str) -> str:
+    return constant.rpartition(".")[0] + ".k_proj.weight"
 
 
 def weight_files(folder: Path) -> list[str]:

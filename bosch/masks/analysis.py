@@ -239,10 +239,11 @@ def write_replacements(
         record = replace(larger.record, mask=mask, method="replacement", settings=settings)
         path = folder / f"s{seed}.json"
         folder.mkdir(parents=True, exist_ok=True)
-        if mask.sink == "static":
-            from bosch.hybrid.sink_files import read_sinks, write_sinks  # imports torch
+        if mask.sink.kind == "static":
+            from bosch.hybrid.sinks import read_constants, write_constants  # imports torch
 
-            write_sinks(folder, read_sinks(larger.path.parent, larger.record))
+            complete = read_constants(larger.path.parent, larger.record)
+            write_constants(folder, complete.mask.sink)
         write_mask(path, replace(record, seed=seed, score_trace=None))
         rows.append(facts | {"seed": seed, "file": str(path)})
     return rows

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 
 from bosch.masks.mask import GroupMask, MaskFile, num_windowed
-from bosch.masks.window import sink_tokens
 from bosch.model import ModelInfo
 from bosch.model_files import read_json_object
 from bosch.run.checkout import provenance
 from bosch.run.errors import MissingFileError, UserError
 from bosch.run.files import write_atomically
 from bosch.run.fingerprint import hash_file
+from bosch.sink import NO_SINK, Sink
 
 METHOD = "import-duo"  # of an imported mask
 LEAST = {"sink_size": 0, "recent_size": 1}  # in tokens
@@ -80,10 +80,10 @@ def read_sizes(path: Path) -> dict[str, int]:
     return sizes
 
 
-def sink_beside(path: Path, window_tokens: int) -> str:
+def sink_beside(path: Path, window_tokens: int) -> Sink:
     """That of the config.json beside a table; at most the window."""
     count = min(read_sizes(path.parent / "config.json").get("sink_size", 0), window_tokens)
-    return f"tokens={count}" if count else "none"
+    return Sink("tokens", count) if count else NO_SINK
 
 
 def smallest(
@@ -106,11 +106,11 @@ def export_mask(record: MaskFile, path: Path) -> str:
     """Write the table, and beside it the config.json that DuoAttention reads, unless there is one.
     Returns a note to print."""
     write_atomically(path, "".join("\t".join(row) + "\n" for row in record.mask.row_texts()))
-    sinks, window = sink_tokens(record.mask.sink), record.mask.window_tokens
+    first, window = record.mask.sink.num_tokens, record.mask.window_tokens
     beside = path.with_name("config.json")
     if beside.exists():
-        needs = f"DuoAttention needs recent_size {window} and sink_size {sinks} in it."
+        needs = f"DuoAttention needs recent_size {window} and sink_size {first} in it."
         return f"{beside} was there and is left as it is; {needs}"
-    sizes = {"sink_size": sinks, "recent_size": window}
+    sizes = {"sink_size": first, "recent_size": window}
     write_atomically(beside, json.dumps(sizes, indent=1) + "\n")
     return f"{beside} has the window and the sinks, which the table does not contain."

@@ -12,6 +12,7 @@ from bosch.masks.mask import GroupMask
 from bosch.methods._settings import default_settings, unit_of
 from bosch.model import fetch_config, read_model_info
 from bosch.run.errors import UserError
+from bosch.sink import Sink
 
 BUDGET = re.compile(r"(\d+\.?\d*) ?([KMGT])(i?)B@(\d+)([kM]?)", re.IGNORECASE)
 
@@ -36,7 +37,7 @@ def with_kv_budget(
     count = model.num_layers * model.num_groups // width
     for windowed in range(count + 1):
         rows = [[0] * width] * windowed + [[1] * width] * (count - windowed)
-        mask = replace(GroupMask.from_rows(rows, config.window), sink=config.sink)
+        mask = replace(GroupMask.from_rows(rows, config.window), sink=Sink.parse(config.sink))
         needed = mask.kv_bytes(tokens, model.head_dim)
         size = f"{needed / unit_bytes:.3g} {unit} in use at {tokens:,} tokens"
         if needed <= float(number) * unit_bytes:

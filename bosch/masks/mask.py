@@ -9,20 +9,13 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_type_hints
 
-from bosch.masks.window import (
-    WINDOW_CONVENTION,
-    check_window,
-    sink_as_json,
-    sink_from_json,
-    sink_tokens,
-    spare_tokens,
-)
+from bosch.masks.window import WINDOW_CONVENTION, check_window, spare_tokens
 from bosch.model import ModelInfo
 from bosch.model_files import read_json_object
 from bosch.run.errors import UserError
 from bosch.run.files import write_atomically
+from bosch.sink import NO_SINK, Sink
 
-SINKS = "sinks.safetensors"  # beside a mask's file: its static sinks
 Unit = Literal["group", "layer"]
 UNITS = get_args(Unit)
 # A mask: z[layer][group], 1 is full attention and 0 the sliding window. A search scores, compares
@@ -37,13 +30,13 @@ class GroupMask:
     z: Z
     window_tokens: int  # window size in tokens, including the current token
     unit: Unit = "group"  # what was chosen; "layer": all groups of a layer are equal
-    sink: str = "none"  # of its windows: none, static or tokens=S
+    sink: Sink = NO_SINK  # of its windows
 
     def __post_init__(self) -> None:
         check_window(self.window_tokens)
         if self.unit not in UNITS:
             raise UserError(f"unit is {self.unit!r}; it must be one of {', '.join(UNITS)}.")
-        sink_tokens(self.sink, self.window_tokens)
+        self.sink.check_fits(self.window_tokens)
         if not self.z or not self.z[0]:
             raise UserError("A mask needs at least one layer with one group.")
         for layer, row in enumerate(self.z):
@@ -114,17 +107,16 @@ class GroupMask:
         """Bytes of the entries in use for one text, without spare room. A windowed group keeps W-1,
         because the next token adds its own before it attends (the static cache keeps W), and those
         of its sink."""
-        in_window = min(context_tokens, self.window_tokens - 1) + sink_tokens(self.sink)
+        in_window = min(context_tokens, self.window_tokens - 1) + self.sink.num_tokens
         entries = self.num_full * context_tokens + self.num_windowed * in_window
         return entries * 2 * head_dim * bytes_per_value  # 2: keys and values
 
     def allocated_bytes(self, context_tokens: int, head_dim: int, bytes_per_value: int = 2) -> int:
         """What our dynamic cache allocates at most for one text, and does allocate when it has read
         a text at once and the first new token: entries in use, and room for further tokens."""
-        first = sink_tokens(self.sink)
         in_window = min(context_tokens, self.window_tokens - 1)
         entries = self.num_full * (context_tokens + spare_tokens(context_tokens))
-        entries += self.num_windowed * (in_window + spare_tokens(in_window) + first)
+        entries += self.num_windowed * (in_window + spare_tokens(in_window) + self.sink.num_tokens)
         return entries * 2 * head_dim * bytes_per_value
 
     def dense_kv_bytes(self, context_tokens: int, head_dim: int, bytes_per_value: int = 2) -> int:
@@ -226,8 +218,8 @@ MODEL_FIELDS = {name: get_args(kind) or (kind,) for name, kind in get_type_hints
 def write_mask(path: Path, record: MaskFile) -> None:
     content = CONVENTIONS | record.origin()
     content |= {"window_tokens": record.mask.window_tokens, "z": record.mask.row_texts()}
-    if record.mask.sink != "none":  # so that masks without are as before there were any
-        content["sink"] = sink_as_json(record.mask.sink)
+    if record.mask.sink.kind != "none":  # so that masks without are as before there were any
+        content["sink"] = record.mask.sink.to_json()
     in_order = {name: content[name] for name in FIELDS if name in content}
     write_atomically(path, json.dumps(in_order, indent=1, allow_nan=False) + "\n")
 
@@ -258,7 +250,8 @@ def _parse(content: dict[str, Any]) -> MaskFile:
         if type(row) is not str or set(row) - {"0", "1"}:
             raise UserError(f"z, layer {layer}, is {row!r}; it must be a string of 0 and 1.")
     z = tuple(tuple(map(int, row)) for row in content["z"])
-    mask = GroupMask(z, content["window_tokens"], content["unit"], sink_from_json(content["sink"]))
+    sink = Sink.from_json(content["sink"])
+    mask = GroupMask(z, content["window_tokens"], content["unit"], sink)
     if not math.isclose(content["ratio"], mask.ratio, abs_tol=1e-9):  # nan is not close
         raise UserError(f"ratio is {content['ratio']}, but z has that of {mask.ratio:.6g}.")
     for name in ("settings", "provenance"):  # they go into config.json

@@ -74,7 +74,7 @@ def write_picture(figure: "Figure", path: Path) -> None:
 def mask_title(record: MaskFile) -> str:
     mask = record.mask
     share = f"ratio {mask.ratio:.4g} ({mask.num_windowed}/{mask.num_total})"
-    sink = "" if mask.sink == "none" else f", sink {mask.sink}"
+    sink = "" if mask.sink.kind == "none" else f", sink {mask.sink}"
     return f"{visible(record.method)}, {share}, window {mask.window_tokens}{sink}"
 
 

@@ -52,16 +52,17 @@ def choose_most_local(scores: Scores, inputs: Inputs) -> Selection:
 def write_selection(name: str, inputs: Inputs, selection: Selection, began: float) -> MaskFile:
     """Write what a method chose into the stage's folder. `began`: time.monotonic() at the start."""
     settings, folder, scores = deciding(inputs.settings), inputs.folder, selection.scores
-    mask = replace(selection.mask, sink=inputs.sink)
-    if inputs.sink == "static":
-        from bosch.hybrid.sink_files import write_sinks  # imports torch
-        from bosch.hybrid.sinks import Sinks
+    sink = inputs.sink
+    if sink.kind == "static":
+        from bosch.hybrid.sinks import write_constants  # imports torch
 
-        sinks = selection.sinks or inputs.sinks_of(inputs.model)
-        assert isinstance(sinks, Sinks)
-        write_sinks(folder, sinks)
+        sink = selection.mask.sink
+        if sink.constants is None:  # none came with the mask: those of the search
+            model: Any = inputs.model
+            sink = model.window_sink
+        write_constants(folder, sink)
     record = MaskFile(
-        mask=mask,
+        mask=replace(selection.mask, sink=sink),
         model=selection.model or inputs.model_info,
         method=name,
         ratio_asked=inputs.ratio,

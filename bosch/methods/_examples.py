@@ -67,6 +67,6 @@ def identify(inputs: Inputs, method: str) -> str:
     ]
     names = ("model_info", "window_tokens", "seed", "settings")
     facts = {name: getattr(inputs, name) for name in names} | facts_of(inputs.model)
-    if inputs.sink != "none":
-        facts["sink"] = inputs.sink
+    if inputs.sink.kind != "none":
+        facts["sink"] = str(inputs.sink)
     return fingerprint(facts | {"method": method, "haystacks": haystacks})

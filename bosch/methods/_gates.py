@@ -16,6 +16,7 @@ from bosch.model import read_model_info
 from bosch.run.dist import rank_and_world
 from bosch.run.errors import UserError
 from bosch.run.progress import say
+from bosch.sink import NO_SINK
 
 MOST_SEQUENCE_TOKENS = 8_192  # ConSA's
 LEAST_WINDOWS = 4
@@ -99,7 +100,7 @@ def learn(
         *length,
         inputs.folder / WEIGHTS if settings.weights == "learned" else None,
         # Not of inputs.model, which would stay in memory beside the one that is trained.
-        inputs.sinks_of(inputs.load_model()) if inputs.sink != "none" else None,
+        inputs.measured_sink(inputs.load_model()) if inputs.sink.kind != "none" else NO_SINK,
     )
     table_U, figures = gates.table(), gates.figures()
     units, drawn = lowest(table_U, settings.granularity, inputs.ratio, inputs.seed)

@@ -18,6 +18,7 @@ from bosch.model import read_shape
 from bosch.plugins import describe_plugin, list_plugins, load_plugin, suggest
 from bosch.run.errors import UserError
 from bosch.run.fingerprint import plain
+from bosch.sink import Sink
 
 METHODS = "bosch.methods"
 
@@ -92,7 +93,8 @@ def auto_sink(config: Config, settings: object = None) -> str:
     """What `--sink auto` means: static with every method, so that comparisons are of methods alone;
     but a method that brings a sink of its own has that."""
     if brings := brings_sink(config.method):
-        return brings(settings or default_settings(config.method, config.mask), config.window)
+        usual = settings or default_settings(config.method, config.mask)
+        return str(brings(usual, config.window))
     return "static"
 
 
@@ -101,8 +103,8 @@ def usual_path(config: Config, settings: object = None) -> Path:
     return config.usual_path(auto_sink(config, settings))
 
 
-def brings_sink(name: str) -> Callable[[object, int], str] | None:
-    found: Callable[[object, int], str] | None = getattr(load_method(name), "own_sink", None)
+def brings_sink(name: str) -> Callable[[object, int], Sink] | None:
+    found: Callable[[object, int], Sink] | None = getattr(load_method(name), "own_sink", None)
     return found
 
 

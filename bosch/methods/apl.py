@@ -23,7 +23,7 @@ def score_groups(inputs: Inputs) -> Scores:
         def peak_lags(q_HTD: Tensor, k_GTD: Tensor, scaling: float) -> Tensor:
             scores_HNS = single_rows(q_HTD, k_GTD, scaling, last_tokens)
             for row, position in enumerate(last_tokens):  # a sink is no peak: it stays visible
-                past = min(inputs.num_sink_tokens, max(0, position - inputs.window_tokens + 1))
+                past = min(inputs.sink.num_visible, max(0, position - inputs.window_tokens + 1))
                 scores_HNS[:, row, :past] = -torch.inf
             peaks_HN = scores_HNS.argmax(-1)
             return torch.tensor(last_tokens, device=peaks_HN.device) - peaks_HN

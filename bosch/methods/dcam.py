@@ -20,7 +20,7 @@ def score_groups(inputs: Inputs) -> Scores:
         for rows in attention_rows(q_HTD, k_GTD, scaling, inputs.chunk_elements):
             first, inside_CS = rows.inside(inputs.window_tokens)
             mass_H += exact_sum(rows.weights_HCS[..., first:] * inside_CS)
-            weights_HCN = rows.weights_HCS[..., : inputs.num_sink_tokens]
+            weights_HCN = rows.weights_HCS[..., : inputs.sink.num_visible]
             mass_H += exact_sum(weights_HCN * rows.past(inputs.window_tokens, weights_HCN.shape[2]))
         return mass_H
 

@@ -63,7 +63,7 @@ def measure_haystack(inputs: Inputs, haystack: Haystack) -> Result:
             saliency_HCS = row_scores(do_HCD, v_GSD).mul_(rows.weights_HCS).square_()
             first, inside_CS = rows.inside(inputs.window_tokens)
             sums_PH[0] += exact_sum(saliency_HCS[..., first:] * inside_CS)
-            sink_HCN = saliency_HCS[..., : inputs.num_sink_tokens]
+            sink_HCN = saliency_HCS[..., : inputs.sink.num_visible]
             sums_PH[0] += exact_sum(sink_HCN * rows.past(inputs.window_tokens, sink_HCN.shape[2]))
             sums_PH[1] += exact_sum(saliency_HCS)
         sums[layer] = tuple(sums_PH.tolist())

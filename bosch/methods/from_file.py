@@ -14,6 +14,7 @@ from bosch.masks.mask import read_mask
 from bosch.method import Inputs, MethodTraits, Selection
 from bosch.run.errors import MissingFileError, UserError
 from bosch.run.fingerprint import hash_file
+from bosch.sink import Sink
 
 traits = MethodTraits(reads_calibration=False)
 
@@ -35,7 +36,7 @@ def check(settings: Settings) -> None:
         read_mask(settings.path)
 
 
-def own_sink(settings: Settings, window_tokens: int) -> str:
+def own_sink(settings: Settings, window_tokens: int) -> Sink:
     check(settings)
     path: Any = settings.path
     return sink_beside(path, window_tokens) if path.suffix == ".tsv" else read_mask(path).mask.sink
@@ -44,7 +45,7 @@ def own_sink(settings: Settings, window_tokens: int) -> str:
 def select(inputs: Inputs) -> Selection:
     check(inputs.settings)
     path: Path = inputs.settings.path
-    window, sinks = inputs.window_tokens, None
+    window = inputs.window_tokens
     notes: tuple[str, ...] = ()
     if path.suffix == ".tsv":
         record, notes = import_mask(path, inputs.model_info, inputs.ratio, window, inputs.seed)
@@ -54,10 +55,10 @@ def select(inputs: Inputs) -> Selection:
         if (made_for := record.mask.window_tokens) != window:
             notes = (f"{path} was made for a window of {made_for} tokens; using it with {window}",)
         details, drawn = {"made_by": record.method}, False
-        if record.mask.sink == "static":
-            from bosch.hybrid.sink_files import read_sinks  # imports torch
+        if record.mask.sink.kind == "static":
+            from bosch.hybrid.sinks import read_constants  # imports torch
 
-            sinks = read_sinks(path.parent, record)
+            record = read_constants(path.parent, record)
     mask = record.mask
     if mask.sink != inputs.sink:
         raise UserError(
@@ -68,4 +69,4 @@ def select(inputs: Inputs) -> Selection:
     mask.refuse_another_ratio(inputs.ratio, str(path), advice)
     details["path_xxh3"] = hash_file(path)
     mask = replace(mask, window_tokens=window)
-    return Selection(mask, details=details, drawn=drawn, notes=notes, sinks=sinks)
+    return Selection(mask, details=details, drawn=drawn, notes=notes)

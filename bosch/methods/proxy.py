@@ -48,7 +48,7 @@ def score_groups(inputs: Inputs) -> Scores:
         total_H = torch.zeros(q_HTD.shape[0], dtype=torch.float64, device=q_HTD.device)
         for rows in attention_rows(q_HTD, k_GTD, scaling, inputs.chunk_elements):
             weights_HCS = rows.weights_HCS
-            weights_HCN = weights_HCS[..., : inputs.num_sink_tokens]
+            weights_HCN = weights_HCS[..., : inputs.sink.num_visible]
             # What a sink holds needs no block.
             weights_HCN.masked_fill_(rows.past(inputs.window_tokens, weights_HCN.shape[2]), 0)
             missing = -weights_HCS.shape[-1] % block_tokens

@@ -49,7 +49,7 @@ def score_groups(inputs: Inputs) -> Scores:
         deviation_HCS = (scores_HCS - mean_HC[..., None]) * near_CS
         variance_HC = deviation_HCS.square().sum(-1) / num_near_C
         num_far_C = queries_C1[:, 0] - window + 1
-        if num_sinks := inputs.num_sink_tokens:
+        if num_sinks := inputs.sink.num_visible:
             sinks_HCN = row_scores(q_HTD[:, start:stop], k_GTD[:, :num_sinks], scaling)
             within_CN = torch.arange(num_sinks, device=q_HTD.device) >= num_far_C[:, None]
             sinks_HC = sinks_HCN.masked_fill(within_CN, float("-inf")).logsumexp(-1)

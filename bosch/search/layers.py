@@ -24,12 +24,13 @@ from transformers import PreTrainedModel
 from bosch.attention.call import AttentionCall
 from bosch.attention.dispatch import attend, refusal
 from bosch.attention.register import NAME
+from bosch.attention.sink_keys import keys_beyond
 from bosch.hybrid.models import apply_norm, family_of
-from bosch.hybrid.sinks import ATTACHED, sink_beyond
 from bosch.kernels import rotation_of
 from bosch.masks.mask import Z
 from bosch.masks.window import check_window
 from bosch.run.errors import UserError
+from bosch.sink import NO_SINK
 
 OVERFLOW = (
     "The model's probabilities are not numbers: its hidden states overflow in its number format. "
@@ -104,7 +105,7 @@ class Layers:
         visible_NT = full_NT & (distance_NT < self.window_tokens), full_NT
         q_BGRND = q_BHND.unflatten(1, (self.num_groups, -1))
         parts_BNRD: dict[int, Tensor] = {}  # by group
-        source = getattr(attention, ATTACHED, None)
+        has_sink = getattr(attention, "window_sink", NO_SINK).kind != "none"
         for bit in (1, 0):
             groups = [group for group, value in enumerate(row) if value == bit]
             if not groups:
@@ -116,8 +117,9 @@ class Layers:
                 scaling=attention.scaling,
                 mask_BNTS=visible_NT[bit][None, None],
             )
-            if not bit and source is not None and x_BTC.shape[1] > self.window_tokens:
-                sink = sink_beyond(source, (rows_N - self.window_tokens)[None], k_BGTD, v_BGTD)
+            if not bit and has_sink and x_BTC.shape[1] > self.window_tokens:
+                beyond_BN = (rows_N - self.window_tokens)[None]
+                sink = keys_beyond(attention, beyond_BN, k_BGTD, v_BGTD)
                 call = replace(call, sink=sink.of_groups(groups))
             out_BNGRD = attend(call, self.backend).transpose(1, 2).unflatten(2, (len(groups), -1))
             parts_BNRD |= zip(groups, out_BNGRD.unbind(2), strict=True)

@@ -16,7 +16,6 @@ from typing import Any
 from bosch import model as models
 from bosch.calibration import Calibration
 from bosch.config import Config, TrainConfig
-from bosch.masks.mask import SINKS
 from bosch.method import Inputs, Learning, MethodTraits
 from bosch.methods import _settings as methods
 from bosch.methods._choose import deciding, make_mask, write_selection
@@ -25,6 +24,7 @@ from bosch.run.errors import UserError
 from bosch.run.fingerprint import hash_file
 from bosch.run.progress import say
 from bosch.run.stage import Artifact, Stage
+from bosch.sink import CONSTANTS_FILE, Sink
 
 VERSIONS = {"bosch": 3, "fisher": 2}  # of methods that have come to choose other masks
 ReadSet = Callable[[Path, str], Calibration]  # `read_set` of data/calibration_stage.py
@@ -68,8 +68,8 @@ def stage(
     for name, value in decides["settings"].items():
         if isinstance(value, Path) and value.is_file():  # its content decides, not its path
             decides["settings"][name] = {"xxh3": hash_file(value)}
-            if (sinks := value.with_name(SINKS)).is_file():
-                decides["settings"][name]["sinks"] = hash_file(sinks)
+            if (constants := value.with_name(CONSTANTS_FILE)).is_file():
+                decides["settings"][name]["sinks"] = hash_file(constants)
     inputs: dict[str, Stage | Artifact] = {}
     if traits.reads_calibration or measures_sinks:
         if calibration is None:
@@ -143,7 +143,7 @@ def write_mask(
         folder=folder,
         load_tokenizer=partial(models.find_tokenizer, model),
         learning=make_learning(config, model, tokens) if tokens else None,
-        sink=config.sink,
+        sink=Sink.parse(config.sink),
     )
     began = time.monotonic()
     selection = make_mask(config.method, inputs)

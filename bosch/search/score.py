@@ -56,8 +56,8 @@ def open_evaluator(inputs: Inputs, settings: SearchSettings) -> "Iterator[Evalua
     start_ranks()
     model, calibration, window = inputs.model, inputs.calibration, inputs.window_tokens
     facts = scoring_facts(model, inputs.model_info, calibration, window)
-    if inputs.sink != "none":
-        facts["sink"] = inputs.sink
+    if inputs.sink.kind != "none":
+        facts["sink"] = str(inputs.sink)
     folder, shared = inputs.folder, None
     # A stage's folder: runs lie beside each other, and share what they know of masks.
     if settings.accelerations.memo and (folder / STARTED).is_file():

@@ -27,6 +27,7 @@ from bosch.model_files import read_json_object
 from bosch.run import files
 from bosch.run.errors import MissingFileError, UserError
 from bosch.run.stage import flatten, follow_reference
+from bosch.sink import Sink
 
 # eval/window/128 and eval/length/4096 hold more evaluations: the column that names the condition.
 VARIANTS = {"window": "window", "length": "text_tokens"}
@@ -80,7 +81,8 @@ class RunResults:
         found |= {"mask.options": " ".join(words), "model": Path(str(found["model"])).name}
         if self.mask:
             mask, asked = self.mask.mask, self.mask.ratio_asked
-            found |= {"method": self.mask.method, "window": mask.window_tokens, "sink": mask.sink}
+            found |= {"method": self.mask.method, "window": mask.window_tokens}
+            found["sink"] = str(mask.sink)
             found["ratio"] = mask.ratio if asked is None else asked
             # The model that it started from. A learned mask comes with weights of its own.
             weights = self.mask.model.weight_hash or self.mask.model.revision
@@ -221,7 +223,7 @@ def read_config(stored: Mapping[str, object], mask: MaskFile | None) -> dict[str
     method then; their mask has the one that they had."""
     config = fill_in(stored)
     if config["sink"] == "auto" and mask is not None:
-        config["sink"] = mask.mask.sink
+        config["sink"] = str(mask.mask.sink)
     return config
 
 
@@ -315,7 +317,10 @@ def append_run(archive: Path, run: RunResults) -> None:
     """Add a run as the last line. The file is replaced at once: a kill leaves the old one. Sweeps
     that share it wait for each other."""
     record: dict[str, Any] = {name: getattr(run, name) for name in COPIED_FIELDS}
-    record["mask"] = run.mask and asdict(run.mask)
+    record["mask"] = None
+    if run.mask is not None:
+        record["mask"] = asdict(run.mask)
+        record["mask"]["mask"]["sink"] = str(run.mask.mask.sink)
     record["rows"] = [*run.rows, *run.variants]
     record["samples"] = [
         [*key, *cell, [scores.get(index) for index in range(max(scores) + 1)]]
@@ -363,7 +368,12 @@ def _identity(run: RunResults) -> Hashable:
 def _parse_run(archive: Path, record: Mapping[str, Any]) -> RunResults:
     mask = record["mask"]
     if mask is not None:
-        groups = GroupMask(**mask["mask"] | {"z": tuple(map(tuple, mask["mask"]["z"]))})
+        groups = GroupMask(
+            z=tuple(map(tuple, mask["mask"]["z"])),
+            window_tokens=mask["mask"]["window_tokens"],
+            unit=mask["mask"]["unit"],
+            sink=Sink.parse(mask["mask"].get("sink", "none")),  # earlier archives have none
+        )
         mask = MaskFile(**mask | {"mask": groups, "model": ModelInfo(**mask["model"])})
     samples: dict[EvaluationKey, Any] = {}
     for step, suite, under, task, length, scores in record["samples"]:

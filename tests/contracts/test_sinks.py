@@ -3,6 +3,7 @@
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,16 +15,23 @@ from transformers import CompileConfig, DynamicCache, PreTrainedModel, StaticCac
 from bosch.attention.backends import sdpa
 from bosch.attention.cache import CACHE, allocated_bytes, kv_bytes
 from bosch.attention.call import AttentionCall
+from bosch.attention.sink_keys import keys_beyond
 from bosch.config import TrainConfig
 from bosch.hybrid.conversion import deploy, head_size
 from bosch.hybrid.export import mask_record
 from bosch.hybrid.materialize import materialize, unmaterialize
 from bosch.hybrid.model_stage import write_hybrid
-from bosch.hybrid.sink_files import measure_sinks, read_sinks, sinks_of, write_sinks
-from bosch.hybrid.sinks import Sinks, attach_sinks, sink_beyond
+from bosch.hybrid.sinks import (
+    attach_sink,
+    measure_static_sink,
+    read_constants,
+    sink_of_hybrid,
+    write_constants,
+)
 from bosch.masks.mask import MaskFile, read_mask, write_mask
 from bosch.model import load_model
 from bosch.run.errors import UserError
+from bosch.sink import NO_SINK, Sink, SinkConstants
 from bosch.training.model_start import make_optimizer
 from tests.contracts.test_memory_saved import NEW, PROMPT, WAYS, generated
 from tests.hybrid_folders import plain_folder, record_for
@@ -39,37 +47,40 @@ from tests.model_factory import (
 )
 
 WINDOW = 16
-# How many first tokens, beside the constants.
-FIRST = 3
+FIRST = Sink("tokens", 3)
 every_family = pytest.mark.parametrize("family", FAMILIES)
 
 
-def model_and_sinks(family: str) -> tuple[PreTrainedModel, Sinks]:
-    """Large sinks, so that they show."""
+def model_and_sink(family: str) -> tuple[PreTrainedModel, Sink]:
+    """A large one, so that it shows."""
     model = tiny_model(family).double()
-    sinks = measure_sinks(model, list(random_tokens(3, 5, seed=3)))
-    return model, Sinks(sinks.keys_LGD * 1.5, sinks.values_LGD * 3)
+    found = measure_static_sink(model, list(random_tokens(3, 5, seed=3))).known_constants()
+    return model, static_sink(found.keys_LGD * 1.5, found.values_LGD * 3)
+
+
+def static_sink(keys_LGD: Tensor, values_LGD: Tensor) -> Sink:
+    return Sink("static", constants=SinkConstants(keys_LGD, values_LGD))
 
 
 def hybrid_with(kind: str, family: str = "qwen3") -> PreTrainedModel:
-    model, sinks = model_and_sinks(family)
-    return deploy(model, MIXED, WINDOW, sinks if kind == "static" else FIRST)
+    model, static = model_and_sink(family)
+    return deploy(model, MIXED, WINDOW, static if kind == "static" else FIRST)
 
 
-def searched(model: Any, sinks: Sinks | int, ids: Tensor, z: Any = MIXED, **more: Any) -> Tensor:
-    """The logits of search mode with sinks. The model is left without."""
-    attach_sinks(model, sinks)
+def searched(model: Any, sink: Sink, ids: Tensor, z: Any = MIXED, **more: Any) -> Tensor:
+    """The logits of search mode with a sink. The model is left without."""
+    attach_sink(model, sink)
     found = logits(model, ids, bosch_mask=z, bosch_window=WINDOW, use_cache=False, **more)
-    attach_sinks(model, None)
+    attach_sink(model, NO_SINK)
     return found
 
 
-def by_hand(model: PreTrainedModel, ids: Tensor, sinks: Sinks) -> Tensor:
+def by_hand(model: PreTrainedModel, ids: Tensor, sink: Sink) -> Tensor:
     """All groups windowed: the sink as a key of its own, at a position before all others, put into
     the model's own cache; the window as a mask."""
     num_tokens = ids.shape[1]
     cache = DynamicCache(config=model.config)
-    for layer, (key_GD, value_GD) in enumerate(zip(*sinks, strict=True)):
+    for layer, (key_GD, value_GD) in enumerate(zip(*sink.known_constants(), strict=True)):
         cache.update(key_GD[None, :, None], value_GD[None, :, None], layer)
     distance = torch.arange(num_tokens)[:, None] - torch.arange(num_tokens)
     window = (distance >= 0) & (distance < WINDOW)
@@ -82,11 +93,11 @@ def by_hand(model: PreTrainedModel, ids: Tensor, sinks: Sinks) -> Tensor:
 
 @every_family
 def test_the_search_sees_the_sink_as_one_more_key(family: str) -> None:
-    model, sinks = model_and_sinks(family)
+    model, sink = model_and_sink(family)
     ids = random_tokens(1, 50)
-    found = searched(model, sinks, ids, same_mask(0, model))
+    found = searched(model, sink, ids, same_mask(0, model))
     stock = tiny_model(family, attention="sdpa").double()
-    assert_close(found, by_hand(stock, ids, sinks), 1e-9)
+    assert_close(found, by_hand(stock, ids, sink), 1e-9)
     without = logits(model, ids, bosch_mask=same_mask(0, model), bosch_window=WINDOW)
     assert_close(found[:, :WINDOW], without[:, :WINDOW], 1e-9)
     assert (found - without)[:, WINDOW:].abs().amax() > 0.01
@@ -97,35 +108,35 @@ def test_first_tokens_are_a_mask_of_the_stock_model(family: str) -> None:
     model, ids = tiny_model(family).double(), random_tokens(1, 50)
     found = searched(model, FIRST, ids, same_mask(0, model))
     distance = torch.arange(50)[:, None] - torch.arange(50)
-    visible = (distance >= 0) & ((distance < WINDOW) | (torch.arange(50) < FIRST))
+    visible = (distance >= 0) & ((distance < WINDOW) | (torch.arange(50) < FIRST.num_tokens))
     stock = tiny_model(family, attention="sdpa").double()
     assert_close(found, logits(stock, ids, attention_mask=visible[None, None]), 1e-9)
 
 
 @every_family
 def test_a_full_mask_and_a_text_within_the_window_are_as_without(family: str) -> None:
-    model, sinks = model_and_sinks(family)
+    model, sink = model_and_sink(family)
     ids = random_tokens(1, 50)
-    assert torch.equal(searched(model, sinks, ids, same_mask(1, model)), logits(model, ids))
+    assert torch.equal(searched(model, sink, ids, same_mask(1, model)), logits(model, ids))
     short = ids[:, :WINDOW]
     expected = logits(model, short, bosch_mask=MIXED, bosch_window=WINDOW)
-    assert torch.equal(searched(model, sinks, short), expected)
-    hybrids = deploy(model, MIXED, WINDOW, sinks), deploy(model, MIXED, WINDOW)
+    assert torch.equal(searched(model, sink, short), expected)
+    hybrids = deploy(model, MIXED, WINDOW, sink), deploy(model, MIXED, WINDOW)
     assert torch.equal(*(logits(hybrid, short) for hybrid in hybrids))
 
 
 @pytest.mark.parametrize("kind", ["static", "tokens"])
 @every_family
 def test_the_hybrid_is_the_searched_model(family: str, kind: str) -> None:
-    model, sinks = model_and_sinks(family)
-    sinks = sinks if kind == "static" else FIRST
-    hybrid, ids = deploy(model, MIXED, WINDOW, sinks), random_tokens(2, 90)
+    model, sink = model_and_sink(family)
+    sink = sink if kind == "static" else FIRST
+    hybrid, ids = deploy(model, MIXED, WINDOW, sink), random_tokens(2, 90)
     padded = torch.ones(2, 90, dtype=torch.long)
     padded[0, :31] = 0
     # The sink is a key at position 0, so positions count from the first token that is no padding.
     with_padding = {"attention_mask": padded, "position_ids": (padded.cumsum(1) - 1).clamp_min(0)}
     for arguments, first in (({}, 0), (with_padding, 31)):
-        expected = searched(model, sinks, ids, **arguments)[:, first:]
+        expected = searched(model, sink, ids, **arguments)[:, first:]
         assert_close(logits(hybrid, ids, **arguments)[:, first:], expected, 1e-4)
     # Padding changes nothing for a row, and packed documents are as by themselves.
     alone = logits(hybrid, ids[:1, 31:])
@@ -206,10 +217,10 @@ def test_compiled_steps_give_the_tokens_of_plain_ones(kind: str) -> None:
 
 @every_family
 def test_gradients_of_the_sinks_are_those_of_the_search(family: str) -> None:
-    model, measured = model_and_sinks(family)
-    sinks = Sinks(*(x.clone().requires_grad_() for x in measured))
+    model, measured = model_and_sink(family)
+    constants = SinkConstants(*(x.clone().requires_grad_() for x in measured.known_constants()))
     hybrid, ids = deploy(model, MIXED, WINDOW, measured), random_tokens(2, 50)
-    attach_sinks(model, sinks)
+    attach_sink(model, static_sink(*constants))
     model(ids, labels=ids, bosch_mask=MIXED, bosch_window=WINDOW).loss.backward()
     hybrid.train()(ids, labels=ids).loss.backward()
     for layer, (row, num_full) in enumerate(
@@ -217,7 +228,7 @@ def test_gradients_of_the_sinks_are_those_of_the_search(family: str) -> None:
     ):
         attention = hybrid.model.layers[layer].self_attn
         ours = (attention.window_sink_key.grad, attention.window_sink_value.grad)
-        for found, of_search in zip(ours, sinks, strict=True):
+        for found, of_search in zip(ours, constants, strict=True):
             assert found.abs().max() > 0
             assert_close(found, of_search.grad[layer, row[num_full:]], 1e-4)
 
@@ -225,12 +236,16 @@ def test_gradients_of_the_sinks_are_those_of_the_search(family: str) -> None:
 def mask_with_sinks(folder: Path, dense: Path) -> MaskFile:
     """The mask of a search with --sink static, as its stage leaves it."""
     record = record_for(dense)
-    record = replace(record, mask=replace(record.mask, sink="static"))
+    record = replace(record, mask=replace(record.mask, sink=Sink("static")))
     folder.mkdir()
     write_mask(folder / "mask.json", record)
     model = load_model(dense, torch.float32, "cpu", attn_implementation="bosch")
-    write_sinks(folder, measure_sinks(model, list(random_tokens(2, 3))))
+    write_constants(folder, measure_static_sink(model, list(random_tokens(2, 3))))
     return record
+
+
+def constants_of(folder: Path, record: MaskFile) -> SinkConstants:
+    return read_constants(folder, record).mask.sink.known_constants()
 
 
 @pytest.mark.parametrize("shard_size", ["1GB", "40kB"])
@@ -242,12 +257,11 @@ def test_a_hybrid_has_the_masks_sinks_and_goes_back(shard_size: str, tmp_path: P
         materialize(dense, record, tmp_path / "hybrid")
     write_hybrid(dense, tmp_path / "mask" / "mask.json", tmp_path / "hybrid")
     hybrid = load_model(tmp_path / "hybrid", "auto", "cpu")
-    sinks = read_sinks(tmp_path / "mask", record)
+    constants = constants_of(tmp_path / "mask", record)
     for layer, row in enumerate(MIXED):
         windowed = [group for group, bit in enumerate(row) if not bit]
-        found = sinks_of(hybrid)
-        assert found is not None
-        for ours, theirs in zip(found, sinks, strict=True):
+        found = sink_of_hybrid(hybrid).known_constants()
+        for ours, theirs in zip(found, constants, strict=True):
             assert torch.equal(ours[layer, windowed], theirs[layer, windowed])
     assert mask_record(hybrid.config).mask == record.mask
     unmaterialize(tmp_path / "hybrid", tmp_path / "again")
@@ -260,17 +274,17 @@ def test_a_hybrid_has_the_masks_sinks_and_goes_back(shard_size: str, tmp_path: P
 def test_sinks_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     dense = plain_folder(tmp_path / "dense")
     record = mask_with_sinks(tmp_path / "mask", dense)
-    good, path = read_sinks(tmp_path / "mask", record), tmp_path / "mask" / "sinks.safetensors"
+    good, path = constants_of(tmp_path / "mask", record), tmp_path / "mask" / "sinks.safetensors"
     for keys_LGD, words in (
         (good.keys_LGD[:1], "keys_LGD is"),
         (good.keys_LGD * float("nan"), "no finite numbers"),
     ):
-        write_sinks(tmp_path / "mask", Sinks(keys_LGD, good.values_LGD))
+        write_constants(tmp_path / "mask", static_sink(keys_LGD, good.values_LGD))
         with pytest.raises(UserError, match=words):
-            read_sinks(tmp_path / "mask", record)
+            read_constants(tmp_path / "mask", record)
     path.write_bytes(b"no sinks")
     with pytest.raises(UserError, match="not a file of sinks"):
-        read_sinks(tmp_path / "mask", record)
+        read_constants(tmp_path / "mask", record)
     path.unlink()
     with pytest.raises(UserError, match=r"sinks\.safetensors does not exist"):
         write_hybrid(dense, tmp_path / "mask" / "mask.json", tmp_path / "hybrid")
@@ -292,7 +306,8 @@ def test_a_hybrid_without_its_sinks_or_of_an_unknown_kind_is_refused(tmp_path: P
 def test_a_sink_that_is_no_number_shows(count: int) -> None:
     q, k, v = torch.randn(3, 1, 2, 40, 8)
     beyond_BT = torch.arange(40)[None] - WINDOW
-    sink = sink_beyond(count, beyond_BT, torch.full_like(k, torch.nan), v)
+    module = SimpleNamespace(window_sink=Sink("tokens", count))
+    sink = keys_beyond(module, beyond_BT, torch.full_like(k, torch.nan), v)
     out = sdpa.attend(AttentionCall(q, k, v, 1.0, WINDOW, sink=sink))
     assert out[:, :, WINDOW:].isnan().all()
     assert out[:, :, :WINDOW].isfinite().all()

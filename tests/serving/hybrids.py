@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from bosch.hybrid.conversion import deploy
-from bosch.hybrid.sinks import Sinks
+from bosch.sink import NO_SINK, Sink, SinkConstants
 
 TINY = Path(__file__).parents[2] / "bosch" / "assets" / "tiny-qwen3"
 WINDOW = 64
@@ -21,9 +21,10 @@ def tiny_hybrid(ratio: float, window: int = WINDOW, seed: int = 0, has_sinks: bo
     bits += [1] * (64 - len(bits))
     random.Random(seed).shuffle(bits)
     draw = torch.Generator().manual_seed(seed)
-    sinks = Sinks(*(torch.randn(8, 8, 16, generator=draw) for _ in range(2)))
+    constants = SinkConstants(*(torch.randn(8, 8, 16, generator=draw) for _ in range(2)))
+    static = Sink("static", constants=constants)
     rows = [bits[at : at + 8] for at in range(0, 64, 8)]
-    return deploy(dense, rows, window, sinks if has_sinks else None)
+    return deploy(dense, rows, window, static if has_sinks else NO_SINK)
 
 
 def tiny_folder(folder: Path) -> Path:

@@ -19,7 +19,7 @@ from bosch_vllm.packing import share_of_dense
 from transformers import AutoModelForCausalLM
 
 from bosch.hybrid.conversion import deploy, head_size
-from bosch.hybrid.sinks import KEY, VALUE, Sinks
+from bosch.sink import KEY, NO_SINK, VALUE, Sink, SinkConstants
 from tests.model_factory import MIXED, tiny_model
 from tests.serving.hybrids import TINY, WINDOW, tiny_hybrid
 
@@ -177,8 +177,10 @@ def test_modules_of_few_heads_agree(layout: str, tmp_path: Path) -> None:
 def small_hybrid(family: str, has_sinks: bool, **changes: int) -> Any:
     dense = tiny_model(family, num_hidden_layers=3, **changes)
     shape = 3, len(MIXED[0]), head_size(dense.config)
-    sinks = Sinks(*(torch.randn(shape, generator=torch.Generator().manual_seed(n)) for n in (0, 1)))
-    return deploy(dense, MIXED, 5, sinks if has_sinks else None)
+    draws = (torch.Generator().manual_seed(number) for number in (0, 1))
+    constants = SinkConstants(*(torch.randn(shape, generator=draw) for draw in draws))
+    static = Sink("static", constants=constants)
+    return deploy(dense, MIXED, 5, static if has_sinks else NO_SINK)
 
 
 def test_the_window_is_neither_one_less_nor_one_more(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from transformers import DynamicCache, PreTrainedModel, StaticCache
 from bosch.attention.cache import CACHE, HybridLayer, hybridize_cache, kv_bytes
 from bosch.hybrid.conversion import deploy
 from bosch.run.errors import UserError
+from bosch.sink import NO_SINK, Sink
 from tests.model_factory import MIXED, assert_close, kv_entries, random_tokens, tiny_model
 
 row = pytest.mark.ecosystem
@@ -108,7 +109,7 @@ def test_first_tokens_let_no_step_of_decoding_wait_for_the_gpu(kind: str, paddin
     """No more often than without a sink. (Masks are looked at once a step.)"""
     counts, ids, mask = [], random_tokens(2, 30), torch.ones(2, 30, dtype=torch.long)
     mask[0, :padding] = 0
-    for sink in (None, 3):
+    for sink in (NO_SINK, Sink("tokens", 3)):
         model = deploy(tiny_model("qwen3"), MIXED, 8, sink)
         cache = CACHES[kind](model.config)
         model(ids[:, :20], attention_mask=mask[:, :20], **{CACHE: cache})
@@ -124,7 +125,7 @@ def test_first_tokens_let_no_step_of_decoding_wait_for_the_gpu(kind: str, paddin
 def test_a_text_that_begins_in_a_later_piece_keeps_its_first_tokens() -> None:
     """Also after rows were taken out, and after the cache was emptied for a text that begins
     elsewhere."""
-    model = deploy(tiny_model("qwen3").double(), MIXED, 8, 3)
+    model = deploy(tiny_model("qwen3").double(), MIXED, 8, Sink("tokens", 3))
     ids, mask = random_tokens(2, 60), torch.ones(2, 60, dtype=torch.long)
     mask[0, :21] = 0
 
@@ -207,7 +208,7 @@ def test_a_quantized_cache_quantizes_the_full_part_at_the_dense_models_cost() ->
     def error(model: PreTrainedModel) -> float:
         cache = QuantizedCache(backend="quanto", config=model.config, nbits=4)
         if hasattr(model.config, "bosch"):
-            hybridize_cache(cache, model.config)
+            hybridize_cache(cache, model.config, NO_SINK)
             assert cache.layers[0].window is not None
         begin = read(model, ids[:, :first], cache).logits  # attended as it is
         assert torch.equal(begin, read(model, ids[:, :first]).logits)

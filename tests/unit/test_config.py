@@ -16,6 +16,7 @@ from bosch.masks.mask import read_mask, write_mask
 from bosch.recipes import evaluate_model, presets, recover, search_mask
 from bosch.recipes.recover import Command, parse_command
 from bosch.run.errors import UserError
+from bosch.sink import Sink
 from tests.masks import small_record
 
 
@@ -148,7 +149,7 @@ def test_the_sink_is_the_same_with_every_method_unless_it_is_given(tmp_path: Pat
     assert {parse("--method", name).config.sink for name in methods} == {"static"}
     assert {parse("--method", n, "--preset", "paper").config.sink for n in methods} == {"none"}
     # A mask of before keeps its own.
-    mask = replace(small_record().mask, sink="tokens=4")
+    mask = replace(small_record().mask, sink=Sink("tokens", 4))
     write_mask(tmp_path / "mask.json", replace(small_record(), mask=mask))
     words = ("--method", "from_file", "--mask.options", f"path={tmp_path / 'mask.json'}")
     found = parse(*words)

@@ -23,7 +23,7 @@ from bosch.eval.settings import FAST, EvaluationPlan, Label, SuiteRun
 from bosch.eval.suites import longbench, niah
 from bosch.eval.suites._interface import Request, Result
 from bosch.hybrid.conversion import deploy
-from bosch.hybrid.sink_files import measure_sinks
+from bosch.hybrid.sinks import measure_static_sink
 from bosch.recipes import evaluate_model, presets
 from bosch.run.checkout import how_to_install
 from bosch.run.errors import MissingFileError, UserError
@@ -223,10 +223,11 @@ def test_yarn_stretches_static_sinks_as_the_first_key(tmp_path: Path) -> None:
     ids = [torch.arange(20, 40)]
     num_layers, num_groups = model.config.num_hidden_layers, model.config.num_key_value_heads
     mask = [[0] * num_groups] * num_layers
-    deploy(model, mask, 8, measure_sinks(model, ids)).save_pretrained(hybrid := tmp_path / "hybrid")
+    hybrid = tmp_path / "hybrid"
+    deploy(model, mask, 8, measure_static_sink(model, ids)).save_pretrained(hybrid)
     stretched = load_for_evaluation(hybrid, EvaluationPlan((), yarn=2))
     dense = load_for_evaluation(MODEL, EvaluationPlan((), yarn=2))
-    expected = measure_sinks(dense, ids).keys_LGD[0]
+    expected = measure_static_sink(dense, ids).known_constants().keys_LGD[0]
     found = stretched.model.layers[0].self_attn.window_sink_key
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
     by_vllm = replace(FAST, engine="vllm")

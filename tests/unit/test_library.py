@@ -12,11 +12,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import bosch
 from bosch.assets import asset_folder
-from bosch.hybrid.sinks import Sinks
 from bosch.masks.mask import GroupMask
 from bosch.model import read_model_info
 from bosch.recipes.python_calls import Mask
 from bosch.run.errors import UserError
+from bosch.sink import NO_SINK, Sink, SinkConstants
 from tests.model_factory import tiny_model
 
 FOLDER = asset_folder("tiny-qwen3-2layer")
@@ -91,7 +91,7 @@ def test_sinks_come_with_the_mask(sink: str, dense: Any, calibration: Any, tmp_p
     searched = bosch.search_mask(dense, calibration, **asked)
     searched.save(tmp_path / "mask.json")
     loaded = bosch.load_mask(tmp_path / "mask.json")
-    without = dataclasses.replace(loaded.mask, sink="none")
+    without = dataclasses.replace(loaded.mask, sink=NO_SINK)
     logits = []
     for mask in (searched, loaded, without):
         with bosch.masked(dense, mask), torch.inference_mode():
@@ -106,8 +106,13 @@ def test_sinks_come_with_the_mask(sink: str, dense: Any, calibration: Any, tmp_p
         assert torch.equal(dense(ids).logits, logits[0])
     assert torch.equal(dense(ids).logits, plain)
     if sink == "static":
+        bare = dataclasses.replace(loaded.mask, sink=Sink("static"))
+        assert bare == loaded.mask
         with pytest.raises(UserError, match=r"beside its mask\.json"):
-            bosch.materialize(dense, loaded.mask)
+            bosch.materialize(dense, bare)
+        with pytest.raises(UserError, match=r"beside its mask\.json"), bosch.masked(dense, bare):
+            pass
+        assert torch.equal(dense(ids).logits, plain)
 
 
 def test_scores_in_a_folder_are_of_the_weights_in_memory(tmp_path: Path) -> None:
@@ -130,14 +135,17 @@ def test_scores_in_a_folder_are_of_the_weights_in_memory(tmp_path: Path) -> None
 
 def test_scores_in_a_folder_are_of_one_masks_sinks(dense: Any, tmp_path: Path) -> None:
     shape = (2, 8, 16)
-    first, second = (Sinks(torch.full(shape, key), torch.zeros(shape)) for key in (0.0, 1.0))
-    mask = dataclasses.replace(MASK, sink="static")
-    record = Mask(mask, read_model_info(FOLDER), "by hand", sinks=first)
+
+    def with_key(key: float) -> Mask:
+        constants = SinkConstants(torch.full(shape, key), torch.zeros(shape))
+        mask = dataclasses.replace(MASK, sink=Sink("static", constants=constants))
+        return Mask(mask, read_model_info(FOLDER), "by hand")
+
+    record, other = with_key(0.0), with_key(1.0)
     asked: Any = {"lengths": [256], "niah_essays": "toy", "samples": 1, "folder": tmp_path}
     asked["niah_tasks"] = ["niah_single_1"]
     with bosch.masked(dense, record):
         rows = bosch.evaluate(dense, **asked)
-    other = dataclasses.replace(record, sinks=second)
     with bosch.masked(dense, other), pytest.raises(UserError, match="sinks: "):
         bosch.evaluate(dense, **asked)
     with bosch.masked(dense, record):

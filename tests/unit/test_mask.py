@@ -19,6 +19,7 @@ from bosch.masks.mask import GroupMask, MaskFile, num_windowed, read_mask, write
 from bosch.masks.picture import draw_mask, mask_lines
 from bosch.model import read_model_info
 from bosch.run.errors import MissingFileError, UserError
+from bosch.sink import Sink
 from tests.masks import MODEL, make_model, masks, record_of, small_record
 
 MADE_FOR = asdict(MODEL)
@@ -34,7 +35,7 @@ def test_kv_bytes_worked_by_hand() -> None:
 
 
 def test_allocated_bytes_worked_by_hand() -> None:
-    mask = GroupMask(((1, 0, 0),), window_tokens=257, sink="tokens=4")
+    mask = GroupMask(((1, 0, 0),), window_tokens=257, sink=Sink("tokens", 4))
     # An eighth more, but at least a block of 16: 1 full group x (800 + 100) + 2 windowed x
     # (256 + 32 + the sink's 4); keys and values, 8 values of 2 bytes
     assert mask.allocated_bytes(800, head_dim=8) == (900 + 2 * 292) * 2 * 8 * 2
@@ -225,7 +226,7 @@ def test_the_published_patterns_meet_every_ratio_exactly(
         record, notes = import_mask(table, model, ratio)
         mask = record.mask
         assert mask.num_windowed == num_windowed(ratio, 32, model.num_groups)
-        assert (mask.window_tokens, mask.sink) == (256, "tokens=128")  # of its config.json
+        assert (mask.window_tokens, str(mask.sink)) == (256, "tokens=128")  # of its config.json
         assert (record.settings["sink_size"], record.settings["recent_size"]) == (128, 256)
         pairs = [(v, bit) for line, row in zip(values, mask.z, strict=True)
                  for v, bit in zip(line, row, strict=True)]  # fmt: skip
@@ -258,14 +259,14 @@ def test_window_and_sinks_are_those_beside_the_table_and_go_out_again(tmp_path: 
         take(path)
     beside.write_text(json.dumps({"sink_size": 24, "recent_size": 32}))
     record, notes = take(path)
-    assert (record.mask.window_tokens, record.mask.sink) == (32, "tokens=24")
+    assert (record.mask.window_tokens, str(record.mask.sink)) == (32, "tokens=24")
     assert record.settings == {"tie": None, "sink_size": 24, "recent_size": 32}
     (tmp_path / "out").mkdir()
     export_mask(record, tmp_path / "out" / "heads.tsv")
     exported = json.loads((tmp_path / "out" / "config.json").read_text())
     assert exported == json.loads(beside.read_text())
     record, notes = take(path, window_tokens=16)
-    assert (record.mask.window_tokens, record.mask.sink) == (16, "tokens=16")
+    assert (record.mask.window_tokens, str(record.mask.sink)) == (16, "tokens=16")
     assert "is 32, but --window 16" in notes
     assert "the window of 16 keeps 16 of them" in notes
     # What is there is not overwritten.

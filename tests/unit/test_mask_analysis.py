@@ -14,8 +14,7 @@ import pytest
 import torch
 
 import bosch
-from bosch.hybrid.sink_files import write_sinks
-from bosch.hybrid.sinks import Sinks
+from bosch.hybrid.sinks import write_constants
 from bosch.masks.analysis import (
     ScoredMask,
     compare,
@@ -26,11 +25,12 @@ from bosch.masks.analysis import (
     replace_groups,
     turnover,
 )
-from bosch.masks.mask import SINKS, GroupMask, MaskFile, num_windowed, read_mask, write_mask
+from bosch.masks.mask import GroupMask, MaskFile, num_windowed, read_mask, write_mask
 from bosch.methods import from_file
 from bosch.methods._choose import make_mask
 from bosch.recipes.analyze_masks import main
 from bosch.run.errors import UserError
+from bosch.sink import CONSTANTS_FILE, Sink, SinkConstants
 from tests.convex_toy import inputs_without_model
 from tests.masks import MODEL
 from tests.run_folders import FakeRun
@@ -223,28 +223,29 @@ def test_the_masks_of_table_5_keep_their_sinks(tmp_path: Path) -> None:
     for number, ratio in enumerate((0.25, 0.5, 0.75)):
         runs.append(write(tmp_path, "bosch", ratio, draw=number))
         record = read_mask(path := runs[-1] / "mask" / "mask.json")
-        mask = replace(record.mask, sink="static")
+        mask = replace(record.mask, sink=Sink("static"))
         write_mask(path, replace(record, mask=mask, model=inputs.model_info))
         shape, draw = (4, 4, inputs.model_info.head_dim), torch.Generator().manual_seed(number)
-        constants[ratio] = Sinks(*(torch.randn(shape, generator=draw) for _ in range(2)))
-        write_sinks(path.parent, constants[ratio])
+        constants[ratio] = SinkConstants(*(torch.randn(shape, generator=draw) for _ in range(2)))
+        write_constants(path.parent, Sink("static", constants=constants[ratio]))
     rows = analyze(runs, tmp_path / "out", "--replacement", "2")["replacement"]
     assert [row["larger_ratio"] for row in rows] == [0.5, 0.5, 0.75, 0.75]
     for row in rows:
         path, expected = Path(row["file"]), constants[row["larger_ratio"]]
         loaded = bosch.load_mask(path)
         settings = from_file.Settings(path=path)
-        assert from_file.own_sink(settings, 16) == loaded.mask.sink == "static"
+        assert from_file.own_sink(settings, 16) == loaded.mask.sink == Sink("static")
         asked = replace(inputs, settings=settings, ratio=row["larger_ratio"], window_tokens=16)
-        selection = make_mask("from_file", replace(asked, sink="static"))
+        selection = make_mask("from_file", replace(asked, sink=Sink("static")))
         assert selection.mask == loaded.mask
-        for found in (loaded.sinks, selection.sinks):
-            assert found is not None
+        for mask in (loaded.mask, selection.mask):
+            found = mask.sink.known_constants()
             assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
 
     first, second = (read_mask(run / "mask" / "mask.json").mask for run in runs[:2])
-    assert replace_groups(first, second, 0)[0].sink == "static"
-    assert replace_groups(first, replace(second, sink="tokens=2"), 0)[0].sink == "tokens=2"
-    (runs[1] / "mask" / SINKS).unlink()
-    with pytest.raises(UserError, match=re.escape(str(runs[1] / "mask" / SINKS))):
+    assert replace_groups(first, second, 0)[0].sink == Sink("static")
+    tokens = Sink("tokens", 2)
+    assert replace_groups(first, replace(second, sink=tokens), 0)[0].sink == tokens
+    (runs[1] / "mask" / CONSTANTS_FILE).unlink()
+    with pytest.raises(UserError, match=re.escape(str(runs[1] / "mask" / CONSTANTS_FILE))):
         analyze(runs, tmp_path / "again", "--replacement", "1")

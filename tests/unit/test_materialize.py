@@ -27,9 +27,9 @@ from bosch.hybrid.materialize import (
 from bosch.hybrid.models import family_of
 from bosch.hybrid.remote_code import remote_code
 from bosch.hybrid.shards import PROGRESS, rewrite_weights
-from bosch.hybrid.sinks import Sinks
 from bosch.recipes import materialize_model
 from bosch.run.errors import UserError
+from bosch.sink import Sink, SinkConstants
 from tests import odd_tokenizers
 from tests.hybrid_folders import WINDOW, files_of, mask_file, plain_folder, record_for
 from tests.model_factory import FAMILIES, MIXED, logits, random_tokens, tiny_model, undeploy
@@ -72,8 +72,9 @@ def test_what_layer_types_cannot_say_is_refused(tmp_path: Path) -> None:
         materialize(dense, record_for(dense, z), hybrid)
         with pytest.raises(UserError, match=named):
             as_layer_types(hybrid, tmp_path / "out")
-    sinks = Sinks(*(torch.zeros(3, 4, 16) for _ in range(2)))
-    whole: Any = deploy(tiny_model("qwen3"), WHOLE, WINDOW, sinks)
+    zeros = SinkConstants(torch.zeros(3, 4, 16), torch.zeros(3, 4, 16))
+    static = Sink("static", constants=zeros)
+    whole: Any = deploy(tiny_model("qwen3"), WHOLE, WINDOW, static)
     whole.save_pretrained(tmp_path / "static")
     with pytest.raises(UserError, match="has the sink static, which layer types have not"):
         as_layer_types(tmp_path / "static", tmp_path / "out")

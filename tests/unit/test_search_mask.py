@@ -20,7 +20,7 @@ from bosch.config import Config, MaskConfig
 from bosch.data.calibration import FACTS
 from bosch.data.calibration_stage import read_set
 from bosch.masks.formats import export_mask
-from bosch.masks.mask import SINKS, MaskFile, read_mask, write_mask
+from bosch.masks.mask import MaskFile, read_mask, write_mask
 from bosch.method import Inputs, Scores, Selection
 from bosch.methods import from_file, random_groups
 from bosch.methods._choose import choose_most_local, make_mask
@@ -34,6 +34,7 @@ from bosch.run.folder import RunFolder
 from bosch.run.stage import Artifact, Stage
 from bosch.search import mask_stage
 from bosch.search.mask_stage import learning_settings
+from bosch.sink import CONSTANTS_FILE
 from bosch.training.learner import make_learning
 from tests.attention_matrices import toy_calibration
 from tests.convex_toy import inputs_without_model
@@ -145,7 +146,7 @@ def test_what_makes_a_stage(model_folder: Path, calibration_folder: Path, tmp_pa
     given = from_file.Settings(path=artifact.folder / "mask.json")
     config = replace(config, method="from_file")
     first = build(config, calibration, settings=given).fingerprint
-    (artifact.folder / SINKS).write_bytes(b"other")
+    (artifact.folder / CONSTANTS_FILE).write_bytes(b"other")
     assert build(config, calibration, settings=given).fingerprint != first
 
 

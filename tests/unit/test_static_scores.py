@@ -21,6 +21,7 @@ from bosch.assets import asset_folder
 from bosch.calibration import Calibration, Haystack
 from bosch.method import Scores
 from bosch.methods import apl, dcam, fisher, proxy, qada, razor, retrieval_head, single_group
+from bosch.sink import Sink
 from tests.attention_matrices import inputs_of, lag_histogram, lags, matrices, toy_calibration
 from tests.model_factory import FAMILIES, tiny_model
 from tests.sampled import sampled
@@ -267,7 +268,7 @@ def test_first_tokens_of_a_sink_count_as_visible(calibration: Calibration, tmp_p
 
     def scores_of(method: Any, sink: str, **settings: Any) -> Tensor:
         inputs = inputs_of(method, model, calibration, tmp_path / sink, settings)
-        found = method.score_groups(replace(inputs, sink=sink)).heads
+        found = method.score_groups(replace(inputs, sink=Sink.parse(sink))).heads
         return torch.tensor(found, dtype=torch.float64)
 
     mass, rows = torch.zeros(()), 0

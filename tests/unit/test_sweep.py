@@ -18,6 +18,7 @@ from bosch.eval.report.runs import append_run, read_run
 from bosch.masks.mask import read_mask, write_mask
 from bosch.recipes import sweep
 from bosch.recipes.recover import parse_command
+from bosch.sink import Sink
 from tests.masks import small_record
 from tests.run_folders import FakeRun
 
@@ -157,7 +158,7 @@ def write_run(runs: Path, chain: sweep.Chain, stored: Mapping[str, Any], sink: s
     (folder / "run.json").write_text(json.dumps(content))
     if sink:
         record = read_mask(path := folder / "mask" / "mask.json")
-        write_mask(path, replace(record, mask=replace(record.mask, sink=sink)))
+        write_mask(path, replace(record, mask=replace(record.mask, sink=Sink.parse(sink))))
     return folder
 
 
@@ -225,7 +226,7 @@ def test_a_sweep_that_mixes_sinks_says_so(tmp_path: Path) -> None:
     record = small_record()
     files = {sink: tmp_path / f"{sink}.json" for sink in ("none", "static", "tokens=4")}
     for sink, path in files.items():
-        write_mask(path, replace(record, mask=replace(record.mask, sink=sink)))
+        write_mask(path, replace(record, mask=replace(record.mask, sink=Sink.parse(sink))))
 
     def given(sink: str) -> list[sweep.Chain]:
         return chains_of("from_file", ".5", "--mask.options", f"path={files[sink]}")

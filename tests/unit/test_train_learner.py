@@ -12,8 +12,9 @@ from transformers import AutoModelForCausalLM
 
 from bosch.data.loader import Loader
 from bosch.gates import ConstrainedGates, GateLearner, ScalarGates
-from bosch.hybrid.sinks import Sinks, attach_sinks
+from bosch.hybrid.sinks import attach_sink
 from bosch.run.tensorboard import read_metrics
+from bosch.sink import NO_SINK, Sink, SinkConstants
 from bosch.training.learner import LearnerTraining, cut_sequences
 from tests.plain_training import SEQ_LEN, SETTINGS, model_folder, run, tokens_in_memory
 from tests.smoke_chain import points
@@ -45,13 +46,13 @@ def learn(
     folder: Path,
     gates: Any,
     rates: Any = (0.3, 0.2),
-    sinks: Any = None,
+    sink: Sink = NO_SINK,
     **more: Any,
 ) -> Any:
     """Train in `folder`, weights in its `weights`; the gates."""
     training = LearnerTraining(replace(SETTINGS, **more), dense, tokens_in_memory())
     learner, out = learner_of(gates, *rates), folder / "weights"
-    assert training(learner, folder, STEPS, BATCH, SEQ_LEN, out, sinks) is None
+    assert training(learner, folder, STEPS, BATCH, SEQ_LEN, out, sink) is None
     return gates
 
 
@@ -80,17 +81,18 @@ def test_with_all_gates_at_1_it_is_ordinary_training(dense: Path, tmp_path: Path
 )
 def test_gates_move_as_by_hand(kind: str, has_sinks: bool, dense: Path, tmp_path: Path) -> None:
     """Batches, noise, penalty, rates and ascent, and the weights that move with the gates."""
-    sinks = Sinks(torch.ones(*SHAPE, 16), torch.ones(*SHAPE, 16)) if has_sinks else None
+    constants = SinkConstants(torch.ones(*SHAPE, 16), torch.ones(*SHAPE, 16))
+    sink = Sink("static", constants=constants) if has_sinks else NO_SINK
     make = {"constrained": constrained, "scalar": lambda: ScalarGates(3, 4, 4, weight=0.05)}[kind]
     rates = (0.3, 0.2) if kind == "constrained" else (0.05,)
     # The whole batch at once, as below: with gradients near 0, AdamW's step depends on rounding.
-    gates = learn(dense, tmp_path / "mask", make(), rates, sinks, micro_batch_sequences=4)
+    gates = learn(dense, tmp_path / "mask", make(), rates, sink, micro_batch_sequences=4)
 
     expected = make()
     learner = learner_of(expected, *rates)
     how: Any = {"dtype": torch.float32, "attn_implementation": "bosch"}
     model: Any = AutoModelForCausalLM.from_pretrained(dense, **how).train()
-    attach_sinks(model, sinks)
+    attach_sink(model, sink)
     matrices = [p for p in model.parameters() if p.ndim > 1]
     vectors = [p for p in model.parameters() if p.ndim < 2]
     optimizer = torch.optim.AdamW(

@@ -25,7 +25,7 @@ from torch.backends import cuda
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import CausalBias, causal_lower_right
 
-from bosch.attention.call import ALL, AttentionCall, Sink, repeat_groups
+from bosch.attention.call import ALL, AttentionCall, SinkKeys, repeat_groups
 from bosch.attention.merge import attend_with_sink, exact_sink, scores_of
 
 MASK_ELEMENTS = 2**24  # of the mask of a block of queries that follows cached keys
@@ -58,7 +58,7 @@ def attend(call: AttentionCall) -> Tensor:
                 if (sink := part.sink) is not None and sink.of_document is not None:
                     own = slice(number * sink.of_document, (number + 1) * sink.of_document)
                     k_BGND, v_BGND = sink.k_BGND[:, :, own], sink.v_BGND[:, :, own]
-                    part = replace(part, sink=Sink(k_BGND, v_BGND, sink.seen_BTN[..., own]))
+                    part = replace(part, sink=SinkKeys(k_BGND, v_BGND, sink.seen_BTN[..., own]))
                 if part.window_tokens is None and not part.needs_grad:
                     # No longer than its window. (All ranks of a training need the same gradients.)
                     part = replace(part, sink=None)
@@ -165,7 +165,22 @@ def _banded(call: AttentionCall) -> Iterator[Tensor]:
 
 
 def _blocks(call: AttentionCall, window: int, head: int, num_blocks: int, block: int) -> Tensor:
-    """Rows `head` to `head + num_blocks * block`. Each of them sees `window` keys."""
+    """Rows `head` to `head + num_blocks * block`. Each of them sees `window` keys.
+
+    With W = 3 and blocks of C = 2 queries, and without padding, of what each query sees (#) block m
+    is the part of C x (C + W - 1) that begins C rows and C columns behind that of block m - 1:
+
+        keys     0 1 2 3 4 5 6 7
+               +---------+
+        query 2| # # # . | . . . .        The columns of neighbors overlap by W - 1, so the blocks
+              3| . # # # | . . . .        of keys are a view with a step of C tokens (`unfold`).
+               +---+-----+---+            A mask's parts lie along the diagonal: in memory the next
+        query 4. . | # # # . | . .        block is C rows and C columns further, which is a stride
+              5. . | . # # # | . .        too (`as_strided`). Nothing is copied. And inside each
+                   +---+-----+---+        block the same keys are visible, so one mask of this size
+        query 6. . . . | # # # . |        (`_band`) serves them all.
+              7. . . . | . # # # |
+    """
     past, padding = call.k_BGSD.shape[2] - call.q_BHTD.shape[2], _padding(block, window)
     reach = block + window - 1 + padding
     first_key = past + head - window + 1
@@ -175,7 +190,7 @@ def _blocks(call: AttentionCall, window: int, head: int, num_blocks: int, block:
     both = call.k_BGSD, call.v_BGSD
     k_MGLD, v_MGLD = (x[0, :, keys].unfold(1, reach, block).permute(1, 0, 3, 2) for x in both)
     mask = _band(block, window, call.q_BHTD.device, padding)
-    if call.mask_BNTS is not None:  # (M, N, C, L): its parts, a view along the diagonal
+    if call.mask_BNTS is not None:  # (M, N, C, L): its parts along the diagonal
         mask_NTS = call.mask_BNTS[0]
         by_head, by_row, by_column = mask_NTS.stride()
         offset = mask_NTS.storage_offset() + head * by_row + first_key * by_column

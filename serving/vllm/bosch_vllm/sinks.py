@@ -1,5 +1,5 @@
 """Static sinks: a constant key and value of each windowed group, seen by tokens that the window has
-left behind (bosch/hybrid/sinks.py).
+left behind (bosch/sink.py).
 
 To merge attention with one more key one needs the log-sum-exp of its scores, which vLLM's attention
 does not give. But it takes a number for each head that makes the output smaller. Each query head is

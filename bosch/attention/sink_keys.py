@@ -1,0 +1,107 @@
+"""What the queries of one call of attention see of a sink (bosch/sink.py): keys, values, and from
+which query on. `sink_keys` finds them for a text wherever it begins: in a plain batch, behind
+padding, in the slots of a static cache, or among packed documents."""
+# B batch, G kv heads, T queries, S keys, N keys of a sink, M texts in a row, D head size
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bosch.attention.call import AttentionCall, Documents, SinkKeys
+from bosch.run.errors import UserError
+from bosch.sink import NO_SINK
+
+
+def sink_keys(
+    module: Any,
+    call: AttentionCall,
+    window_tokens: int,
+    num_past: int | Tensor,
+    first: tuple[Tensor, Tensor] | None = None,
+) -> SinkKeys | None:
+    """What the queries of `call` see of an attention module's sink if its groups get this window;
+    None where nobody sees it. The keys and the mask of `call` are those of full attention, except
+    that a cache which has dropped the first tokens gives them as `first`."""
+    sink = getattr(module, "window_sink", NO_SINK)
+    num_queries, device = call.q_BHTD.shape[2], call.q_BHTD.device
+    if sink.kind == "none":
+        return None
+    # A number that is traced while compiling is no int.
+    if isinstance(num_past, int) and num_past + num_queries <= window_tokens:
+        return None
+    # A query sees what has left its window: up to this position of its text, or document.
+    if call.documents is not None:
+        position_BT = call.documents.position_BT
+    elif call.mask_BNTS is not None:  # padding, or the empty slots of a static cache
+        position_BT = call.mask_BNTS[:, 0].sum(-1) - 1
+    else:
+        position_BT = (torch.arange(num_queries, device=device) + num_past)[None]
+    beyond_BT = position_BT - window_tokens
+
+    # Packed documents have no past, so all their keys are here.
+    if first is not None and call.documents is None:
+        return keys_beyond(module, beyond_BT, *first)
+    if sink.kind == "static" or (call.documents is None and call.mask_BNTS is None):
+        return keys_beyond(module, beyond_BT, call.k_BGSD, call.v_BGSD)
+    if call.documents is None:
+        return _behind_padding(call, sink.num_tokens, beyond_BT)
+    return _of_documents(call, call.documents, sink.num_tokens, beyond_BT)
+
+
+def keys_beyond(module: Any, beyond_BT: Tensor, k_BGSD: Tensor, v_BGSD: Tensor) -> SinkKeys:
+    """For texts that all begin at the first of these keys. `beyond_BT`: of each query, the last
+    position that has left its window; negative where there is none."""
+    sink = module.window_sink
+    if sink.kind == "static":
+        key_GD, value_GD = module.window_sink_key, module.window_sink_value
+        seen_BTN = beyond_BT[..., None] >= 0
+        return SinkKeys(key_GD[None, :, None], value_GD[None, :, None], seen_BTN)
+    k_BGND, v_BGND = k_BGSD[:, :, : sink.num_tokens], v_BGSD[:, :, : sink.num_tokens]
+    numbers_N = torch.arange(k_BGND.shape[2], device=beyond_BT.device)
+    return SinkKeys(k_BGND, v_BGND, beyond_BT[..., None] >= numbers_N)
+
+
+def _behind_padding(call: AttentionCall, num_first: int, beyond_BT: Tensor) -> SinkKeys:
+    """The first tokens of each row's text, which begins where its mask does."""
+    assert call.mask_BNTS is not None
+    sees_BT, begins_BT = call.mask_BNTS[:, 0].any(-1), call.mask_BNTS[:, 0].byte().argmax(-1)
+    start_B1 = begins_BT.where(sees_BT, 0).amax(1, keepdim=True)
+    if not torch.compiler.is_compiling() and (sees_BT & (begins_BT != start_B1)).any():
+        raise UserError(
+            f"windows with the sink tokens={num_first} need one text in a row with a mask. Pass "
+            "packed documents without padding."
+        )
+    numbers_N = torch.arange(num_first, device=beyond_BT.device)
+    return SinkKeys(
+        _gather(call.k_BGSD, start_B1 + numbers_N),
+        _gather(call.v_BGSD, start_B1 + numbers_N),
+        seen_BTN=beyond_BT[..., None] >= numbers_N,
+    )
+
+
+def _of_documents(
+    call: AttentionCall, documents: Documents, num_first: int, beyond_BT: Tensor
+) -> SinkKeys:
+    """The first tokens of each packed document, which only its own queries see."""
+    numbers_N = torch.arange(num_first, device=beyond_BT.device)
+    most = max(map(len, documents.ends)) - 1  # documents in a row
+    # Rows of fewer repeat their last start: no query belongs to what is added.
+    starts = [(*ends[:-1], *[ends[-1]] * (most + 1 - len(ends))) for ends in documents.ends]
+    starts_BM = torch.tensor(starts, device=beyond_BT.device)
+    columns_BN = (starts_BM[..., None] + numbers_N).flatten(1)
+    document_N = torch.arange(most, device=beyond_BT.device).repeat_interleave(num_first)
+    is_own_BTN = documents.index_BT()[..., None] == document_N
+    return SinkKeys(
+        _gather(call.k_BGSD, columns_BN),
+        _gather(call.v_BGSD, columns_BN),
+        seen_BTN=is_own_BTN & (beyond_BT[..., None] >= numbers_N.repeat(most)),
+        of_document=num_first,
+    )
+
+
+def _gather(x_BGSD: Tensor, columns_BN: Tensor) -> Tensor:
+    """(B, G, N, D): these columns. One behind the text's end, which nobody sees, is the last."""
+    columns_BN = columns_BN.clamp_max(x_BGSD.shape[2] - 1)
+    index_BGND = columns_BN[:, None, :, None].expand(-1, x_BGSD.shape[1], -1, x_BGSD.shape[3])
+    return x_BGSD.gather(2, index_BGND)
