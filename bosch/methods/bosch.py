@@ -56,7 +56,7 @@ def select(inputs: Inputs) -> Selection:
 
     settings = inputs.settings
     with open_search(inputs) as search:
-        groups, guides = search.all_groups(), []
+        groups, guides = search.groups, []
         swaps = max(2, round(settings.effort * settings.kappa * search.num_layers))
         swaps = count_solving(len(groups), search.num_windowed, swaps)
         is_choice = swaps > 1  # at a ratio of 0 or 1 there is none

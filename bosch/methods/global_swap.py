@@ -22,6 +22,6 @@ def select(inputs: Inputs) -> Selection:
         evaluations = max(1, sum(planned.values()) - len(settings.rankings))
         announce(search, {"swaps": evaluations})
         with search.until_ended():
-            groups, guides = search.all_groups(), rankings_of(inputs)
+            groups, guides = search.groups, rankings_of(inputs)
             search.solve("swaps", groups, search.num_windowed, evaluations, guides)
         return finish(search)

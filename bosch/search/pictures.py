@@ -65,7 +65,7 @@ def draw_ratios(axis: Axes, search: Search) -> None:
 def draw_evaluations(axis: Axes, search: Search) -> None:
     """Every evaluation, and the best of its subproblem so far. Those stopped early have no dot."""
     begin = 1
-    for number, (_, rows) in enumerate(groupby(search.values, key=lambda row: row[0])):
+    for number, (_, rows) in enumerate(groupby(search.course.values(), key=lambda row: row[0])):
         table = list(rows)
         values = np.array([value for _, value, _ in table], float)  # None becomes nan
         counted = np.where([counts for _, _, counts in table], values, np.nan)

@@ -8,7 +8,7 @@ otherwise has an optimizer propose them (optimizers/). `optimize` is the loop ar
 
     with open_search(inputs) as search:  # all groups full, and both ends scored
         with search.until_ended():
-            search.solve("swaps", search.all_groups(), search.num_windowed, max_evaluations)
+            search.solve("swaps", search.groups, search.num_windowed, max_evaluations)
         return finish(search)
 
 stages.py asks the paper's questions, bosch/methods/bosch.py ours; finish.py ends a search."""
@@ -66,8 +66,8 @@ class Search:
         self.num_windowed = inputs.num_windowed  # groups that end up on the window
         if unit == "layer":
             self.num_windowed = inputs.num_windowed_layers * self.num_groups
+        self.groups = self.groups_of(range(self.num_layers))  # every group decides for itself
         self.z: Z = ((1,) * self.num_groups,) * self.num_layers  # the current mask
-        self.outcomes: dict[Z, Value] = {}  # of all evaluated masks
         self.best: tuple[float, Z] | None = None  # of those that window `num_windowed` groups
         self.cut_short: str | None = None  # the limit that ended it
         self.reproducible = True
@@ -75,23 +75,21 @@ class Search:
         # For the record in mask.json: what the method adds, and each solved subproblem.
         self.details: dict[str, Any] = {}
         self.steps: list[dict[str, Any]] = []
-        # For the picture, of each evaluation: its subproblem, its value (None: stopped early), and
-        # whether the mask meets the subproblem's quota.
-        self.values: list[tuple[str, float | None, bool]] = []
+        # The course of the search, for its picture. Of each mask that was asked for, in order: the
+        # subproblem, what the mask was found to be worth (None: stopped early), and whether it
+        # meets the subproblem's quota. What is known of masks by now is in `evaluator.values`.
+        self.course: dict[Z, tuple[str, float | None, bool]] = {}
 
     def groups_of(self, layers: Sequence[int]) -> list[Variable]:
-        """One variable for each group of some layers."""
+        """One variable for each group of some layers; the groups of a layer side by side."""
         return [((layer, group),) for layer in layers for group in range(self.num_groups)]
-
-    def all_groups(self) -> list[Variable]:
-        return self.groups_of(range(self.num_layers))
 
     def meet_ratio(self, guide: Table | None = None) -> None:
         """Repair the current mask. guide: how global each group is."""
         prior = [value for row in guide or () for value in row]
         current = tuple(bit for row in self.z for bit in row)
         repaired = repair(current, self.num_windowed, prior)
-        self.z = assign(self.z, self.all_groups(), repaired)
+        self.z = assign(self.z, self.groups, repaired)
 
     def solve(
         self,
@@ -116,11 +114,17 @@ class Search:
         method = "exhaustive" if enumerated else self.settings.optimizer
         priors = [[sum(guide[l][g] for l, g in places) for places in variables] for guide in guides]
         starts = [repair((1,) * len(variables), quota, prior) for prior in priors]
-        known = {}  # of masks that differ only in these variables
-        for z, value in self.outcomes.items():
+        # An earlier mask tells something here if it differs from the current one in these variables
+        # only: if the current mask with its values of them is that mask again.
+        known = {}
+        for z in self.course:
             assignment = tuple(z[places[0][0]][places[0][1]] for places in variables)
             if assign(self.z, variables, assignment) == z:
-                known[assignment] = value
+                known[assignment] = self.evaluator.values[z]
+        # Groups on the window in a mask that solves this: a variable's groups share its value, and
+        # all variables have equally many.
+        others = assign(self.z, variables, (1,) * len(variables))
+        num_windowed = sum(row.count(0) for row in others) + quota * len(variables[0])
         problem = Problem(
             variables=variables,
             around=self.z,
@@ -139,10 +143,7 @@ class Search:
             known=known,
         )
         with track(name, planned, "evaluations") as bar:
-            # Variables have equally many groups, so a mask meets the quota by its sum.
-            some_that_meets = assign(self.z, variables, repair((1,) * len(variables), quota))
-            asked = sum(row.count(0) for row in some_that_meets)
-            score = partial(self.score, part=name, num_windowed=asked, bar=bar)
+            score = partial(self.score, part=name, num_windowed=num_windowed, bar=bar)
             solution = optimize(method, problem, score)
         self.z = assign(self.z, variables, solution.assignment)
         self.reproducible &= solution.reproducible
@@ -180,16 +181,20 @@ class Search:
         values = self.evaluator.score(masks, threshold, part, haystacks, bar)
         for z, value in zip(masks, values, strict=True):
             windowed = sum(row.count(0) for row in z)
-            above = value.exact and (threshold is None or value.value > threshold)
-            if z not in self.outcomes:
-                shown = value.value if above else None
-                self.values.append((part, shown, windowed == num_windowed))
-            self.outcomes[z] = value
-            if bar is not None and above and windowed == num_windowed:
+            # At or below the threshold it may be a value or a bound, as the accelerations decide:
+            # what a search shows and finds must not depend on them.
+            found = value.exact and (threshold is None or value.value > threshold)
+            if z not in self.course:
+                shown = value.value if found else None
+                self.course[z] = part, shown, windowed == num_windowed
+            if not found:
+                continue
+            if bar is not None and windowed == num_windowed:
                 best = float(bar.figures.get("best", -math.inf))
                 bar.figures["best"] = max(best, value.value)
-            is_candidate = windowed == self.num_windowed
-            if above and is_candidate and (self.best is None or value.value > self.best[0]):
+            # A subproblem's quota is of its own layers: a mask may meet it and not the ratio.
+            meets_ratio = windowed == self.num_windowed
+            if meets_ratio and (self.best is None or value.value > self.best[0]):
                 self.best = value.value, z
         return values
 
