@@ -28,7 +28,13 @@ def select(inputs: Inputs) -> Selection:
     with open_search(inputs) as search:
         announce(search, stages.count_evaluations(search, settings))
         with search.until_ended():
-            wants_harm = settings.optimizer not in WITH_PENALTY
-            found = stages.localize_parts(search, settings.kappa, 1, exact_values=wants_harm)
-            stages.choose_groups(search, settings, *found)
+            ties, guide = stages.localize_parts(
+                search,
+                settings.kappa,
+                layers_at_once=1,
+                # Optimizers that keep the quota start stage 3 from the harm that stage 1 finds.
+                exact_values=settings.optimizer not in WITH_PENALTY,
+            )
+            ratios = stages.give_ratios(search, settings, ties)
+            stages.choose_groups(search, settings, ratios, guide)
         return finish(search)

@@ -3,6 +3,7 @@
 Stage 1 windows ceil(rho G) groups of each layer. If that exceeds the ratio, the groups whose
 windowing did the most harm are made full again."""
 
+from bosch.masks.mask import num_windowed
 from bosch.method import Inputs, MethodTraits, Selection
 from bosch.search.settings import SearchSettings
 
@@ -23,8 +24,8 @@ def localize(inputs: Inputs, layers_at_once: int) -> Selection:
     kappa = inputs.settings.kappa
     with open_search(inputs) as search:
         announce(search, {"stage 1": stages.count_localizing(search, kappa, layers_at_once)})
-        windowed = stages.groups_a_layer(search) * search.num_layers
-        exceeds = windowed != search.num_windowed
+        by_layer = num_windowed(inputs.ratio, 1, search.num_groups) * search.num_layers
+        exceeds = by_layer != search.num_windowed
         with search.until_ended():
             _, guide = stages.localize_parts(search, kappa, layers_at_once, exact_values=exceeds)
             if exceeds:

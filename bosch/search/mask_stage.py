@@ -16,7 +16,7 @@ from typing import Any
 from bosch import model as models
 from bosch.calibration import Calibration
 from bosch.config import Config, TrainConfig
-from bosch.method import Inputs, Learning, MethodTraits
+from bosch.method import Inputs, Learning
 from bosch.methods import _settings as methods
 from bosch.methods._choose import deciding, make_mask, write_selection
 from bosch.run.dist import rank_and_world
@@ -53,6 +53,8 @@ def stage(
     """`tokens`: for a method that learns from them. `settings`: the method's; None: as MaskConfig's
     fields of that name say."""
     traits, mask = methods.traits_of(config.method), config.mask
+    # The work of a method that says so is divided among the ranks; else the others wait.
+    is_shared = traits.searches or traits.measures or traits.learns_from_tokens
     settings = settings or methods.default_settings(config.method, mask)
     methods.check_settings(config.method, settings)
     assert config.sink != "auto"  # whoever reads the settings resolves it
@@ -108,7 +110,7 @@ def stage(
         settings=decides,
         inputs=inputs,
         version=VERSIONS.get(config.method, 1),
-        ranks="all" if runs_everywhere(traits) else "first",
+        ranks="all" if is_shared else "first",
     )
 
 
@@ -129,7 +131,8 @@ def write_mask(
         return read_set(calibration.folder, config.model)
 
     traits, (rank, world) = methods.traits_of(config.method), rank_and_world()
-    if world > 1 and traits.reads_calibration and not runs_everywhere(traits):
+    is_shared = traits.searches or traits.measures or traits.learns_from_tokens
+    if world > 1 and traits.reads_calibration and not is_shared:
         say(f"{config.method} runs in one of the {world} processes; the others wait")
     model, mask = models.fetch_model(config.model), config.mask
     inputs = Inputs(
@@ -153,10 +156,6 @@ def write_mask(
     draw_mask(record, folder / "mask.png")
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)  # the results are stored beside them
     say(*selection.notes, mask_title(record))
-
-
-def runs_everywhere(traits: MethodTraits) -> bool:
-    return traits.searches or traits.measures or traits.learns_from_tokens
 
 
 def learning_settings(config: Config) -> TrainConfig:

@@ -26,7 +26,7 @@ class Accelerations:
 
     @classmethod
     def none(cls) -> "Accelerations":
-        return cls(False, False, False, False, 0.0)
+        return cls(prefixes=False, answer_rows=False, memo=False, early_end=False, memory_gb=0.0)
 
 
 @dataclass(frozen=True)

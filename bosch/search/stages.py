@@ -1,13 +1,11 @@
-"""The three stages of the paper.
+"""The three stages of the paper, in its order.
 
-stage 1  localize_parts: what does windowing each layer cost?
-stage 2  allocate_ratios: how many groups of each layer get the window?
-stage 3  choose_groups: which ones?
+stage 1  localize_parts (algorithm 1): what does windowing each layer cost?
+stage 2  give_ratios (algorithm 2): how many groups of each layer get the window?
+stage 3  choose_groups (algorithm 3): which ones?
 
-Stage 2 is algorithm 2 in whole numbers, so that the ratio is met exactly and the loop ends. Line 6
-is read with the opposite sign: as printed, the most harmful layer would count as the easiest. The
-paper clips and scales the drops to weights but only uses their order, so the drops are sorted here.
-"""
+Stages 1 and 3 ask for masks (Search.solve); stage 2 only counts. Under them are their rules without
+a search: allocate_ratios of stage 2, plan_subproblems of stage 3."""
 
 import math
 from collections.abc import Sequence
@@ -42,29 +40,35 @@ def localize_parts(
 ) -> tuple[list[float], Table]:
     """Algorithm 1, from the top layer down, keeping the masks of the layers above: ceil(rho G)
     groups of each layer get the window. The paper takes one layer at a time, its ablation B-multi
-    several. The scores, with layers i and above localized, go into the search's record.
+    several. `details["stage1_scores"][i]` becomes the score with layers i and above localized.
 
-    Returns the log-probabilities, with the dense model's at the end, for equal scores; and how
-    global each group is: the harm of windowing it, or 1 for the groups left full."""
+    Returns the log-probabilities of the same masks, with the dense model's at the end, which decide
+    between equal scores in stage 2; and how global each group is, by which stage 3 starts: the harm
+    of windowing it, or 1 for the groups left full."""
     # From the top, so that `scores[i]` falls as i does: what layer i costs is the drop from
     # scores[i + 1], with all layers above already on their best masks. Their mistakes count too,
     # which a layer probed alone would not show.
-    windowed, dense = groups_a_layer(search), search.anchors.dense
+    dense = search.anchors.dense
+    windowed = num_windowed(search.inputs.ratio, 1, search.num_groups)  # in each layer
     scores = [0.0] * search.num_layers
     ties = [0.0] * search.num_layers + [rounded(dense.log_probability or 0.0)]
     harm = [[0.0] * search.num_groups for _ in range(search.num_layers)]
     above = search.score_of(dense)
-    for layers in reversed(parts(search, layers_at_once)):
+    for layers in reversed(cut_into(range(search.num_layers), layers_at_once)):
         variables = search.groups_of(layers)
-        name = f"stage 1, {describe_layers(layers)}"
-        quota, most = windowed * len(layers), kappa * len(layers)
-        solution = search.solve(name, variables, quota, most, exact_values=exact_values)
+        solution = search.solve(
+            f"stage 1, {describe_layers(layers)}",
+            variables,
+            quota=windowed * len(layers),
+            max_evaluations=kappa * len(layers),
+            exact_values=exact_values,
+        )
         value = solution.value
         assert value is not None
         score = search.score_of(value)
         for layer in layers:  # layers that are taken together share their score
             scores[layer], ties[layer] = score, rounded(value.log_probability or 0.0)
-        harms = _harm(solution, (above - score) / len(variables))
+        harms = _harm(solution, share_of_drop=(above - score) / len(variables))
         for ((layer, group),), harm_done in zip(variables, harms, strict=True):
             harm[layer][group] = harm_done
         above = score
@@ -74,72 +78,87 @@ def localize_parts(
     return ties, tuple(map(tuple, harm)) if exact_values else search.z
 
 
-def groups_a_layer(search: Search) -> int:
-    """Groups of each layer that stage 1 puts on the window."""
-    return num_windowed(search.inputs.ratio, 1, search.num_groups)
-
-
-def parts(search: Search, layers_at_once: int) -> list[tuple[int, ...]]:
-    """The layers that stage 1 takes together."""
-    return cut(range(search.num_layers), -(-search.num_layers // layers_at_once))
-
-
-def _harm(trials: Trials, share: float) -> list[float]:
+def _harm(trials: Trials, share_of_drop: float) -> list[float]:
     """For each variable, the mean value of masks that keep it full minus the mean value of masks
     that window it, over masks that meet the quota. Where one kind is missing, its share of the
     whole drop."""
-    problem, table = trials.problem, trials.table.items()
-    tried = [(mask, v.value) for mask, v in table if v.exact and problem.meets_quota(mask)]
+    tried = [
+        (assignment, value.value)
+        for assignment, value in trials.table.items()
+        if value.exact and assignment.count(0) == trials.problem.quota
+    ]
     harms = []
-    for variable in range(problem.num_variables):
+    for variable in range(len(trials.problem.variables)):
         full, windowed = ([v for mask, v in tried if mask[variable] == bit] for bit in (1, 0))
-        harms.append(fmean(full) - fmean(windowed) if full and windowed else share)
+        harms.append(fmean(full) - fmean(windowed) if full and windowed else share_of_drop)
     return harms
 
 
-def choose_groups(
-    search: Search, settings: StageSettings, ties: Sequence[float], guide: Table
-) -> None:
-    """Algorithm 2, which needs no evaluations, and algorithm 3: starting from the dense model,
-    layers of one ratio at a time, larger ratios first."""
-    dense, ratio = search.score_of(search.anchors.dense), search.inputs.ratio
-    scores, buckets = search.details["stage1_scores"], settings.ratio_buckets
-    ratios = allocate_ratios(scores, dense, ratio, search.num_groups, buckets, ties)
+def give_ratios(search: Search, settings: StageSettings, ties: Sequence[float]) -> list[float]:
+    """Algorithm 2, which needs no evaluations: the ratio of each layer, from what stage 1 found.
+    ties: the log-probabilities of stage 1."""
+    ratios = allocate_ratios(
+        stage1_scores=search.details["stage1_scores"],
+        dense_score=search.score_of(search.anchors.dense),
+        rho=search.inputs.ratio,
+        num_groups=search.num_groups,
+        buckets=settings.ratio_buckets,
+        tie_scores=ties,
+    )
     search.details["ratios"] = list(ratios)
     say("stage 2, ratios from the bottom layer up: " + " ".join(f"{ratio:g}" for ratio in ratios))
+    return list(ratios)
+
+
+def choose_groups(
+    search: Search, settings: StageSettings, ratios: Sequence[float], guide: Table
+) -> None:
+    """Algorithm 3: layers of one ratio at a time, larger ratios first. guide: how global each group
+    is."""
+    # From the dense model again. The masks of stage 1 were of equal ratios, and of use only to tell
+    # what a layer costs; what they say of single groups comes back as the guide.
     search.z = ((1,) * search.num_groups,) * search.num_layers
-    for part in _plan(search, settings, ratios):
+    most_layers = settings.layers_at_once(search.num_groups)
+    for part in plan_subproblems(ratios, search.num_groups, settings.kappa, most_layers):
         variables = search.groups_of(part.layers)
-        if not part.evaluations:
+        if not part.evaluations:  # all of them on the window, or none
             bit = int(part.num_windowed == 0)
             search.z = assign(search.z, variables, (bit,) * len(variables))
             continue
-        name = f"stage 3, ratio {part.ratio:g}, {describe_layers(part.layers)}"
-        most = settings.kappa * len(part.layers)
-        search.solve(name, variables, part.num_windowed, most, [guide])
-
-
-def _plan(search: Search, settings: StageSettings, ratios: Sequence[float]) -> list[Subproblem]:
-    groups = search.num_groups
-    return plan_subproblems(ratios, groups, settings.kappa, settings.layers_at_once(groups))
+        search.solve(
+            f"stage 3, ratio {part.ratio:g}, {describe_layers(part.layers)}",
+            variables,
+            quota=part.num_windowed,
+            max_evaluations=settings.kappa * len(part.layers),
+            guides=[guide],
+        )
 
 
 def count_evaluations(search: Search, settings: StageSettings) -> dict[str, int]:
     """Most evaluations of each stage."""
-    # How many layers get each ratio does not depend on the result of stage 1.
-    layers, groups = search.num_layers, search.num_groups
-    asked, buckets = search.inputs.ratio, settings.ratio_buckets
-    ratios = allocate_ratios(range(layers), layers, asked, groups, buckets)
+    # How many layers get each ratio does not depend on the result of stage 1, so any scores will
+    # do: these are as if every layer cost the same.
+    ratios = allocate_ratios(
+        stage1_scores=range(search.num_layers),
+        dense_score=search.num_layers,
+        rho=search.inputs.ratio,
+        num_groups=search.num_groups,
+        buckets=settings.ratio_buckets,
+    )
+    most_layers = settings.layers_at_once(search.num_groups)
+    plan = plan_subproblems(ratios, search.num_groups, settings.kappa, most_layers)
     planned = {
-        "stage 1": count_localizing(search, settings.kappa, 1),
-        "stage 3": sum(part.evaluations for part in _plan(search, settings, ratios)),
+        "stage 1": count_localizing(search, settings.kappa, layers_at_once=1),
+        "stage 3": sum(part.evaluations for part in plan),
     }
     return {stage: count for stage, count in planned.items() if count}
 
 
 def count_localizing(search: Search, kappa: int, layers_at_once: int) -> int:
-    windowed, groups = groups_a_layer(search), search.num_groups
-    sizes = map(len, parts(search, layers_at_once))
+    """Most evaluations of stage 1."""
+    groups = search.num_groups
+    windowed = num_windowed(search.inputs.ratio, 1, groups)
+    sizes = map(len, cut_into(range(search.num_layers), layers_at_once))
     return sum(count_solving(n * groups, n * windowed, n * kappa) for n in sizes)
 
 
@@ -154,6 +173,10 @@ def describe_layers(layers: Sequence[int]) -> str:
 
 
 # ------------------------------------------------------------------ the rules of stages 2 and 3
+#
+# Stage 2 is algorithm 2 in whole numbers, so that the ratio is met exactly and the loop ends. Line
+# 6 is read with the opposite sign: as printed, the most harmful layer would count as the easiest.
+# The paper clips and scales the drops to weights but only uses their order, so they are sorted.
 
 
 def allocate_ratios(
@@ -255,12 +278,18 @@ def plan_subproblems(
     plan = []
     for ratio in sorted(set(ratios), reverse=True):
         same = [layer for layer, share in enumerate(ratios) if share == ratio]
-        for layers in cut(same, num_parts=-(-len(same) // max_layers)):
+        for layers in cut_into(same, max_layers):
             windowed = num_windowed(ratio, len(layers), num_groups)
             candidates = math.comb(len(layers) * num_groups, windowed)
             evaluations = min(candidates, kappa * len(layers)) if candidates > 1 else 0
             plan.append(Subproblem(layers, ratio, windowed, evaluations))
     return plan
+
+
+def cut_into(layers: Sequence[int], most: int) -> list[tuple[int, ...]]:
+    """As few parts as possible, of at most so many layers each."""
+    num_parts = -(-len(layers) // most)  # rounded up
+    return cut(layers, num_parts)
 
 
 def cut(layers: Sequence[int], num_parts: int) -> list[tuple[int, ...]]:

@@ -41,7 +41,8 @@ class Problem:
     anchors: Anchors  # of the loss, for optimizers that may leave the quota
     settings: SearchSettings = field(default_factory=SearchSettings)
     seed: int = 0
-    # Masks to start from. Optimizers that keep the quota repair those that miss it.
+    # Masks to start from; none: from that of the dense model. Optimizers that keep the quota repair
+    # those that miss it.
     starts: tuple[Assignment, ...] = ()
     prior: Sequence[float] = ()  # how global each variable is thought to be
     enough: float = math.inf  # a mask of the quota with this value ends the search
@@ -51,23 +52,19 @@ class Problem:
     known: Mapping[Assignment, Value] = field(default_factory=dict)  # from before
     questions: Sequence[int] = ()  # on each haystack
 
-    @property
-    def num_variables(self) -> int:
-        return len(self.variables)
+    def __post_init__(self) -> None:
+        if not self.starts:
+            object.__setattr__(self, "starts", ((1,) * len(self.variables),))
 
     def loss(self, assignment: Assignment, value: float) -> float:
-        """Equation 5: the negated normalized value, plus a penalty for missing the quota. Over all
-        groups of the model it is equation 3."""
-        num = self.num_variables
-        deviation = assignment.count(0) / num - self.quota / num
+        """Equation 5, which an optimizer that may leave the quota minimizes:
+
+            alpha (share on the window - share asked for)^2 - normalized value
+
+        Over all groups of the model it is equation 3."""
+        num_variables = len(self.variables)
+        deviation = assignment.count(0) / num_variables - self.quota / num_variables
         return self.settings.alpha * deviation**2 - self.anchors.normalized(value)
-
-    def meets_quota(self, assignment: Assignment) -> bool:
-        return assignment.count(0) == self.quota
-
-    @property
-    def first_start(self) -> Assignment:
-        return self.starts[0] if self.starts else (1,) * self.num_variables
 
 
 def assign(z: Z, variables: Sequence[Variable], assignment: Assignment) -> Z:
@@ -82,10 +79,10 @@ def assign(z: Z, variables: Sequence[Variable], assignment: Assignment) -> Z:
 def repair(assignment: Assignment, quota: int, prior: Sequence[float] = ()) -> Assignment:
     """Change as many variables as the quota needs: window the most local full ones, or make the
     most global windowed ones full. `prior`: how global each is; of equals the first are local."""
+    # The most local first. `sorted` is stable: of equals, and so without a prior, by number.
     order = sorted(range(len(assignment)), key=lambda v: prior[v] if prior else 0)
-    missing = quota - assignment.count(0)
-    wanted = int(missing > 0)
-    candidates = [v for v in order if assignment[v] == wanted]
+    missing = quota - assignment.count(0)  # to be windowed; below 0, so many get full again
+    candidates = [v for v in order if assignment[v] == int(missing > 0)]
     changed = candidates[:missing] if missing >= 0 else candidates[missing:]
     return tuple(1 - bit if v in changed else bit for v, bit in enumerate(assignment))
 
@@ -116,7 +113,8 @@ class Trials:
         # must not depend on them.
         if threshold is not None and value.value <= threshold:
             return
-        if self.problem.meets_quota(assignment) and value.value > self.best_value:
+        meets_quota = assignment.count(0) == self.problem.quota
+        if meets_quota and value.value > self.best_value:
             self.best = assignment
         candidate = self.problem.loss(assignment, value.value), assignment
         self.nearest = min(self.nearest or candidate, candidate)
@@ -124,7 +122,7 @@ class Trials:
     @property
     def assignment(self) -> Assignment:
         """The best mask, or if none meets the quota, the one with the lowest loss, repaired."""
-        nearest = self.nearest[1] if self.nearest else self.problem.first_start
+        nearest = self.nearest[1] if self.nearest else self.problem.starts[0]
         return self.best or repair(nearest, self.problem.quota, self.problem.prior)
 
     @property

@@ -6,6 +6,6 @@ from bosch.search.optimizers._interface import Proposals, Trials
 
 
 def search(trials: Trials) -> Proposals:
-    variables = range(trials.problem.num_variables)
+    variables = range(len(trials.problem.variables))
     for windowed in combinations(variables, trials.problem.quota):
         yield [tuple(int(v not in windowed) for v in variables)], trials.best_value

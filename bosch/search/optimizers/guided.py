@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from bosch.search.objective import Means, Value
 from bosch.search.optimizers._interface import SMALLEST_STEP, Assignment, Proposals, Trials
-from bosch.search.optimizers.swap import best_start, kick, swapped
+from bosch.search.optimizers.swap import best_start, kick, swapped, windowed_and_full
 
 Array = NDArray[np.floating[Any]]
 
@@ -32,7 +32,7 @@ def search(trials: Trials) -> Proposals:
     problem = trials.problem
     draw = random.Random(problem.seed)
     current = yield from best_start(trials)
-    surrogate = Surrogate(problem.questions, problem.num_variables, problem.prior)
+    surrogate = Surrogate(problem.questions, len(problem.variables), problem.prior)
     surrogate.learn(problem.known)
     while current is not None:  # until no neighbor or kick is left
         surrogate.learn(trials.table)
@@ -81,7 +81,7 @@ class Surrogate:
     def gains(self, current: Assignment) -> Iterator[tuple[float, int, int]]:
         """The predicted quality after each swap of a windowed variable with a full one."""
         effects_TN, present_T = self.effects(current)
-        windowed, full = ([n for n, bit in enumerate(current) if bit == kind] for kind in (0, 1))
+        windowed, full = windowed_and_full(current)
         for i in windowed:
             change_TF = effects_TN[:, i, None] - effects_TN[:, full]
             # A haystack that is answered cannot gain, nor one that is lost lose: that is what makes

@@ -33,16 +33,17 @@ def search(trials: Trials) -> Proposals:
     """With NOMAD's default options, as in the paper. With several ranks NOMAD runs on rank 0, and
     all ranks evaluate its masks."""
     problem = trials.problem
-    if problem.num_variables > MOST_VARIABLES:
+    num_variables = len(problem.variables)
+    if num_variables > MOST_VARIABLES:
         trials.notes.append(
-            f"{problem.num_variables} variables exceed the {MOST_VARIABLES} for which NOMAD builds "
+            f"{num_variables} variables exceed the {MOST_VARIABLES} for which NOMAD builds "
             "models; using one_plus_one, the paper's fallback"
         )
         yield from one_plus_one.search(trials)
         return
     check_optimizer(problem.settings)
     parameters = {
-        "DIMENSION": problem.num_variables,
+        "DIMENSION": num_variables,
         "BB_INPUT_TYPE": "* B",
         "BB_OUTPUT_TYPE": "OBJ",
         "MAX_BB_EVAL": trials.left,
@@ -54,7 +55,7 @@ def search(trials: Trials) -> Proposals:
     child = _Child() if ranks.rank == 0 else None
     try:
         if child:
-            child.send((problem.first_start, [f"{name} {x}" for name, x in parameters.items()]))
+            child.send((problem.starts[0], [f"{name} {x}" for name, x in parameters.items()]))
         while True:
             # NOMAD runs beside rank 0 only; the ranks score its masks together.
             message: Any = child.receive() if child else None

@@ -16,25 +16,26 @@ FLIPS_PER_EVALUATION = 1_000  # ends a search that finds no new mask
 def search(trials: Trials) -> Proposals:
     problem = trials.problem
     draw = random.Random(problem.seed)
-    current = problem.first_start
+    current = problem.starts[0]
     yield [current], None
     present = problem.loss(current, trials.table[current].value)
     best_possible = weighted(problem.settings.objective, 1.0, 1.0, 0.0)
     for _ in range(FLIPS_PER_EVALUATION * problem.max_evaluations):
-        flips = (draw.random() < 1 / problem.num_variables for _ in current)
+        flips = (draw.random() < 1 / len(current) for _ in current)
         assignment = tuple(bit ^ flip for bit, flip in zip(current, flips, strict=True))
-        # The value at which it has the present loss.
+        # The value at which it has the present loss: equation 5 solved for the value, in which the
+        # loss is linear.
         scale = problem.anchors.high - problem.anchors.low
         needed = (problem.loss(assignment, 0.0) - present) * scale
         if assignment in trials.table or needed > best_possible:
             continue
         # One step lower, since values are rounded: a mask as good as the current one is accepted.
         threshold = needed - SMALLEST_STEP
-        if problem.meets_quota(assignment):
+        # A mask of the quota may also become the result, by its value alone.
+        if assignment.count(0) == problem.quota:
             threshold = min(threshold, trials.best_value)
         yield [assignment], threshold
         new = problem.loss(assignment, trials.table[assignment].value)
-        if (
-            new <= present + 1e-12
-        ):  # of equal losses: sums in another order differ in the last digit
+        # Of equal losses, sums in another order differ in the last digit.
+        if new <= present + 1e-12:
             current, present = assignment, new

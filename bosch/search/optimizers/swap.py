@@ -36,7 +36,7 @@ def search(trials: Trials) -> Proposals:
 
 def best_start(trials: Trials) -> Step:
     problem = trials.problem
-    for start in problem.starts or [problem.first_start]:
+    for start in problem.starts:
         yield [repair(start, problem.quota, problem.prior)], trials.best_value
     return trials.best
 
@@ -64,7 +64,7 @@ def kick(trials: Trials, draw: random.Random) -> Step:
     problem, best = trials.problem, trials.best
     assert best is not None
     windowed, full = windowed_and_full(best)
-    num_candidates = math.comb(problem.num_variables, problem.quota)
+    num_candidates = math.comb(len(problem.variables), problem.quota)
     for _ in range(KICKS_IN_VAIN if len(trials.table) < num_candidates else 0):
         count = min(draw.choice(KICKS), len(windowed), len(full))
         kicked = swapped(best, draw.sample(windowed, count), draw.sample(full, count))
