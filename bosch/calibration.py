@@ -30,6 +30,7 @@ class Question:
 
     @property
     def predicting(self) -> range:
+        """The rows that predict the answer: each predicts the token after it."""
         return range(self.answer.start - 1, self.answer.stop - 1)
 
 
@@ -59,6 +60,7 @@ def write_calibration(folder: Path, calibration: Calibration) -> None:
     import torch  # here: --help and wrong command lines load no torch
     from safetensors.torch import save
 
+    # One row of all tokens and where each text ends, since texts differ in length.
     texts = [haystack.ids_T for haystack in calibration.haystacks]
     asked = [(n, q) for n, h in enumerate(calibration.haystacks) for q in h.questions]
     places = [(n, q.answer.start, q.answer.stop, q.needle.start, q.needle.stop) for n, q in asked]
@@ -83,6 +85,8 @@ def read_calibration(folder: Path) -> Calibration:
             tasks = json.loads((file.metadata() or {})["tasks"])
     except (SafetensorError, KeyError, json.JSONDecodeError) as error:
         raise UserError(f"{path} is not a calibration set: {error}.") from error
+    # A set of the user's own making may hold anything. Each test below needs those before it: the
+    # lengths, that the ends are a list; the questions, that the lengths are whole.
     fits = isinstance(tasks, list) and positions.shape == (len(tasks), 5)
     fits = fits and ids.dim() == ends.dim() == 1 and ends[-1:].tolist() == [len(ids)]
     lengths = ends.diff(prepend=ends.new_zeros(1)).tolist() if fits else []

@@ -76,8 +76,10 @@ class Scores:
         cls, heads_LH: "Tensor", num_groups: int, larger_is: Literal["local", "global"]
     ) -> "Scores":
         """A group's score is the mean over its query heads, in the paper better than the most."""
+        # The heads of a group lie side by side: head h is of group h // (H / G).
         groups_LG = heads_LH.unflatten(1, (num_groups, -1)).mean(-1)
-        return cls(as_table(groups_LG), larger_is, as_table(heads_LH))
+        groups, heads = (tuple(map(tuple, x.tolist())) for x in (groups_LG, heads_LH))
+        return cls(groups, larger_is, heads)
 
 
 @dataclass(frozen=True)
@@ -174,10 +176,6 @@ class Inputs:
         return self.model_info.num_groups
 
     @property
-    def num_heads(self) -> int:
-        return self.model_info.num_query_heads
-
-    @property
     def num_windowed(self) -> int:
         return num_windowed(self.ratio, self.num_layers, self.num_groups)
 
@@ -194,7 +192,3 @@ class Inputs:
     def mask_of_layers(self, windowed: set[int]) -> GroupMask:
         rows = [[int(layer not in windowed)] * self.num_groups for layer in range(self.num_layers)]
         return GroupMask.from_rows(rows, self.window_tokens, "layer")
-
-
-def as_table(values_LN: "Tensor") -> Table:
-    return tuple(tuple(map(float, row)) for row in values_LN.tolist())

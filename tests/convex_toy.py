@@ -65,7 +65,7 @@ class ConvexToy:
         batch_sequences: int,
         sequence_tokens: int,
         weights_out: Path | None = None,
-        sinks: object = None,
+        sink: object = None,
     ) -> None:
         peaks = learner.parameter_groups()
         optimizer = torch.optim.AdamW(

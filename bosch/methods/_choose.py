@@ -26,6 +26,7 @@ def make_mask(name: str, inputs: Inputs) -> Selection:
             problem = f"--method {name} learns from tokens but got none"
             raise UserError(f"{problem}; run recipes/recover.py, which prepares them first.")
         everything = [(i, g) for i in range(inputs.num_layers) for g in range(inputs.num_groups)]
+        # Training for hours cannot change a mask of all groups, or of none.
         if inputs.num_windowed in (0, len(everything)):
             mask = inputs.mask_of(everything[: inputs.num_windowed])
             return Selection(mask, notes=("all groups are alike at this ratio; nothing to learn",))
@@ -35,7 +36,7 @@ def make_mask(name: str, inputs: Inputs) -> Selection:
 
 def choose_most_local(scores: Scores, inputs: Inputs) -> Selection:
     """Window the most local groups, up to the budget. The seed breaks ties between equal scores."""
-    sign = -1 if scores.larger_is == "local" else 1
+    sign = -1 if scores.larger_is == "local" else 1  # so that small is local
     table = [[sign * value for value in row] for row in scores.groups]
     windowed, tie = smallest(table, inputs.num_windowed, inputs.seed)
     notes = []
@@ -89,6 +90,7 @@ def write_selection(name: str, inputs: Inputs, selection: Selection, began: floa
         seconds = sum(line["seconds"] for _, line in lines if line)
     cost = {"method": name, "seconds": round(seconds, 3), **(selection.cost or {})}
     write_atomically(folder / "time.json", json.dumps(cost) + "\n")
+    # Last, as it is what a reader of an unfinished folder would take for the result.
     write_mask(folder / "mask.json", record)
     return record
 

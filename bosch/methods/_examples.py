@@ -32,11 +32,11 @@ def measure_haystacks(
     numbers = range(len(haystacks))
 
     def resume() -> dict[int, Result]:
-        drop_torn_line(path)
+        drop_torn_line(path)  # that a kill has left: the next line must not be joined to it
         return {line["index"]: line["result"] for _, line in read_lines(path, made_of) if line}
 
     def measure_mine() -> Result | None:
-        if ranks.rank >= len(missing):
+        if ranks.rank >= len(missing):  # the last round has fewer than ranks
             return None
         index, began = missing[ranks.rank], time.monotonic()
         result = measure(haystacks[index])
@@ -48,6 +48,8 @@ def measure_haystacks(
     results = ranks.from_rank_0(resume)
     opened = open_own_file(path, "ab") if ranks.rank == 0 else nullcontext()
     with opened as file, track(method, len(numbers), "examples", done=len(results)) as bar:
+        # Round by round: each rank takes one of the missing examples, and all write down what came
+        # of it. So a kill costs one round, and it does not matter how many ranks go on.
         while missing := [index for index in numbers if index not in results]:
             for line in filter(None, ranks.gather(ranks.all_succeed(measure_mine))):
                 if file is not None:

@@ -94,13 +94,18 @@ def learn(
             f"warning: a window of {window:,} tokens covers whole sequences of "
             f"{length.sequence_tokens:,} tokens: the gates learn nothing from them"
         )
+    sink = NO_SINK
+    if inputs.sink.kind != "none":
+        # Not of inputs.model, which would stay in memory beside the one that is trained.
+        sink = inputs.measured_sink(inputs.load_model())
     learning.train(
         GateLearner(gates, groups, window, length.num_steps),
         inputs.folder,
-        *length,
-        inputs.folder / WEIGHTS if settings.weights == "learned" else None,
-        # Not of inputs.model, which would stay in memory beside the one that is trained.
-        inputs.measured_sink(inputs.load_model()) if inputs.sink.kind != "none" else NO_SINK,
+        num_steps=length.num_steps,
+        batch_sequences=length.batch_sequences,
+        sequence_tokens=length.sequence_tokens,
+        weights_out=inputs.folder / WEIGHTS if settings.weights == "learned" else None,
+        sink=sink,
     )
     table_U, figures = gates.table(), gates.figures()
     units, drawn = lowest(table_U, settings.granularity, inputs.ratio, inputs.seed)

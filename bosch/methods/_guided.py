@@ -44,6 +44,7 @@ def rankings_of(inputs: Inputs) -> list[Table]:
         say(f"ranking groups by {name}, as a starting point")
         ranking_inputs = replace(
             inputs,
+            # What the search has loaded, with its sink attached, and not a second copy of it.
             load_model=lambda: inputs.model,
             load_calibration=lambda: inputs.calibration,
             settings=method.Settings(),
@@ -52,5 +53,6 @@ def rankings_of(inputs: Inputs) -> list[Table]:
         scores: Scores = method.score_groups(ranking_inputs)
         sign = 1 if scores.larger_is == "global" else -1
         table = tuple(tuple(sign * value for value in row) for row in scores.groups)
+        # Rank 0's: a last digit that differs would send the ranks to different masks.
         tables.append(Ranks.current().agree(table))
     return tables

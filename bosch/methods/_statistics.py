@@ -56,22 +56,20 @@ class AttentionRows:
 
     start: int
     stop: int
+    queries_C1: Tensor  # their numbers, as a column beside which keys are a row
     weights_HCS: Tensor  # attention probabilities, 0 where a key comes after its query
-
-    def queries_C1(self) -> Tensor:
-        return torch.arange(self.start, self.stop, device=self.weights_HCS.device)[:, None]
 
     def inside(self, window_tokens: int) -> tuple[int, Tensor]:
         """The first key inside any window of these rows, and which keys from there on lie in each
         row's window (C, S - first). Keys after their query count as inside: their weight is 0."""
         first = max(0, self.start - window_tokens + 1)
         keys_S = torch.arange(first, self.stop, device=self.weights_HCS.device)
-        return first, keys_S > self.queries_C1() - window_tokens
+        return first, keys_S > self.queries_C1 - window_tokens
 
     def past(self, window_tokens: int, num_keys: int) -> Tensor:
         """(C, N): which of the first keys have left each row's window."""
         keys_N = torch.arange(num_keys, device=self.weights_HCS.device)
-        return keys_N <= self.queries_C1() - window_tokens
+        return keys_N <= self.queries_C1 - window_tokens
 
 
 def attention_rows(
@@ -80,17 +78,22 @@ def attention_rows(
     """All rows of a layer's causal attention, a chunk at a time."""
     for start, stop in chunks(q_HTD, chunk_elements):
         scores_HCS = row_scores(q_HTD[:, start:stop], k_GTD[:, :stop], scaling)
-        queries_C = torch.arange(start, stop, device=q_HTD.device)
-        future_CC = queries_C > queries_C[:, None]
+        queries_C1 = torch.arange(start, stop, device=q_HTD.device)[:, None]
+        # Keys up to `start` come before all of these rows; only the last C can be in the future.
+        #     rows of a chunk (start 3, stop 6), keys 0 to 5; x: masked
+        #     3   . . . . x x
+        #     4   . . . . . x
+        #     5   . . . . . .
+        future_CC = queries_C1 < queries_C1.T
         scores_HCS[..., start:].masked_fill_(future_CC, float("-inf"))
-        yield AttentionRows(start, stop, scores_HCS.softmax(-1))
+        yield AttentionRows(start, stop, queries_C1, scores_HCS.softmax(-1))
 
 
 def chunks(q_HTD: Tensor, chunk_elements: int, band: int | None = None) -> list[tuple[int, int]]:
     """Row ranges whose scores fit in `chunk_elements`: against all keys or, if `band` is given,
     against a band of that many keys per row."""
     num_heads, num_rows, _ = q_HTD.shape
-    size = chunk_elements // (num_heads * max(1, num_rows))
+    size = chunk_elements // (num_heads * max(1, num_rows))  # as if every row saw all keys
     if band is not None:  # C rows need C + band keys, so at most `band` rows
         size = min(band, chunk_elements // (num_heads * 2 * band))
     size = max(LEAST_ROWS, size)
@@ -100,6 +103,8 @@ def chunks(q_HTD: Tensor, chunk_elements: int, band: int | None = None) -> list[
 def row_scores(x_HCD: Tensor, y_GSD: Tensor, scaling: float = 1.0) -> Tensor:
     """(H, C, S): scaled products of each query head's rows with the keys or values of its group,
     before any mask."""
+    # The heads of a group share its keys: they become more rows of one product, so that no keys are
+    # copied for each head.
     exact = torch.promote_types(x_HCD.dtype, torch.float32)
     x_GRCD = x_HCD.to(exact).unflatten(0, (y_GSD.shape[0], -1))
     products_GRCS = x_GRCD.flatten(1, 2) @ y_GSD.to(exact).transpose(1, 2)
@@ -116,9 +121,11 @@ def single_rows(q_HTD: Tensor, k_GTD: Tensor, scaling: float, positions: list[in
 
 
 def exact_sum(values_HCS: Tensor) -> Tensor:
+    """(H): the sum over keys in the format of the scores, and over the many rows in float64."""
     return values_HCS.sum(-1).sum(-1, dtype=torch.float64)
 
 
 def add_up(results: list[dict[str, list[list[float]]]], name: str) -> Tensor:
-    """(L, H): the sum of one statistic over examples, in their order."""
+    """(L, H): the sum of one statistic over examples, in their order, so that neither ranks nor a
+    kill change its last digit."""
     return torch.tensor([result[name] for result in results], dtype=torch.float64).sum(0)

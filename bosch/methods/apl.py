@@ -1,8 +1,12 @@
 """Answer-centric peak lag (APL): how far a head's strongest attention is from the last answer
 token.
 
-Equations 9 and 10 of the paper. The arg-max needs no softmax, so one row of scores per question is
-enough. The median of an even number of questions is the mean of the middle two."""
+Equations 9 and 10 of the paper. With t* the last answer token of a question:
+
+    lag = t* - argmax over j <= t* of a(t*, j),    s = 1 - min(1, median over questions of lag / W)
+
+The arg-max needs no softmax, so one row of scores per question is enough. The median of an even
+number of questions is the mean of the middle two."""
 
 import torch
 from torch import Tensor
@@ -22,7 +26,9 @@ def score_groups(inputs: Inputs) -> Scores:
 
         def peak_lags(q_HTD: Tensor, k_GTD: Tensor, scaling: float) -> Tensor:
             scores_HNS = single_rows(q_HTD, k_GTD, scaling, last_tokens)
-            for row, position in enumerate(last_tokens):  # a sink is no peak: it stays visible
+            # The first tokens are no peak where the mask has a sink: windowed, the head still sees
+            # them. Those within the window count, as they do without a sink.
+            for row, position in enumerate(last_tokens):
                 past = min(inputs.sink.num_visible, max(0, position - inputs.window_tokens + 1))
                 scores_HNS[:, row, :past] = -torch.inf
             peaks_HN = scores_HNS.argmax(-1)

@@ -87,12 +87,16 @@ def count_passes(settings: Settings, num_layers: int, num_groups: int) -> float:
 
 
 def probe_groups(search: "Search", share: float) -> Table:
-    """What every group is worth: the answers' mean log-probability in a share of the haystacks when
-    the group is kept alone in its layer, against keeping another one, all other layers full.
+    """What every group is worth, [layer][group]: how much better keeping it alone in its layer is
+    than keeping another. With all other layers full, and means over a share of the haystacks:
+
+        worth(l, g) = log p(only g full in l) - mean over other h of log p(only h full in l)
 
     One evaluation a group, the same at every ratio. The paper's stage 1 windows layers at the
     ratio, where their best masks lose nothing; with one group left, every layer tells."""
     num_haystacks, dense = len(search.evaluator.questions), search.z  # nothing is windowed yet
+    # Evenly spread over the set, in which the haystacks of a task lie together: at a third, numbers
+    # 0, 3, 6. 1e-9: the share is rarely a float exactly.
     read = [int(i / share + 1e-9) for i in range(math.ceil(num_haystacks * share - 1e-9))]
     layers, groups = range(search.num_layers), range(search.num_groups)
     table: list[tuple[float, ...]] = []

@@ -13,6 +13,7 @@ def select(inputs: Inputs) -> Selection:
 
     evaluations, windowed = inputs.settings.kappa * inputs.num_layers, inputs.num_windowed_layers
     groups = range(inputs.num_groups)
+    # A variable is a whole layer: its groups share one decision.
     layers = [tuple((layer, group) for group in groups) for layer in range(inputs.num_layers)]
     with open_search(inputs, "layer") as search:
         announce(search, {"layers": count_solving(len(layers), windowed, evaluations)})

@@ -26,6 +26,7 @@ def localize(inputs: Inputs, layers_at_once: int) -> Selection:
         announce(search, {"stage 1": stages.count_localizing(search, kappa, layers_at_once)})
         by_layer = num_windowed(inputs.ratio, 1, search.num_groups) * search.num_layers
         exceeds = by_layer != search.num_windowed
+        # The harm of each group is needed, and so exact values, only where some get full again.
         with search.until_ended():
             _, guide = stages.localize_parts(search, kappa, layers_at_once, exact_values=exceeds)
             if exceeds:

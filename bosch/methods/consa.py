@@ -1,8 +1,12 @@
 """ConSA: gates learned together with the weights, under the constraint that they meet the ratio.
 
-Chen et al., arXiv 2606.18056. A hard-concrete gate per group or layer mixes full and windowed
-attention (bosch/attention/search_mode.py). An augmented Lagrangian drives the expected share on the
-window to the ratio (bosch/gates.py). The lowest gates get the window.
+Chen et al., arXiv 2606.18056, equations 3 and 10. With a gate z per group or layer:
+
+    out = z * full attention + (1 - z) * attention in the window      bosch/attention/search_mode.py
+    min over weights and gates, max over multipliers a, b, of
+        loss + a * gap + b * gap^2,   gap = expected share on the window - ratio    bosch/gates.py
+
+Gates are hard-concrete: random numbers, often exactly 0 or 1. The lowest get the window.
 
 The paper does not give the learning rates of gates and multipliers. At the weights' rate (3e-4)
 nothing moves within its 1,000 steps. On a convex toy of 28 x 8 gates, at ratios .25, .5 and .75 and

@@ -1,8 +1,12 @@
 """Distance-conditioned attention mass (DCAM): the share of a head's attention inside the window.
 
-Equations 7 and 8 of the paper. Rows of attention sum to 1, so the normalized histogram over lags,
-accumulated up to the window, equals the mean over rows of their mass inside it. Where the mask has
-a sink, its first tokens count as inside too; as a constant, it stands for the first."""
+Equations 7 and 8 of the paper, with a(t, j) what row t gives to key j:
+
+    M(d) = sum over t of a(t, t - d),    s = (M(0) + ... + M(W - 1)) / (M(0) + M(1) + ...)
+
+Rows of attention sum to 1, so this equals the mean over rows of their mass inside the window. Where
+the mask has a sink, its first tokens count as inside too; as a constant, it stands for the first.
+"""
 
 import torch
 from torch import Tensor
@@ -20,6 +24,7 @@ def score_groups(inputs: Inputs) -> Scores:
         for rows in attention_rows(q_HTD, k_GTD, scaling, inputs.chunk_elements):
             first, inside_CS = rows.inside(inputs.window_tokens)
             mass_H += exact_sum(rows.weights_HCS[..., first:] * inside_CS)
+            # The first keys once they have left the window; until then they are counted above.
             weights_HCN = rows.weights_HCS[..., : inputs.sink.num_visible]
             mass_H += exact_sum(weights_HCN * rows.past(inputs.window_tokens, weights_HCN.shape[2]))
         return mass_H

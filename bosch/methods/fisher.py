@@ -1,10 +1,13 @@
 """Fisher-weighted locality: the share of attention inside the window, weighted by its effect on the
 loss.
 
-Equations 23 to 25 of the paper. For out = sum_j a_j v_j the gradient of the loss with respect to
-the probability a(t, j) is do_t . v_j, so autograd only runs one backward pass to the attention
-outputs; probabilities and gradients are then recomputed in chunks of rows. The first tokens of a
-sink count as inside, as in dcam.py."""
+Equations 23 to 25 of the paper, with L the loss and a(t, j) what row t gives to key j:
+
+    F(t, j) = (dL/da(t, j) * a(t, j))^2,    s = (sum of F where t - j < W) / (sum of F)
+
+For out_t = sum_j a(t, j) v_j the gradient dL/da(t, j) is do_t . v_j, so autograd only runs one
+backward pass to the attention outputs; probabilities and gradients are then recomputed in chunks of
+rows. The first tokens of a sink count as inside, as in dcam.py."""
 # L layers, H query heads, G kv heads, T tokens, C rows of a chunk, S keys, D head size, N rows of a
 # loss, V vocabulary, P parts: inside the window, and total
 
@@ -60,6 +63,7 @@ def measure_haystack(inputs: Inputs, haystack: Haystack) -> Result:
         sums_PH = torch.zeros(2, q_HTD.shape[0], dtype=torch.float64, device=q_HTD.device)
         for rows in attention_rows(q_HTD, k_GTD, scaling, inputs.chunk_elements):
             do_HCD, v_GSD = do_HTD[:, rows.start : rows.stop], v_GTD[:, : rows.stop]
+            # As a product of all rows with all values, do . v is a matrix like q . k.
             saliency_HCS = row_scores(do_HCD, v_GSD).mul_(rows.weights_HCS).square_()
             first, inside_CS = rows.inside(inputs.window_tokens)
             sums_PH[0] += exact_sum(saliency_HCS[..., first:] * inside_CS)
@@ -82,7 +86,8 @@ def measure_haystack(inputs: Inputs, haystack: Haystack) -> Result:
             use_cache=False,
             bosch_observe=observe,
         ).last_hidden_state
-        # The gradient of the loss at the last hidden states, a few rows of logits at a time.
+        # The gradient of the loss at the last hidden states, a few rows of logits at a time: those
+        # of a whole text, tokens x vocabulary, would be the largest tensor of all.
         spans = [question.predicting for question in haystack.questions]
         if inputs.settings.loss_tokens == "all":
             spans = [range(len(ids_T) - 1)]

@@ -32,7 +32,7 @@ def check(settings: Settings) -> None:
         )
     if not settings.path.is_file():
         raise MissingFileError(f"--path {settings.path} does not exist; name a mask file.")
-    if settings.path.suffix != ".tsv":
+    if settings.path.suffix != ".tsv":  # a table says nothing without a model and a ratio
         read_mask(settings.path)
 
 
@@ -59,6 +59,7 @@ def select(inputs: Inputs) -> Selection:
             from bosch.hybrid.sinks import read_constants  # imports torch
 
             record = read_constants(path.parent, record)
+    # The mask was chosen with its sink in sight: with another it would be another method's result.
     mask = record.mask
     if mask.sink != inputs.sink:
         raise UserError(

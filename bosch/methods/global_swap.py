@@ -19,6 +19,7 @@ def select(inputs: Inputs) -> Selection:
     settings = inputs.settings
     with open_search(inputs) as search:
         planned = stages.count_evaluations(search, StageSettings(kappa=settings.kappa))
+        # A ranking costs about as much as an evaluation, and the comparison is at equal cost.
         evaluations = max(1, sum(planned.values()) - len(settings.rankings))
         announce(search, {"swaps": evaluations})
         with search.until_ended():

@@ -1,5 +1,7 @@
 """Scalar gates learned with an L1 term, the lowest get the window: the control in ConSA's paper.
 
+    out = z * full attention + (1 - z) * attention in the window,    loss + l1_weight * mean of z
+
 Like ConSA, but a gate is a plain number between 0 and 1, nothing ties the gates to the ratio, and
 they are only ranked (its ablation "w/o L0-Lagrangian", after LoZA; the weight of the term is
 DuoAttention's). The paper found such gates almost equal in all layers."""

@@ -1,12 +1,16 @@
 """Proxy attention: the share of key blocks, in the order of a proxy head, that hold most of a
 head's mass.
 
-Equations 11 to 14 of the paper; a small share is local. (Under equation 14 the paper calls a large
-share local, but then ranks in ascending order, which fits "fewer blocks".) The share says how
-concentrated a head is, not how near it looks: a head that copies from a single far block counts as
-local. Blocks are counted from the start, and the last one ends at the row's own token."""
-# H query heads, G kv heads, T tokens, C rows of a chunk, S keys, K blocks, D head
-# size
+Equations 11 to 14 of the paper. Of row t, with n blocks of keys, the largest by the proxy head
+first:
+
+    m = the least number of blocks that hold gamma of the head's own mass,    s = mean over t of m/n
+
+A small share is local. (Under equation 14 the paper calls a large share local, but then ranks in
+ascending order, which fits "fewer blocks".) The share says how concentrated a head is, not how near
+it looks: a head that copies from a single far block counts as local. Blocks are counted from the
+start, and the last one ends at the row's own token."""
+# H query heads, G kv heads, T tokens, C rows of a chunk, S keys, K blocks, D head size
 
 from dataclasses import dataclass
 
@@ -51,14 +55,15 @@ def score_groups(inputs: Inputs) -> Scores:
             weights_HCN = weights_HCS[..., : inputs.sink.num_visible]
             # What a sink holds needs no block.
             weights_HCN.masked_fill_(rows.past(inputs.window_tokens, weights_HCN.shape[2]), 0)
-            missing = -weights_HCS.shape[-1] % block_tokens
+            missing = -weights_HCS.shape[-1] % block_tokens  # keys, to a whole number of blocks
             blocks_HCKS = F.pad(weights_HCS, (0, missing)).unflatten(-1, (-1, block_tokens))
             mass_HCK = blocks_HCKS.sum(-1, dtype=torch.float64)
             proxy_CK = mass_HCK[PROXY_HEAD]
-            num_blocks_C1 = rows.queries_C1() // block_tokens + 1
+            num_blocks_C1 = rows.queries_C1 // block_tokens + 1
             blocks_K = torch.arange(proxy_CK.shape[-1], device=proxy_CK.device)
             proxy_CK = proxy_CK.masked_fill(blocks_K >= num_blocks_C1, -1)  # after the row: last
             order_CK = proxy_CK.argsort(dim=-1, descending=True, stable=True)
+            # Each head's own mass, added up in the proxy's order.
             reached_HCK = mass_HCK.gather(-1, order_CK.expand_as(mass_HCK)).cumsum(-1)
             wanted_HC1 = settings.mass_share * reached_HCK[..., -1:]
             needed_HC = (reached_HCK < wanted_HC1).sum(-1) + 1

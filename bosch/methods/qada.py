@@ -1,10 +1,16 @@
 """Query-adaptive attention criterion (QAdA): attention mass in the window against an estimate of
 the rest.
 
-Equations 15 to 19 of the paper. The Gaussian estimate needs the mean and covariance of the keys
-just before the window only along the query, and q'Sq is the variance of the scores q'k: no
-covariance matrix is built, and only the band of window and buffer is computed for each row. A row
-that sees no more than its window has all its mass inside."""
+Equations 15 to 19 of the paper. Of row t, with mean m and covariance S of the B keys just before
+its window, and the scale of the scores left out:
+
+    local = sum over keys in the window of exp(q . k)
+    far   = (t - W + 1) exp(q . m + q'Sq / 2)           keys before the window, as if Gaussian
+    s     = mean over t of local / (local + far)
+
+Mean and covariance matter only along the query, where they are the mean and variance of the scores
+q . k: no covariance matrix is built, and only the band of window and buffer is computed for each
+row. A row that sees no more than its window has all its mass inside."""
 # H query heads, G kv heads, T tokens, C rows of a chunk, S keys, D head size
 
 import torch
@@ -45,16 +51,19 @@ def score_groups(inputs: Inputs) -> Scores:
 
         near_CS = (lags_CS >= window) & (lags_CS < window + buffer)
         num_near_C = near_CS.sum(-1)
-        mean_HC = (scores_HCS * near_CS).sum(-1) / num_near_C
+        mean_HC = (scores_HCS * near_CS).sum(-1) / num_near_C  # q . m
         deviation_HCS = (scores_HCS - mean_HC[..., None]) * near_CS
-        variance_HC = deviation_HCS.square().sum(-1) / num_near_C
+        variance_HC = deviation_HCS.square().sum(-1) / num_near_C  # q'Sq
         num_far_C = queries_C1[:, 0] - window + 1
         if num_sinks := inputs.sink.num_visible:
             sinks_HCN = row_scores(q_HTD[:, start:stop], k_GTD[:, :num_sinks], scaling)
+            # Those still in the window are counted there.
             within_CN = torch.arange(num_sinks, device=q_HTD.device) >= num_far_C[:, None]
             sinks_HC = sinks_HCN.masked_fill(within_CN, float("-inf")).logsumexp(-1)
             local_HC = torch.logaddexp(local_HC, sinks_HC)
             num_far_C = (num_far_C - num_sinks).clamp_min(0)
+        # In logarithms, as the exponentials overflow: local / (local + far) is the sigmoid of their
+        # difference.
         far_HC = num_far_C.to(mean_HC.dtype).log() + mean_HC + variance_HC / 2
         return (local_HC - far_HC).sigmoid()
 

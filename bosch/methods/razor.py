@@ -1,9 +1,13 @@
 """Razor attention: how much a head attends to earlier copies of a repeated random text.
 
-Equations 20 to 22 of the paper; a small score is local. The probe is a block of K random tokens,
-repeated four times. Echo is attention to the token's previous occurrence; induction is attention to
-the token that followed it there. Of the haystacks only the length is used, and their tokens
-if the model has no tokenizer."""
+Equations 20 to 22 of the paper, on a block of K random tokens that is repeated four times:
+
+    echo      = mean over m of a(m, m - K)         on the same token, a block before
+    induction = mean over m of a(m, m + 1 - K)     on the token that followed it there
+    s         = max(z(echo), z(induction))         z: in standard deviations from the mean head
+
+A small score is local. Of the haystacks only the length is used, and their tokens if the model has
+no tokenizer."""
 # L layers, H query heads, G kv heads, T tokens, C rows of a chunk, S keys, D head size
 
 from dataclasses import dataclass, replace
@@ -57,7 +61,8 @@ def score_groups(inputs: Inputs) -> Scores:
         sums_H2 = torch.zeros(q_HTD.shape[0], 2, dtype=torch.float64, device=q_HTD.device)
         for rows in attention_rows(q_HTD, k_GTD, scaling, inputs.chunk_elements):
             for column, lag in enumerate(lags):
-                queries_N = rows.queries_C1()[:, 0]
+                queries_N = rows.queries_C1[:, 0]
+                # None in the first block, where no token has occurred before.
                 queries_N = queries_N[queries_N >= max(lag, block_tokens)]
                 weights_HN = rows.weights_HCS[:, queries_N - rows.start, queries_N - lag]
                 sums_H2[:, column] += weights_HN.sum(-1, dtype=torch.float64)

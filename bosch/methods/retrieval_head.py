@@ -1,9 +1,12 @@
 """Retrieval heads: the share of answer tokens that a head copies from the needle.
 
-A head copies an answer token if its strongest attention, in the row that predicts the token, is on
-that same token inside the needle (Wu et al. 2024, "Retrieval Head Mechanistically Explains
-Long-Context Factuality"). They count over greedy generation; here the right answer is given, which
-is the same wherever the model answers right. A large share is global."""
+    s = share of answer tokens x[t + 1] with  j* = argmax over j of a(t, j)  in the needle
+                                         and  x[j*] = x[t + 1]
+
+That is, a head copies an answer token if its strongest attention, in the row that predicts the
+token, is on that same token inside the needle (Wu et al. 2024, "Retrieval Head Mechanistically
+Explains Long-Context Factuality"). They count over greedy generation; here the right answer is
+given, which is the same wherever the model answers right. A large share is global."""
 # L layers, H query heads, G kv heads, T tokens, S keys, D head size, N answer tokens
 
 import torch

@@ -1,14 +1,16 @@
 """Each group windowed alone: how much the mean log-probability of the answers drops.
 
-This black-box ranking uses no attention weights. Each haystack runs once in the dense model
-and once for each group, from its layer on. A large drop is global; a negative one means that the
-window helps."""
+    s(l, g) = mean over questions of  log p(answer | all full) - log p(answer | only l, g windowed)
+
+where the log-probability of an answer is the mean over its tokens. This black-box ranking uses no
+attention weights. Each haystack runs once in the dense model and once for each group, from its
+layer on. A large drop is global; a negative one means that the window helps."""
 # L layers, G groups a layer
 
 import torch
 
 from bosch.calibration import Calibration, Haystack
-from bosch.method import Inputs, MethodTraits, NoSettings, Scores, as_table
+from bosch.method import Inputs, MethodTraits, NoSettings, Scores
 from bosch.methods._examples import Result, measure_haystacks
 from bosch.methods._statistics import add_up
 from bosch.run.dist import Ranks
@@ -37,7 +39,9 @@ def score_groups(inputs: Inputs) -> Scores:
 
         dense = log_probability()
         drops_LG = torch.zeros(shape, dtype=torch.float64)
-        for layer in reversed(range(shape[0])):  # the layers below are computed once
+        # From the top, so that each mask shares all layers below with the one before it: their
+        # states are cached, and a probe of layer l computes L - l layers.
+        for layer in reversed(range(shape[0])):
             for group in range(shape[1]):
                 z[layer][group] = 0
                 drops_LG[layer, group] = dense - log_probability()
@@ -46,4 +50,4 @@ def score_groups(inputs: Inputs) -> Scores:
 
     results = measure_haystacks(inputs, "single_group", measure)
     drops_LG = add_up(results, "drops") / inputs.calibration.num_questions
-    return Scores(as_table(drops_LG), "global")
+    return Scores(tuple(map(tuple, drops_LG.tolist())), "global")
