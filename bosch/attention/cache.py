@@ -3,6 +3,12 @@
 `hybridize_cache` replaces the layers of a new cache of transformers (dynamic, static, quantized or
 offloaded) with `HybridLayer`s; `generate` and `forward` of our models call it. A `HybridLayer`
 returns a `Split` in the place of keys and of values, which transformers passes to the attention.
+
+What a `HybridLayer` consists of:
+
+    cache      full groups                    groups with a window    and with the sink tokens=S
+    dynamic    GrowingLayer, or quantized     RollingLayer            FirstLayer
+    static     StaticLayer of transformers    RingLayer               FirstLayer
 """
 # B batch, G kv heads, T new tokens, S tokens held, L tokens of the window part, N first tokens, D
 # head size
@@ -40,23 +46,35 @@ class Split(NamedTuple):
 
 
 class GrowingLayer(DynamicLayer):
-    """All positions, in a buffer with room for a few more (`spare_tokens`); `keys` and `values` are
-    views of it. (transformers' `DynamicLayer` copies all keys and values for each new token.)
+    """All positions, in buffers with room for a few more (`spare_tokens`).
+
+        buffer    - - - 3 4 5 6 7 - -        `keys` and `values` are views from `_start` to `_stop`.
+                        |         |          New tokens are written at `_stop`. Only a subclass that
+                     _start     _stop        forgets old ones moves `_start`.
+
+    (transformers' `DynamicLayer` copies all keys and values for each new token.)
     """
 
     def __init__(self) -> None:
-        # No super().__init__(): it would assign what are properties here.
+        # No super().__init__(): it would assign to the properties `keys` and `values`.
         self.reset()
 
-    is_initialized = property(lambda self: self._buffers is not None)
-    keys = property(lambda self: self._buffers and self._held()[0])
-    values = property(lambda self: self._buffers and self._held()[1])
+    # Properties, because most steps of decoding never read them: as attributes, each step would
+    # make views of what it keeps beside those of what it returns.
+    @property
+    def keys(self) -> Tensor | None:  # type: ignore[override]
+        return self._held()[0] if self.is_initialized else None
+
+    @property
+    def values(self) -> Tensor | None:  # type: ignore[override]
+        return self._held()[1] if self.is_initialized else None
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.dtype, self.device = key_states.dtype, key_states.device
         # Not views, which would keep the first tokens alive.
         k, v = (x.new_empty(*x.shape[:2], 0, x.shape[3]) for x in (key_states, value_states))
         self._hold(k, v)
+        self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> Pair:
         if not self.is_initialized:
@@ -74,6 +92,7 @@ class GrowingLayer(DynamicLayer):
     def reset(self) -> None:
         self._buffers: Pair | None = None
         self._start = self._stop = 0  # the part of the buffers in use
+        self.is_initialized = False
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         self._change(lambda x: x.index_select(0, beam_idx.to(x.device)))
@@ -100,6 +119,7 @@ class GrowingLayer(DynamicLayer):
         return k[:, :, start : self._stop], v[:, :, start : self._stop]
 
     def _hold(self, k_BGSD: Tensor, v_BGSD: Tensor) -> None:
+        """All of these tensors and nothing else: buffers without room."""
         self._buffers, self._start, self._stop = (k_BGSD, v_BGSD), 0, k_BGSD.shape[2]
 
     def _append(self, k_BGTD: Tensor, v_BGTD: Tensor) -> None:
@@ -107,8 +127,8 @@ class GrowingLayer(DynamicLayer):
         held, new, buffer = self.num_held, k_BGTD.shape[2], self._buffers[0]
         if torch.is_grad_enabled() and (k_BGTD.requires_grad or buffer.requires_grad):
             # Autograd may still need what was read from the buffer, so it is not overwritten.
-            pairs = zip(self._held(), (k_BGTD, v_BGTD), strict=True)
-            self._hold(*(torch.cat(pair, 2) for pair in pairs))
+            k, v = self._held()
+            self._hold(torch.cat([k, k_BGTD], 2), torch.cat([v, v_BGTD], 2))
             return
         if self._stop + new > buffer.shape[2] or _is_frozen(buffer):
             self._move(self._most_room(held + new))
@@ -129,7 +149,9 @@ class GrowingLayer(DynamicLayer):
         self._buffers, self._start, self._stop = (k, v), 0, held
 
     def _shrink(self) -> None:
-        """After tokens were removed, perhaps most of them."""
+        """Give memory back after tokens were removed, perhaps most of them: the buffer of a long
+        text
+        must not outlive it."""
         if self._buffers is None or self._buffers[0].requires_grad:
             return
         if self._buffers[0].shape[2] > (room := self._most_room(self.num_held)):
@@ -143,9 +165,15 @@ class GrowingLayer(DynamicLayer):
 
 class RollingLayer(GrowingLayer):
     """The last W-1 positions, which a new token sees besides itself. `update` returns them followed
-    by the new ones, which are written behind them. When the buffer is full, the last W-1 move to
-    its beginning: it needs room for a few steps only. With `record_past` (assisted decoding)
-    nothing is dropped until the next `crop`, so that rejected tokens can be removed.
+    by the new ones, which are written behind them. With W = 4, and room for two steps more:
+
+        holds 3 4 5           - 3 4 5 -        _start has moved before
+        token 6 comes         - 3 4 5 6        returned: 3 4 5 6; then 3 is dropped, nothing copied
+        token 7 comes         4 5 6 7 -        the buffer was full: 4 5 6 move to the beginning of a
+                                               new one, once in as many steps as there is room for
+
+    With `record_past` (assisted decoding) nothing is dropped until the next `crop`, so that
+    rejected tokens can be removed.
     """
 
     def __init__(self, window_tokens: int) -> None:
@@ -161,19 +189,22 @@ class RollingLayer(GrowingLayer):
         past = min(self.num_held, self.window_tokens - 1)
         self.cumulative_length += new
         if self.record_past or new <= self.num_spare:
-            if not self.record_past:  # no longer, perhaps
+            # Before too: while the past was recorded, more than W-1 were kept, and were they not
+            # dropped now, they might make the buffer grow.
+            if not self.record_past:
                 self._drop_old()
             self._append(key_states, value_states)
             seen = self._held(past + new)
             if not self.record_past:
                 self._drop_old()
             return seen
-        # Only the end of a long prompt chunk is kept.
+        # A chunk of a prompt, longer than the spare room. Its tokens see it and what is held, so
+        # both are returned, but only its end is kept: the buffer need not hold the chunk.
         keys, values = key_states, value_states
         if past:
             keys, values = (torch.cat(x, 2) for x in zip(self._held(), (keys, values), strict=True))
         keep = slice(max(keys.shape[2] - (self.window_tokens - 1), 0), None)
-        # A copy: a view would keep the whole piece alive.
+        # A copy: a view would keep the whole chunk alive.
         self._hold(keys[:, :, keep].clone(), values[:, :, keep].clone())
         return keys, values
 
@@ -209,7 +240,13 @@ class RollingLayer(GrowingLayer):
 
 class RingLayer(StaticLayer):
     """W slots for the static cache: position p is in slot p % W, so a new token is one small write.
-    All positions are tensors, so that a compiled step contains no number that changes.
+    With W = 4, after the positions 0 to 5:
+
+        slot         0 1 2 3        Slots are out of order, and attention does not mind: it is told
+        position     4 5 2 3        the position of each, and its mask says what a query sees.
+
+    All positions are tensors, so that a compiled step contains no number that changes. W slots and
+    not W - 1: the new token is written before it is read, and sees itself.
     """
 
     is_croppable = False  # a rejected token has overwritten what the window still needs
@@ -230,19 +267,22 @@ class RingLayer(StaticLayer):
         pairs: Any = ((self.keys, k_BGTD), (self.values, v_BGTD))
         seen, positions_L = (k_BGTD, v_BGTD), None
         if new > 1 and not is_first:
-            # The last of several tokens would overwrite what the first sees: it is read before.
+            # The last of several tokens would overwrite what the first sees. So that is read
+            # before, in the order of its positions. Those before the text's beginning are negative,
+            # and the caller hides them.
             positions_L = first + torch.arange(1 - slots, new, device=self.device)
             past_slots = positions_L[: slots - 1] % slots
             k, v = (torch.cat([held.index_select(2, past_slots), x], 2) for held, x in pairs)
             seen = k, v
-        # Write the last of the new tokens to their slots.
+        # Only the last of the new tokens: of two for one slot, index_copy_ may keep either.
         count = min(new, slots)
         to_slots = (self.cumulative_length + torch.arange(-count, 0, device=self.device)) % slots
         for held, x_BGTD in pairs:
             held.index_copy_(2, to_slots, x_BGTD[:, :, -count:])
         if new > 1 or is_first:
             return seen, positions_L
-        # Slot s holds the newest position that is s modulo the number of slots.
+        # A step of decoding reads the slots where they are. Slot s holds the newest position that
+        # is s modulo the number of slots: it is (first - s) % slots tokens old.
         age_L = (first - torch.arange(slots, device=self.device)) % slots
         return (self.keys, self.values), first - age_L  # type: ignore[return-value]
 
@@ -325,17 +365,13 @@ def _tokens_to_remove(tokens_to_remove: int) -> int:
 
 
 def _of_each_part(name: str) -> Callable[..., None]:
-    """A method that calls the same method of each part, the window's first, which may refuse."""
+    """A method of `HybridLayer` that calls the same method of each of its parts."""
 
     def method(self: HybridLayer, *args: object) -> None:
-        for part in (*reversed(self.parts), *self.sink_parts):
+        for part in self.all_parts:
             getattr(part, name)(*args)
 
     return method
-
-
-def _of_all_parts(name: str) -> Any:
-    return property(lambda self: all(getattr(part, name) for part in self.parts))
 
 
 class HybridLayer(CacheLayerMixin):
@@ -360,20 +396,42 @@ class HybridLayer(CacheLayerMixin):
         self.full, self.window, self.num_full = full, window, num_full
         self.first = FirstLayer(num_first) if window is not None and num_first else None
         self.max_tokens = max_tokens
+        # In the order of their heads, for `_cut`.
         self.parts: list[Any] = [part for part in (full, window) if part is not None]
-        self.sink_parts = [] if self.first is None else [self.first]
+        # The window is asked first: it may refuse a crop, and then the others must be as they were.
+        others = [part for part in (full, self.first) if part is not None]
+        self.all_parts: list[Any] = others if window is None else [window, *others]
+        self.is_compileable = all(part.is_compileable for part in self.parts)
+        self.is_croppable = all(part.is_croppable for part in self.parts)
 
-    keys = property(lambda self: tuple(part.keys for part in self.parts))
-    values = property(lambda self: tuple(part.values for part in self.parts))
-    is_initialized = _of_all_parts("is_initialized")
-    is_compileable = _of_all_parts("is_compileable")
-    is_croppable = _of_all_parts("is_croppable")
-    # Only static layers have it, as in transformers.
-    batch_size = property(lambda self: self.parts[0].batch_size)
-    record_past = property(
-        lambda self: getattr(self.window, "record_past", False),
-        lambda self, value: self._set_record_past(value),
-    )
+    @property
+    def keys(self) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        return tuple(part.keys for part in self.parts)
+
+    @property
+    def values(self) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        return tuple(part.values for part in self.parts)
+
+    @property
+    def is_initialized(self) -> bool:  # type: ignore[override]
+        return all(part.is_initialized for part in self.parts)
+
+    @property
+    def batch_size(self) -> int:
+        size: int = self.parts[0].batch_size  # only static layers have one, as in transformers
+        return size
+
+    @property
+    def record_past(self) -> bool:
+        """Whether the window keeps what leaves it. transformers switches it off by assigning."""
+        return getattr(self.window, "record_past", False)
+
+    @record_past.setter
+    def record_past(self, value: bool) -> None:
+        if isinstance(self.window, RollingLayer):
+            self.window.record_past = value
+            if not value:
+                self.window.crop(0)  # drops what was recorded
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         cuts = zip(self.parts, self._cut(key_states), self._cut(value_states), strict=True)
@@ -411,13 +469,7 @@ class HybridLayer(CacheLayerMixin):
         return self.max_tokens
 
     def activate_past_recording(self) -> None:
-        self._set_record_past(True)
-
-    def _set_record_past(self, value: bool) -> None:
-        if isinstance(self.window, RollingLayer):
-            self.window.record_past = value
-            if not value:
-                self.window.crop(0)  # drops what was recorded
+        self.record_past = True
 
     offload = _of_each_part("offload")
     prefetch = _of_each_part("prefetch")
@@ -454,13 +506,20 @@ def hybridize_cache(
         if not layers and cache.layer_class_to_replicate is not None:
             layers = [cache.layer_class_to_replicate() for _ in config.bosch["num_full"]]
         cache.layers = [
-            _hybrid_layer(layer, num_full, num_full < num_groups, window_tokens, sink.num_tokens)
+            _hybrid_layer(
+                layer,
+                num_full,
+                window_tokens=window_tokens if num_full < num_groups else None,
+                num_first=sink.num_tokens,
+            )
             for layer, num_full in zip(layers, config.bosch["num_full"], strict=True)
         ]
     elif cache.is_compileable:
         problem = f"this static cache already has {int(cache.get_seq_length())} tokens"
         raise UserError(f"{problem}; pass the hybrid an empty one, or use a DynamicCache.")
-    firsts = [first for layer in cache.layers for first in getattr(layer, "sink_parts", ())]
+    firsts = [
+        first for layer in cache.layers if (first := getattr(layer, "first", None)) is not None
+    ]
     if isinstance(attention_mask, dict):  # of static caches: one for each type of layer
         attention_mask = next(iter(attention_mask.values()))
     if attention_mask is not None and firsts and not firsts[0].knows_starts:
@@ -484,17 +543,22 @@ def _text_starts(attention_mask: Tensor) -> tuple[Tensor | None, int, bool]:
 
 
 def _hybrid_layer(
-    layer: Any, num_full: int, has_window: bool, window_tokens: int, num_first: int
+    layer: Any, num_full: int, window_tokens: int | None, num_first: int
 ) -> HybridLayer:
+    """In place of a plain layer. `window_tokens`: None if it has no groups with a window."""
     window: RollingLayer | RingLayer | None = None
     if not isinstance(layer, StaticLayer):
         full = GrowingLayer() if type(layer) is DynamicLayer else layer  # quantized stays quantized
-        window = RollingLayer(window_tokens) if has_window else None
-        return HybridLayer(full if num_full else None, window, num_full, -1, num_first)
+        if window_tokens is not None:
+            window = RollingLayer(window_tokens)
+        return HybridLayer(
+            full if num_full else None, window, num_full, max_tokens=-1, num_first=num_first
+        )
     size = layer.max_cache_len
-    window = RingLayer(window_tokens, size) if has_window else None
+    if window_tokens is not None:
+        window = RingLayer(window_tokens, max_cache_len=size)
     full = StaticLayer(max_cache_len=size) if num_full else None
-    hybrid = HybridLayer(full, window, num_full, size, num_first)
+    hybrid = HybridLayer(full, window, num_full, max_tokens=size, num_first=num_first)
     if layer.is_initialized and layer.keys is not None:
         # generate(cache_implementation="static", prefill_chunk_size=...) has allocated all groups
         # in one layer; allocate those of each part.
@@ -504,7 +568,8 @@ def _hybrid_layer(
 
 
 def kv_bytes(cache: Cache) -> int:
-    """Bytes of the keys and values in use, without the spare room of dynamic layers."""
+    """Bytes of the keys and values in use, without the spare room of dynamic layers. What the
+    cache takes in memory is `allocated_bytes`."""
     return sum(x.nbytes for layer in cache.layers for x in held_tensors(layer))
 
 
@@ -530,7 +595,8 @@ def _alive_tensors(thing: Any) -> Iterator[Tensor]:
 
 
 def held_tensors(layer: Any) -> list[Tensor]:
-    parts = [*layer.parts, *layer.sink_parts] if isinstance(layer, HybridLayer) else [layer]
+    """Keys and values of a layer: a pair for each part that has any."""
+    parts = layer.all_parts if isinstance(layer, HybridLayer) else [layer]
     if any(hasattr(part, "_quantized_keys") for part in parts):
         problem = "the size of a quantized cache is not known"
         raise UserError(f"{problem}; count the bytes of a cache that is not quantized.")
