@@ -22,6 +22,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from bosch.data.tokenizer_files import describe_tokenizer
+from bosch.eval.averages import summarize
 from bosch.eval.engine_vllm import EngineGenerator
 from bosch.eval.generate import Generator, Key
 from bosch.eval.results import PREDICTIONS, SCORES, make_rows, write_scores
@@ -218,15 +219,21 @@ def score(evaluation: Evaluation, run: SuiteRun, folder: Path) -> None:
                     floors.append(Scored(task, light, dict.fromkeys(scores, share)))
     write_rows(path, rows)
 
-    def summarize(scored: list[Scored], metric: str | None = None) -> list[Row]:
-        results = run.suite.summarize(run.settings, scored)
-        counted = [result for result in results if metric in (None, result.metric)]
-        return make_rows(evaluation.label, run.name, counted)
-
-    content = {"suite": run.name, "settings": plain(run.settings), "limit": run.limit}
-    content |= {"left_out": left_out, "rows": summarize(scored), CHECKSUM: hash_file(path)}
+    results = summarize(run.suite, run.settings, scored)
+    content = {
+        "suite": run.name,
+        "settings": plain(run.settings),
+        "limit": run.limit,
+        "left_out": left_out,
+        "rows": make_rows(evaluation.label, run.name, results),
+        CHECKSUM: hash_file(path),
+    }
     if floors:
-        found = summarize(floors, getattr(run.suite, "METRIC", None))
+        results = summarize(run.suite, run.settings, floors)
+        # By every metric the floor is the same number, so one is enough.
+        metric = getattr(run.suite, "METRIC", None)
+        results = [result for result in results if metric in (None, result.metric)]
+        found = make_rows(evaluation.label, run.name, results)
         content["floor"] = {"window_tokens": evaluation.window_tokens, "rows": found}
     write_scores(folder / run.name, content)
 

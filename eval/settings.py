@@ -56,6 +56,12 @@ def configure_suites(names: Sequence[str], request: Request) -> tuple[SuiteRun, 
         options[name].append(option)
     runs = []
     for name, suite in suites.items():
+        if hasattr(suite, "summarize"):
+            raise UserError(
+                f"suite {name}: {suite.__file__} defines `summarize`, which is not called any "
+                "more. Results of tasks need nothing; say what is averaged in "
+                "`averages(settings, cells)`, as docs/extending.md does."
+            )
         if hasattr(suite, "configure"):
             settings, limit = suite.configure(request)
         else:

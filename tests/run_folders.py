@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bosch.data.toy_world.tasks import DATASETS as TOY_DATASETS
+from bosch.eval import averages
 from bosch.eval.results import Label, make_rows, write_scores
 from bosch.eval.rows import write_rows
 from bosch.eval.suites import longbench, niah
@@ -110,10 +111,10 @@ class FakeRun:
         groups = niah.GROUPS.values()
         tasks = {Task(task, n): metrics for n in LENGTHS for group in groups for task in group}
         scored = self.answers(step, tasks)
-        results = niah.summarize(niah.Settings(lengths=LENGTHS), scored)
+        results = averages.summarize(niah, niah.Settings(lengths=LENGTHS), scored)
         write_suite(folder / "eval" / name / "niah", label, scored, results, self.with_samples)
         scored = self.answers(step, {Task(x): (toy.metric,) for x, toy in TOY_DATASETS.items()})
-        results = longbench.summarize(longbench.Settings(), scored)
+        results = averages.summarize(longbench, longbench.Settings(), scored)
         write_suite(folder / "eval" / name / "longbench", label, scored, results, self.with_samples)
 
     def answers(self, step: int | None, tasks: Mapping[Task, Sequence[str]]) -> list[Scored]:

@@ -12,7 +12,6 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from statistics import fmean
 
 from bosch.config import Config, parse_count
 from bosch.eval import lm_eval_bridge
@@ -28,8 +27,6 @@ from bosch.run.stage import flatten
 
 LOSS = ReportedScore("loss", "validation loss", "loss", {("loss", 0): 1.0})
 SHARES = (0.5, 0.9, 0.95, 0.99)  # of a gap, for the tokens until it is closed so far
-# The suites round a task's percent to two decimals before they average.
-ROUNDING = 0.02
 # Of the interval of a recovered share: what a headline can have, and what it should have.
 WIDEST, WANTED = 1.0, 0.5
 TOLERANCE = 2.0  # points below the dense model that a recovered model may be
@@ -244,18 +241,11 @@ def _read_losses(run: RunResults) -> Curve:
 
 
 def _with_replicates(curve: Curve, samples: Mapping[int | None, Samples]) -> Curve:
-    """Unless predictions are missing or do not reproduce the suite's own numbers."""
+    """Unless the weights or some predictions are unknown."""
     score, weights = curve.score, curve.score.weights
-    if not curve.steps or not weights:
+    known = all(samples[step].get(cell) for step in curve.points for cell in weights)
+    if not (curve.steps and weights and known):
         return curve
-    for step, point in curve.points.items():
-        if not all(samples[step].get(cell) for cell in weights):
-            return curve
-        total = sum(w * fmean(samples[step][cell].values()) for cell, w in weights.items())
-        # A suite of one's own may average otherwise than its reports say, and predictions may be
-        # of another version of it.
-        if abs(total - point.value) > ROUNDING and not curve.is_loss:
-            return curve
     by_step = [samples[step] for step in curve.steps]
     drawn = intervals.resample_examples(by_step, samples.get(None), weights, score.suite)
     return replace(curve, replicates=drawn)

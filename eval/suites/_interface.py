@@ -9,7 +9,6 @@ A suite must have
                                                  when one of these or the tokenizer changes
     build_examples(settings, task, tokenizer, limit=None) -> list[Example]
     score(settings, task, example, prediction) -> dict[str, float]     metric -> 0 to 1
-    summarize(settings, scored) -> list[Result]  one for each task and metric, then the averages
 
 `limit` keeps the first examples of the full list. Building and scoring need no model. A suite may
 have
@@ -23,6 +22,14 @@ have
                                                  content changes, the model is evaluated again
     floor(example, window_tokens) -> float|None  the score of a model that sees only the end of the
                                                  prompt; None: unknown
+    percent(task, scores) -> float               a task's result from its examples' scores, rounded
+                                                 as the benchmark does; default: to two digits
+    averages(settings, cells) -> list[Average]   what is averaged, of these tasks and lengths, which
+                                                 were evaluated; default: nothing, and reports show
+                                                 the plain mean of the tasks. They know no settings
+                                                 and ask with Settings(): if yours change averages,
+                                                 define `reported_scores` too
+    groups(scored) -> dict[str, list[Scored]]    examples that get a result of their own, by name
     METRIC                                       the metric that counts in averages and in the floor
     COMPARED_WITH_CALIBRATION = True             recover.py stops if an example contains a needle of
                                                  the calibration set
@@ -30,13 +37,14 @@ have
     the fields of Reporting                      how reports show it (_reporting.py)
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from bosch.config import EvaluationConfig
 from bosch.data.needles import DoesNotFitError
 
+Cell = tuple[str, int]  # task, length (0: the task has one length only)
 LeftOutError = DoesNotFitError  # of a task that cannot be built: the runner names it and goes on
 
 
@@ -90,6 +98,16 @@ class Scored:
     task: Task
     example: Example
     scores: Mapping[str, float]  # metric -> 0 to 1
+
+
+@dataclass(frozen=True)
+class Average:
+    """The plain mean of results of tasks, and of averages that stand before it in the list."""
+
+    name: str
+    parts: Sequence[Cell]
+    length: int = 0
+    metric: str | None = None  # of the parts; None: the one that counts
 
 
 @dataclass(frozen=True)

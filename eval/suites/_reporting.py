@@ -7,14 +7,12 @@ from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any, Literal
 
+from bosch.eval.averages import AVERAGE
 from bosch.eval.settings import SUITES
-from bosch.eval.suites._common import Average
+from bosch.eval.suites._interface import Cell
 from bosch.plugins import list_plugins, load_plugin
 
-AVERAGE = "average"
-
 Row = Mapping[str, Any]  # one result, as eval/results.py writes them
-Cell = tuple[str, int]  # task, length (0: the task has one length only)
 Samples = Mapping[Cell, Mapping[int, float]]  # index of an example -> its score, percent
 # The suite's headline, one of its tasks or categories, the headline under other conditions (another
 # window, longer texts); or the loss on held-out texts, negative, so that more is better too.
@@ -85,24 +83,6 @@ def average_and_tasks(suite: str, rows: Sequence[Row]) -> list[ReportedScore]:
     weights = {cell: w / len(parts) for part in parts for cell, w in part.weights.items()}
     is_written = len(tasks) < len(rows)
     return [ReportedScore(suite, AVERAGE, "average", weights, is_written), *parts]
-
-
-def weights_of(averages: Sequence[Average], name: str = AVERAGE) -> dict[Cell, float]:
-    """How much the result of each task and length counts in one of a suite's averages; empty if
-    the suite has none of this name."""
-    parts_of = {(one.name, one.length): one.parts for one in averages}
-    weights: dict[Cell, float] = {}
-
-    def add(cell: Cell, share: float) -> None:
-        if cell not in parts_of:  # a task
-            weights[cell] = weights.get(cell, 0.0) + share
-            return
-        for part in parts_of[cell]:
-            add(part, share / len(parts_of[cell]))
-
-    if (name, 0) in parts_of:
-        add((name, 0), 1.0)
-    return weights
 
 
 def over_lengths(suite: str, rows: Sequence[Row]) -> list[ReportedScore]:

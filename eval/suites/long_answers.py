@@ -20,9 +20,10 @@ from itertools import accumulate, pairwise
 from bosch.config import at_least
 from bosch.data.key_words import wonderwords_keys
 from bosch.data.needles import NOISE, DoesNotFitError, distances_to_end, largest, token_counter
-from bosch.eval.suites._common import Tokenizer, average, check_longest, check_names, task_results
-from bosch.eval.suites._interface import Example, Request, Result, Scored, Stop, Task
-from bosch.eval.suites._reporting import AVERAGE, ReportedScore, Row
+from bosch.eval.averages import AVERAGE
+from bosch.eval.suites._common import Tokenizer, check_longest, check_names
+from bosch.eval.suites._interface import Average, Cell, Example, Request, Stop, Task
+from bosch.eval.suites._reporting import ReportedScore, Row
 
 METRIC = "lines"
 QUARTERS = tuple(f"quarter_{number}" for number in (1, 2, 3, 4))
@@ -167,14 +168,12 @@ def score(settings: Settings, task: Task, example: Example, prediction: str) -> 
     return scores
 
 
-def summarize(settings: Settings, scored: Sequence[Scored]) -> list[Result]:
-    """Each task by all its metrics, the average of the tasks, and that of each quarter."""
-    found = task_results(scored)
-    means = {AVERAGE: METRIC} | {name: name for name in QUARTERS} if found else {}
-    return found + [
-        average(name, METRIC, [result for result in found if result.metric == metric])
-        for name, metric in means.items()
-    ]
+def averages(settings: Settings, cells: Sequence[Cell]) -> list[Average]:
+    """Of all tasks, and of each quarter of their answers."""
+    if not cells:
+        return []
+    quarters = [Average(quarter, cells, metric=quarter) for quarter in QUARTERS]
+    return [Average(AVERAGE, cells), *quarters]
 
 
 def floor(example: Example, window_tokens: int) -> float | None:

@@ -9,7 +9,7 @@ import hashlib
 import json
 import zipfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -18,19 +18,14 @@ from typing import Any, Literal
 from bosch.config import at_least
 from bosch.data.toy_world.tasks import DATASETS as TOY_DATASETS
 from bosch.data.toy_world.tasks import longbench_rows
+from bosch.eval import averages as means
 from bosch.eval import metrics
+from bosch.eval.averages import AVERAGE, weights_of
 from bosch.eval.rows import Row, find_one, from_hub, read_rows, require, require_count, the_only
 from bosch.eval.suites import _gsm8k
-from bosch.eval.suites._common import (
-    Average,
-    Tokenizer,
-    check_names,
-    compute_averages,
-    percent_of_lm_eval,
-    task_results,
-)
-from bosch.eval.suites._interface import Example, Request, Result, Scored, Stop, Task
-from bosch.eval.suites._reporting import AVERAGE, ReportedScore, over_lengths, weights_of
+from bosch.eval.suites._common import Tokenizer, check_names
+from bosch.eval.suites._interface import Average, Cell, Example, Request, Stop, Task
+from bosch.eval.suites._reporting import ReportedScore, over_lengths
 from bosch.run.errors import UserError
 from bosch.run.files import path_inside
 
@@ -208,18 +203,15 @@ def score(settings: Settings, task: Task, example: Example, prediction: str) -> 
     return {spec.metric: max(scores, default=0.0)}
 
 
-def summarize(settings: Settings, scored: Sequence[Scored]) -> list[Result]:
-    """Each data set, then the averages."""
-    results = task_results([one for one in scored if one.task.name != MATH])
-    results += task_results([one for one in scored if one.task.name == MATH], percent_of_lm_eval)
-    table = category_table(TOY if settings.data == TOY else settings.categories)
-    counted = [r for r in results if r.task != MATH or r.metric == _gsm8k.HEADLINE]
-    means = averages({result.task for result in counted}, table)
-    return results + compute_averages(counted, means, "mean")
+def percent(task: str, scores: Sequence[float]) -> float:
+    """lm-eval, whose task GSM8K is, rounds nothing."""
+    return 100 * sum(scores) / len(scores) if task == MATH else means.percent(task, scores)
 
 
-def averages(evaluated: set[str], table: Mapping[str, Sequence[str]]) -> list[Average]:
+def averages(settings: Settings, cells: Sequence[Cell]) -> list[Average]:
     """Each complete category, and the mean of the categories if all are complete."""
+    table = category_table(TOY if settings.data == TOY else settings.categories)
+    evaluated = {name for name, _ in cells}
     categories = [
         Average(name, [(dataset, 0) for dataset in datasets])
         for name, datasets in table.items()
@@ -290,20 +282,26 @@ def headline_metric(task: str) -> str | None:
 
 
 def reported_scores(rows: Sequence[Row]) -> list[ReportedScore]:
-    """The plain mean of the categories, and each of them, by the table that fits the rows best; of
-    data sets that make no whole category each."""
-    names = {row["task"] for row in rows}
+    """The plain mean of the categories, and each of them; of data sets that make no whole category
+    each."""
+    counts = {row["task"]: row["n"] for row in rows}
+    cells = [(name, 0) for name in counts]
 
-    def fit(table: Mapping[str, Sequence[str]]) -> tuple[int, int]:
-        """How many of a table's data sets were evaluated, and (less is better) how many not."""
-        evaluated = [name in names for sets in table.values() for name in sets]
-        return sum(evaluated), -evaluated.count(False)
+    def num_right(settings: Settings) -> int:
+        """How many of its averages were written, of as many examples. Two tables may have
+        categories of one name, of which one holds samsum."""
+        return sum(
+            one.name == AVERAGE or counts[one.name] == sum(counts[name] for name, _ in one.parts)
+            for one in averages(settings, cells)
+            if one.name in counts
+        )
 
-    table = max(map(category_table, (TOY, "paper", "official")), key=fit)
-    written = {name: sets for name, sets in table.items() if name in names}
+    # Rows do not say by which table they were averaged.
+    tables = (Settings(), Settings("official", None), Settings("official", categories="official"))
+    found = averages(max(tables, key=num_right), cells)
+    written = [one.name for one in found if one.name in counts and one.name != AVERAGE]
     if not written:
         return over_lengths("longbench", rows)
-    means = averages({dataset for sets in written.values() for dataset in sets}, written)
-    parts = [ReportedScore("longbench", name, "part", weights_of(means, name)) for name in written]
-    average = ReportedScore("longbench", AVERAGE, "average", weights_of(means), True)
+    parts = [ReportedScore("longbench", name, "part", weights_of(found, name)) for name in written]
+    average = ReportedScore("longbench", AVERAGE, "average", weights_of(found), True)
     return [average, *parts]

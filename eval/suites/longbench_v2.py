@@ -11,17 +11,18 @@ standard error of all questions 2.2.
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Literal
 
 from bosch.config import at_least
+from bosch.eval.averages import AVERAGE
 from bosch.eval.rows import Row, load_rows, require
-from bosch.eval.suites._common import Tokenizer, task_results
-from bosch.eval.suites._interface import Example, Request, Result, Scored, Stop, Task
-from bosch.eval.suites._reporting import AVERAGE, ReportedScore
+from bosch.eval.suites._common import Tokenizer
+from bosch.eval.suites._interface import Average, Cell, Example, Request, Scored, Stop, Task
+from bosch.eval.suites._reporting import ReportedScore
 from bosch.run.errors import UserError
 from bosch.run.progress import say
 
@@ -109,17 +110,19 @@ def score(settings: Settings, task: Task, example: Example, prediction: str) -> 
     return {METRIC: float(letter == example.answers[0])}
 
 
-def summarize(settings: Settings, scored: Sequence[Scored]) -> list[Result]:
-    """All questions, then those of each difficulty and length, then those that were read whole."""
-    facts = [(one, one.example.facts) for one in scored]
-    parts = {TASK.name: list(scored), AVERAGE: list(scored)}
+def averages(settings: Settings, cells: Sequence[Cell]) -> list[Average]:
+    return [Average(AVERAGE, cells)] if cells else []
+
+
+def groups(scored: Sequence[Scored]) -> dict[str, list[Scored]]:
+    """Questions of each difficulty and length, then those that were read whole."""
+    facts, parts = [(one, one.example.facts) for one in scored], {}
     parts["easy"] = [one for one, fact in facts if fact["difficulty"] == "easy"]
     parts["hard"] = [one for one, fact in facts if fact["difficulty"] != "easy"]
     for length in ("short", "medium", "long"):
         parts[length] = [one for one, fact in facts if fact["length"] == length]
     parts["uncut"] = [one for one, fact in facts if not fact["is_cut"]]
-    found = ((name, result) for name, items in parts.items() for result in task_results(items))
-    return [replace(result, task=name) for name, result in found]
+    return parts
 
 
 @lru_cache(maxsize=2)

@@ -7,7 +7,7 @@ With a real essay file the rows equal RULER's; with `--essays toy` everything co
 embedded toy world, in sizes for the tiny model.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
@@ -20,19 +20,12 @@ from bosch.data.essays import Essays, make_essays, read_essays
 from bosch.data.key_words import wonderwords_keys
 from bosch.data.needles import Material, NeedleTask, Sizes
 from bosch.data.toy_world.world import ToyEssays, World
+from bosch.eval.averages import AVERAGE, weights_of
 from bosch.eval.metrics import string_match_all, string_match_part
 from bosch.eval.rows import load_rows, require, write_rows
-from bosch.eval.suites._common import (
-    Average,
-    Tokenizer,
-    check_longest,
-    check_names,
-    compute_averages,
-    percent_of_ruler,
-    task_results,
-)
-from bosch.eval.suites._interface import Example, Request, Result, Scored, Stop, Task
-from bosch.eval.suites._reporting import AVERAGE, Cell, ReportedScore, Row, over_lengths, weights_of
+from bosch.eval.suites._common import Tokenizer, check_longest, check_names
+from bosch.eval.suites._interface import Average, Cell, Example, Request, Stop, Task
+from bosch.eval.suites._reporting import ReportedScore, Row, over_lengths
 from bosch.model import load_tokenizer
 from bosch.run.errors import MissingFileError, UserError, run_main
 
@@ -126,24 +119,18 @@ def score(settings: Settings, task: Task, example: Example, prediction: str) -> 
     return {metric.__name__: metric(prediction, example.answers) for metric in metrics}
 
 
-def summarize(settings: Settings, scored: Sequence[Scored]) -> list[Result]:
-    """Each task, then the averages."""
-    tasks = task_results(scored, percent_of_ruler)
-    counted = [result for result in tasks if result.metric == METRIC]
-    lengths = {task.length for task in list_tasks(settings)}
-    means = averages([(result.task, result.length) for result in counted], lengths)
-    return tasks + compute_averages(counted, means, METRIC)
+def percent(task: str, scores: Sequence[float]) -> float:
+    """In RULER's order of operations, which decides ties of the second digit."""
+    return round(sum(scores) / len(scores) * 100, 2)
 
 
-def averages(evaluated: Sequence[Cell], lengths: Iterable[int]) -> list[Average]:
+def averages(settings: Settings, cells: Sequence[Cell]) -> list[Average]:
     """The paper's two groups at each length, and the mean of these. A group is the mean of its
     tasks that were evaluated, because niah_multikey_3 does not fit the toy's shortest lengths. The
     average needs both groups at every length."""
     groups = [
-        Average(
-            name, [cell for cell in evaluated if cell[0] in members and cell[1] == length], length
-        )
-        for length in sorted(lengths)
+        Average(name, [cell for cell in cells if cell[0] in members and cell[1] == length], length)
+        for length in sorted({task.length for task in list_tasks(settings)})
         for name, members in GROUPS.items()
     ]
     found = [group for group in groups if group.parts]
@@ -203,7 +190,8 @@ def reported_scores(rows: Sequence[Row]) -> list[ReportedScore]:
     parts = over_lengths("niah", [row for row in counted if row["task"] not in GROUPS])
     parts.sort(key=lambda p: (paper.index(p.name) if p.name in paper else len(paper), p.name))
     cells = [cell for part in parts for cell in part.weights]
-    weights = weights_of(averages(cells, {length for _, length in cells}))
+    evaluated = Settings(lengths=tuple(length for _, length in cells))
+    weights = weights_of(averages(evaluated, cells))
     average_score = ReportedScore("niah", AVERAGE, "average", weights, written_by_suite=True)
     return [average_score, *parts] if parts else []
 

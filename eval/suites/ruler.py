@@ -17,20 +17,13 @@ from bosch.command_line import run_subcommand
 from bosch.config import at_least
 from bosch.data import needles, ruler
 from bosch.data.needles import token_counter
+from bosch.eval.averages import AVERAGE, weights_of
 from bosch.eval.metrics import string_match_all, string_match_part
 from bosch.eval.rows import write_rows
 from bosch.eval.suites import niah
-from bosch.eval.suites._common import (
-    Average,
-    Tokenizer,
-    check_longest,
-    check_names,
-    compute_averages,
-    percent_of_ruler,
-    task_results,
-)
-from bosch.eval.suites._interface import Example, Request, Result, Scored, Stop, Task
-from bosch.eval.suites._reporting import AVERAGE, Cell, ReportedScore, Row, over_lengths, weights_of
+from bosch.eval.suites._common import Tokenizer, check_longest, check_names
+from bosch.eval.suites._interface import Average, Cell, Example, Request, Stop, Task
+from bosch.eval.suites._reporting import ReportedScore, Row, over_lengths
 from bosch.run.errors import UserError, run_main
 from bosch.run.fingerprint import hash_file
 
@@ -38,6 +31,7 @@ TASKS = (*needles.TASKS, *ruler.TASKS)  # in RULER's order
 METRIC = "ruler"  # of every task the one that RULER counts
 FILES = {"qa_1": "squad", "qa_2": "hotpot"}
 COMPARED_WITH_CALIBRATION = True
+percent = niah.percent
 
 
 @dataclass(frozen=True)
@@ -139,24 +133,17 @@ def score(settings: Settings, task: Task, example: Example, prediction: str) -> 
     return {METRIC: match(prediction, example.answers)}
 
 
-def summarize(settings: Settings, scored: Sequence[Scored]) -> list[Result]:
-    """Each task, then the averages."""
-    tasks = task_results(scored, percent_of_ruler)
-    means = averages([(result.task, result.length) for result in tasks], settings.lengths)
-    return tasks + compute_averages(tasks, means, METRIC)
-
-
-def averages(evaluated: Sequence[Cell], lengths: Sequence[int]) -> list[Average]:
+def averages(settings: Settings, cells: Sequence[Cell]) -> list[Average]:
     """At each length where all 13 tasks were evaluated their mean, and the mean of these if that is
     every length."""
     by_length = [
         Average(AVERAGE, parts, length)
-        for length in lengths
-        if len(parts := [cell for cell in evaluated if cell[1] == length]) == len(TASKS)
+        for length in settings.lengths
+        if len(parts := [cell for cell in cells if cell[1] == length]) == len(TASKS)
     ]
-    if not by_length or len(by_length) < len(lengths):
+    if not by_length or len(by_length) < len(settings.lengths):
         return by_length
-    return [*by_length, Average(AVERAGE, [(AVERAGE, length) for length in lengths])]
+    return [*by_length, Average(AVERAGE, [(AVERAGE, length) for length in settings.lengths])]
 
 
 def floor(example: Example, window_tokens: int) -> float | None:
@@ -181,7 +168,8 @@ def reported_scores(rows: Sequence[Row]) -> list[ReportedScore]:
     parts = over_lengths("ruler", [row for row in rows if row["task"] in TASKS])
     parts.sort(key=lambda part: TASKS.index(part.name))
     cells = [cell for part in parts for cell in part.weights]
-    weights = weights_of(averages(cells, sorted({length for _, length in cells})))
+    evaluated = Settings(lengths=tuple(sorted({length for _, length in cells})))
+    weights = weights_of(averages(evaluated, cells))
     return [ReportedScore("ruler", AVERAGE, "average", weights, written_by_suite=True), *parts]
 
 

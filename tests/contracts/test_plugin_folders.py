@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from bosch.eval.averages import summarize
 from bosch.eval.suites._interface import Task
 from bosch.plugins import describe_plugin, list_plugins, load_plugin
 
@@ -35,7 +36,6 @@ INTERFACES: dict[str, dict[str, tuple[str, ...] | type]] = {
         "sources": ("settings", "task"),
         "build_examples": ("settings", "task", "tokenizer", "limit"),
         "score": ("settings", "task", "example", "prediction"),
-        "summarize": ("settings", "scored"),
     },
 }
 
@@ -67,4 +67,4 @@ def test_a_suites_settings_are_frozen_and_its_tasks_named_once_each(name: str) -
     tasks = suite.list_tasks(settings)
     assert {type(task) for task in tasks} == {Task}
     assert len(set(tasks)) == len(tasks)
-    assert suite.summarize(settings, []) == []
+    assert summarize(suite, settings, []) == []

@@ -7,6 +7,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from bosch.eval import averages
 from bosch.eval.rows import write_rows
 from bosch.eval.suites import _gsm8k, longbench
 from bosch.eval.suites._interface import Example, Scored, Task
@@ -84,7 +85,7 @@ def test_results_are_percentages_with_errors(folder: Path) -> None:
         Scored(task, e, _gsm8k.score(e, f" The answer is {e.index % 3}."))
         for e in _gsm8k.build_examples(str(folder), limit=4)
     ]
-    strict, flexible, math = longbench.summarize(longbench.Settings("x/y"), scored)
+    strict, flexible, math = averages.summarize(longbench, longbench.Settings("x/y"), scored)
     assert (strict.metric, strict.value, strict.n) == ("exact_match_strict", 75.0, 4)
     assert flexible.value == math.value == 75.0
     assert strict.stderr == pytest.approx(25.0)  # sd of 1 1 1 0 is 0.5, divided by sqrt(4)

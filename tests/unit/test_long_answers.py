@@ -8,6 +8,7 @@ from transformers import AutoTokenizer
 
 from bosch.assets import asset_folder
 from bosch.config import EvaluationConfig
+from bosch.eval import averages
 from bosch.eval.suites import long_answers
 from bosch.eval.suites._interface import Example, LeftOutError, Request, Scored, Task
 from bosch.eval.suites.long_answers import QUARTERS, REQUESTS, Settings, build_examples, score
@@ -99,7 +100,7 @@ def test_the_report_gets_a_score_for_each_quarter(tokenizer: Any) -> None:
             one = example(task, tokenizer, index)
             half = answer(one)[: len(one.answers) // 2]
             scored.append(Scored(Task(task, LENGTH), one, scores(task, one, half)))
-    rows = [vars(result) for result in long_answers.summarize(SETTINGS, scored)]
+    rows = [vars(result) for result in averages.summarize(long_answers, SETTINGS, scored)]
     found = {row["task"]: row["value"] for row in rows if row["task"] in (*QUARTERS, "average")}
     assert found["quarter_1"] == 100
     assert found["quarter_4"] == 0

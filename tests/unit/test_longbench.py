@@ -12,6 +12,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from bosch.eval import averages
 from bosch.eval.suites import longbench
 from bosch.eval.suites._interface import Example, Scored, Stop, Task
 from bosch.eval.suites.longbench import Settings, cut_middle, datasets, read_dataset
@@ -139,7 +140,9 @@ def make_scored(name: str, scores: list[float]) -> list[Scored]:
 
 
 def test_a_data_sets_score_is_rounded_as_upstream() -> None:
-    (result,) = longbench.summarize(Settings(data="x/y"), make_scored("hotpotqa", [1.0, 0, 0]))
+    (result,) = averages.summarize(
+        longbench, Settings(data="x/y"), make_scored("hotpotqa", [1.0, 0, 0])
+    )
     assert (result.value, result.n, result.metric) == (33.33, 3, "qa_f1")
     assert result.stderr == pytest.approx(100 / 3)  # sd of 1 0 0 is 1/sqrt(3)
 
@@ -154,12 +157,12 @@ def test_the_average_is_the_plain_mean_of_the_seven_categories() -> None:
         for name in names
         for one in make_scored(name, [value / 100])
     ]
-    results = longbench.summarize(Settings(data="x/y"), scored)
+    results = averages.summarize(longbench, Settings(data="x/y"), scored)
     *categories, total = [result for result in results if result.metric == "mean"]
     assert [round(category.value, 9) for category in categories] == means
     assert [category.task for category in categories] == list(table)
     assert round(total.value, 1) == 45.4
     assert total.task == "average"
     without_math = [one for one in scored if one.task.name != "gsm8k"]
-    results = longbench.summarize(Settings(data="x/y"), without_math)
+    results = averages.summarize(longbench, Settings(data="x/y"), without_math)
     assert len([result for result in results if result.metric == "mean"]) == 6  # and no average

@@ -10,6 +10,7 @@ from transformers import AutoTokenizer
 
 from bosch.assets import asset_folder
 from bosch.config import EvaluationConfig
+from bosch.eval import averages
 from bosch.eval.suites import longbench_v2
 from bosch.eval.suites._interface import Example, Request, Scored
 from bosch.eval.suites.longbench_v2 import TASK, Settings, score
@@ -96,7 +97,7 @@ def test_scores_by_difficulty_and_length(tmp_path: Path, tokenizer: Any) -> None
         Scored(TASK, one, score(settings, TASK, one, text))
         for one, text in zip(examples, said, strict=True)
     ]
-    rows = [vars(result) for result in longbench_v2.summarize(settings, scored)]
+    rows = [vars(result) for result in averages.summarize(longbench_v2, settings, scored)]
     assert {row["task"]: (row["value"], row["n"]) for row in rows} == {
         "longbench_v2": (50, 4),
         "average": (50, 4),

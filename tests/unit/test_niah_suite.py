@@ -11,6 +11,7 @@ from bosch.data.essays import read_essays
 from bosch.data.key_words import wonderwords_keys
 from bosch.data.needles import TASKS, Material
 from bosch.data.needles import build_examples as build_needles
+from bosch.eval import averages
 from bosch.eval.suites import niah
 from bosch.eval.suites._interface import Example, LeftOutError, Scored, Stop, Task
 from tests.odd_tokenizers import one_token_a_byte
@@ -70,7 +71,7 @@ def test_the_average_of_the_papers_row_is_the_mean_of_its_eight_numbers() -> Non
             for name in niah.GROUPS[group]:
                 hits = round(value * 10)
                 scored += make_scored(Task(name, length), [1.0] * hits + [0.0] * (1000 - hits))
-    results = niah.summarize(niah.Settings(lengths=niah.PAPER_LENGTHS), scored)
+    results = averages.summarize(niah, niah.Settings(lengths=niah.PAPER_LENGTHS), scored)
     groups = {(r.task, r.length): r.value for r in results if r.task in paper}
     assert groups == {
         (group, length): pytest.approx(value)
@@ -85,7 +86,7 @@ def test_the_average_of_the_papers_row_is_the_mean_of_its_eight_numbers() -> Non
 def test_a_length_of_which_nothing_could_be_built_leaves_no_average() -> None:
     scored = [item for name in niah.Settings.tasks for item in make_scored(Task(name, 512), [1.0])]
     for lengths, has_average in (((512,), True), ((64, 512), False)):
-        results = niah.summarize(niah.Settings(lengths=lengths), scored)
+        results = averages.summarize(niah, niah.Settings(lengths=lengths), scored)
         assert ("average" in {result.task for result in results}) == has_average
 
 

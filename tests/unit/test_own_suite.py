@@ -10,14 +10,17 @@ from statistics import fmean
 import pytest
 
 import bosch.eval.suites
+from bosch.config import EvaluationConfig
+from bosch.eval.averages import task_results
 from bosch.eval.report.compare import Comparison, compare
 from bosch.eval.report.page import summarize, write_report
 from bosch.eval.report.runs import append_run, read_run
 from bosch.eval.report.tables import make_tables
 from bosch.eval.report.tensorboard import rebuild_tensorboard
-from bosch.eval.settings import Label
-from bosch.eval.suites._common import task_results
-from bosch.eval.suites._interface import Example, Scored, Task
+from bosch.eval.settings import Label, configure_suites
+from bosch.eval.suites import niah
+from bosch.eval.suites._interface import Example, Request, Scored, Task
+from bosch.run.errors import UserError
 from tests.run_folders import STEP_TOKENS, FakeRun, write_suite
 from tests.smoke_chain import points
 
@@ -59,7 +62,7 @@ def add_results(run: Path, suite: str) -> None:
             for task, n in right.items()
             for i in range(4)
         ]
-        results = task_results(scored, lambda scores: 100 * fmean(scores))
+        results = task_results(scored, lambda task, scores: 100 * fmean(scores))
         tokens = None if step is None else step * STEP_TOKENS
         label = Label(run.name, step, tokens)
         folder = run / "eval" / ("dense" if step is None else f"step-{step:06}") / suite
@@ -126,6 +129,12 @@ def test_a_suite_says_how_it_is_reported(tmp_path: Path, monkeypatch: pytest.Mon
     assert tmp_path / "report" / "weighted_skills.png" in written
     write_report(compare([FakeRun("fisher", steps=(0,)).write(tmp_path)]), tmp_path / "report")
     assert not (tmp_path / "report" / "weighted_skills.png").exists()  # of the report before
+
+
+def test_a_suite_of_the_interface_before_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(niah, "summarize", lambda *_: [], raising=False)
+    with pytest.raises(UserError, match=r"suite niah: .*niah\.py defines `summarize`.* `averages"):
+        configure_suites(["niah"], Request(EvaluationConfig(), 4_096))
 
 
 def test_numbers_of_lm_eval_are_in_the_rows_alone(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from bosch.assets import asset_folder
 from bosch.data.needles import token_counter
 from bosch.data.ruler import TASKS as NEW
 from bosch.data.ruler import Files, Maker, read_source
+from bosch.eval import averages
 from bosch.eval.metrics import string_match_part
 from bosch.eval.suites import ruler
 from bosch.eval.suites._interface import Example, Scored, Task
@@ -214,7 +215,7 @@ def test_the_average_needs_all_thirteen(corpora: dict[str, Path]) -> None:
             Scored(Task(name, 4_096), Example(0, "", ("a",), 1), {ruler.METRIC: float(n > 5)})
             for n, name in enumerate(names)
         ]
-        return {(r.task, r.length): r.value for r in ruler.summarize(settings, scored)}
+        return {(r.task, r.length): r.value for r in averages.summarize(ruler, settings, scored)}
 
     found = summary(ruler.TASKS)
     assert found["average", 4_096] == found["average", 0] == pytest.approx(700 / 13)
