@@ -17,6 +17,8 @@ CHECKED := bosch benchmarks launch  # bosch/data, eval, training and recipes are
 SETUP := $(PYTHON) launch/setup_environment.py
 # Test processes run side by side, so each one uses a single thread.
 PYTEST := OMP_NUM_THREADS=1 .venv/bin/python -m pytest
+# Neighbors in one process, until one runs out: so what the tests of a file share is made once.
+SPREAD = -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
 .PHONY: help recover real test oldest newest slow faults fuzz rehearse rehearse-cpu gpu gpu-wheels serving study clean
@@ -40,11 +42,13 @@ test: ## set up, then lint, types and the tests (minutes)
 	@$(SETUP) dev eval
 	.venv/bin/ruff check
 	.venv/bin/ruff format --check
-	.venv/bin/mypy $(CHECKED)
-	$(PYTEST) -n $(WORKERS) $(ARGS)
+	@# mypy computes on one core for a minute: beside the tests. What it says comes last.
+	.venv/bin/mypy $(CHECKED) > .venv/types.log 2>&1 & types=$$!; \
+	$(PYTEST) $(SPREAD) $(ARGS); tests=$$?; \
+	wait $$types; types=$$?; cat .venv/types.log; exit $$((tests | types))
 
 # With other versions the libraries' warnings are no errors.
-ENDS_TEST = OMP_NUM_THREADS=1 .venv-$@/bin/python -m pytest -n $(WORKERS) -W ignore tests/contracts \
+ENDS_TEST = OMP_NUM_THREADS=1 .venv-$@/bin/python -m pytest $(SPREAD) -W ignore tests/contracts \
 	tests/unit/test_cache.py tests/unit/test_generate.py tests/unit/test_export.py \
 	tests/chain/test_recover_chain.py $(ARGS)
 
@@ -58,11 +62,11 @@ newest: ## the same with the newest versions, in .venv-newest
 
 slow: ## tests too long for every commit
 	@$(SETUP) dev eval
-	$(PYTEST) -n $(WORKERS) -m slow $(ARGS)
+	$(PYTEST) $(SPREAD) -m slow $(ARGS)
 
 faults: ## kill tests: stages and the whole chain, at many points (the chain's resume)
 	@$(SETUP) dev eval
-	$(PYTEST) -n $(WORKERS) -m faults $(ARGS)
+	$(PYTEST) $(SPREAD) -m faults $(ARGS)
 
 fuzz: ## damage files of finished and stopped runs 2,000 times, in runs/fuzz (run it again to resume)
 	@$(SETUP) dev eval
