@@ -22,7 +22,12 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     checkpoint_wrapper,
 )
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
@@ -32,15 +37,13 @@ from bosch.kernels import choose_kernels
 from bosch.run.dist import start_ranks
 from bosch.run.errors import UserError
 
-# The FSDP variables of `accelerate launch` that we use, and the settings that they decide. We
-# ignore other FSDP_* variables, and say so.
-USED_VARIABLES = {
-    "FSDP_OFFLOAD_PARAMS": "cpu_offload",
-    "FSDP_RESHARD_AFTER_FORWARD": "reshard_after_forward",
-    "FSDP_ACTIVATION_CHECKPOINTING": "activation_checkpointing",
-}
-# Ignored silently: accelerate sets them in every launch with --use_fsdp, or they ask for what we do
-# anyway (wrapping each block, loading the weights once).
+# What `accelerate launch` says in the environment, from its config file or its options. Three
+# variables decide settings that the user has left open (`decide`). Other FSDP_* variables are
+# ignored with a line that says so (`describe`), but for those below: accelerate sets them in every
+# launch with --use_fsdp, or they ask for what we do anyway (a group for each block, loading once).
+OFFLOAD = "FSDP_OFFLOAD_PARAMS"
+RESHARD = "FSDP_RESHARD_AFTER_FORWARD"
+RECOMPUTE = "FSDP_ACTIVATION_CHECKPOINTING"
 IGNORED_SILENTLY = frozenset(
     "FSDP_VERSION FSDP_SHARDING_STRATEGY FSDP_MIN_NUM_PARAMS FSDP_USE_ORIG_PARAMS "
     "FSDP_SYNC_MODULE_STATES FSDP_CPU_RAM_EFFICIENT_LOADING FSDP_AUTO_WRAP_POLICY "
@@ -49,13 +52,30 @@ IGNORED_SILENTLY = frozenset(
 # By train.activation_checkpointing: parts of the names of operators whose results are kept, those
 # of torch, of flash-attn 2 and 3 and of varlen_attn.
 KEPT = {"attention": ("attention", "attn"), "matmuls": ("attention", "attn", "mm.")}
-TRUE, FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off", ""}
+TRUE, FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off"}
 
 
-def start_world() -> torch.device:
-    """Join the other processes of this launch, once; this one's device."""
-    refuse_silent_traps(os.environ)
-    device = choose_device(os.environ)
+def start_world(environment: Mapping[str, str] = os.environ) -> torch.device:
+    """Join the other processes of this launch, once; this one's device. Launches in which
+    accelerate would silently do something else than what was asked for are refused."""
+    for name, what in (("DEEPSPEED", "DeepSpeed"), ("MEGATRON_LM", "Megatron-LM")):
+        if environment.get(f"ACCELERATE_USE_{name}", "").lower() in TRUE:
+            problem = f"the accelerate config asks for {what}, but training shards with FSDP"
+            raise UserError(f"{problem}. Pass --config_file with one of the files in launch/.")
+    # Asked for several processes without a GPU, accelerate starts a single one. It sets the mixed
+    # precision in every launch, and the number of processes where there are several; the address
+    # may also come from a cluster, for a script that accelerate did not start.
+    by_accelerate = "ACCELERATE_MIXED_PRECISION" in environment
+    if by_accelerate and "MASTER_ADDR" in environment and "WORLD_SIZE" not in environment:
+        raise UserError(
+            "accelerate has started only one process, as it does on CPUs even if asked for more. "
+            "For N processes use `accelerate launch --use_fsdp --num_processes N ...`; for one, "
+            "unset MASTER_ADDR in your environment."
+        )
+    if (asked := environment.get("ACCELERATE_MIXED_PRECISION", "no")) not in ("no", "bf16"):
+        problem = f"the accelerate config asks for mixed precision {asked}, not bf16 or fp32"
+        raise UserError(f"{problem}. Pass --mixed_precision bf16.")
+    device = choose_device(environment)
     start_ranks(device, even_alone=True)
     return device
 
@@ -77,46 +97,42 @@ def choose_device(environment: Mapping[str, str]) -> torch.device:
     return torch.device("cuda", local_rank)
 
 
-def refuse_silent_traps(environment: Mapping[str, str]) -> None:
-    """Refuse launches in which accelerate would silently do something other than expected."""
-    for name, what in (("DEEPSPEED", "DeepSpeed"), ("MEGATRON_LM", "Megatron-LM")):
-        if environment.get(f"ACCELERATE_USE_{name}", "").lower() in TRUE:
-            problem = f"the accelerate config asks for {what}, but training shards with FSDP"
-            raise UserError(f"{problem}. Pass --config_file with one of the files in launch/.")
-    # Asked for several processes without a GPU, accelerate silently starts a single one.
-    by_accelerate = "ACCELERATE_MIXED_PRECISION" in environment
-    if by_accelerate and "MASTER_ADDR" in environment and "WORLD_SIZE" not in environment:
-        raise UserError(
-            "accelerate has started only one process, as it does on CPUs even if asked for more. "
-            "For N processes use `accelerate launch --use_fsdp --num_processes N ...`; for one, "
-            "unset MASTER_ADDR in your environment."
-        )
-    if (asked := environment.get("ACCELERATE_MIXED_PRECISION", "no")) not in ("no", "bf16"):
-        problem = f"the accelerate config asks for mixed precision {asked}, not bf16 or fp32"
-        raise UserError(f"{problem}. Pass --mixed_precision bf16.")
-
-
 def decide(
     settings: TrainConfig, device: torch.device, environment: Mapping[str, str] = os.environ
 ) -> TrainConfig:
     """The settings with a value in place of None and auto: that of the accelerate config, or else
     what suits the device."""
     on_gpu = device.type == "cuda"
-    usual = {"cpu_offload": False, "reshard_after_forward": True}
-    usual["activation_checkpointing"] = on_gpu
-    chosen: dict[str, Any] = {"kernels": choose_kernels(settings.kernels, device)[0]}
-    chosen["shard_within_node"] = bool(settings.shard_within_node)
-    if settings.compile is None:  # the pull to a teacher's layers has a number that changes
-        chosen["compile"] = on_gpu and not (settings.deterministic or settings.layer_weight)
-    for variable, name in USED_VARIABLES.items():
-        value = environment.get(variable, "").lower()
-        chosen[name] = getattr(settings, name)
-        if chosen[name] is None:
-            # accelerate always sets all three. For those that save memory `false` is its default,
-            # and need not be the user's choice.
-            says_no = value in FALSE - {""} and name == "reshard_after_forward"
-            chosen[name] = not says_no and (value in TRUE or usual[name])
-    return replace(settings, **chosen)
+    kernels: Any = choose_kernels(settings.kernels, device)[0]
+    compiles, offloads = settings.compile, settings.cpu_offload
+    if compiles is None:  # the pull to a teacher's layers has a number that changes
+        compiles = on_gpu and not (settings.deterministic or settings.layer_weight)
+    if offloads is None:
+        offloads = says(environment, OFFLOAD) is True
+    recomputes, reshards = settings.activation_checkpointing, settings.reshard_after_forward
+    if recomputes is None:
+        # Its `false` does not count: that is accelerate's default, which it sets in every launch,
+        # and need not be the user's choice.
+        recomputes = on_gpu or says(environment, RECOMPUTE) is True
+    if reshards is None:
+        reshards = says(environment, RESHARD) is not False
+    return replace(
+        settings,
+        kernels=kernels,
+        compile=compiles,
+        cpu_offload=offloads,
+        activation_checkpointing=recomputes,
+        reshard_after_forward=reshards,
+        shard_within_node=bool(settings.shard_within_node),
+    )
+
+
+def says(environment: Mapping[str, str], variable: str) -> bool | None:
+    """None: it is not set, or to something that is neither yes nor no."""
+    value = environment.get(variable, "").lower()
+    if value in TRUE:
+        return True
+    return False if value in FALSE else None
 
 
 def choices(
@@ -124,13 +140,15 @@ def choices(
 ) -> Iterator[TrainConfig]:
     """What the settings leave open, the fastest first, and what takes the least memory last."""
     decided = decide(settings, torch.device("cuda"), environment)
-    within, recompute = [decided.shard_within_node], list[Any]([decided.activation_checkpointing])
+    within = [decided.shard_within_node]
     if settings.shard_within_node is None and node_size(num_gpus, environment) < num_gpus:
         within = [True, False]
-    by_config = environment.get("FSDP_ACTIVATION_CHECKPOINTING", "").lower() in TRUE
-    if settings.activation_checkpointing is None and not by_config:
-        # A compiled block that recomputes nothing keeps little more than matrix products.
-        recompute = [False, *([] if decided.compile else ["matmuls"]), "attention", True]
+    recompute: list[Any] = [decided.activation_checkpointing]
+    if settings.activation_checkpointing is None and says(environment, RECOMPUTE) is not True:
+        recompute = [False, "matmuls", "attention", True]
+        if decided.compile:
+            # A compiled block that recomputes nothing keeps little more than matrix products.
+            recompute.remove("matmuls")
     for one, other in product(within, recompute):
         yield replace(settings, shard_within_node=one, activation_checkpointing=other)
 
@@ -145,24 +163,30 @@ def describe(
     settings: TrainConfig, device: torch.device, environment: Mapping[str, str] = os.environ
 ) -> list[str]:
     """What of the accelerate config training ignores, a line each, and how it computes."""
-    decided, own, ignored = decide(settings, device, environment), settings.precision, []
-    names = ("activation_checkpointing", "cpu_offload", "compile", "shard_within_node")
-    ways = [name.replace("_", " ") for name in names if getattr(decided, name)]
-    if (kept := decided.activation_checkpointing) in KEPT:
-        ways[0] += f" ({kept} kept)"
-    if not decided.reshard_after_forward:
-        ways.append("blocks stay gathered after their forward")
-    kernels = "kernels {} ({})".format(*choose_kernels(settings.kernels, device))
-    if environment.get("ACCELERATE_MIXED_PRECISION") == "bf16" and own != "bf16":
-        ignored.append(f"mixed_precision bf16 is ignored; train.precision is {own}")
+    decided, ignored = decide(settings, device, environment), []
+    if environment.get("ACCELERATE_MIXED_PRECISION") == "bf16" and settings.precision != "bf16":
+        ignored.append(f"mixed_precision bf16 is ignored; train.precision is {settings.precision}")
     if environment.get("ACCELERATE_DYNAMO_BACKEND", "NO") != "NO" and not decided.compile:
         ignored.append("dynamo_backend is ignored; set train.compile to compile blocks")
-    others = sorted(environment.keys() - IGNORED_SILENTLY - USED_VARIABLES.keys())
-    set_ = [n for n in others if environment[n].lower() not in FALSE | {"none"}]
-    if variables := [name for name in set_ if name.startswith("FSDP_")]:
+    others = sorted(environment.keys() - IGNORED_SILENTLY - {OFFLOAD, RESHARD, RECOMPUTE})
+    asked = [n for n in others if environment[n].lower() not in {*FALSE, "", "none"}]
+    if variables := [name for name in asked if name.startswith("FSDP_")]:
         ignored.append(f"ignored {', '.join(variables)}")
-    lines = [f"accelerate: {line}" for line in ignored]
-    return [*lines, ", ".join([f"computes in {own}", *ways, kernels])]
+
+    how = [f"computes in {settings.precision}"]
+    if kept := decided.activation_checkpointing:
+        how.append("activation checkpointing" + (f" ({kept} kept)" if kept in KEPT else ""))
+    if decided.cpu_offload:
+        how.append("cpu offload")
+    if decided.compile:
+        how.append("compile")
+    if decided.shard_within_node:
+        how.append("shard within node")
+    if not decided.reshard_after_forward:
+        how.append("blocks stay gathered after their forward")
+    kernels, reason = choose_kernels(settings.kernels, device)
+    how.append(f"kernels {kernels} ({reason})")
+    return [*(f"accelerate: {line}" for line in ignored), ", ".join(how)]
 
 
 def shard_model(model: Any, settings: TrainConfig, device: torch.device) -> None:
@@ -185,13 +209,15 @@ def shard_model(model: Any, settings: TrainConfig, device: torch.device) -> None
             layers[index] = checkpointed(block, recompute)
     if dist.get_world_size() == 1 and settings.precision == "fp32" and not settings.cpu_offload:
         return
-    shard = partial(fully_shard, mesh=make_mesh(settings, device))
+    types, offload = MixedPrecisionPolicy(), OffloadPolicy()
     if settings.precision != "fp32":
         # Parameters stay fp32. bf16 copies compute, and gradients are summed in fp32.
-        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-        shard = partial(shard, mp_policy=policy)
+        types = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     if settings.cpu_offload:
-        shard = partial(shard, offload_policy=CPUOffloadPolicy(pin_memory=device.type == "cuda"))
+        offload = CPUOffloadPolicy(pin_memory=device.type == "cuda")
+    mesh = make_mesh(settings, device)
+    shard = partial(fully_shard, mesh=mesh, mp_policy=types, offload_policy=offload)
+    # From the inside out: a group takes the parameters that no group inside of it has.
     for block in layers:
         shard(block, reshard_after_forward=settings.reshard_after_forward)
     if model.lm_head.weight is not model.model.embed_tokens.weight:
@@ -207,6 +233,7 @@ def checkpointed(block: Any, recompute: object) -> Any:
         return wrap(block)
 
     def is_kept(_: object, operator: object, *args: object, **kwargs: object) -> bool:
+        # By names, since each kernel is an operator of its own, which need not be installed here.
         return any(part in str(operator) for part in parts)
 
     return wrap(block, context_fn=partial(create_selective_checkpoint_contexts, is_kept))
@@ -249,6 +276,8 @@ def is_first_copy(tensor: Tensor, rank: int) -> bool:
     """Whether no rank before this one has the same rows of the tensor."""
     if not isinstance(tensor, DTensor):
         return rank == 0
+    # Where each node has the whole state, rows are equal along the mesh's line of nodes, in which
+    # the tensor is `Replicate`: the first node has number 0 there.
     place = tensor.device_mesh.get_coordinate() or ()
     return not any(
         number

@@ -20,7 +20,7 @@ from bosch.run.errors import UserError
 from bosch.training import model_start, parallel
 from bosch.training.loop import add_gradients, split
 from bosch.training.model_start import check_fp8, start_model, use_fp8
-from bosch.training.parallel import choose_device, decide, refuse_silent_traps
+from bosch.training.parallel import choose_device, decide, start_world
 from tests.model_factory import tiny_model
 from tests.plain_training import SETTINGS, Trace, model_folder, run, tokens_in_memory
 
@@ -57,10 +57,10 @@ def test_launches_that_training_would_not_follow_are_refused() -> None:
     ]
     for options, more, named in cases:
         with pytest.raises(UserError, match=named):
-            refuse_silent_traps(accelerate_environment(*options) | more)
+            start_world(accelerate_environment(*options) | more)
     for options in (ONE, FSDP):
-        refuse_silent_traps(accelerate_environment(*options))
-    refuse_silent_traps({"MASTER_ADDR": "node1"})  # a script started by hand: a cluster sets it
+        assert start_world(accelerate_environment(*options)) == CPU
+    start_world({"MASTER_ADDR": "node1"})  # a script started by hand: a cluster sets it
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="its GPU can be used")
