@@ -3,6 +3,7 @@ in it `--section.name`, and the comment on a field its help. argparse reads the 
 help; `run_stage` is the command of a single stage."""
 
 import argparse
+import contextlib
 import dataclasses
 import difflib
 import inspect
@@ -27,6 +28,10 @@ CONSOLE = "bosch "  # how sys.argv begins in a program that bosch/__main__.py ha
 REQUIRED = dataclasses.MISSING
 KINDS = {int: "a whole number", float: "a number"}
 Commands = Mapping[str, Callable[[Any], None]]  # word -> what runs it, given its options
+# Values of fields in place of the class's; or a function that gives them, told the values that the
+# user named, each under the fields that lead to it: {"config.model": "tiny-qwen3"}.
+Defaults = Mapping[str, Any] | Callable[[Mapping[str, Any]], Mapping[str, Any]]
+HELP = ("-h", "--help", "--help-all")
 
 
 class Parser(argparse.ArgumentParser):
@@ -38,6 +43,9 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **options: Any) -> None:
         options |= {"add_help": False, "allow_abbrev": False}
         super().__init__(argument_default=argparse.SUPPRESS, **options)
+        # What has no default, by its path. Not argparse's `required`: a default may be known only
+        # after the words were read.
+        self.required: dict[str, str] = {}
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message.removeprefix('argument ').rstrip('.')}.")
@@ -101,9 +109,14 @@ class Parser(argparse.ArgumentParser):
             named = [mark for mark in marks if isinstance(mark, str)]
             metavar = [*named, "TEXT" if hint is str else usual][0]
             read = _reader(hint, marks, takes_none)
+            if is_required:
+                self.required[dest] = name.upper() if POSITIONAL in marks else f"--{name}"
             if POSITIONAL in marks:
                 nargs = "+" if nargs and is_required else nargs
-                into.add_argument(dest, metavar=name.upper(), nargs=nargs, type=read, help=text)
+                place = into.add_argument(
+                    dest, metavar=name.upper(), nargs=nargs, type=read, help=text
+                )
+                place.required = False
                 continue
             into.add_argument(
                 f"--{name}",
@@ -112,14 +125,13 @@ class Parser(argparse.ArgumentParser):
                 metavar=metavar,
                 type=read,
                 help=text,
-                required=is_required,
             )
 
 
 def parse(
     kind: type[T],
     arguments: Sequence[str],
-    defaults: Mapping[str, Any] | None = None,
+    defaults: Defaults | None = None,
     prog: str = "",
     description: str = "",
     hides_rare: bool = False,
@@ -127,45 +139,68 @@ def parse(
 ) -> T:
     """The settings that a command line asks for. UserError for whatever the user got wrong.
 
-    defaults: values of fields in place of the class's. prog, description: if not the file and the
-    docstring of the class's recipe. hides_rare: options marked RARE are shown by --help-all only.
-    rest: gets the words that belong to no option, which are refused without.
+    prog, description: if not the file and the docstring of the class's recipe. hides_rare: options
+    marked RARE are shown by --help-all only. rest: gets the words that belong to no option, which
+    are refused without.
     """
-    recipe, defaults = sys.modules[kind.__module__], defaults or {}
+    recipe, usual = sys.modules[kind.__module__], {} if callable(defaults) else defaults or {}
     prog = prog or called_as(Path(str(recipe.__file__)).name)
     description = (description or recipe.__doc__ or "").replace("%", "%%")
     if prog.startswith(CONSOLE):  # the examples of a recipe, as the command `bosch` runs them
         launched = re.sub(r"(accelerate launch.*?) recipes/\w+\.py", rf"\1 -m {prog}", description)
         description = re.sub(r"python recipes/\w+\.py", prog, launched)
-    width = min(shutil.get_terminal_size().columns, 120)
-    parser = Parser(
-        description=description,
-        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, 2, 32, width),
-    )
-    parser.hides_rare = hides_rare and "--help-all" not in arguments
-    parser.add_argument("-h", "--help", action="help", help="show this text")
-    if hides_rare:
-        parser.add_argument("--help-all", action="help", help="show also the rarely used options")
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    parser.add_options(kind, defaults)
-    positional = [str(action.metavar) for action in parser._get_positional_actions()]
-    parser.usage = " ".join([prog, *positional, "[OPTIONS]"])
-    given, unknown = parser.read(arguments)
+
+    def make_parser() -> Parser:
+        width = min(shutil.get_terminal_size().columns, 120)
+        parser = Parser(
+            description=description,
+            formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, 2, 32, width),
+        )
+        parser.hides_rare = hides_rare and "--help-all" not in arguments
+        parser.add_argument("-h", "--help", action="store_true", help="show this text")
+        if hides_rare:
+            about = "show also the rarely used options"
+            parser.add_argument("--help-all", action="store_true", help=about)
+        parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+        parser.add_options(kind, usual)
+        return parser
+
+    parser = make_parser()
+    asks_help = not set(HELP).isdisjoint(arguments)
+    given, unknown = dict[str, Any](), list[str]()
+    # Beside a mistake, too, --help shows what it can.
+    with contextlib.suppress(UserError) if asks_help else contextlib.nullcontext():
+        given, unknown = parser.read(arguments)
     if rest is not None:
         rest += unknown
-    elif unknown:
-        word, names = unknown[0], [*parser._option_string_actions]
-        if not (name := word.partition("=")[0]).startswith("-"):
-            raise UserError(f"{word!r} belongs to no option; see --help.")
-        # `--length` for `--calibration.length`: with the section left out, the end of the name says
-        # what was meant.
-        meant = [known for known in names if known.endswith(f".{name.lstrip('-')}")]
-        nearest = difflib.get_close_matches(name, meant or names, n=1, cutoff=0.5)
-        hint = f"did you mean {nearest[0]}? " if nearest else ""
-        all_by = "--help-all" if hides_rare else "--help"
-        raise UserError(f"{word}: no such option; {hint}{all_by} shows all.")
-    settings: T = _with_values(kind, defaults, given)
+    elif unknown and not asks_help:
+        names = [*parser._option_string_actions]
+        raise _no_such_option(unknown[0], names, "--help-all" if hides_rare else "--help")
+    if callable(defaults):
+        usual = defaults(given)
+    if asks_help:
+        parser = make_parser()  # again: help shows the defaults, which are known by now
+        positional = [str(action.metavar) for action in parser._get_positional_actions()]
+        parser.usage = " ".join([prog, *positional, "[OPTIONS]"])
+        parser.print_help()
+        raise SystemExit(0)
+    there = given.keys() | usual.keys()
+    if missing := [name for path, name in parser.required.items() if path not in there]:
+        raise UserError(f"the following arguments are required: {', '.join(missing)}.")
+    settings: T = _with_values(kind, usual, given)
     return settings
+
+
+def _no_such_option(word: str, names: Sequence[str], all_by: str) -> UserError:
+    name = word.partition("=")[0]
+    if not name.startswith("-"):
+        return UserError(f"{word!r} belongs to no option; see --help.")
+    # `--length` for `--calibration.length`: with the section left out, the end of the name says
+    # what was meant.
+    meant = [known for known in names if known.endswith(f".{name.lstrip('-')}")]
+    nearest = difflib.get_close_matches(name, meant or names, n=1, cutoff=0.5)
+    hint = f"did you mean {nearest[0]}? " if nearest else ""
+    return UserError(f"{word}: no such option; {hint}{all_by} shows all.")
 
 
 def _choices(kind: Any) -> dict[str, Any]:
@@ -287,7 +322,7 @@ def run_stage(
     kind: type[T],
     arguments: Sequence[str],
     build: Callable[[T, str], Stage],
-    defaults: Mapping[str, Any] | None = None,
+    defaults: Defaults | None = None,
 ) -> T:
     """The command of a single stage, in the folder `out` of its options. build(options, name): the
     stage, after it has refused what cannot work."""

@@ -5,10 +5,10 @@ python recipes/calibrate.py --model Qwen/Qwen3-1.7B-Base --essays PaulGrahamEssa
 python recipes/calibrate.py --model DIR --questions FILE.jsonl   # text, question, answer a line
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from bosch.command_line import run_stage
 from bosch.config import FLAT
@@ -28,9 +28,12 @@ class Options:
 
 
 def main(arguments: Sequence[str]) -> None:
-    config = presets.for_stage(arguments)
-    usual = {"model": config.model, "calibration": calibration_stage.settings_of(config)}
     run_stage(Options, arguments, build, usual)
+
+
+def usual(given: Mapping[str, Any]) -> dict[str, Any]:
+    config = presets.for_stage(given)
+    return {"model": config.model, "calibration": calibration_stage.settings_of(config)}
 
 
 def build(options: Options, name: str) -> Stage:

@@ -9,10 +9,10 @@ Options of a suite of your own go behind `--options` (docs/extending.md). Run th
 to continue where it stopped. Chat templates are not used.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from bosch import model as models
 from bosch.command_line import run_stage
@@ -60,15 +60,18 @@ class Options:
 
 
 def main(arguments: Sequence[str]) -> None:
-    config = presets.for_stage(arguments)
-    essays = config.eval.niah_essays or config.calibration.essays
-    values = shared_fields(EvaluationConfig, config.eval) | {"niah_essays": essays}
-    usual = {"model": config.model, "settings": EvaluationConfig(**values)}
     options = run_stage(Options, arguments, build, usual)
     if rank_and_world()[0] == 0:
         show_evaluation(options.out.absolute())
         if options.settings.samples:
             say(describe_samples(options.settings))
+
+
+def usual(given: Mapping[str, Any]) -> dict[str, Any]:
+    config = presets.for_stage(given)
+    settings = EvaluationConfig(**shared_fields(EvaluationConfig, config.eval))
+    essays = config.eval.niah_essays or config.calibration.essays
+    return {"model": config.model, "settings": replace(settings, niah_essays=essays)}
 
 
 def describe_samples(settings: EvaluationConfig) -> str:

@@ -8,10 +8,10 @@ All runs that train on these tokens can share it: the teacher computes once. Run
 again to continue where it stopped.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from bosch.command_line import run_stage
 from bosch.config import TrainConfig
@@ -35,9 +35,12 @@ class Options:
 
 
 def main(arguments: Sequence[str]) -> None:
-    config = presets.for_stage(arguments)
-    usual = {"model": config.model, "precision": config.train.precision}
     run_stage(Options, arguments, build, usual)
+
+
+def usual(given: Mapping[str, Any]) -> dict[str, Any]:
+    config = presets.for_stage(given)
+    return {"model": config.model, "precision": config.train.precision}
 
 
 def build(options: Options, name: str) -> Stage:

@@ -8,10 +8,10 @@ data/sources/open.py describes the sources. Run the same command again to resume
 where it stopped.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from bosch.command_line import run_stage
 from bosch.config import FLAT, PackingConfig, shared_fields
@@ -32,10 +32,13 @@ class Options:
 
 
 def main(arguments: Sequence[str]) -> None:
-    config = presets.for_stage(arguments)
-    packing = PackConfig(**shared_fields(PackingConfig, config.data))
-    usual = {"model": config.model, "source": config.data.source, "packing": packing}
     run_stage(Options, arguments, build, usual)
+
+
+def usual(given: Mapping[str, Any]) -> dict[str, Any]:
+    config = presets.for_stage(given)
+    packing = PackConfig(**shared_fields(PackingConfig, config.data))
+    return {"model": config.model, "source": config.data.source, "packing": packing}
 
 
 def build(options: Options, name: str) -> Stage:

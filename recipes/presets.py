@@ -9,12 +9,12 @@ FSDP.
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
-from bosch.command_line import peek
 from bosch.config import (
     CalibrationConfig,
     Config,
@@ -146,7 +146,7 @@ def small(model: str = SMALL_MODEL) -> Config:
         eval=RunEvaluationConfig(
             checkpoints=(0.0, 0.125, 0.5, 1.0),
             # Needles, and what windows lose most: long answers. LongBench comes in where its data
-            # is (`with_longbench`).
+            # is (`for_run`).
             suites=("niah", "long_answers"),
             niah_tasks=PAPER_TASKS,
             niah_lengths=(length,),
@@ -279,33 +279,28 @@ def choose(preset: str | None, model: str | None) -> tuple[Config, list[str]]:
     return config, [f"preset {preset}, scaled to the model; {changes}"]
 
 
-def for_run(arguments: Sequence[str]) -> tuple[Config, str | None, list[str]]:
-    """The defaults of a whole run, the preset that was named, and lines on what was chosen."""
-    preset, model = peek(arguments, "preset", "model").values()
-    config, chosen = choose(preset, model)
-    config, left_out = with_longbench(config, arguments)
-    if peek(arguments, "train.objective")["train.objective"] == "next-token":
+def for_run(given: Mapping[str, Any]) -> tuple[Config, list[str]]:
+    """The defaults of a whole run, by the options that were given, and lines on what was chosen."""
+    config, lines = choose(given.get("preset"), given.get("config.model"))
+    if given.get("config.train.objective") == "next-token":
         # The preset's are of no use then. Those that the user names are refused.
         config = replace(config, train=replace(config.train, stored_shares=None))
-    return config, preset, [*chosen, *left_out]
-
-
-def with_longbench(config: Config, arguments: Sequence[str]) -> tuple[Config, list[str]]:
-    """Judged by LongBench too where its data is on this machine or is named, and a line if not. A
-    preset that has the suite fetches the data; `small` and `brief` are complete without."""
-    asked = peek(arguments, "eval.suites", "eval.longbench-data")
-    if "longbench" in config.eval.suites or asked["eval.suites"] is not None:
-        return config, []
-    if asked["eval.longbench_data"] is None and not is_on_this_machine(config.eval.longbench_data):
+    evaluation = config.eval
+    # Judged by LongBench too where its data is on this machine or is named. A preset that has the
+    # suite fetches the data; `small` and `brief` are complete without.
+    if "longbench" in evaluation.suites or "config.eval.suites" in given:
+        return config, lines
+    if not ("config.eval.longbench_data" in given or is_on_this_machine(evaluation.longbench_data)):
         remedy = "--eval.longbench-data FILE (its data.zip) adds it"
-        return config, [f"LongBench is left out: its data is not on this machine; {remedy}"]
+        left_out = f"LongBench is left out: its data is not on this machine; {remedy}"
+        return config, [*lines, left_out]
     evaluation = replace(
-        config.eval,
-        suites=(*config.eval.suites, "longbench"),
+        evaluation,
+        suites=(*evaluation.suites, "longbench"),
         longbench_rows=5,  # of each of 21 data sets: its texts are long for a laptop
         longbench_categories="official",  # without GSM8K, which is data of its own
     )
-    return replace(config, eval=evaluation), []
+    return replace(config, eval=evaluation), lines
 
 
 def is_on_this_machine(longbench_data: str) -> bool:
@@ -325,9 +320,9 @@ def name_of(preset: str | None, config: Config) -> str:
     return "tiny" if config.model == TINY_MODEL else suited(config.model)[0]
 
 
-def for_stage(arguments: Sequence[str]) -> Config:
+def for_stage(given: Mapping[str, Any]) -> Config:
     """The defaults of a single stage's command, by the model, which may be a hybrid."""
-    return suited(peek(arguments, "model")["model"] or TINY_MODEL)[1]
+    return suited(given.get("model") or TINY_MODEL)[1]
 
 
 def suited(model: str) -> tuple[str, Config]:

@@ -10,23 +10,22 @@ Run the same command again to resume where it stopped. --help-all shows all opti
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-from bosch.command_line import parse, peek
-from bosch.config import FLAT, NO_OPTION, Config, above_0, describe_config
+from bosch.config import Config, describe_config
 from bosch.data import calibration_stage, tokens_stage
 from bosch.eval import eval_stage
 from bosch.eval.evaluate import check_attention, check_calibration, check_data, plan_of_run
 from bosch.eval.report.compare import compare, has_recovered
 from bosch.eval.report.page import summarize, write_report
 from bosch.hybrid import model_stage
-from bosch.masks.kv_budget import with_kv_budget
 from bosch.methods import _settings as methods
 from bosch.recipes import compare_runs, presets
+from bosch.recipes.command import Command, parse_command
 from bosch.run.dist import rank_and_world
-from bosch.run.errors import Refusals, UserError, run_main
+from bosch.run.errors import Refusals, run_main
 from bosch.run.files import MANIFEST
 from bosch.run.folder import RUN, RunFolder
 from bosch.run.progress import log_to, say, set_up
@@ -38,42 +37,10 @@ if TYPE_CHECKING:
     from bosch.training.fitting import Fitted
 
 
-@dataclass(frozen=True)
-class Command:
-    config: Annotated[Config, FLAT]
-    # Where defaults come from: tiny (the embedded model), small, brief (small in less time), large,
-    # paper (as published), or smoke (for tests). None: what suits the model.
-    preset: Annotated[str | None, "NAME"] = None
-    # In place of --ratio: the smallest whose KV cache fits, as 4GiB@128k.
-    kv_budget: Annotated[str | None, "BYTES@TOKENS"] = None
-    # Hours that all of it may take here: sets the tokens to train on, from 0.3M (at least one step)
-    # to 30M.
-    hours: Annotated[float | None, "HOURS"] = None
-    run_dir: Annotated[Path | None, "DIR"] = None  # folder; None: runs/<model>-<method>-r<ratio>
-    # Redo this stage (--dry-run lists all) and those that depend on it; old results are set aside.
-    fresh: Annotated[str | None, "STAGE"] = None
-    from_: Annotated[str | None, "STAGE"] = None  # redo this stage and all later ones
-    zero_shot: bool = False  # stop before training: choose the groups, evaluate the hybrid
-    dry_run: bool = False  # print all settings and what each stage would do, then stop
-    # Say what memory a training step would take on this many GPUs, then stop.
-    rehearse: Annotated[int | None, "GPUS"] = None
-    # Lines on where the settings come from.
-    chosen_by: Annotated[tuple[str, ...], NO_OPTION] = ()
-
-    def __post_init__(self) -> None:
-        if self.fresh is not None and self.from_ is not None:
-            raise UserError(f"--fresh {self.fresh} contradicts --from {self.from_}; pass one.")
-        above_0(self, "", "hours")
-
-    @property
-    def run_path(self) -> Path:
-        return self.run_dir or methods.usual_path(self.config)
-
-
 def main(arguments: Sequence[str]) -> None:
     rank, world = rank_and_world()
     set_up(rank)
-    command = parse_command(arguments)
+    command = parse_command(arguments, __doc__ or "")
     config, is_first = command.config, rank == 0
     # These import torch, which takes seconds: what the command line alone shows to be wrong has
     # been refused by now.
@@ -85,8 +52,7 @@ def main(arguments: Sequence[str]) -> None:
         rehearse(config, command.rehearse)
         return
     run = RunFolder(command.run_path, rank, world, say)
-    named = peek(arguments, "train.micro-batch-sequences")["train.micro_batch_sequences"]
-    fitted = Fitted(config, world, is_named=named is not None)
+    fitted = Fitted(config, world, is_named="config.train.micro_batch_sequences" in command.named)
 
     if command.dry_run:
         introduce(command, config)
@@ -125,27 +91,6 @@ def main(arguments: Sequence[str]) -> None:
                 check_calibration(config, run.path)
         if is_first:
             report(run.path)
-
-
-def parse_command(arguments: Sequence[str]) -> Command:
-    """The settings of a run: a preset's, changed by the options, with nothing left to be chosen
-    but what depends on this machine's memory."""
-    config, preset, lines = presets.for_run(arguments)
-    defaults = {"config": config, "preset": preset}
-    command = parse(Command, arguments, defaults, hides_rare=True)
-    config = methods.resolve_sink(command.config)
-    if command.kv_budget is not None:
-        config, line = with_kv_budget(config, command.kv_budget, arguments)
-        lines = [*lines, line]
-    if command.hours is not None:
-        if given := peek(arguments, "data.tokens")["data.tokens"]:
-            raise UserError(f"--hours and --data.tokens {given} both set the tokens; pass one.")
-        from bosch.training.hours import with_hours  # imports torch
-
-        record = replace(command, config=config).run_path / RUN
-        config, chosen = with_hours(config, command.hours, record)
-        lines = [*lines, *chosen]
-    return replace(command, config=config, chosen_by=tuple(lines))
 
 
 def chain(command: Command, run: RunFolder, fitted: "Fitted") -> list[Stage]:

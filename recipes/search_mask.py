@@ -53,8 +53,9 @@ def main(arguments: Sequence[str]) -> None:
     rank, world = rank_and_world()
     set_up(rank)
     # The method is read first, because its settings are options of the command line too.
-    preset, model, method = peek(arguments, "preset", "model", "method").values()
-    config, origin = presets.choose(preset, model)
+    named = peek(arguments, "preset", "model", "method", "ratio")
+    preset, method = named["preset"], named["method"]
+    config, origin = presets.choose(preset, named["model"])
     config = replace(config, method=method or config.method)
     usual = {
         "dials": Dials(**shared_fields(Dials, config)),
@@ -67,7 +68,9 @@ def main(arguments: Sequence[str]) -> None:
     config = replace(config, mask=mask, **vars(options.dials))
     config = methods.resolve_sink(config, settings)
     if options.kv_budget is not None:
-        config, line = with_kv_budget(config, options.kv_budget, arguments, settings)
+        config, line = with_kv_budget(
+            config, options.kv_budget, settings, names_ratio=named["ratio"] is not None
+        )
         origin = [*origin, line]
     model_stage.check(config.model)
     if config.ratio:

@@ -49,7 +49,7 @@ from bosch.hybrid import model_stage
 from bosch.methods._settings import brings_sink, default_settings, learning_tokens
 from bosch.model import check_window_fits, find_model, read_model_info, read_shape
 from bosch.recipes import compare_runs, presets
-from bosch.recipes.recover import parse_command
+from bosch.recipes.command import parse_command
 from bosch.run.errors import UserError, is_user_error, run_main
 from bosch.run.files import MANIFEST
 from bosch.run.folder import RunFolder

@@ -9,10 +9,10 @@ checkpoint. Ctrl-C, SIGTERM or a file named STOP in the folder end the training 
 step, with everything saved.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from bosch.command_line import run_stage
 from bosch.config import FLAT
@@ -36,11 +36,14 @@ class Options:
 
 
 def main(arguments: Sequence[str]) -> None:
-    # Lessons say themselves how many shares they have.
-    train = replace(presets.for_stage(arguments).train, stored_shares=None)
-    options = run_stage(Options, arguments, build, {"settings": Settings(train)})
+    options = run_stage(Options, arguments, build, usual)
     exports = sorted(options.out.glob("step-*"))
     say(f"trained model in {exports[-1] if exports else options.out}")
+
+
+def usual(given: Mapping[str, Any]) -> dict[str, Any]:
+    # Lessons say themselves how many shares they have.
+    return {"settings": Settings(replace(presets.for_stage(given).train, stored_shares=None))}
 
 
 def build(options: Options, name: str) -> Stage:

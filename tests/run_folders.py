@@ -16,7 +16,7 @@ from bosch.eval.suites._interface import Example, Scored, Task
 from bosch.masks.mask import GroupMask, MaskFile, write_mask
 from bosch.model import ModelInfo, find_model, read_model_info
 from bosch.recipes import presets
-from bosch.recipes.recover import parse_command
+from bosch.recipes.command import parse_command
 from bosch.sink import Sink
 
 MODEL = ModelInfo("tiny-qwen3", None, "0" * 32, 4, 4, 8, 16)

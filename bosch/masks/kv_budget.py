@@ -3,10 +3,8 @@
 block more for each group, our own dynamic cache about an eighth more."""
 
 import re
-from collections.abc import Sequence
 from dataclasses import replace
 
-from bosch.command_line import peek
 from bosch.config import Config
 from bosch.masks.mask import GroupMask
 from bosch.methods._settings import default_settings, unit_of
@@ -18,12 +16,13 @@ BUDGET = re.compile(r"(\d+\.?\d*) ?([KMGT])(i?)B@(\d+)([kM]?)", re.IGNORECASE)
 
 
 def with_kv_budget(
-    config: Config, budget: str, arguments: Sequence[str], settings: object = None
+    config: Config, budget: str, settings: object = None, names_ratio: bool = False
 ) -> tuple[Config, str]:
-    """The config with the smallest ratio that fits, and a line on it. `settings` of the method."""
+    """The config with the smallest ratio that fits, and a line on it. `settings` of the method.
+    `names_ratio`: the user gave a ratio too."""
     option = f"--kv-budget {budget}"
-    if given := peek(arguments, "ratio")["ratio"]:
-        raise UserError(f"{option} and --ratio {given} both set the ratio; pass one.")
+    if names_ratio:
+        raise UserError(f"{option} and --ratio {config.ratio:g} both set the ratio; pass one.")
     if not (match := BUDGET.fullmatch(budget)):
         raise UserError(f"{option}: write bytes and the length of a text, as 4GiB@128k.")
     number, prefix, binary, length, thousands = match.groups()

@@ -14,7 +14,7 @@ from bosch.config import Config, TrainConfig, fill_in, parse_count, shared_field
 from bosch.masks.kv_budget import with_kv_budget
 from bosch.masks.mask import read_mask, write_mask
 from bosch.recipes import evaluate_model, presets, recover, search_mask
-from bosch.recipes.recover import Command, parse_command
+from bosch.recipes.command import Command, parse_command
 from bosch.run.errors import UserError
 from bosch.sink import Sink
 from tests.masks import small_record
@@ -183,12 +183,12 @@ def test_the_smallest_ratio_that_fits_is_taken_and_said(tmp_path: Path) -> None:
             "ratio 0, 19.3 GB in use at 131,072 tokens, of the dense model",
         ),
     ):
-        found, said = with_kv_budget(replace(config, method=method), budget, [])
+        found, said = with_kv_budget(replace(config, method=method), budget)
         assert (found.ratio, said) == (ratio, f"--kv-budget {budget}: {line}")
     with pytest.raises(UserError, match=r"too small .* it needs 151 MB in use at 131,072 tokens"):
-        with_kv_budget(config, "150MB@128k", [])
+        with_kv_budget(config, "150MB@128k")
     # First tokens are held too: m * 2,047 / 2^21.
-    found, _ = with_kv_budget(replace(config, sink="tokens=1024"), "4GiB@128k", [])
+    found, _ = with_kv_budget(replace(config, sink="tokens=1024"), "4GiB@128k")
     assert found.ratio == 228 / 288
 
 

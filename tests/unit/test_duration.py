@@ -7,7 +7,7 @@ import torch
 
 from bosch.config import Config
 from bosch.recipes import duration, presets
-from bosch.recipes.recover import parse_command
+from bosch.recipes.command import parse_command
 from bosch.training import rehearsal
 from bosch.training.train_stage import schedule_of
 

@@ -13,8 +13,9 @@ from bosch.known_models import PAPER_MODELS
 from bosch.methods._settings import default_settings
 from bosch.model import ModelShape, read_model_config, read_shape
 from bosch.recipes import presets
+from bosch.recipes.command import parse_command
 from bosch.recipes.presets import check_lengths, choose, paper, scaled_paper, tiny, warnings
-from bosch.recipes.recover import main, parse_command
+from bosch.recipes.recover import main
 from bosch.run.errors import UserError
 from bosch.training import rehearsal
 from bosch.training.hours import with_hours
@@ -169,7 +170,7 @@ def test_a_laptop_gets_the_preset_small(tmp_path: Path, monkeypatch: pytest.Monk
         monkeypatch.setattr(presets, "SMALL_WEIGHTS", most)
         config, [line] = choose(None, model)
         assert "preset small, for models of up to 1.5B parameters" in line
-        assert config == presets.for_stage(["--model", model])
+        assert config == presets.for_stage({"model": model})
         assert (config.sink, config.window, config.calibration.length) == ("auto", 128, 1_024)
         assert config.train.objective == "distill"
         check_lengths(config)
@@ -216,7 +217,7 @@ def test_hours_choose_the_tokens(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     for wrong in ("0", "-1", "nan"):
         with pytest.raises(UserError, match="hours is"):
             parse_command(["--hours", wrong])
-    with pytest.raises(UserError, match=r"--hours and --data\.tokens 1M both"):
+    with pytest.raises(UserError, match=r"--hours and --data\.tokens 1,000,000 both"):
         parse_command(["--hours", "1", "--data.tokens", "1M"])
 
 

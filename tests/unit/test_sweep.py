@@ -17,7 +17,7 @@ from bosch.eval.report.compare import compare
 from bosch.eval.report.runs import append_run, read_run
 from bosch.masks.mask import read_mask, write_mask
 from bosch.recipes import sweep
-from bosch.recipes.recover import parse_command
+from bosch.recipes.command import parse_command
 from bosch.sink import Sink
 from tests.masks import small_record
 from tests.run_folders import FakeRun

@@ -1,0 +1,84 @@
+"""The command line of recover.py: its options, and the settings of a run that they give. It is read
+once; what follows knows neither words nor presets, and no setting is left open but what depends on
+this machine's memory."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from bosch.command_line import called_as, parse
+from bosch.config import FLAT, NO_OPTION, Config, above_0
+from bosch.masks.kv_budget import with_kv_budget
+from bosch.methods import _settings as methods
+from bosch.recipes import presets
+from bosch.run.errors import UserError
+from bosch.run.folder import RUN
+
+
+@dataclass(frozen=True)
+class Command:
+    config: Annotated[Config, FLAT]
+    # Where defaults come from: tiny (the embedded model), small, brief (small in less time), large,
+    # paper (as published), or smoke (for tests). None: what suits the model.
+    preset: Annotated[str | None, "NAME"] = None
+    # In place of --ratio: the smallest whose KV cache fits, as 4GiB@128k.
+    kv_budget: Annotated[str | None, "BYTES@TOKENS"] = None
+    # Hours that all of it may take here: sets the tokens to train on, from 0.3M (at least one step)
+    # to 30M.
+    hours: Annotated[float | None, "HOURS"] = None
+    run_dir: Annotated[Path | None, "DIR"] = None  # folder; None: runs/<model>-<method>-r<ratio>
+    # Redo this stage (--dry-run lists all) and those that depend on it; old results are set aside.
+    fresh: Annotated[str | None, "STAGE"] = None
+    from_: Annotated[str | None, "STAGE"] = None  # redo this stage and all later ones
+    zero_shot: bool = False  # stop before training: choose the groups, evaluate the hybrid
+    dry_run: bool = False  # print all settings and what each stage would do, then stop
+    # Say what memory a training step would take on this many GPUs, then stop.
+    rehearse: Annotated[int | None, "GPUS"] = None
+    # Lines on where the settings come from.
+    chosen_by: Annotated[tuple[str, ...], NO_OPTION] = ()
+    # The settings that the user named, as config.train.objective.
+    named: Annotated[frozenset[str], NO_OPTION] = frozenset()
+
+    def __post_init__(self) -> None:
+        if self.fresh is not None and self.from_ is not None:
+            raise UserError(f"--fresh {self.fresh} contradicts --from {self.from_}; pass one.")
+        above_0(self, "", "hours")
+
+    @property
+    def run_path(self) -> Path:
+        return self.run_dir or methods.usual_path(self.config)
+
+
+def parse_command(arguments: Sequence[str], description: str = "") -> Command:
+    """A preset's settings, changed by the options; then what is to be worked out: the sink, the
+    ratio that fits a memory budget, the tokens that fit a number of hours."""
+    prog = called_as("recover.py")
+    command = parse(Command, arguments, usual, prog, description, hides_rare=True)
+    config, lines = methods.resolve_sink(command.config), command.chosen_by
+    if command.kv_budget is not None:
+        names_ratio = "config.ratio" in command.named
+        config, line = with_kv_budget(config, command.kv_budget, names_ratio=names_ratio)
+        lines = (*lines, line)
+    if command.hours is not None:
+        if "config.data.tokens" in command.named:
+            given = f"--data.tokens {config.data.tokens:,}"
+            raise UserError(f"--hours and {given} both set the tokens; pass one.")
+        from bosch.training.hours import with_hours  # imports torch, which --help does without
+
+        # Last: a search that learns from tokens, and a longer training, take their share of them.
+        record = replace(command, config=config).run_path / RUN
+        config, more = with_hours(config, command.hours, record)
+        lines = (*lines, *more)
+    return replace(command, config=config, chosen_by=lines)
+
+
+def usual(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What the options do not say, by those that the user gave."""
+    config, lines = presets.for_run(given)
+    return {
+        "config": config,
+        "preset": given.get("preset"),  # for the help
+        "chosen_by": tuple(lines),
+        "named": frozenset(given),
+    }
