@@ -5,6 +5,7 @@ which describes the step with the function that does it (bosch/run/stage.py).
 """
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,9 @@ def stage(
         tokenizer_hash = describe_tokenizer(tokenizer).hash
         write_set(folder, settings, tokenizer, tokenizer_hash, positions, reword)
 
-    return Stage(name, run=run, settings=facts, shared=shared)
+    return Stage(
+        name, run=run, settings=facts, shared=shared, check=partial(check, model, settings)
+    )
 
 
 def read_set(folder: Path, model: str) -> Calibration:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -16,14 +17,12 @@ from bosch.model import find_model
 from bosch.run.dist import rank_and_world
 from bosch.run.errors import UserError
 from bosch.run.files import MANIFEST, read_sealed_json
-from bosch.run.stage import Artifact, Stage, follow_reference, locate
+from bosch.run.stage import Artifact, Stage, follow_reference
 
 
-def check(config: Config, run_path: Path, tokens: Stage) -> None:
+def check(config: Config) -> None:
     """Refuse, before any stage, what packing could not fetch after hours of search: the tokenizer
     of sources that hold token ids, and sources on the hub, which are asked for a small file."""
-    if (locate(run_path, tokens) / MANIFEST).is_file():
-        return
     sources = open_sources(config.data.source, config.seed, config.data.tokens)
     for tokenizer in sorted({source.tokenizer for source in sources if source.tokenizer}):
         read_source_tokenizer(tokenizer)
@@ -48,9 +47,25 @@ def stage(
 ) -> Stage:
     """Packs these sources. The settings are known before anything is downloaded: they identify a
     source on the hub by its name and options; its commit is in the summary of the tokens."""
-    opened = open_sources(sources, packing.seed, packing.tokens)
+
+    def run(folder: Path) -> None:
+        opened = open_sources(sources, packing.seed, packing.tokens)
+        pack_documents(opened, read_ending(model), packing, folder)
+
+    return Stage(
+        name,
+        run=run,
+        settings=partial(describe, model, sources, packing),
+        version=VERSION,
+        shared=shared,
+    )
+
+
+def describe(model: str, sources: Sequence[str], packing: PackConfig) -> dict[str, object]:
+    """All that decides the tokens. UserError for sources that cannot be read or hold nothing that
+    can be packed."""
     facts: list[dict[str, object]] = []
-    for source in opened:
+    for source in open_sources(sources, packing.seed, packing.tokens):
         facts.append({"name": source.name, "weight": source.weight})
         if not source.is_local:
             continue
@@ -65,22 +80,18 @@ def stage(
                     f"min_document_tokens is {packing.min_document_tokens:,}, and "
                     f"{source.name} has no documents so long; choose less."
                 )
+    # A model that is not here yet is known by its name: its tokenizer is not fetched for this.
+    tokenizer = read_ending(model).hash if find_model(model) else model
+    return {"tokenizer": tokenizer, "sources": facts, "packing": packing.deciding()}
 
-    def read_ending() -> TokenizerText:
-        text = read_tokenizer(model)
-        if text.end_id is None:
-            problem = f"The tokenizer of {model} names no end token, which goes between documents"
-            raise UserError(f"{problem}. Add eos_token to its tokenizer_config.json.")
-        return text
 
-    tokenizer = read_ending().hash if find_model(model) else model
-    return Stage(
-        name,
-        run=lambda folder: pack_documents(opened, read_ending(), packing, folder),
-        settings={"tokenizer": tokenizer, "sources": facts, "packing": packing.deciding()},
-        version=VERSION,
-        shared=shared,
-    )
+def read_ending(model: str) -> TokenizerText:
+    """A tokenizer with a token to put between documents."""
+    text = read_tokenizer(model)
+    if text.end_id is None:
+        problem = f"The tokenizer of {model} names no end token, which goes between documents"
+        raise UserError(f"{problem}. Add eos_token to its tokenizer_config.json.")
+    return text
 
 
 def stage_or_reused(config: Config) -> Stage | Artifact:
@@ -89,7 +100,8 @@ def stage_or_reused(config: Config) -> Stage | Artifact:
     data = config.data
     if data.tokens_from is None:
         packing = PackConfig(**shared_fields(PackingConfig, data), seed=config.seed)
-        return stage(config.model, data.source, packing, shared=True)
+        packed = stage(config.model, data.source, packing, shared=True)
+        return replace(packed, check=partial(check, config))
     folder, length = follow_reference(Path(data.tokens_from)), data.sequence_length
     tokenizer_hash = read_tokenizer(config.model).hash
     is_first = rank_and_world()[0] == 0  # the only one that reads them whole for this

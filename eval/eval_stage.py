@@ -1,23 +1,44 @@
 """The stages `eval/...`: a model is evaluated once, as it is, at step 0 and at each checkpoint."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from bosch import model as models
 from bosch.config import Config
-from bosch.eval.evaluate import evaluate_folder, plan_of_run
+from bosch.eval.evaluate import check_attention, check_data, evaluate_folder, plan_of_run
 from bosch.eval.results import collect_results
 from bosch.eval.settings import EvaluationPlan, Label
+from bosch.run.errors import Refusals
 from bosch.run.stage import Artifact, Stage
 
+Check = Callable[[], list[str]]  # of a stage (bosch/run/stage.py)
 VERSION = 1  # raised when the same model and settings give other predictions
 
 
+def check(plan: EvaluationPlan, model: str) -> list[str]:
+    """Refuse attention that cannot run here and data that is not there. Lines on which data it
+    is."""
+    refusals, lines = Refusals(), list[str]()
+    with refusals:
+        check_attention(plan)
+    with refusals:
+        lines = check_data(plan, model)
+    refusals.raise_all()
+    return lines
+
+
 def stage(
-    name: str, model: str, plan: EvaluationPlan, label: Label, examples_folder: Path | None = None
+    name: str,
+    model: str,
+    plan: EvaluationPlan,
+    label: Label,
+    examples_folder: Path | None = None,
+    check_texts: Check | None = None,
 ) -> Stage:
     """A stage that evaluates a model. Without `examples_folder` the stage itself is shared by runs,
-    with the examples beside it."""
+    with the examples beside it. `check_texts`: in the place of `check`, where several stages share
+    it."""
     subject = {"model": models.describe_source(model), "step": label.step, "tokens": label.tokens}
 
     def run(out: Path) -> Callable[[], None]:
@@ -33,16 +54,23 @@ def stage(
         ranks="all",
         shared=examples_folder is None,
         model_files=models.hash_text_files(model),
+        check=check_texts or partial(check, plan, model),
     )
 
 
-def stage_of_dense(config: Config) -> Stage:
+def stage_of_dense(config: Config, check_texts: Check | None = None) -> Stage:
     """`eval/dense`: the original model, evaluated once for all runs."""
-    return stage("eval/dense", config.model, plan_of_run(config), Label(Path(config.model).name))
+    label, plan = Label(Path(config.model).name), plan_of_run(config)
+    return stage("eval/dense", config.model, plan, label, check_texts=check_texts)
 
 
 def stage_of_step(
-    config: Config, run_path: Path, step: int, tokens: int, source: Stage | Artifact
+    config: Config,
+    run_path: Path,
+    step: int,
+    tokens: int,
+    source: Stage | Artifact,
+    check_texts: Check | None = None,
 ) -> Stage:
     """`eval/step-NNNNNN`. `source` makes the model of that step, trained on `tokens` tokens: step 0
     is the hybrid itself, the others are exports of the training."""
@@ -68,6 +96,7 @@ def stage_of_step(
         inputs={"source": source},
         version=VERSION,
         ranks="all",
+        check=check_texts or partial(check, plan, config.model),
     )
 
 

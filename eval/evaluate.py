@@ -20,14 +20,13 @@ from bosch.eval.settings import (
     EvaluationPlan,
     GenerationSettings,
     Label,
-    SuiteRun,
     configure_suites,
 )
 from bosch.eval.suites._interface import Request
 from bosch.model import LOCAL, load_model, load_tokenizer, read_model_config, read_shape
 from bosch.run.checkout import how_to_install
 from bosch.run.dist import rank_and_world
-from bosch.run.errors import UserError, check_all
+from bosch.run.errors import Refusals, UserError
 from bosch.run.fingerprint import fingerprint
 from bosch.run.progress import say
 from bosch.run.stage import follow_reference
@@ -101,14 +100,18 @@ def check_data(plan: EvaluationPlan, model: str) -> list[str]:
     which data they are."""
     positions = plan.positions(read_shape(model).positions)
 
-    def check(run: SuiteRun) -> str | None:
-        check_all(
-            lambda: [run.suite.sources(run.settings, task) for task in run.tasks],
-            partial(run.call, "check", positions),
-        )
-        return run.call("describe")
-
-    described = check_all(*(partial(check, run) for run in plan.suites))
+    refusals, described = Refusals(), list[str | None]()
+    for run in plan.suites:
+        with refusals:
+            of_suite = Refusals()
+            with of_suite:
+                for task in run.tasks:
+                    run.suite.sources(run.settings, task)
+            with of_suite:
+                run.call("check", positions)
+            of_suite.raise_all()
+            described.append(run.call("describe"))  # reads the data, which is there
+    refusals.raise_all()
     if plan.lm_eval_tasks and not find_spec("lm_eval"):
         raise UserError(f"lm-eval's tasks need its package: {how_to_install('lm-eval', 'lm-eval')}")
     return [line for line in described if line]

@@ -25,7 +25,7 @@ from bosch.config import (
     show_value,
 )
 from bosch.eval import eval_stage
-from bosch.eval.evaluate import LM_EVAL, check_attention, check_data, plan_evaluation
+from bosch.eval.evaluate import LM_EVAL, plan_evaluation
 from bosch.eval.results import show_evaluation
 from bosch.eval.settings import SUITES, Engine, Label
 from bosch.masks.window import check_window
@@ -117,8 +117,6 @@ def build(options: Options, name: str) -> Stage:
     )
     if window is not None:
         models.check_window_fits(window, model, plan.positions(positions))
-    check_attention(plan)
-    say(*check_data(plan, model))
     models.check_weights(model)
     if models.find_model(model):
         models.load_tokenizer(model)

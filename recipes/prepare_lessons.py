@@ -57,8 +57,14 @@ def build(options: Options, name: str) -> Stage:
     tokens = Artifact.load(options.tokens_from)
     packed = open_tokens(tokens.folder, read_tokenizer(options.model).hash)
     check_length("--tokens-from: sequences of", packed.seq_len, options.model)
-    lessons_stage.check(options.model, settings, packed.train.rows.size, options.out)
-    return lessons_stage.stage(options.model, settings, options.document_mask, tokens, name)
+    return lessons_stage.stage(
+        options.model,
+        settings,
+        options.document_mask,
+        tokens,
+        num_tokens=packed.train.rows.size,
+        name=name,
+    )
 
 
 if __name__ == "__main__":

@@ -75,7 +75,6 @@ def main(arguments: Sequence[str]) -> None:
     model_stage.check(config.model)
     if config.ratio:
         check_window_fits(config.window, config.model)
-    mask_stage.check(config)
     run_path = options.run_dir or methods.usual_path(config, settings)
     calibration = find_calibration(options.calibration, run_path)
     tokens: Stage | Artifact | None = None
@@ -87,13 +86,16 @@ def main(arguments: Sequence[str]) -> None:
 
     stage = mask_stage.stage(config, read_set, make_learning, calibration, tokens, settings)
     stages = [tokens, stage] if isinstance(tokens, Stage) else [stage]
-    with RunFolder(run_path, rank, world, say) as run:
+    redo = [stage] if options.fresh else []
+    run = RunFolder(run_path, rank, world, say)
+    run.check(stages, redo)
+    with run:
         log_to(run_path / "recover.log")
         say(f"run folder {run_path}", *methods.describe_choice(config, settings), *origin)
         say(*methods.describe_settings(config, settings))
         if rank == 0:
             refuse_blocked(run.plan(stages, "mask" if options.fresh else None))
-            run.set_aside([stage] if options.fresh else [])
+            run.set_aside(redo)
         for each in stages:
             run.complete(each)
     if rank == 0:

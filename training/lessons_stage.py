@@ -3,29 +3,16 @@ that train on these tokens (training/teacher.py)."""
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from bosch.config import TrainConfig
 from bosch.data.tokenizer_files import read_tokenizer
 from bosch.model import describe_source, fetch_config, fetch_model
 from bosch.run.errors import MissingFileError, UserError
-from bosch.run.files import MANIFEST, STARTED, read_sealed_json
+from bosch.run.files import STARTED, read_sealed_json
 from bosch.run.fingerprint import plain
 from bosch.run.stage import Artifact, Stage
 from bosch.training.train_stage import TEACHER, Settings
-
-
-def check(
-    teacher: str, settings: TrainConfig, num_tokens: int, folder: Path, afresh: bool = False
-) -> None:
-    """Refuse a disk that cannot hold what is not there yet. `afresh`: what is there is set aside,
-    and still takes its room."""
-    from bosch.training.teacher import check_disk, lesson_type  # torch: seconds
-
-    count, vocabulary = settings.stored_shares, vocabulary_of(teacher)
-    # train_stage.check refuses more than the vocabulary.
-    if count and count < vocabulary and (afresh or not (folder / MANIFEST).is_file()):
-        done = 0 if afresh else sum(file.stat().st_size for file in folder.glob("*.npy"))
-        check_disk(folder, num_tokens * lesson_type(count, vocabulary).itemsize - done)
 
 
 def stage(
@@ -33,10 +20,14 @@ def stage(
     settings: TrainConfig,
     document_mask: bool,
     tokens: Stage | Artifact,
+    num_tokens: int,
     name: str = "lessons",
     shared: bool = False,
 ) -> Stage:
-    facts = {
+    """`num_tokens`: how many there are. What is said of them may be more than a disk holds."""
+    from bosch.training.teacher import lesson_type  # torch: seconds
+
+    facts: dict[str, Any] = {
         "teacher": describe_source(teacher),
         "vocabulary": vocabulary_of(teacher),
         "shares": settings.stored_shares,
@@ -53,8 +44,17 @@ def stage(
         packed = open_tokens(tokens.folder, read_tokenizer(folder).hash)
         write_lessons(out, folder, packed, settings, document_mask)
 
+    shares, vocabulary, num_bytes = settings.stored_shares or 0, facts["vocabulary"], 0
+    if shares < vocabulary:  # else train_stage.check refuses them
+        num_bytes = num_tokens * lesson_type(shares, vocabulary).itemsize
     return Stage(
-        name, run=run, settings=facts, inputs={"tokens": tokens}, ranks="all", shared=shared
+        name,
+        run=run,
+        settings=facts,
+        inputs={"tokens": tokens},
+        ranks="all",
+        shared=shared,
+        num_bytes=num_bytes,
     )
 
 

@@ -15,7 +15,6 @@ on with the files that are missing.
 
 import copy
 import io
-import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -234,15 +233,6 @@ def lesson_type(shares: int, vocabulary: int) -> np.dtype[Any]:
     """What is stored of a token."""
     ids = ("ids", "<u2" if vocabulary <= 1 << 16 else "<u4", (shares,))
     return np.dtype([ids, ("log_shares", "<f2", (shares + 1,))])
-
-
-def check_disk(folder: Path, num_bytes: int) -> None:
-    """Refuse before the work what the disk has no room for."""
-    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    free = shutil.disk_usage(there).free
-    if num_bytes > free:
-        problem = f"{folder}: what the teacher says takes {describe_bytes(num_bytes)}"
-        raise UserError(f"{problem}, and the disk has {describe_bytes(free)} free. Store fewer.")
 
 
 class Lessons:

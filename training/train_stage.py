@@ -130,6 +130,7 @@ def stage(
     name: str = "train",
     on_checkpoint: Callable[[int, int, Path], bool | None] | None = None,
     fitted: "Fitted | None" = None,
+    check: Callable[[], None] | None = None,
 ) -> Stage:
     """`lessons`: of training/lessons_stage.py, in place of a teacher. `on_checkpoint`: of
     training/loop.py. `fitted`: settings with a micro-batch that fits here; None: as they are."""
@@ -172,4 +173,5 @@ def stage(
             say(f"{name}: stopped by {stopped_by}, and saved; the same command resumes here")
             raise SystemExit(0)
 
-    return Stage(name, run=run, settings=facts, inputs=inputs, ranks="all")
+    checks = check or tuple
+    return Stage(name, run=run, settings=facts, inputs=inputs, ranks="all", check=checks)

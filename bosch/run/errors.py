@@ -70,16 +70,6 @@ class Refusals:
             raise CombinedError(errors) if len(errors) > 1 else errors[0]
 
 
-def check_all(*checks: Callable[[], T]) -> list[T]:
-    """Results of all checks. What several refuse is one error."""
-    results, refusals = [], Refusals()
-    for check in checks:
-        with refusals:
-            results.append(check())
-    refusals.raise_all()
-    return results
-
-
 def is_user_error(error: BaseException) -> bool:
     """Whether an exception is reported as one sentence."""
     number = error.errno if isinstance(error, OSError) else None

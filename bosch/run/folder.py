@@ -6,6 +6,7 @@ import dataclasses
 import gc
 import json
 import os
+import shutil
 import sys
 import threading
 import time
@@ -16,8 +17,8 @@ from typing import Any, Self
 from bosch.run import files, progress
 from bosch.run.checkout import provenance
 from bosch.run.dist import RANKS, FolderLock, RankFiles
-from bosch.run.errors import UserError, is_user_error
-from bosch.run.files import STARTED, write_atomically, write_sealed_json
+from bosch.run.errors import Refusals, UserError, is_user_error
+from bosch.run.files import MANIFEST, STARTED, write_atomically, write_sealed_json
 from bosch.run.stage import (
     REFERENCE,
     Artifact,
@@ -73,6 +74,36 @@ class RunFolder:
         finally:
             if self.rank == 0:
                 self._lock.__exit__()
+
+    def is_complete(self, stage: Stage) -> bool:
+        """Whether its manifest is there. No file is read: `plan` and `complete` verify them."""
+        return (locate(self.path, stage) / MANIFEST).is_file()
+
+    def check(self, stages: Sequence[Stage], redo: Sequence[Stage] = ()) -> list[str]:
+        """Refuse what cannot work, of all stages that are to be made: all of it at once, before
+        anything is written. Returns lines to print. `redo`: those that are made again."""
+        refusals, lines = Refusals(), list[str]()
+        for stage in stages:
+            with refusals:
+                _ = stage.facts  # that the files can be read that it takes
+            with refusals:  # whatever is wrong with those
+                if stage in redo or not self.is_complete(stage):
+                    lines += stage.check() or ()
+                    if stage.num_bytes:
+                        self._find_room(stage, is_redone=stage in redo)
+        refusals.raise_all()
+        return list(dict.fromkeys(lines))
+
+    def _find_room(self, stage: Stage, is_redone: bool) -> None:
+        """Refuse a disk that cannot hold what is not there yet."""
+        folder = locate(self.path, stage).absolute()
+        # What is made again is set aside, and still takes its room.
+        done = 0 if is_redone else sum(file.stat().st_size for file in folder.glob("*"))
+        disk = next(path for path in (folder, *folder.parents) if path.exists())
+        free, needed = shutil.disk_usage(disk).free, stage.num_bytes - done
+        if needed > free:
+            found = f"takes {needed / 1e9:,.1f} GB, and the disk has {free / 1e9:,.1f} GB free"
+            raise UserError(f"{folder}: {stage.name} {found}. Make room, or store fewer.")
 
     def plan(
         self, stages: Sequence[Stage], fresh: str | None = None, start: str | None = None

@@ -56,8 +56,9 @@ class Stage:
     # run(folder, **inputs), each input an Artifact. What it returns, if anything, the first rank
     # calls once all ranks have run.
     run: Callable[..., Callable[[], None] | None]
-    # A dataclass or mapping; fields marked speed_only do not count.
-    settings: object = field(default_factory=dict)
+    # A dataclass or mapping, whose fields marked speed_only do not count; or a function that gives
+    # one, so that a chain can be described before the files are opened that it is to read.
+    settings: object | Callable[[], object] = field(default_factory=dict)
     inputs: "Mapping[str, Stage | Artifact]" = field(default_factory=dict)
     version: int = 1  # raised when the same settings give another result
     ranks: Literal["first", "all"] = "first"  # which ranks call `run`; the others wait
@@ -65,13 +66,20 @@ class Stage:
     # Checksums of files of the model that decide texts (bosch/model.py). A change is refused, but
     # they are not in the fingerprint, so that folders of earlier versions are still reused.
     model_files: Mapping[str, str] = field(default_factory=dict)
+    # Refuses what cannot work, before anything is written and hours are spent on earlier stages.
+    # Returns lines to print.
+    check: Callable[[], Sequence[str] | None] = tuple
+    num_bytes: int = 0  # that it writes, where it is so much that a disk may not have the room
 
     @functools.cached_property
     def facts(self) -> dict[str, Any]:
         """Everything that decides the result, as it is written to started.json."""
-        inputs = {name: source.fingerprint for name, source in self.inputs.items()}
-        facts = {"stage": self.name, "version": self.version, "settings": plain(self.settings)}
-        return facts | {"inputs": inputs}
+        return {
+            "stage": self.name,
+            "version": self.version,
+            "settings": plain(self.settings() if callable(self.settings) else self.settings),
+            "inputs": {name: source.fingerprint for name, source in self.inputs.items()},
+        }
 
     @functools.cached_property
     def fingerprint(self) -> str:

@@ -111,6 +111,7 @@ def stage(
         inputs=inputs,
         version=VERSIONS.get(config.method, 1),
         ranks="all" if is_shared else "first",
+        check=partial(check, config),
     )
 
 

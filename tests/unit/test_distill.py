@@ -21,7 +21,8 @@ from bosch.hybrid.conversion import deploy
 from bosch.recipes import presets
 from bosch.run.errors import UserError
 from bosch.run.files import seal_folder
-from bosch.run.stage import Artifact
+from bosch.run.folder import RunFolder
+from bosch.run.stage import Artifact, Stage
 from bosch.training import teacher as teachers
 from bosch.training import train_stage
 from bosch.training.loss import Lesson, StoredLesson, draw, head_loss, model_loss
@@ -188,8 +189,9 @@ def test_a_training_on_stored_lessons_is_that_with_the_teacher(tmp_path: Path) -
         teachers.lesson_type(stored.stored_shares or 0, 1 << 16).itemsize * tokens.train.rows.size
     )
     assert 0 < sum(file.stat().st_size for file in lessons.iterdir()) - size < 1_000
-    with pytest.raises(UserError, match=r"lessons: .* takes 100 TB, and the disk has .* free"):
-        teachers.check_disk(lessons, 10**14)
+    too_much = Stage("lessons", run=write_lessons, num_bytes=10**14)
+    with pytest.raises(UserError, match=r"lessons takes 100,000\.0 GB, and the disk has .* free"):
+        RunFolder(tmp_path).check([too_much])
     seal_folder(lessons, {"wall_seconds": [20.0, 10.0]})
     curves = [
         run(tmp_path / name, folder, given, lessons=files)

@@ -1,0 +1,109 @@
+"""The stages of a whole run, in their order: what each takes, and what it makes for the next."""
+
+from collections.abc import Callable
+from functools import cache, partial
+from pathlib import Path
+
+from bosch.config import Config
+from bosch.data import calibration_stage, tokens_stage
+from bosch.eval import eval_stage
+from bosch.eval.evaluate import plan_of_run
+from bosch.eval.own_words import rewording
+from bosch.eval.report.compare import compare, has_recovered
+from bosch.hybrid import model_stage
+from bosch.methods import _settings as methods
+from bosch.recipes import presets
+from bosch.run.errors import Refusals
+from bosch.run.stage import Artifact, Stage
+from bosch.search import mask_stage
+from bosch.training import lessons_stage, train_stage
+from bosch.training.fitting import Fitted
+from bosch.training.learner import make_learning
+
+
+def stages_of_run(
+    config: Config,
+    run_path: Path,
+    zero_shot: bool,
+    fitted: Fitted,
+    complete: Callable[[Stage], Artifact],
+) -> list[Stage]:
+    """Nothing is done yet. `complete`: what the training does with the evaluation of a checkpoint;
+    `fitted`: its settings with a micro-batch that fits this machine."""
+    train, learns = config.train, methods.traits_of(config.method).learns_from_tokens
+    # One check for all evaluations, which have the same data.
+    check_texts = cache(partial(check_evaluation, config))
+    evaluation_of_step = partial(
+        eval_stage.stage_of_step, config, run_path, check_texts=check_texts
+    )
+
+    calibration = calibration_stage.stage(
+        config.model, calibration_stage.settings_of(config), rewording, shared=True
+    )
+    tokens = tokens_stage.stage_or_reused(config)
+    mask = mask_stage.stage(
+        config,
+        calibration_stage.read_set,
+        make_learning,
+        calibration=calibration,
+        tokens=tokens if learns else None,
+    )
+    dense = eval_stage.stage_of_dense(config, check_texts)
+    model = model_stage.stage(config.model, mask=mask)
+    used = methods.learning_tokens(config)
+    untrained = evaluation_of_step(step=0, tokens=used, source=model)
+
+    # Tokens are packed when they are needed first, unless they are another run's. The mask comes
+    # before any evaluation: its search refuses at once a calibration set that is of no use.
+    packing = [tokens] if isinstance(tokens, Stage) else []
+    stages = [calibration, *(packing if learns else []), mask, dense, model, untrained]
+    if zero_shot:
+        return stages
+    stages += [] if learns else packing
+
+    lessons = None
+    if train.objective == "distill" and train.stored_shares:
+        lessons = lessons_stage.stage(
+            train.teacher or config.model,
+            train,
+            config.data.document_mask,
+            tokens,
+            num_tokens=tokens_stage.count(config),
+            shared=True,
+        )
+        stages.append(lessons)
+    checkpoints: dict[int, Stage] = {}  # by step; filled below, since the training is their input
+
+    def evaluate(step: int, tokens: int, exported: Path) -> bool:
+        """What the training does with the model it exports at a step: True ends it."""
+        if step:  # step 0 is evaluated before training
+            complete(checkpoints[step])
+        return train.until == "recovered" and has_recovered(compare([run_path]), step)
+
+    sink = config.sink if config.ratio else "none"  # without windows there is none
+    training = train_stage.stage(
+        train_stage.settings_of(config),
+        model=model,
+        tokens=tokens,
+        lessons=lessons,
+        on_checkpoint=evaluate,
+        fitted=fitted,
+        check=partial(train_stage.check, train, config.data.document_mask, config.model, sink=sink),
+    )
+    schedule = train_stage.schedule_of(config)
+    for step in filter(None, schedule.exported_steps):
+        checkpoints[step] = evaluation_of_step(
+            step=step, tokens=schedule.tokens_at(step), source=training
+        )
+    return [*stages, training, *checkpoints.values()]
+
+
+def check_evaluation(config: Config) -> list[str]:
+    """Refuse texts that cannot be had, or built in so few tokens. Lines on which data they are."""
+    refusals, lines = Refusals(), list[str]()
+    with refusals:
+        lines = eval_stage.check(plan_of_run(config), config.model)
+    with refusals:
+        presets.check_needles(config)
+    refusals.raise_all()
+    return lines
