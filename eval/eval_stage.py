@@ -23,7 +23,7 @@ def check(plan: EvaluationPlan, model: str) -> list[str]:
     with refusals:
         check_attention(plan)
     with refusals:
-        lines = check_data(plan, model)
+        lines = check_data(plan, models.read_shape(model).positions)
     refusals.raise_all()
     return lines
 

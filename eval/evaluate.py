@@ -95,11 +95,10 @@ def plan_of_run(config: Config) -> EvaluationPlan:
     )
 
 
-def check_data(plan: EvaluationPlan, model: str) -> list[str]:
+def check_data(plan: EvaluationPlan, positions: int) -> list[str]:
     """Read the data of all suites and check their packages before anything is written. Lines on
-    which data they are."""
-    positions = plan.positions(read_shape(model).positions)
-
+    which data they are. `positions`: of the model, without YaRN."""
+    positions = plan.positions(positions)
     refusals, described = Refusals(), list[str | None]()
     for run in plan.suites:
         with refusals:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from bosch.calibration import Calibration
 from bosch.config import CalibrationConfig, Config, EvaluationConfig, MaskConfig
-from bosch.eval.evaluate import plan_evaluation
+from bosch.eval.evaluate import check_data, plan_evaluation
 from bosch.eval.results import read_scores
 from bosch.eval.rows import Row
 from bosch.eval.settings import FAST, Label
@@ -238,8 +238,7 @@ def evaluate(
         if getattr(chosen, name) != "auto":
             raise UserError(f"{name}: the model is evaluated as it was loaded; leave {name} out.")
     plan = plan_evaluation(chosen, suites, positions)
-    for run in plan.suites:
-        run.call("check", positions)
+    check_data(plan, positions)
     name = origin_of(model)
     if tokenizer is None and not name:
         raise UserError("The model came from no folder, so pass its tokenizer: tokenizer=...")
