@@ -8,7 +8,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from decimal import Decimal
-from pathlib import Path
 from textwrap import wrap
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -325,15 +324,6 @@ class Config(Dials):
         if self.train.until == "recovered" and min(judged) < FEWEST_TO_DECIDE:
             problem = f"takes {FEWEST_TO_DECIDE} examples a task, not {min(judged)}"
             raise UserError(f"train.until recovered {problem}; raise --eval.samples.")
-
-    def usual_path(self, usual_sink: str) -> Path:
-        """The run folder without --run-dir, named after model, method, ratio and seed, and the sink
-        if it is another than `usual_sink`, which is what `auto` means."""
-        options = [re.sub(r"[^\w=.,-]", "_", option) for option in self.mask.options]
-        method = "-".join([self.method, *options])
-        seed = f"-s{self.seed}" if self.seed != Config.seed else ""
-        sink = "" if self.sink == usual_sink else f"-{self.sink}"
-        return Path("runs") / f"{Path(self.model).name}-{method}-r{self.ratio:g}{sink}{seed}"
 
 
 def shared_fields(part: type[Any], whole: object) -> dict[str, Any]:

@@ -77,7 +77,7 @@ def evaluate(evaluation: Evaluation, folder: Path) -> Callable[[], None]:
     rank 0 does when all ranks have: score them."""
     work, rank, world = folder / WORK, evaluation.rank, evaluation.world
     generator: Generator | None = None
-    files.refuse_link(work)
+    files.refuse_unless_ours(work, is_folder=True)
     for run in evaluation.suites:
         if (folder / run.name / PREDICTIONS).is_file():
             continue

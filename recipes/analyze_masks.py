@@ -20,7 +20,7 @@ from typing import Annotated, Any
 
 from bosch.command_line import parse
 from bosch.config import POSITIONAL
-from bosch.eval.report.runs import RunResults, is_run, read_run
+from bosch.eval.report.runs import is_run, read_run
 from bosch.masks import analysis
 from bosch.masks.analysis import NamedMask, ScoredMask, compare
 from bosch.masks.picture import draw_distances
@@ -114,9 +114,14 @@ def correlate_scores(masks: Sequence[NamedMask]) -> Rows:
     for (model, ratio), group in analysis.comparable(masks).items():
         scored: dict[str, list[ScoredMask]] = {}
         for mask in group:
-            for suite, score in averages_before_training(run := run_of(mask)).items():
-                one = ScoredMask(run.method if run else "", mask.mask, score)
-                scored.setdefault(suite, []).append(one)
+            folder = mask.path.parent.parent
+            if mask.path.parent.name != "mask" or not is_run(folder):
+                continue  # a mask file outside of a run has no scores
+            run = read_run(folder)
+            for row in run.rows:
+                if (row["step"], row["task"]) == (0, "average"):
+                    one = ScoredMask(run.method, mask.mask, row["value"])
+                    scored.setdefault(row["suite"], []).append(one)
         for suite, members in scored.items():
             if len({one.method for one in members}) > 2:  # two methods are one pair
                 which = {"model": model, "ratio": ratio, "suite": suite}
@@ -126,16 +131,6 @@ def correlate_scores(masks: Sequence[NamedMask]) -> Rows:
     if rows:
         show_rows("Correlation of distance and difference in score", rows, columns)
     return rows
-
-
-def run_of(mask: NamedMask) -> RunResults | None:
-    folder = mask.path.parent.parent
-    return read_run(folder) if mask.path.parent.name == "mask" and is_run(folder) else None
-
-
-def averages_before_training(run: RunResults | None) -> dict[str, float]:
-    rows = run.rows if run else ()
-    return {r["suite"]: r["value"] for r in rows if (r["step"], r["task"]) == (0, "average")}
 
 
 def write_table_5(steps: Sequence[tuple[str, NamedMask, NamedMask]], options: Options) -> Rows:

@@ -80,12 +80,7 @@ def generate(model: Any, tokenizer: Any, ids: Any, options: Options) -> None:
     from bosch.hybrid.conversion import head_size
 
     torch.manual_seed(options.seed)
-    # The values that transformers ignores without sampling, whatever the model's folder says.
-    sampling: dict[str, Any] = {"temperature": 1.0, "top_k": 50, "top_p": 1.0}
-    if options.temperature > 0:
-        sampling = {name: getattr(options, name) for name in sampling}
-    if options.prefill_chunk:
-        sampling["prefill_chunk_size"] = options.prefill_chunk
+    samples = options.temperature > 0
     times: list[float] = []  # when the prompt was passed, then of each token
 
     class Streamer(TextStreamer):
@@ -111,8 +106,13 @@ def generate(model: Any, tokenizer: Any, ids: Any, options: Options) -> None:
         return_dict_in_generate=True,
         pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0,
         logits_processor=[refuse_non_finite],
-        do_sample=options.temperature > 0,
-        **sampling,
+        do_sample=samples,
+        # Without sampling, values that transformers ignores: it warns of others, which the model's
+        # folder may have.
+        temperature=options.temperature if samples else 1.0,
+        top_k=options.top_k if samples else 50,
+        top_p=options.top_p if samples else 1.0,
+        prefill_chunk_size=options.prefill_chunk,
     )
     began, first, *others = times  # the first token comes when the prompt has been read
     num_read, seconds = ids.shape[1], first - began

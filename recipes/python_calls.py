@@ -354,10 +354,11 @@ def _settings(made: Any, known: Any, values: dict[str, Any], **further: Any) -> 
     """`made` from these values, lists as tuples and paths as text. A name that `known` lacks is a
     user's mistake."""
     names = tuple(known.__dataclass_fields__)
-    plain = {}
     for name, value in values.items():
         if name not in names:
             raise UserError(f"{name}: no such setting; {suggest(name, names)}")
-        value = str(value) if isinstance(value, Path) else value
-        plain[name] = tuple(value) if isinstance(value, list) else value
-    return made(**plain, **further)
+        if isinstance(value, Path):
+            further[name] = str(value)
+        else:  # [512] and (512,) are the same setting
+            further[name] = tuple(value) if isinstance(value, list) else value
+    return made(**further)

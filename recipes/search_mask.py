@@ -71,7 +71,7 @@ def main(arguments: Sequence[str]) -> None:
         config, line = with_kv_budget(
             config, options.kv_budget, settings, names_ratio=named["ratio"] is not None
         )
-        origin = [*origin, line]
+        origin.append(line)
     model_stage.check(config.model)
     if config.ratio:
         check_window_fits(config.window, config.model)

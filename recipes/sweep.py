@@ -175,7 +175,9 @@ def list_chains(options: Options, rest: Sequence[str]) -> list[Chain]:
     for word in rest:
         if (option := word.partition("=")[0].replace("_", "-")) in NOT_FOR_SWEEPS:
             raise UserError(f"{option} cannot be set in a sweep; use recipes/recover.py.")
-    axes, windows, lengths = [], options.windows, options.lengths
+    windows, lengths = options.windows, options.lengths
+    # Each combination of the varied settings; one, of none, where nothing is varied.
+    variants: list[tuple[tuple[str, str], ...]] = [()]
     for text in options.vary:
         name, _, values = text.removeprefix("--").partition("=")
         name = name.replace("_", "-")
@@ -183,9 +185,9 @@ def list_chains(options: Options, rest: Sequence[str]) -> list[Chain]:
             raise UserError(f"--vary {text}: write a setting of recover.py as NAME=VALUE,VALUE.")
         if f"--{name}" in NOT_FOR_SWEEPS:
             raise UserError(f"--vary {text}: --{name} is none of them; see --methods and --ratios.")
-        axes.append([(name, value) for value in split(values)])
+        variants = [(*one, (name, value)) for one in variants for value in split(values)]
 
-    chains, variants = [], [*itertools.product(*axes)]
+    chains = []
     for seed, ratio, method, varied in itertools.product(
         range(options.seeds), options.ratios, options.methods, variants
     ):

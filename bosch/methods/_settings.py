@@ -3,6 +3,7 @@ MaskConfig's fields of the same names, then the command line. Importing this fil
 torch; loading a method does if the method's file does."""
 
 import dataclasses
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -78,8 +79,9 @@ def default_settings(name: str, mask: MaskConfig) -> Any:
     """A method's settings: its defaults, overridden by MaskConfig's fields of the same names and
     then by `mask.options`."""
     settings_class: Any = load_method(name).Settings
-    settings, dials = settings_class(**shared_fields(settings_class, mask)), vars(mask)
-    return with_options(name, settings, mask.options, set_elsewhere=[*dials])
+    settings = settings_class(**shared_fields(settings_class, mask))
+    # --mask.options must not set what has an option of its own: which of both would count?
+    return with_options(name, settings, mask.options, set_elsewhere=[*vars(mask)])
 
 
 def resolve_sink(config: Config, settings: object = None) -> Config:
@@ -99,8 +101,14 @@ def auto_sink(config: Config, settings: object = None) -> str:
 
 
 def usual_path(config: Config, settings: object = None) -> Path:
-    """The run folder without --run-dir."""
-    return config.usual_path(auto_sink(config, settings))
+    """The run folder without --run-dir, named after model, method, ratio and seed, and the sink if
+    it is another than `auto` means."""
+    options = [re.sub(r"[^\w=.,-]", "_", option) for option in config.mask.options]
+    method = "-".join([config.method, *options])
+    # What is usual is left out, so that folders of runs from before there was a choice keep theirs.
+    sink = "" if config.sink == auto_sink(config, settings) else f"-{config.sink}"
+    seed = f"-s{config.seed}" if config.seed != Config.seed else ""
+    return Path("runs") / f"{Path(config.model).name}-{method}-r{config.ratio:g}{sink}{seed}"
 
 
 def brings_sink(name: str) -> Callable[[object, int], Sink] | None:
@@ -115,7 +123,7 @@ def learning_tokens(config: Config) -> int:
     shape = read_shape(config.model)
     layers, groups = shape.num_layers, shape.num_groups
     if num_windowed(config.ratio, layers, groups) in (0, layers * groups):
-        return 0  # nothing to choose
+        return 0  # nothing to choose: all tokens are left to the training
     settings = default_settings(config.method, config.mask)
     return int(getattr(settings, "token_share", 0.0) * config.data.tokens)
 

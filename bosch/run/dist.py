@@ -43,7 +43,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 from filelock import FileLock, Timeout
 
 from bosch.run.errors import UserError
-from bosch.run.files import refuse_link, refuse_no_file
+from bosch.run.files import refuse_unless_ours
 from bosch.run.fingerprint import fingerprint
 
 if TYPE_CHECKING:
@@ -250,7 +250,7 @@ class RankFiles:
     def __init__(self, home: Path, rank: int, world: int) -> None:
         self.home, self.rank, self.world = home, rank, world
         self.folder = Path()  # known after joining
-        refuse_link(home / RANKS)  # folders in it are removed
+        refuse_unless_ours(home / RANKS, is_folder=True)  # folders in it are removed
 
     def join(self, join_seconds: float = JOIN_SECONDS) -> None:
         """Rank 0, which holds the folder's lock, begins the files of its launch; the others wait
@@ -367,8 +367,7 @@ class FolderLock:
             advice = "choose another folder (--run-dir or --out), or move the file away"
             raise UserError(f"{self.folder} cannot be made: {error.strerror}; {advice}.") from error
         path = self.folder / LOCK
-        refuse_link(path)
-        refuse_no_file(path)
+        refuse_unless_ours(path)
         try:
             self._lock.acquire(blocking=False)
         except Timeout:

@@ -42,6 +42,7 @@ class DamagedArtifactError(UserError):
 def seal_folder(folder: Path, facts: Mapping[str, object]) -> None:
     """Write the manifest, the last file of a folder: `facts`, and each file's size and checksum."""
     manifest = dict(facts) | {"files": describe_files(folder)}
+    # The names too must be on the disk before the manifest that vouches for them.
     for directory in [folder, *(path for path in folder.rglob("*") if path.is_dir())]:
         sync_directory(directory)
     write_sealed_json(folder / MANIFEST, manifest)
@@ -62,12 +63,13 @@ def verify_folder(folder: Path, rank: int = 0, world: int = 1) -> dict[str, Any]
         if path.stat().st_size != facts["bytes"]:
             raise DamagedArtifactError(f"{path} is damaged: its manifest has another size.")
     mine = list(files)[rank::world]
+    # Sizes of all files first: a cut-off file is found without reading any.
     with ThreadPoolExecutor(HASH_THREADS) as pool:
         for path, checksum in zip(mine, pool.map(hash_file, mine), strict=True):
             if checksum != files[path]["xxh3"]:
                 raise DamagedArtifactError(f"{path} is damaged: its manifest has another checksum.")
     for path in mine:
-        if path.name == MANIFEST:
+        if path.name == MANIFEST:  # the outer one lists an inner folder by its manifest alone
             verify_folder(path.parent)
     return manifest
 
@@ -120,8 +122,8 @@ def _sealed_text(content: dict[str, object]) -> str:
 
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Replace a file as a whole: after a kill at any point, the old or the new content is there."""
-    if path.is_dir():
-        refuse_no_file(path)
+    if path.is_dir():  # said here: the rename would end in a bare OSError
+        refuse_unless_ours(path)
     with temporary_file(path).open("xb") as file:
         file.write(content.encode() if isinstance(content, str) else content)
         file.flush()
@@ -169,11 +171,11 @@ def parse_lines(content: bytes, place: str = "") -> list[Line]:
     """Without a place, lines without checksums are taken as they are, up to the first that has one:
     predictions.jsonl has its checksum in a manifest."""
     lines, any_sealed = [], bool(place)
-    for number, text in enumerate(content.split(b"\n")[:-1], 1):
+    for number, text in enumerate(content.split(b"\n")[:-1], 1):  # -1: what a kill cut off, or ""
         intact = not any_sealed
         if sealed := SEALED_LINE.fullmatch(text):
             any_sealed = True
-            intact = _check_of(sealed[1], place) == sealed[2].decode()
+            intact = _line_checksum(sealed[1], place) == sealed[2].decode()
             text = sealed[1] + b"}"
         row = None
         with contextlib.suppress(ValueError, RecursionError):
@@ -201,11 +203,11 @@ def append_line(file: BinaryIO, content: Mapping[str, object], place: str = "") 
 def sealed_lines(contents: Iterable[Mapping[str, object]], place: str = "") -> bytes:
     """A content has at least one field."""
     texts = [json.dumps(content)[:-1] for content in contents]
-    lines = [f'{text}, "check": "{_check_of(text.encode(), place)}"}}\n' for text in texts]
+    lines = [f'{text}, "check": "{_line_checksum(text.encode(), place)}"}}\n' for text in texts]
     return "".join(lines).encode()
 
 
-def _check_of(text: bytes, place: str) -> str:
+def _line_checksum(text: bytes, place: str) -> str:
     return f"{zlib.crc32(place.encode() + text):08x}"
 
 
@@ -237,23 +239,20 @@ def refuse_foreign_links(folder: Path) -> None:
 def open_own_file(path: Path, mode: str) -> Any:
     """Like open(), but a link is refused: what it leads to is not ours to write. So is what is no
     file: a pipe would wait for a reader."""
-    refuse_link(path)
-    refuse_no_file(path)
+    refuse_unless_ours(path)
 
+    # O_NOFOLLOW: the path may have become a link since it was looked at.
     def follow_no_link(name: str, flags: int) -> int:
         return os.open(name, flags | os.O_NOFOLLOW, 0o666)
 
     return open(path, mode, opener=follow_no_link, encoding=None if "b" in mode else "utf-8")
 
 
-def refuse_no_file(path: Path) -> None:
-    """Refuse a folder, a pipe or a device in the place of a file that is ours to write."""
-    if path.exists() and not path.is_file():
-        kind = "a folder" if path.is_dir() else "a pipe or device"
-        raise UserError(f"{path} is {kind}, where a file is to be written. Move it away.")
-
-
-def refuse_link(path: Path) -> None:
-    """Refuse a link in the place of a file or folder that is only ours to write."""
+def refuse_unless_ours(path: Path, is_folder: bool = False) -> None:
+    """Refuse what is in the place of a file, or a folder, that is ours to write: a link, a pipe, a
+    device, or a folder where a file should be."""
     if path.is_symlink():
         raise UserError(f"{path} is a link, so writing would change what it leads to. Remove it.")
+    if path.exists() and not (path.is_file() or is_folder):
+        kind = "a folder" if path.is_dir() else "a pipe or device"
+        raise UserError(f"{path} is {kind}, where a file is to be written. Move it away.")

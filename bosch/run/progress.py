@@ -20,7 +20,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from bosch.run.files import refuse_link, refuse_no_file
+from bosch.run.files import refuse_unless_ours
 from bosch.run.plain_text import visible
 
 LINE_SECONDS = 60.0  # at least, between two plain lines of one bar
@@ -51,8 +51,7 @@ def log_to(path: Path) -> None:
     if any(isinstance(handler, logging.NullHandler) for handler in logger.handlers):
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    refuse_link(path)
-    refuse_no_file(path)
+    refuse_unless_ours(path)
     handler = logging.FileHandler(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%d %H:%M:%S"))
     logger.addHandler(handler)

@@ -77,7 +77,10 @@ def training_events(rows: Iterable[Row], prefix: str) -> Iterator[Event]:
         scalars = {
             f"{prefix}/{name}": float(value)
             for name, value in row.items()
-            if name not in ("step", "tokens", "time") and is_finite(value)
+            if name not in ("step", "tokens", "time")
+            # A loss that overflowed is no point of a curve: TensorBoard draws nothing for it.
+            and isinstance(value, int | float)
+            and math.isfinite(value)
         }
         yield from on_both_axes(row["step"], row["tokens"], scalars, row.get("time"))
 
@@ -90,10 +93,6 @@ def on_both_axes(
         values = [Summary.Value(tag=prefix + t, simple_value=v) for t, v in scalars.items()]
         if values and place is not None:
             yield Event(step=place, wall_time=when, summary=Summary(value=values))
-
-
-def is_finite(value: object) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def replace_events(folder: Path, events: Iterable[Event]) -> None:
