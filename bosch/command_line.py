@@ -46,6 +46,8 @@ class Parser(argparse.ArgumentParser):
     hides_rare = False  # the help leaves out options that are marked RARE
 
     def __init__(self, **options: Any) -> None:
+        # No abbreviations: what they mean changes when an option is added. SUPPRESS: only what the
+        # user gave is in the result, so that a preset's value is not taken for the user's.
         options |= {"add_help": False, "allow_abbrev": False}
         super().__init__(argument_default=argparse.SUPPRESS, **options)
         # What has no default, by its path. Not argparse's `required`: a default may be known only
@@ -58,6 +60,7 @@ class Parser(argparse.ArgumentParser):
     def read(self, words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
         """Values, and the words that belong to no option."""
         dashed = [re.sub(r"^--[\w.-]+", lambda n: n[0].replace("_", "-"), word) for word in words]
+        # Intermixed: `compare runs/a --out x runs/b`.
         given, rest = self.parse_known_intermixed_args(dashed)
         return vars(given), rest
 
@@ -83,7 +86,7 @@ class Parser(argparse.ArgumentParser):
             if dataclasses.is_dataclass(default):  # which tells more: the settings of any plug-in
                 hint = type(default)
             if dataclasses.is_dataclass(hint):
-                if FLAT not in marks:
+                if FLAT not in marks:  # else its options stand among those around it
                     about = first_sentence(hint.__doc__ or "")
                     into = self.add_argument_group(f"{name} options", about)
                 inner = {} if is_required else vars(default)
@@ -249,6 +252,8 @@ def _take_apart(hint: Any) -> tuple[Any, bool, tuple[Any, ...]]:
 def comments_of(kind: type) -> dict[str, str]:
     """The comment on each field of a dataclass: behind it, or on the lines above it."""
     found: dict[str, str] = {}
+    # Python keeps no comments, so they are read from the source. A subclass comes last: what it
+    # says of a field replaces what its base says.
     for owner in reversed(kind.__mro__):
         try:
             lines = inspect.getsource(owner).splitlines()
@@ -280,6 +285,8 @@ def _with_values(kind: Any, settings: Any, given: Mapping[str, Any]) -> Any:
             continue
         start, now = f"{name}.", values.get(name)
         inner = {p.removeprefix(start): v for p, v in given.items() if p.startswith(start)}
+        # The class of the value that is there may be more particular than the hint: the settings
+        # of any plug-in.
         inside = _take_apart(hints[name])[0] if now is None else type(now)
         values[name] = _with_values(inside, now or {}, inner)
     return kind(**values)
@@ -314,7 +321,8 @@ def with_options(
             raise UserError(f"{flag} {word}: write NAME=VALUE, a setting of {plugin}; {meant}")
         if action.dest in set_elsewhere:
             raise UserError(f"{flag} {word}: {name} has its own option, --mask.{action.dest}.")
-        read: Any = action.type or _reader(bool, (), takes_none=False)  # of a flag
+        # A flag takes no word on the command line, so argparse has no reader of one.
+        read: Any = action.type or _reader(bool, (), takes_none=False)
         try:
             values = [read(each) for each in (value.split(",") if action.nargs else [value])]
         except argparse.ArgumentTypeError as error:

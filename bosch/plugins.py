@@ -30,6 +30,8 @@ def list_plugins(package: str) -> tuple[str, ...]:
 def load_plugin(package: str, name: str) -> ModuleType:
     """The module behind a plug-in's name. Its UserError offers the nearest name and all others."""
     names = list_plugins(package)
+    # Before the import, which would also load parts of the folder (`_settings`), and whose error
+    # knows no other names.
     if name not in names:
         kind = package.rsplit(".", 1)[-1]
         raise UserError(f"{name!r} is not one of the {kind}: {suggest(name, names)}")
@@ -48,6 +50,7 @@ def load_plugin(package: str, name: str) -> ModuleType:
 
 def describe_plugin(package: str, name: str) -> str:
     """First sentence of a plug-in's docstring, or what is wrong with it. It is not imported."""
+    # From its text: a list of all methods must not wait for torch, nor end at one broken file.
     try:
         tree = ast.parse((_folder(package) / f"{name}.py").read_bytes())
     except (SyntaxError, ValueError, OSError) as error:  # ValueError: a null byte
@@ -75,8 +78,10 @@ def suggest(name: str, names: Sequence[str]) -> str:
 def _describe_failed_import(path: Path, error: Exception) -> str:
     if isinstance(error, SyntaxError):
         return f"{error.filename or path}, line {error.lineno}: {_reason(error)}."
+    # The last line in the plug-in itself: the frames below are of importlib and of libraries.
     lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
     place = f"{path}, line {lines[-1]}" if lines else str(path)
+    # A module of ours that is missing is a wrong import in the file, and nothing to install.
     missing = (error.name or "") if isinstance(error, ModuleNotFoundError) else ""
     if missing.partition(".")[0] not in ("", __name__.partition(".")[0]):
         return f"{place}: the package {missing!r} is not installed; install it or remove the file."

@@ -146,6 +146,7 @@ def search_mask(
             load_tokenizer=lambda: find_tokenizer(Path(origin_of(model))),
             sink=Sink.parse(config.sink),
         )
+        # Off while the method works, which attaches its own; the model may be inside `masked`.
         before = attach_sink(model, NO_SINK)
         try:
             selection = make_mask(method, inputs)
@@ -258,7 +259,7 @@ def evaluate(
         known = {"model": describe(model), "hybrid": hybrid, "mask": None}
         if mask is not None:
             known["mask"] = vars(mask) | {"sink": str(mask.sink)}
-        if folder is not None:
+        if folder is not None:  # only what is kept can be taken for another model's
             known |= {"weights": hash_weights(model), "sinks": hash_sinks(model)}
         quantized = getattr(model.config, "quantization_config", None)
         known["numbers"] = f"{model.dtype} {quantized}"

@@ -37,7 +37,7 @@ def load_method(name: str) -> ModuleType:
     if name not in known:
         raise UserError(f"--method {name}: no such method; {suggest(name, known)}")
     method = load_plugin(METHODS, name)
-    for problem in _problems(method):
+    for problem in _problems(method):  # the first: others often follow from it
         raise UserError(f"{method.__file__} {problem}; docs/extending.md shows a complete method.")
     return method
 
@@ -72,6 +72,7 @@ def unit_of(name: str, settings: object = None) -> Unit:
 
 def check_settings(name: str, settings: object) -> None:
     """Let the method refuse its settings before work begins."""
+    # Optional: most methods can work with all that their Settings accept.
     getattr(load_method(name), "check", lambda settings: None)(settings)
 
 

@@ -41,6 +41,7 @@ def provenance() -> dict[str, object]:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[package] = importlib.metadata.version(package)
     commit = None
+    # Not of an installed package: git would find the repository around it, which is another's.
     if (ROOT / ".git").exists():
         describe = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
         with contextlib.suppress(OSError, subprocess.CalledProcessError):

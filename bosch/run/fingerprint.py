@@ -41,6 +41,7 @@ def fingerprint_files(folder: Path) -> str:
 
 def visible_files(folder: Path) -> list[Path]:
     """All files below a folder, sorted. Names that begin with a dot are bookkeeping."""
+    # Sorted: a file system lists in any order, and the fingerprint must not depend on it.
     paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
     return [path for path in paths if "/." not in f"/{path.relative_to(folder).as_posix()}"]
 
@@ -66,6 +67,7 @@ def plain(value: object) -> Any:
         return str(value)
     if isinstance(value, float):
         if not math.isfinite(value):
+            # JSON has no nan, and nan != nan: a run with it would never be recognized.
             raise UserError(f"A setting is {value}; it must be a finite number. None is 'off'.")
         return int(value) if value.is_integer() else value
     if value is None or isinstance(value, str | int):

@@ -113,6 +113,7 @@ class RunFolder:
         redone, decisions = stages_to_redo(stages, fresh, start), list[Decision]()
         option = f"--fresh {fresh}" if fresh else f"--from {start}"
         for stage in stages:
+            # One that is blocked does not end the plan: the user is told of all of them at once.
             try:
                 decision = Decision(stage, "run", f"because of {option}")
                 if stage not in redone:
@@ -160,6 +161,7 @@ class RunFolder:
         folder = locate(self.path, stage)
         begun, ran, done = (f"{self._calls} {event}" for event in ("begun", "ran", "done"))
         if self.rank > 0:
+            # "done" without "begun": rank 0 has found it complete, so there is nothing to share.
             if stage.ranks == "all" and self._ranks.wait_for(0, begun, done) == begun:
                 self._run(stage, folder)
                 self._ranks.announce(ran)
@@ -191,6 +193,7 @@ class RunFolder:
             line = f"stage {names.index(stage.name) + 1} of {len(names)}, {line}"
         self.say(line)
         facts = stage.facts | {"fingerprint": stage.fingerprint}
+        # Beside the fingerprint, not in it: folders of earlier versions recorded none.
         if stage.model_files:
             facts["model_files"] = dict(stage.model_files)
         if decision.action == "run":
@@ -199,6 +202,7 @@ class RunFolder:
             with measured(folder) as seconds_so_far:
                 self._ranks.announce(begun)
                 finish = self._run(stage, folder)
+                # The scores need the predictions of all ranks, so they are made after the wait.
                 for rank in range(1, self.world) if stage.ranks == "all" else ():
                     self._ranks.wait_for(rank, ran)
                 if finish:
@@ -224,7 +228,7 @@ class RunFolder:
         for name, source in stage.inputs.items():
             folder_of = locate(self.path, source) if isinstance(source, Stage) else source.folder
             inputs[name] = Artifact(folder_of, source.fingerprint)
-        if stage.ranks == "all":
+        if stage.ranks == "all":  # those load a model
             free_memory()
         return stage.run(folder, **inputs)
 
@@ -254,6 +258,7 @@ def measured(folder: Path) -> Iterator[Callable[[], list[float]]]:
             with contextlib.suppress(OSError):  # of a full disk
                 write_sealed_json(path, {"seconds": seconds_so_far()})
 
+    # A thread: a kill leaves no chance to save, and the work may stay in one call for an hour.
     threading.Thread(target=save, daemon=True, name="wall time").start()
     try:
         yield seconds_so_far

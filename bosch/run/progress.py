@@ -41,6 +41,7 @@ def set_up(rank: int = 0) -> None:
     if not draws_bars:  # in a file or pipe they would be one endless line
         disable_bars_of_libraries()
     _console = console if draws_bars else None
+    # A library that sets up Python's root logger would print each line a second time.
     logger.propagate = False
     logger.setLevel(logging.INFO)
     logger.addHandler(_LineHandler() if rank == 0 else logging.NullHandler())
@@ -49,7 +50,7 @@ def set_up(rank: int = 0) -> None:
 def log_to(path: Path) -> None:
     """From now on, also append every line to a file, with date and time."""
     if any(isinstance(handler, logging.NullHandler) for handler in logger.handlers):
-        return
+        return  # not rank 0, the only one that writes the log
     path.parent.mkdir(parents=True, exist_ok=True)
     refuse_unless_ours(path)
     handler = logging.FileHandler(path, encoding="utf-8")
@@ -107,6 +108,7 @@ class Bar:
         self.figures: dict[str, float | str] = {}
         self.draw: Callable[[], None] = lambda: None  # on a terminal
         self._done_at_start = done  # by an earlier attempt: it does not count for the speed
+        # Not the clock of the day, which a machine may set while a run lasts.
         self.begin = self._reported = time.monotonic()
         self.reported_done = -1
 

@@ -104,6 +104,7 @@ def replace_events(folder: Path, events: Iterable[Event]) -> None:
     temporary = temporary_file(folder / "events")
     source = SourceMetadata(writer="bosch")
     begin = Event(wall_time=time.time(), file_version="brain.Event:2", source_metadata=source)
+    # Whole under another name first: TensorBoard may be reading the folder.
     append(temporary, [begin, *events])
     for path in old:
         if path.is_dir():  # in the place of a file: TensorBoard would fail at it
