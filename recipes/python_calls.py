@@ -14,13 +14,24 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import Tensor
+from xxhash import xxh3_128_hexdigest
+
 from bosch.calibration import Calibration
 from bosch.config import CalibrationConfig, Config, EvaluationConfig, MaskConfig
+from bosch.data.calibration import CalibrationSettings, build_set, check_material
 from bosch.eval.evaluate import check_data, plan_evaluation
+from bosch.eval.own_words import rewording
 from bosch.eval.results import read_scores
 from bosch.eval.rows import Row
+from bosch.eval.runner import Evaluation
+from bosch.eval.runner import evaluate as run_suites
 from bosch.eval.settings import FAST, Label
+from bosch.hybrid.conversion import deploy
 from bosch.hybrid.export import MASK_KEY, info_of
+from bosch.hybrid.models import check_native_window
+from bosch.hybrid.sinks import attach_sink, read_constants, write_constants
 from bosch.masks.mask import GroupMask, MaskFile, check_ratio, read_mask, write_mask
 from bosch.masks.picture import mask_figure
 from bosch.method import Inputs
@@ -57,8 +68,6 @@ class Mask(MaskFile):
 
     def save(self, path: str | Path) -> None:
         """As mask.json; the constants of a static sink in a second file beside it."""
-        from bosch.hybrid.sinks import write_constants
-
         write_mask(Path(path), self)
         if self.mask.sink.constants is not None:
             write_constants(Path(path).parent, self.mask.sink)
@@ -88,9 +97,6 @@ def calibrate(
     bosch.config.CalibrationConfig, such as examples=48, length=4096 and
     essays="PaulGrahamEssays.json"; essays="toy" needs no file, questions=FILE no essays.
     """
-    from bosch.data.calibration import CalibrationSettings, build_set, check_material
-    from bosch.eval.own_words import rewording
-
     made = _settings(CalibrationSettings, CalibrationConfig, settings, seed=seed)
     check_material(made)
     if made.answers == "own-words" and model is None:
@@ -118,8 +124,6 @@ def search_mask(
     arguments after an interruption.
     settings: the method's, such as kappa=30 (`bosch search --method NAME --help` lists them).
     """
-    from bosch.hybrid.sinks import attach_sink
-
     began = time.monotonic()
     _need_our_attention(model)
     check_ratio(ratio)
@@ -158,8 +162,6 @@ def search_mask(
 
 def load_mask(path: str | Path) -> Mask:
     """A mask.json, checked, with the sinks that lie beside it."""
-    from bosch.hybrid.sinks import read_constants
-
     record = read_constants(Path(path).parent, read_mask(Path(path)))
     return Mask(**vars(record))
 
@@ -168,8 +170,6 @@ def load_mask(path: str | Path) -> Mask:
 def masked(model: "PreTrainedModel", mask: MaskFile | GroupMask) -> "Iterator[PreTrainedModel]":
     """Inside, every call of the model and `generate` use the mask. The KV cache stays that of the
     dense model: `materialize` saves memory, this saves copying the weights."""
-    from bosch.hybrid.sinks import attach_sink
-
     _need_our_attention(model)
     chosen = _mask_of(model, mask)
 
@@ -191,11 +191,6 @@ def masked(model: "PreTrainedModel", mask: MaskFile | GroupMask) -> "Iterator[Pr
 
 def materialize(model: "PreTrainedModel", mask: MaskFile | GroupMask) -> "PreTrainedModel":
     """The hybrid, with weights of its own: `save_pretrained` writes an ordinary folder."""
-    from torch import Tensor
-
-    from bosch.hybrid.conversion import deploy
-    from bosch.hybrid.models import check_native_window
-
     if getattr(model, "peft_config", None):
         raise UserError("The model has an adapter: merge it first (peft's merge_and_unload()).")
     for name, weight in model.named_parameters():
@@ -228,9 +223,6 @@ def evaluate(
     no old score is taken for a new one. Pass a folder for each, such as scores/step-100.
     settings: fields of bosch.config.EvaluationConfig, such as samples=50 and niah_essays="toy".
     """
-    from bosch.eval.runner import Evaluation
-    from bosch.eval.runner import evaluate as run_suites
-
     if lengths:
         settings["niah_lengths"] = tuple(lengths)
     positions = model.config.max_position_embeddings
@@ -306,9 +298,6 @@ def hash_sinks(model: "PreTrainedModel") -> str | None:
 
 
 def _hash_tensor(value: Any) -> Any:
-    import torch
-    from xxhash import xxh3_128_hexdigest
-
     if not isinstance(value, torch.Tensor):
         return str(value)  # as quantized models have among their weights
     if hasattr(value, "__tensor_flatten__"):  # another kind of weight, made of plain tensors
