@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,6 +26,7 @@ class Documents:
     def cu_seqlens(self) -> Tensor:
         """The ends with all rows joined into one, from 0 on, as the flash kernels take them."""
         num_tokens = self.ends[0][-1]
+        # A row's first end, 0, is the last one of the row before it.
         ends = [row * num_tokens + end for row, ends in enumerate(self.ends) for end in ends[1:]]
         return torch.tensor([0, *ends], dtype=torch.int32, device=self.device)
 
@@ -35,6 +37,7 @@ class Documents:
     @cached_property
     def position_BT(self) -> Tensor:
         """The position of each token in its document."""
+        # Made on the CPU and copied once: on a GPU each document would be a kernel of its own.
         rows = [torch.cat([torch.arange(length) for length in row]) for row in self.lengths]
         return torch.stack(rows).to(self.device)
 
@@ -92,6 +95,8 @@ class AttentionCall:
         tensors = [self.q_BHTD, self.k_BGSD, self.v_BGSD]
         if self.sink is not None:
             tensors += [self.sink.k_BGND, self.sink.v_BGND]
+        # Not by the tensors alone: in evaluation without gradients, trained weights still want
+        # them.
         return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
 
     @property
@@ -104,17 +109,22 @@ class AttentionCall:
     def without_idle_window(self) -> AttentionCall:
         """The same call without keys that no query sees, and without a window that hides nothing:
         a decoding step over a rolling cache becomes plain attention over what the cache holds."""
-        if (window := self.window_tokens) is None:
+        if (window_tokens := self.window_tokens) is None:
             return self
         num_queries, num_keys = self.q_BHTD.shape[2], self.k_BGSD.shape[2]
-        reachable = min(num_keys, num_queries + window - 1)
-        if reachable <= window or num_queries == 1:
-            window = None  # the cut below is the whole window
+        # The first of T queries sees W keys, and each further query one key more.
+        reachable = min(num_keys, num_queries + window_tokens - 1)
+        # Keys before these have left the window of every query. Of one query, what remains is its
+        # window; and a window at least as long as the keys hides none.
+        if reachable <= window_tokens or num_queries == 1:
+            window_tokens = None  # the cut below is the whole window
         if reachable == num_keys:
-            return replace(self, window_tokens=window)
+            return replace(self, window_tokens=window_tokens)
         mask = None if self.mask_BNTS is None else self.mask_BNTS[..., num_keys - reachable :]
         k_BGSD, v_BGSD = self.k_BGSD[:, :, -reachable:], self.v_BGSD[:, :, -reachable:]
-        return replace(self, k_BGSD=k_BGSD, v_BGSD=v_BGSD, mask_BNTS=mask, window_tokens=window)
+        return replace(
+            self, k_BGSD=k_BGSD, v_BGSD=v_BGSD, mask_BNTS=mask, window_tokens=window_tokens
+        )
 
 
 def window_size(window_tokens: int | None) -> tuple[int, int]:
@@ -128,17 +138,27 @@ def repeat_groups(x_BGSD: Tensor, num_heads: int) -> Tensor:
     return x_BGSD.repeat_interleave(num_heads // x_BGSD.shape[1], dim=1)
 
 
-def cumulative_lengths(call: AttentionCall) -> dict[str, Tensor | int]:
-    """Arguments of a variable-length kernel, under flash-attention's names."""
+class Lengths(NamedTuple):
+    """How a variable-length kernel is told the texts of a batch, under flash-attention's names."""
+
+    cu_seqlens_q: Tensor
+    cu_seqlens_k: Tensor
+    max_seqlen_q: int
+    max_seqlen_k: int
+
+
+def cumulative_lengths(call: AttentionCall) -> Lengths:
+    """To such a kernel each packed document is a text of its own, else each row of the batch."""
     (batch, _, num_queries, _), num_keys = call.q_BHTD.shape, call.k_BGSD.shape[2]
     if call.documents is not None:
+        # No past, so queries and keys are the same tokens. The longest document sets how much work
+        # a kernel plans for each; the row's length would do, and cost more.
         ends_q = ends_k = call.documents.cu_seqlens
         num_queries = num_keys = max(map(max, call.documents.lengths))
     else:
         steps = torch.arange(batch + 1, dtype=torch.int32, device=call.q_BHTD.device)
         ends_q, ends_k = steps * num_queries, steps * num_keys
-    ends = {"cu_seqlens_q": ends_q, "cu_seqlens_k": ends_k}
-    return {**ends, "max_seqlen_q": num_queries, "max_seqlen_k": num_keys}
+    return Lengths(ends_q, ends_k, num_queries, num_keys)
 
 
 def flat_tokens(x_BHTD: Tensor) -> Tensor:

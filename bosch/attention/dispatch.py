@@ -38,6 +38,8 @@ def attend(call: AttentionCall, backend: str | None = None) -> Tensor:
     """The output of a call, (B, H, T, D). `backend` names the one to use; None: by priority."""
     if call.documents is not None or call.needs_grad:
         return _attend_uncompiled(call, backend)
+    # Before a backend is chosen: a window that hides nothing is plain attention, for which torch's
+    # own function comes first.
     call = call.without_idle_window()
     return BACKENDS[choose(call, backend)].attend(call)
 
@@ -63,6 +65,7 @@ def choose(call: AttentionCall, backend: str | None = None) -> str:
         if reason := refusal(name, call):
             refused[name] = reason
             continue
+        # Once for each reason, not in each layer of each step; and a line would break a graph.
         if refused and not torch.compiler.is_compiling():
             for one in sorted(refused.items() - _shown):
                 logger.warning("attention backend %s is not used: %s. %s runs instead.", *one, name)
@@ -75,6 +78,7 @@ def by_priority(call: AttentionCall) -> list[str]:
     """The backends to ask for a call that names none, the best first."""
     priorities = {name: backend.priority(call) for name, backend in BACKENDS.items()}
     asked = [name for name, priority in priorities.items() if priority is not None]
+    # Of equal priorities by name, so that all machines choose alike.
     return sorted(asked, key=lambda name: (-priorities[name], name))
 
 
@@ -101,6 +105,8 @@ def check_backend(
     if name not in BACKENDS and name not in BROKEN:
         raise UserError(f"{option} {name}: no such backend; {suggest(name, (AUTO, *BACKENDS))}")
     if (reason := _unavailable(name)) is None:
+        # The backend itself is asked, about the smallest call that has all that the run's calls
+        # will have. Two tokens, since one sees everything; 64 is a head size of every kernel.
         q, k, v = (torch.zeros(1, 1, 2, 64, device=device, dtype=dtype) for _ in range(3))
         documents = Documents(((0, 1, 2),), device) if packed else None
         mask = torch.ones(1, 1, 2, 2, dtype=torch.bool, device=device).tril() if padded else None
@@ -113,6 +119,8 @@ def check_backend(
         raise UserError(f"{option} {name} cannot run here: {reason}. {remedy}")
 
 
+# Of this machine, so a compiled model may take it for a constant: it imports packages and asks the
+# driver, which cannot be traced.
 @torch.compiler.assume_constant_result
 def _unavailable(name: str) -> str | None:
     if name in BROKEN:

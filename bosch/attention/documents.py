@@ -66,6 +66,8 @@ def _hides_the_next(q_length: int, mask_function: Any = None, device: Any = None
     """Whether no query sees the next token, as in causal and packed masks."""
     if mask_function is None or q_length < 2:
         return True
+    # Each token and its next, not all T x T pairs: what lets tokens see later ones, as a prefix or
+    # an image does, lets one of them see the next.
     here = torch.arange(q_length - 1, device=device)
     zero = torch.zeros((), dtype=torch.long, device=device)
     return not torch.as_tensor(mask_function(zero, zero, here, here + 1)).any()

@@ -55,7 +55,7 @@ def attend_with_sink(
     call = exact_sink(call)
     q_BHTD, sink = call.q_BHTD, call.sink
     assert sink is not None
-    s_BHTN = sink.scores_BHTN
+    s_BHTN = sink.scores_BHTN  # known where a backend has cut one call into many
     if s_BHTN is None:
         s_BHTN = scores_of(call)
     repeats = q_BHTD.shape[1] // sink.v_BGND.shape[1]
@@ -83,6 +83,7 @@ def _merge(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The merged output (in this place), its log-sum-exp, and the sink's shares."""
     s_BHTN, values_BHND = s_BHTN.to(lse_BHT.dtype), values_BHND.to(out_BHTD.dtype)
+    # One constant, as in most hybrids: a sigmoid, and no copy of log-sum-exp and scores together.
     if s_BHTN.shape[-1] == 1:
         s_BHT = s_BHTN[..., 0]
         # Not from the total: a query that sees nothing at all has -inf for both. Only what is
@@ -114,10 +115,14 @@ class _WithSink(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (grad_BHTD,) = grads
+        # `merged` and `total` in the place of the kernel's own output and log-sum-exp: the
+        # docstring of this file says why these give the gradients of the merged attention.
         q, k, v, values_BHND, merged, total, share_BHTN = ctx.saved_tensors
         dq, dk, dv = ctx.backward_of_kernel(grad_BHTD, q, k, v, merged, total)
         grad_BHTD, values = grad_BHTD.to(share_BHTN.dtype), values_BHND.to(share_BHTN.dtype)
-        # The derivative of a softmax: share * (grad . value - grad . output).
+        # The derivative of a softmax: share * (grad . value - grad . output). It is the gradient of
+        # the scores only: they were computed outside of this function, so autograd takes it on to
+        # the queries and to the keys of the sink.
         if share_BHTN.shape[-1] == 1:
             of_value_BHTN = (grad_BHTD * (values - merged)).sum(-1, keepdim=True)
             dvalues_BHND = (grad_BHTD * share_BHTN).sum(2, keepdim=True)
@@ -125,5 +130,6 @@ class _WithSink(torch.autograd.Function):
             of_value_BHTN = grad_BHTD @ values.mT
             of_value_BHTN -= (grad_BHTD * merged).sum(-1, keepdim=True)
             dvalues_BHND = share_BHTN.mT @ grad_BHTD
+        # Constants are one row for the whole batch: its gradients add up.
         dvalues_BHND = dvalues_BHND.sum_to_size(values_BHND.shape).to(values_BHND.dtype)
         return None, None, dq, dk, dv, share_BHTN * of_value_BHTN, dvalues_BHND

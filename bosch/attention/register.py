@@ -91,7 +91,7 @@ def bosch_attention(
     if attention_mask is not None and attention_mask.dtype not in (torch.bool, MASK_TYPE):
         problem = f"attn_implementation='bosch' was given a mask of type {attention_mask.dtype}"
         raise UserError(f"{problem}; it needs a boolean one (True: visible).")
-    # Of a static cache a tensor.
+    # Of a static cache a tensor: reading it would make a GPU wait, and a compiled step new.
     num_past = key.first_query if isinstance(key, Split) else key.shape[2] - num_queries
     if isinstance(key, Split) and isinstance(num_past, int) and attention_mask is not None:
         attention_mask = attention_mask[..., : num_past + num_queries]  # no empty slots
@@ -167,16 +167,26 @@ def _calls_of_hybrid(
     if num_full:
         # A static cache has empty slots after the keys.
         end = key.first_query + num_queries if isinstance(key.first_query, int) else None
-        kv = key.full if key.full[0].shape[2] == end else (x[:, :, :end] for x in key.full)
-        calls.append(make_call(query_BHTD[:, :num_full_heads], *kv))
+        k_BGSD, v_BGSD = key.full
+        if k_BGSD.shape[2] != end:
+            k_BGSD, v_BGSD = k_BGSD[:, :, :end], v_BGSD[:, :, :end]
+        calls.append(make_call(query_BHTD[:, :num_full_heads], k_BGSD, v_BGSD))
     if num_full < num_groups:
         window_tokens = check_window(bosch["window"])
+        k_BGLD, v_BGLD = key.window
         windowed = make_call(
-            query_BHTD[:, num_full_heads:], *key.window, window_tokens=window_tokens
+            query_BHTD[:, num_full_heads:], k_BGLD, v_BGLD, window_tokens=window_tokens
         )
         sink = sink_keys(module, windowed, window_tokens, key.first_query, key.first)
         windowed = replace(windowed, sink=sink)
-        if (positions_L := key.positions_L) is not None:  # the ring of a static cache: a mask
+        # The ring of a static cache: its slots are out of order, so no window can be counted from
+        # the end of the keys. Its mask is the columns of the text's mask, one for each slot, and
+        # what the window hides; a slot that holds no position (negative) is hidden as well.
+        #
+        #     W = 4, query 5       slot          0  1  2  3
+        #                          position      4  5  2  3
+        #     mask_BNTS            columns 0 1 2 3 4 5  ->  columns 4 5 2 3
+        if (positions_L := key.positions_L) is not None:
             new_T1 = torch.arange(num_queries, device=positions_L.device)[:, None]
             queries_T1 = key.first_query + new_T1
             inside_TL = (positions_L >= 0) & (positions_L <= queries_T1)

@@ -35,16 +35,21 @@ class Parts:
     calls: list[AttentionCall]  # of the full groups, then of those on the window; none without any
     full: list[int]  # groups that are only full,
     both: list[int]  # in both calls,
-    window: list[int]  # or only on the window
+    windowed: list[int]  # or only on the window
     gates_G: Tensor | None = None  # the share of the full output in groups that are in both
 
     def join(self, outputs: Sequence[Tensor]) -> Tensor:
-        """The output of the layer, (B, T, H, D), from those of the calls."""
+        """The output of the layer, (B, T, H, D), from those of the calls.
+
+        call of the full groups            full... both...
+        call of those on the window                both... windowed...
+        their outputs, joined              full... both... windowed...    and put in order
+        """
         if len(outputs) == 1:  # all groups are alike, so they are in order
             return outputs[0]
-        groups = self.full + self.both + self.window
+        groups = self.full + self.both + self.windowed
         full_BTGRD = outputs[0].unflatten(2, (len(self.full + self.both), -1))
-        window_BTGRD = outputs[1].unflatten(2, (len(self.both + self.window), -1))
+        window_BTGRD = outputs[1].unflatten(2, (len(self.both + self.windowed), -1))
         full_BTGRD, mixed_BTMRD = full_BTGRD.tensor_split([len(self.full)], dim=2)
         if self.both:
             assert self.gates_G is not None
@@ -54,6 +59,8 @@ class Parts:
         rest_BTGRD = window_BTGRD[:, :, len(self.both) :]
         out_BTGRD = torch.cat([full_BTGRD, mixed_BTMRD, rest_BTGRD], dim=2)
         if groups != sorted(groups):
+            # The inverse of a permutation is the order that sorts it: place i of the layer is where
+            # `groups` has i.
             out_BTGRD = out_BTGRD[:, :, sorted(range(len(groups)), key=groups.__getitem__)]
         return out_BTGRD.flatten(2, 3)
 
@@ -103,6 +110,7 @@ def search_parts(
         problem = "bosch_mask does not work with a static cache"
         raise UserError(f"{problem}: use a DynamicCache or none, or materialize the model first.")
     num_past = call.k_BGSD.shape[2] - call.q_BHTD.shape[2]
+    # Once for all groups, from the whole call: `split_groups` picks those of the windowed ones.
     call = replace(call, sink=sink_keys(module, call, bosch_window, num_past))
     return split_groups(call, gates_G, row, bosch_window)
 
@@ -112,14 +120,17 @@ def split_groups(
 ) -> Parts:
     """One call for the groups that need full attention, and one for those that need the window.
     `row`: what each group computes, as in bosch_mask."""
-    kinds = ([group for group, bit in enumerate(row) if bit == kind] for kind in (1, None, 0))
-    full, both, window = kinds
+    full = [group for group, bit in enumerate(row) if bit == 1]
+    both = [group for group, bit in enumerate(row) if bit is None]
+    windowed = [group for group, bit in enumerate(row) if bit == 0]
+    # A mixed group needs both outputs, so it is in both calls. It is last in the one and first in
+    # the other, where `Parts.join` finds it.
     calls = []
     if full or both:
         calls.append(replace(_pick(call, full + both), sink=None))
-    if both or window:
-        calls.append(replace(_pick(call, both + window), window_tokens=window_tokens))
-    return Parts(calls, full, both, window, gates_G)
+    if both or windowed:
+        calls.append(replace(_pick(call, both + windowed), window_tokens=window_tokens))
+    return Parts(calls, full, both, windowed, gates_G)
 
 
 def _pick(call: AttentionCall, groups: list[int]) -> AttentionCall:
@@ -127,22 +138,22 @@ def _pick(call: AttentionCall, groups: list[int]) -> AttentionCall:
     num_groups, first, last = call.k_BGSD.shape[1], groups[0], groups[-1]
     is_run = groups == list(range(first, last + 1))
     chosen = slice(first, last + 1) if is_run else groups
-
-    def of_groups(x_BHTD: Tensor) -> Tensor:
-        return x_BHTD.unflatten(1, (num_groups, -1))[:, chosen].flatten(1, 2)
-
-    mask = call.mask_BNTS
+    sink, mask = call.sink, call.mask_BNTS
+    if mask is not None and mask.shape[1] > 1:
+        mask = mask.unflatten(1, (num_groups, -1))[:, chosen].flatten(1, 2)
     return replace(
         call,
-        sink=None if call.sink is None else call.sink.of_groups(chosen),
-        q_BHTD=of_groups(call.q_BHTD),
+        q_BHTD=call.q_BHTD.unflatten(1, (num_groups, -1))[:, chosen].flatten(1, 2),
         k_BGSD=call.k_BGSD[:, chosen],
         v_BGSD=call.v_BGSD[:, chosen],
-        mask_BNTS=mask if mask is None or mask.shape[1] == 1 else of_groups(mask),
+        mask_BNTS=mask,
+        sink=None if sink is None else sink.of_groups(chosen),
     )
 
 
 def has_empty_slots(q_BHTD: Tensor, k_BGSD: Tensor, mask_BNTS: Tensor | None) -> bool:
     """Whether the keys end with empty slots of a static cache."""
+    # The last query is the newest token, and sees itself: if it does not see the last key, that one
+    # is behind it.
     has_past = k_BGSD.shape[2] > q_BHTD.shape[2]
     return has_past and mask_BNTS is not None and not bool(mask_BNTS[:, :, -1, -1].any())

@@ -27,21 +27,26 @@ def sink_keys(
     num_queries, device = call.q_BHTD.shape[2], call.q_BHTD.device
     if sink.kind == "none":
         return None
-    # A number that is traced while compiling is no int.
+    # No query has anything behind its window yet: plain attention, and no merge. (A number that is
+    # traced while compiling is no int.)
     if isinstance(num_past, int) and num_past + num_queries <= window_tokens:
         return None
     # A query sees what has left its window: up to this position of its text, or document.
     if call.documents is not None:
         position_BT = call.documents.position_BT
-    elif call.mask_BNTS is not None:  # padding, or the empty slots of a static cache
+    # Padding, or the empty slots of a static cache: a causal mask shows a query its text up to
+    # itself, so it sees one key more than its position.
+    elif call.mask_BNTS is not None:
         position_BT = call.mask_BNTS[:, 0].sum(-1) - 1
     else:
         position_BT = (torch.arange(num_queries, device=device) + num_past)[None]
     beyond_BT = position_BT - window_tokens
 
-    # Packed documents have no past, so all their keys are here.
+    # First tokens that the cache has kept stand where the text begins, whatever padding is before
+    # it. Packed documents have no past, so all their keys are here.
     if first is not None and call.documents is None:
         return keys_beyond(module, beyond_BT, *first)
+    # Without a mask the text begins at the first key; a constant needs no key of the text at all.
     if sink.kind == "static" or (call.documents is None and call.mask_BNTS is None):
         return keys_beyond(module, beyond_BT, call.k_BGSD, call.v_BGSD)
     if call.documents is None:
@@ -66,6 +71,8 @@ def _behind_padding(call: AttentionCall, num_first: int, beyond_BT: Tensor) -> S
     """The first tokens of each row's text, which begins where its mask does."""
     assert call.mask_BNTS is not None
     sees_BT, begins_BT = call.mask_BNTS[:, 0].any(-1), call.mask_BNTS[:, 0].byte().argmax(-1)
+    # A query of padding sees nothing, and argmax says 0 of nothing: so the latest beginning is that
+    # of the text. All queries of a row must agree on it.
     start_B1 = begins_BT.where(sees_BT, 0).amax(1, keepdim=True)
     if not torch.compiler.is_compiling() and (sees_BT & (begins_BT != start_B1)).any():
         raise UserError(
@@ -84,6 +91,10 @@ def _of_documents(
     call: AttentionCall, documents: Documents, num_first: int, beyond_BT: Tensor
 ) -> SinkKeys:
     """The first tokens of each packed document, which only its own queries see."""
+    # With S = 2 and documents that end at 3 and 5 in a row of 8 tokens, N = 6 keys of the sink:
+    # columns_BN     0 1   3 4   5 6 document_N     0 0   1 1   2 2        A query sees those of its
+    # own document which have left numbers_N      0 1   0 1   0 1        its window: number <= its
+    # position - W.
     numbers_N = torch.arange(num_first, device=beyond_BT.device)
     most = max(map(len, documents.ends)) - 1  # documents in a row
     # Rows of fewer repeat their last start: no query belongs to what is added.

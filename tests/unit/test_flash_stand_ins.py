@@ -130,12 +130,13 @@ def test_the_operators_of_torch_take_and_give_what_their_stand_in_does() -> None
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(sdpa, "efficient_kernel", forward)
                 patch.setattr(sdpa, "efficient_backward_kernel", backward)
-                how = None if bias is None else bias.to(device), is_causal, 0.125
+                there = None if bias is None else bias.to(device)
+                how = {"bias": there, "is_causal": is_causal, "scaling": 0.125}
                 tensors = [x.to(device) for x in (q, k, v)]
-                out, lse = sdpa._cuda_forward(*how, *tensors)
-                grads = sdpa._cuda_backward(*how, out, *tensors, out, lse)
+                out, lse = sdpa._cuda_forward(*tensors, **how)
+                grads = sdpa._cuda_backward(out, *tensors, out, lse, **how)
                 assert [x.shape for x in grads] == [q.shape, k.shape, v.shape]
-                _, whole, *_ = forward(*tensors, how[0], True, 0.0, is_causal, scale=0.125)
+                _, whole, *_ = forward(*tensors, there, True, 0.0, is_causal, scale=0.125)
             assert out.transpose(1, 2).is_contiguous()
             found.append([(x.shape, x.dtype) for x in (out, lse, whole, *grads)])
         assert found[0] == found[1]
@@ -277,7 +278,7 @@ def test_a_compiled_step_with_a_sink_is_one_graph(
     """By the code for CUDA, with the CPU's kernel under it, in the other's order in memory."""
 
     def kernel(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, *others: Any, scale: float) -> Any:
-        out, lse = sdpa._cpu_forward(bias, False, scale, q, k, v)
+        out, lse = sdpa._cpu_forward(q, k, v, bias=bias, is_causal=False, scaling=scale)
         padded = functional.pad(lse, (0, -q.shape[2] % 32), value=torch.inf)
         return out.transpose(1, 2).contiguous().transpose(1, 2), padded
 

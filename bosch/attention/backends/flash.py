@@ -32,7 +32,7 @@ def unavailable() -> str | None:
     if find_spec("flash_attn") is None and find_spec("flash_attn_interface") is None:
         return "flash-attn is not installed (pip install --no-build-isolation flash-attn)"
     try:
-        _kernel()
+        _kernel()  # found is not loaded: wheels are built for one version of torch
     except ImportError as error:
         return f"the installed flash-attn does not load ({error})"
     except AttributeError:
@@ -56,12 +56,18 @@ def priority(call: AttentionCall) -> int | None:
 
 
 def attend(call: AttentionCall) -> Tensor:
-    optional: dict[str, Any] = {"dropout_p": call.dropout} if call.dropout else {}
+    kernel = partial(
+        _kernel(),
+        **cumulative_lengths(call)._asdict(),
+        causal=True,
+        softmax_scale=call.scaling,
+        window_size=window_size(call.window_tokens),
+    )
+    if call.dropout:  # version 3 has no such argument
+        kernel = partial(kernel, dropout_p=call.dropout)
     # torch's own kernels read this switch themselves.
     if torch.are_deterministic_algorithms_enabled():
-        optional["deterministic"] = True
-    optional |= {"softmax_scale": call.scaling, "window_size": window_size(call.window_tokens)}
-    kernel = partial(_kernel(), **cumulative_lengths(call), causal=True, **optional)
+        kernel = partial(kernel, deterministic=True)
 
     def forward(*tensors: Tensor) -> tuple[Tensor, Tensor]:
         # By this argument it returns the log-sum-exp.

@@ -126,9 +126,12 @@ def _behind_past(call: AttentionCall, past: int) -> Tensor:
     the softmax. Takes 0.75 of the time of a mask."""
     q, k, v = call.q_BHTD, call.k_BGSD, call.v_BGSD
     (past_BHTD, lse_past_BHT), (new_BHTD, lse_new_BHT) = (
-        _cpu_forward(None, is_causal, call.scaling, q, k[:, :, keys], v[:, :, keys])
+        _cpu_forward(
+            q, k[:, :, keys], v[:, :, keys], bias=None, is_causal=is_causal, scaling=call.scaling
+        )
         for keys, is_causal in ((slice(0, past), False), (slice(past, None), True))
     )
+    # exp(a) / (exp(a) + exp(b)) is sigmoid(a - b), which overflows for no a and b.
     share_BHT = torch.sigmoid(lse_past_BHT - lse_new_BHT)
     return torch.lerp(new_BHTD, past_BHTD, share_BHT.unsqueeze(-1).to(new_BHTD.dtype))
 
@@ -138,34 +141,38 @@ def _banded(call: AttentionCall) -> Iterator[Tensor]:
 
     `without_idle_window` has cut the keys: S <= T + W - 1.
     """
-    window = call.window_tokens
-    assert window is not None
+    window_tokens = call.window_tokens
+    assert window_tokens is not None
     if call.sink is not None and _merges_sink(call):
         # The scores of its keys for all queries at once: blocks of queries would be a copy.
         call = replace(call, sink=replace(call.sink, scores_BHTN=scores_of(call)))
     num_queries, past = call.q_BHTD.shape[2], call.k_BGSD.shape[2] - call.q_BHTD.shape[2]
-    # Blocks of 32 are the fastest, or within 5 %, for every window (one CPU thread, W 64 to 1024).
-    # The gradient of the overlapping view is (C+W-1)/C copies of K and V: training takes larger.
-    block = max(64, window // 2) if call.needs_grad else 32
+    # W is `window_tokens`. Blocks of 32 are the fastest, or within 5 %, for every W (one CPU
+    # thread, 64 to 1024). The gradient of the overlapping view is (C+W-1)/C copies of K and V:
+    # training takes larger.
+    block = max(64, window_tokens // 2) if call.needs_grad else 32
 
-    # Rows up to the first that sees W keys, then whole blocks, then the remaining rows.
-    head = min(num_queries, window - past) if past < window - 1 else 0
+    # Rows up to the first that sees W keys, then whole blocks, then the remaining rows. Only rows
+    # that see exactly W keys are alike, as blocks must be: the first rows of a text see fewer.
+    head = min(num_queries, window_tokens - past) if past < window_tokens - 1 else 0
     # Only blocks that are followed by enough keys for their padding.
-    num_blocks = max(num_queries - head - _padding(block, window), 0) // block
+    num_blocks = max(num_queries - head - _padding(block, window_tokens), 0) // block
     tail = head + num_blocks * block
 
     if head:
         yield _full(replace(_cut(call, slice(0, head), slice(0, past + head)), window_tokens=None))
     if num_blocks:
-        yield _blocks(call, window, head, num_blocks, block)
+        yield _blocks(call, window_tokens, head, num_blocks, block)
     if tail < num_queries:
-        rest = _cut(call, slice(tail, None), slice(past + tail - window + 1, None))
-        band = _band(num_queries - tail, window, call.q_BHTD.device)
+        rest = _cut(call, slice(tail, None), slice(past + tail - window_tokens + 1, None))
+        band = _band(num_queries - tail, window_tokens, call.q_BHTD.device)
         yield _sdpa(rest, band if rest.mask_BNTS is None else band & rest.mask_BNTS)
 
 
-def _blocks(call: AttentionCall, window: int, head: int, num_blocks: int, block: int) -> Tensor:
-    """Rows `head` to `head + num_blocks * block`. Each of them sees `window` keys.
+def _blocks(
+    call: AttentionCall, window_tokens: int, head: int, num_blocks: int, block: int
+) -> Tensor:
+    """Rows `head` to `head + num_blocks * block`. Each of them sees W keys.
 
     With W = 3 and blocks of C = 2 queries, and without padding, of what each query sees (#) block m
     is the part of C x (C + W - 1) that begins C rows and C columns behind that of block m - 1:
@@ -181,16 +188,21 @@ def _blocks(call: AttentionCall, window: int, head: int, num_blocks: int, block:
         query 6. . . . | # # # . |        (`_band`) serves them all.
               7. . . . | . # # # |
     """
-    past, padding = call.k_BGSD.shape[2] - call.q_BHTD.shape[2], _padding(block, window)
-    reach = block + window - 1 + padding
-    first_key = past + head - window + 1
+    past, padding = call.k_BGSD.shape[2] - call.q_BHTD.shape[2], _padding(block, window_tokens)
+    reach = block + window_tokens - 1 + padding
+    first_key = past + head - window_tokens + 1
     queries, blocks = slice(head, head + num_blocks * block), (num_blocks, block)
+    # The blocks take the place of the batch, which is of one row here: to the kernel they are M
+    # texts of C queries and L keys.
     q_MHCD = call.q_BHTD[0, :, queries].unflatten(1, blocks).transpose(0, 1)
     keys = slice(first_key, first_key + (num_blocks - 1) * block + reach)
     both = call.k_BGSD, call.v_BGSD
     k_MGLD, v_MGLD = (x[0, :, keys].unfold(1, reach, block).permute(1, 0, 3, 2) for x in both)
-    mask = _band(block, window, call.q_BHTD.device, padding)
-    if call.mask_BNTS is not None:  # (M, N, C, L): its parts along the diagonal
+    mask = _band(block, window_tokens, call.q_BHTD.device, padding)
+    # (M, N, C, L): its parts along the diagonal. Row c and column l of block m are in the mask at
+    # row     head + m * C + c            so the step from block to block is C rows and C columns,
+    # column  first_key + m * C + l       and those inside a block are the mask's own.
+    if call.mask_BNTS is not None:
         mask_NTS = call.mask_BNTS[0]
         by_head, by_row, by_column = mask_NTS.stride()
         offset = mask_NTS.storage_offset() + head * by_row + first_key * by_column
@@ -207,24 +219,24 @@ def _blocks(call: AttentionCall, window: int, head: int, num_blocks: int, block:
     return _sdpa(replace(call, q_BHTD=q_MHCD, k_BGSD=k_MGLD, v_BGSD=v_MGLD, sink=sink), mask)
 
 
-def _padding(block: int, window: int) -> int:
+def _padding(block: int, window_tokens: int) -> int:
     """Keys that no query of a block sees, so that its rows of scores are a multiple of 16 long.
     (One CPU thread, AVX512, D=64, W=256: 287 keys a block take 1.19 times as long as 288.)"""
-    return -(block + window - 1) % 16
+    return -(block + window_tokens - 1) % 16
 
 
-def _band(num_queries: int, window: int, device: torch.device, padding: int = 0) -> Tensor:
+def _band(num_queries: int, window_tokens: int, device: torch.device, padding: int = 0) -> Tensor:
     """(C, C + W - 1 + padding): query i sees keys i to i + W - 1."""
     if torch.compiler.is_compiling():  # a compiled graph stores its constants itself
-        return _make_band(num_queries, window, device, padding)
+        return _make_band(num_queries, window_tokens, device, padding)
     with torch.inference_mode(False):  # one made in evaluation is used in training too
-        return _cached_band(num_queries, window, device, padding)
+        return _cached_band(num_queries, window_tokens, device, padding)
 
 
-def _make_band(num_queries: int, window: int, device: torch.device, padding: int) -> Tensor:
-    shape = (num_queries, num_queries + window - 1 + padding)
+def _make_band(num_queries: int, window_tokens: int, device: torch.device, padding: int) -> Tensor:
+    shape = (num_queries, num_queries + window_tokens - 1 + padding)
     ones = torch.ones(shape, dtype=torch.bool, device=device)
-    return ones.triu().tril(window - 1)
+    return ones.triu().tril(window_tokens - 1)
 
 
 # Room for all lengths of a rest: selective checkpointing fails if one is made in the backward only.
@@ -234,6 +246,7 @@ _cached_band = lru_cache(maxsize=1024)(_make_band)
 def _cut(
     call: AttentionCall, queries: slice = ALL, keys: slice = ALL, rows: slice = ALL
 ) -> AttentionCall:
+    """The part of a call for these queries, keys and rows of the batch: views."""
     mask, sink = call.mask_BNTS, call.sink
     if mask is not None:
         mask = mask[rows if len(mask) > 1 else ALL, :, queries, keys]
@@ -265,6 +278,7 @@ def without_cudnn() -> Iterator[None]:
         with sdpa_kernel(OTHERS):
             yield
         return
+    # The switch of the process, since a call has none; sdpa_kernel would set the others too.
     is_enabled = cuda.cudnn_sdp_enabled()
     cuda.enable_cudnn_sdp(False)
     try:
@@ -276,6 +290,8 @@ def without_cudnn() -> Iterator[None]:
 def _sdpa(
     call: AttentionCall, mask: Tensor | CausalBias | None = None, is_causal: bool = False
 ) -> Tensor:
+    """torch's function, or where there is a sink, one of its kernels. `mask`: what the queries see
+    of the keys, instead of the call's own."""
     on_cpu = call.q_BHTD.device.type == "cpu"
     if call.mask_BNTS is not None and not on_cpu:
         assert mask is not None
@@ -311,14 +327,17 @@ def _merges_sink(call: AttentionCall) -> bool:
 
 @torch.compiler.assume_constant_result
 def has_efficient_kernel(device: torch.device, dtype: torch.dtype, head_size: int) -> bool:
-    """No float64, no odd head sizes, no bf16 on old GPUs."""
-    return _ask_for_efficient_kernel(device, dtype, head_size)
+    """No float64, no odd head sizes, no bf16 on old GPUs. Asked once for each kind of call. (Of a
+    function with lru_cache, a compiled model would not take the answer for a constant.)"""
+    kind = (device, dtype, head_size)
+    if kind not in _efficient_kernels:
+        x = torch.empty(1, 1, 1, head_size, dtype=dtype, device=device)
+        params = cuda.SDPAParams(x, x, x, None, 0.0, False, False)
+        _efficient_kernels[kind] = cuda.can_use_efficient_attention(params)
+    return _efficient_kernels[kind]
 
 
-@lru_cache
-def _ask_for_efficient_kernel(device: torch.device, dtype: torch.dtype, head_size: int) -> bool:
-    x = torch.empty(1, 1, 1, head_size, dtype=dtype, device=device)
-    return cuda.can_use_efficient_attention(cuda.SDPAParams(x, x, x, None, 0.0, False, False))
+_efficient_kernels: dict[tuple[torch.device, torch.dtype, int], bool] = {}
 
 
 def _cpu_with_sink(call: AttentionCall, mask: Tensor | None, is_causal: bool) -> Tensor:
@@ -326,13 +345,16 @@ def _cpu_with_sink(call: AttentionCall, mask: Tensor | None, is_causal: bool) ->
     if mask is not None:  # 0 where the mask is True, else -inf
         bias = torch.zeros_like(mask, dtype=call.q_BHTD.dtype)
         bias = bias.masked_fill(~mask, -torch.inf)
-    how = bias, is_causal, call.scaling
-    return attend_with_sink(call, partial(_cpu_forward, *how), partial(_cpu_backward, *how))
+    return attend_with_sink(
+        call,
+        partial(_cpu_forward, bias=bias, is_causal=is_causal, scaling=call.scaling),
+        partial(_cpu_backward, bias=bias, is_causal=is_causal, scaling=call.scaling),
+    )
 
 
 # What `scaled_dot_product_attention` runs on a CPU, with its log-sum-exp.
 def _cpu_forward(
-    bias: Tensor | None, is_causal: bool, scaling: float, q: Tensor, k: Tensor, v: Tensor
+    q: Tensor, k: Tensor, v: Tensor, *, bias: Tensor | None, is_causal: bool, scaling: float
 ) -> tuple[Tensor, Tensor]:
     out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         q, k, v, 0.0, is_causal, attn_mask=bias, scale=scaling
@@ -340,7 +362,7 @@ def _cpu_forward(
     return out, lse
 
 
-def _cpu_backward(bias: Tensor | None, is_causal: bool, scaling: float, *tensors: Tensor) -> Any:
+def _cpu_backward(*tensors: Tensor, bias: Tensor | None, is_causal: bool, scaling: float) -> Any:
     return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
         *tensors, 0.0, is_causal, attn_mask=bias, scale=scaling
     )
@@ -355,39 +377,42 @@ def _cuda_with_sink(
     if isinstance(mask, CausalBias):
         mask = _lower_right(call)
     if mask is not None:
-        # Of all heads, and each row begins at a multiple of 16 numbers.
+        # The kernel reads a bias of all heads whose rows each begin at a multiple of 16 numbers, so
+        # rows get room behind their end. The heads share one in memory (`expand`).
         shape = (*mask.shape[:-1], num_keys + -num_keys % 16)
         bias = q_BHTD.new_full(shape, -torch.inf)[..., :num_keys].masked_fill_(mask, 0)
         bias_BHTS = bias.expand(batch, num_heads, num_queries, num_keys)
-    how = bias_BHTS, is_causal, call.scaling
     # It has no grouped heads.
     k_BHSD, v_BHSD = (
         x if x.shape[1] == num_heads else repeat_groups(x, num_heads)
         for x in (call.k_BGSD, call.v_BGSD)
     )
-    call = replace(call, k_BGSD=k_BHSD, v_BGSD=v_BHSD)
-    return attend_with_sink(call, partial(_cuda_forward, *how), partial(_cuda_backward, *how))
+    return attend_with_sink(
+        replace(call, k_BGSD=k_BHSD, v_BGSD=v_BHSD),
+        partial(_cuda_forward, bias=bias_BHTS, is_causal=is_causal, scaling=call.scaling),
+        partial(_cuda_backward, bias=bias_BHTS, is_causal=is_causal, scaling=call.scaling),
+    )
 
 
 def _cuda_forward(
-    bias: Tensor | None, is_causal: bool, scaling: float, q: Tensor, k: Tensor, v: Tensor
+    q: Tensor, k: Tensor, v: Tensor, *, bias: Tensor | None, is_causal: bool, scaling: float
 ) -> tuple[Tensor, Tensor]:
     out, lse, *_ = efficient_kernel(q, k, v, bias, True, 0.0, is_causal, scale=scaling)
     return out, lse[..., : q.shape[2]]  # for a multiple of 32 queries
 
 
 def _cuda_backward(
-    bias: Tensor | None, is_causal: bool, scaling: float,
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out_BHTD: Tensor, lse_BHT: Tensor,
+    *, bias: Tensor | None, is_causal: bool, scaling: float,
 ) -> Any:  # fmt: skip
     # What the kernel takes for granted of its own output: its order in memory, and a log-sum-exp
     # for a multiple of 32 queries, which is infinite for those that do not exist.
     out = out_BHTD.transpose(1, 2).contiguous().transpose(1, 2)
     lse = F.pad(lse_BHT, (0, -lse_BHT.shape[-1] % 32), value=torch.inf).contiguous()
-    random_state = torch.zeros(2, dtype=torch.long, device=q.device)  # of a dropout
+    seed, offset = torch.zeros(2, dtype=torch.long, device=q.device)  # of a dropout
     wanted = [True, True, True, False]  # not the gradient of the bias
     grads = efficient_backward_kernel(
-        *(grad, q, k, v, bias, out, lse, *random_state, 0.0, wanted, is_causal), scale=scaling
+        grad, q, k, v, bias, out, lse, seed, offset, 0.0, wanted, is_causal, scale=scaling
     )
     return grads[:3]
 

@@ -3,6 +3,7 @@
 
 import inspect
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -45,17 +46,26 @@ def attend(call: AttentionCall) -> Tensor:
 
     kernel: Callable[..., Any] = varlen.varlen_attn
     left, right = window_size(call.window_tokens)
-    lengths, num_rows = cumulative_lengths(call).values(), len(call.q_BHTD)
-    optional: dict[str, Any] = {"scale": call.scaling, "window_size": (left, right)}
+    lengths, num_rows = cumulative_lengths(call), len(call.q_BHTD)
     # torch 2.11 shares KV heads by itself; later versions need the argument.
     is_grouped = call.q_BHTD.shape[1] != call.k_BGSD.shape[1]
     if is_grouped and "enable_gqa" in inspect.signature(kernel).parameters:
-        optional["enable_gqa"] = True
+        kernel = partial(kernel, enable_gqa=True)
 
-    def forward(*tensors: Tensor) -> tuple[Tensor, Tensor]:
+    def run(q_BHTD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, **more: object) -> Any:
+        return kernel(
+            flat_tokens(q_BHTD),
+            flat_tokens(k_BGSD),
+            flat_tokens(v_BGSD),
+            *lengths,
+            scale=call.scaling,
+            window_size=(left, right),
+            **more,
+        )
+
+    def forward(q_BHTD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor) -> tuple[Tensor, Tensor]:
         with_lse = varlen.AuxRequest(lse=True)
-        flat = map(flat_tokens, tensors)
-        out_NHD, lse_HN = kernel(*flat, *lengths, return_aux=with_lse, **optional)
+        out_NHD, lse_HN = run(q_BHTD, k_BGSD, v_BGSD, return_aux=with_lse)
         return in_rows(out_NHD, lse_HN, num_rows)
 
     def backward(*tensors: Tensor) -> Iterator[Tensor]:
@@ -77,8 +87,7 @@ def attend(call: AttentionCall) -> Tensor:
 
     if call.sink is not None:
         return attend_with_sink(call, forward, backward)
-    flat = map(flat_tokens, (call.q_BHTD, call.k_BGSD, call.v_BGSD))
-    out: Tensor = kernel(*flat, *lengths, **optional)
+    out: Tensor = run(call.q_BHTD, call.k_BGSD, call.v_BGSD)
     return out.unflatten(0, (num_rows, -1)).transpose(1, 2)
 
 
