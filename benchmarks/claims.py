@@ -85,10 +85,10 @@ class Study:
         self.comparison = compare([path])
         places = ((run, run.settings) for run in self.comparison.runs)
         self.runs = {(run.method, s["ratio"], s["seed"]): run for run, s in places}
-        self.averages = {score.suite: score for score in self.comparison.averages}
+        self.averages = {score.suite: score for score in self.comparison.scores_of("average")}
 
     def curves(self, method: str, ratio: float, score: ReportedScore) -> list[Curve]:
-        return [self.comparison.curve(self.runs[method, ratio, s], score) for s in SEEDS]
+        return [self.comparison.curves[self.runs[method, ratio, s].name, score] for s in SEEDS]
 
     def mean(
         self, method: str, ratio: float, score: ReportedScore, statistic: Statistic = BEFORE

@@ -16,10 +16,10 @@ from pathlib import Path
 from bosch.config import Config, parse_count
 from bosch.eval import lm_eval_bridge
 from bosch.eval.report import intervals
-from bosch.eval.report.intervals import Curve, Estimate, Point, Statistic, estimate
+from bosch.eval.report.intervals import Curve, Estimate, Point, estimate, make_curve
 from bosch.eval.report.runs import LOSSES, RunResults, read_runs
 from bosch.eval.suites import _reporting
-from bosch.eval.suites._reporting import Cell, ReportedScore, Row, Samples, condition
+from bosch.eval.suites._reporting import Cell, Kind, ReportedScore, Row, Samples, condition
 from bosch.plugins import suggest
 from bosch.run.errors import UserError
 from bosch.run.fingerprint import plain
@@ -65,6 +65,7 @@ class Recovery:
     curve: Curve
     gap_share: Estimate  # share of the gap to the dense model that is recovered at the end
     tokens_to: Mapping[float, Estimate]  # for each of SHARES
+    num_examples: int  # of each model; of a loss, sequences
 
     @property
     def has_clear_gap(self) -> bool:
@@ -86,11 +87,6 @@ class Recovery:
         unit = 10 ** max(0, len(str(needed)) - 2)
         return math.ceil(needed / unit) * unit
 
-    @property
-    def num_examples(self) -> int:
-        """Of the dense model and each checkpoint as many; of a loss, sequences."""
-        return self.curve.points[self.curve.steps[-1]].n
-
 
 @dataclass(frozen=True)
 class BaselineDifference:
@@ -106,31 +102,20 @@ class BaselineDifference:
 class Comparison:
     runs: Sequence[RunResults]
     scores: Sequence[ReportedScore]  # of any run, suite by suite
-    curves: Mapping[tuple[str, ReportedScore], Curve]  # by run and score
-    baseline: Baseline = Baseline()
-
-    def curve(self, run: RunResults, score: ReportedScore) -> Curve:
-        """Without points where the run has none."""
-        return self.curves.get((run.name, score), Curve(run, score, {}))
+    # By run and score, and the loss; without points where the run was not evaluated.
+    curves: Mapping[tuple[str, ReportedScore], Curve]
+    baseline: Baseline
+    suites: Sequence[str]
 
     def curves_of(self, score: ReportedScore) -> list[Curve]:
-        """Of the runs that were evaluated."""
-        return [curve for run in self.runs if (curve := self.curve(run, score)).steps]
+        """Those of runs that were evaluated."""
+        curves = [self.curves[run.name, score] for run in self.runs]
+        return [curve for curve in curves if curve.steps]
 
-    @property
-    def suites(self) -> list[str]:
-        return list(dict.fromkeys(score.suite for score in self.scores))
-
-    @property
-    def averages(self) -> list[ReportedScore]:
-        return [score for score in self.scores if score.kind == "average"]
-
-    @property
-    def variants(self) -> list[ReportedScore]:
-        return [score for score in self.scores if score.kind == "variant"]
-
-    def parts(self, suite: str) -> list[ReportedScore]:
-        return [score for score in self.scores if score.kind == "part" and score.suite == suite]
+    def scores_of(self, kind: Kind, suite: str | None = None) -> list[ReportedScore]:
+        """Averages, parts or variants, of one suite or of all."""
+        of_kind = [score for score in self.scores if score.kind == kind]
+        return [score for score in of_kind if suite in (None, score.suite)]
 
     @property
     def headlines(self) -> list[ReportedScore]:
@@ -138,9 +123,9 @@ class Comparison:
         its tasks."""
         found = []
         for suite in self.suites:
-            averages = [score for score in self.averages if score.suite == suite]
+            averages = self.scores_of("average", suite)
             known = [score for score in averages if self.curves_of(score)]
-            found += known or self.parts(suite)
+            found += known or self.scores_of("part", suite)
         return found
 
     @cached_property
@@ -149,37 +134,41 @@ class Comparison:
         rows = []
         for score in [*self.headlines, LOSS]:
             for curve in self.curves_of(score):
-                if curve.is_trained and not (curve.is_loss and math.isnan(curve.dense)):
+                if curve.is_trained and not (score is LOSS and math.isnan(curve.dense)):
                     share = estimate([curve], intervals.gap_share)
                     tokens = {n: estimate([curve], intervals.tokens_to_share(n)) for n in SHARES}
-                    rows.append(Recovery(curve, share, tokens))
+                    last = curve.points[curve.steps[-1]]
+                    rows.append(Recovery(curve, share, tokens, last.n))
         return rows
 
     @cached_property
     def differences(self) -> list[BaselineDifference]:
         """For each headline, the loss and each setup that has a baseline run to compare it with."""
         found = []
-        for score in [*self.headlines, *self.variants, LOSS]:
-            for setup, members in self.baseline.pairs.items():
-                any_end, started, ended = self.baseline.differs_in_tokens, [], []
-                for pair in members:
-                    a, b = self.curve(pair.run, score), self.curve(pair.base, score)
+        for score in [*self.headlines, *self.scores_of("variant"), LOSS]:
+            for setup, pairs in self.baseline.pairs.items():
+                ours, bases = [], []  # of pairs that were both evaluated before training
+                trained_ours, trained_bases = [], []  # and after it
+                for pair in pairs:
+                    our = self.curves[pair.run.name, score]
+                    base = self.curves[pair.base.name, score]
                     if score is LOSS:  # whose negatives the curves hold
-                        a, b = b, a
-                    if 0 in a.points and 0 in b.points:
-                        started.append((a, b))
-                        is_alike = pair.is_trained_alike and a.is_trained and b.is_trained
-                        if is_alike and (any_end or is_as_long(a.end, b.end)):
-                            ended.append((a, b))
-                if started:
-                    start = _difference(started, intervals.value_at(0))
-                    end = _difference(ended, intervals.value_at(-1))
+                        our, base = base, our
+                    if 0 in our.points and 0 in base.points:
+                        ours.append(our)
+                        bases.append(base)
+                        is_alike = pair.is_trained_alike and our.is_trained and base.is_trained
+                        is_same_end = self.baseline.differs_in_tokens or is_as_long(
+                            our.tokens[-1], base.tokens[-1]
+                        )
+                        if is_alike and is_same_end:
+                            trained_ours.append(our)
+                            trained_bases.append(base)
+                if ours:
+                    start = estimate(ours, intervals.value_at(0), bases)
+                    end = estimate(trained_ours, intervals.value_at(-1), trained_bases)
                     found.append(BaselineDifference(setup, score, start, end))
         return found
-
-
-def _difference(pairs: Sequence[tuple[Curve, Curve]], statistic: Statistic) -> Estimate:
-    return estimate([a for a, _ in pairs], statistic, [b for _, b in pairs])
 
 
 def compare(given: Sequence[Path | RunResults], baseline: str | None = None) -> Comparison:
@@ -190,8 +179,12 @@ def compare(given: Sequence[Path | RunResults], baseline: str | None = None) -> 
     curves = {(run.name, curve.score): curve for run in runs for curve in _read_curves(run)}
     scores = dict.fromkeys(score for _, score in curves)
     order = sorted(scores, key=lambda s: (_reporting.reporting_of(s.suite).report_order, s.suite))
-    curves |= {(run.name, LOSS): _read_losses(run) for run in runs}
-    return Comparison(runs, order, curves, found)
+    for run in runs:
+        curves[run.name, LOSS] = _read_losses(run)
+        for score in order:  # a run may not have been evaluated for what others were
+            curves.setdefault((run.name, score), make_curve(run, score, {}))
+    suites = list(dict.fromkeys(score.suite for score in order))
+    return Comparison(runs, order, curves, found, suites)
 
 
 def _read_curves(run: RunResults) -> Iterator[Curve]:
@@ -217,7 +210,7 @@ def _read_curves(run: RunResults) -> Iterator[Curve]:
             }
             samples = {step: run.samples.get((step, suite, under), {}) for step in points}
             shown = replace(score, name=under, kind="variant") if under else score
-            yield _with_replicates(Curve(run, shown, points), samples)
+            yield _with_replicates(make_curve(run, shown, points), samples)
 
 
 def in_order(step: int | None) -> int:
@@ -237,7 +230,7 @@ def _read_losses(run: RunResults) -> Curve:
                 step, tokens = (None, math.nan) if is_dense else (row.get("step"), row["tokens"])
                 points[step] = Point(-loss, n=len(each), tokens=tokens)
                 samples[step] = {("loss", 0): {n: -one for n, one in enumerate(each)}}
-    return _with_replicates(Curve(run, LOSS, points), samples)
+    return _with_replicates(make_curve(run, LOSS, points), samples)
 
 
 def _with_replicates(curve: Curve, samples: Mapping[int | None, Samples]) -> Curve:
@@ -286,7 +279,7 @@ def has_recovered(comparison: Comparison, step: int) -> bool:
     """Whether the one run of the comparison is, at this step and on every suite, surely less than
     TOLERANCE points below the dense model."""
     for score in comparison.headlines:
-        curve = comparison.curve(comparison.runs[0], score)
+        curve = comparison.curves[comparison.runs[0].name, score]
         if step not in curve.points:
             return False
         gap = estimate([curve], intervals.gap_at(curve.steps.index(step)))
@@ -313,8 +306,8 @@ def seeds_of_setups(
         return by_setup(curve for curve in curves if 0 in curve.points)
     setups = by_setup(curve for curve in curves if curve.is_trained)
     for setup, members in setups.items():
-        last = max(curve.end for curve in members)
-        setups[setup] = [curve for curve in members if is_as_long(curve.end, last)]
+        last = max(curve.tokens[-1] for curve in members)
+        setups[setup] = [curve for curve in members if is_as_long(curve.tokens[-1], last)]
     return setups
 
 

@@ -11,7 +11,6 @@ import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import zip_longest
 
 import numpy as np
@@ -42,44 +41,37 @@ class Point:
 
 @dataclass(frozen=True)
 class Curve:
-    """A score of a run over tokens."""
+    """A score of a run over tokens. `make_curve` fills in the columns."""
 
     run: RunResults
     score: ReportedScore
     points: Mapping[int | None, Point]  # by step, rising; None: the dense model
-    replicates: Replicates | None = None  # None: the scores of single examples are unknown
+    replicates: Replicates | None  # None: the scores of single examples are unknown
+    steps: Sequence[int]  # of the hybrid
+    tokens: Numbers  # at these steps
+    values: Numbers  # at these steps; of a loss, its negatives
+    dense: float  # nan: the dense model was not evaluated
+    is_trained: bool  # step 0 and at least one later step were evaluated
 
-    @cached_property
-    def steps(self) -> list[int]:
-        return [step for step in self.points if step is not None]
 
-    @cached_property
-    def tokens(self) -> Numbers:
-        return np.array([self.points[step].tokens for step in self.steps], float)
-
-    @cached_property
-    def values(self) -> Numbers:
-        """Of a loss, its negatives."""
-        return np.array([self.points[step].value for step in self.steps], float)
-
-    @property
-    def dense(self) -> float:
-        """nan: the dense model was not evaluated."""
-        return self.points[None].value if None in self.points else math.nan
-
-    @property
-    def end(self) -> float:
-        """Tokens at the last checkpoint."""
-        return float(self.tokens[-1])
-
-    @property
-    def is_loss(self) -> bool:
-        return self.score.kind == "loss"
-
-    @property
-    def is_trained(self) -> bool:
-        """Whether step 0 and at least one later step were evaluated."""
-        return 0 in self.points and len(self.steps) > 1
+def make_curve(
+    run: RunResults,
+    score: ReportedScore,
+    points: Mapping[int | None, Point],
+    replicates: Replicates | None = None,
+) -> Curve:
+    steps = [step for step in points if step is not None]
+    return Curve(
+        run=run,
+        score=score,
+        points=points,
+        replicates=replicates,
+        steps=steps,
+        tokens=np.array([points[step].tokens for step in steps], float),
+        values=np.array([points[step].value for step in steps], float),
+        dense=points[None].value if None in points else math.nan,
+        is_trained=0 in points and len(steps) > 1,
+    )
 
 
 @dataclass(frozen=True)
@@ -90,10 +82,6 @@ class Estimate:
     low: float | None = None
     high: float | None = None
     num_seeds: int = 1  # it is the mean over so many
-
-    @property
-    def excludes_zero(self) -> bool:
-        return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
 
 
 # tokens [point], values [..., point], dense [...] -> [...]
@@ -116,7 +104,11 @@ def estimate(
             value, replicates = value - base_value, replicates - base_replicates
         values.append(value)
         resampled.append(replicates)
-    table = np.array(np.broadcast_arrays(*resampled)).T  # [replicate, seed]
+    # A curve without replicates has one nan in their place, which stands in each row of its column.
+    longest = max(map(len, resampled))
+    table = np.array([np.broadcast_to(one, longest) for one in resampled]).T  # [replicate, seed]
+    # Each row draws as many seeds as there are, with replacement: how a run's seed falls is as much
+    # chance as which examples were asked.
     seeds = np.random.default_rng(0).integers(0, len(values), table.shape)
     means = np.take_along_axis(table, seeds, axis=1).mean(axis=1)
     known, tail, low, high = np.sort(means[~np.isnan(means)]), (1 - LEVEL) / 2, None, None
@@ -131,8 +123,10 @@ def estimate(
 def _apply(statistic: Statistic, curve: Curve) -> tuple[float, Numbers]:
     """The statistic of the curve and of its replicates; one nan if there are none."""
     value = float(statistic(curve.tokens, curve.values, np.asarray(curve.dense)))
-    again = curve.replicates
-    return value, statistic(curve.tokens, *again) if again else np.array([math.nan])
+    if curve.replicates is None:
+        return value, np.array([math.nan])
+    values, dense = curve.replicates
+    return value, statistic(curve.tokens, values, dense)
 
 
 def value_at(place: int) -> Statistic:
@@ -149,8 +143,7 @@ def gap_at(place: int) -> Statistic:
 
 
 def gap_share(tokens: Numbers, values: Numbers, dense: Numbers) -> Numbers:
-    """Share of the gap between step 0 and the dense model that the last checkpoint recovers. nan
-    where step 0 is not below the dense model."""
+    """Share of the gap between step 0 and the dense model that the last checkpoint recovers."""
     return (values[..., -1] - values[..., 0]) / _gap(values, dense)
 
 
@@ -161,6 +154,7 @@ def tokens_to_share(share: float) -> Statistic:
     def statistic(tokens: Numbers, values: Numbers, dense: Numbers) -> Numbers:
         gap = _gap(values, dense)
         level = (values[..., 0] + share * gap)[..., None]
+        # The first point at that level and the one before it; the same where step 0 has reached it.
         reached = values >= level - 1e-9
         after = np.argmax(reached, axis=-1)[..., None]
         before = np.maximum(after - 1, 0)
@@ -173,6 +167,7 @@ def tokens_to_share(share: float) -> Statistic:
 
 
 def _gap(values: Numbers, dense: Numbers) -> Numbers:
+    """From step 0 up to the dense model; nan where there is none, of which no share is defined."""
     gap = dense - values[..., 0]
     return np.where(gap > 1e-9, gap, np.nan)
 

@@ -134,9 +134,9 @@ def answers(comparison: Comparison) -> list[tuple[str, list[str]]]:
                 f"{tables.kv_saved(run)}"
             ]
         for score in [*comparison.headlines, LOSS]:
-            curve, recovery = comparison.curve(run, score), recovered.get((run.name, score))
+            curve, recovery = comparison.curves[run.name, score], recovered.get((run.name, score))
             ends.append(-curve.values[-1] if curve.steps else math.inf)
-            if recovery or (curve.steps and not curve.is_loss):
+            if recovery or (curve.steps and score is not LOSS):
                 lines.append(describe(curve, recovery))
         found.append((ends, run.name, lines))
     return [(name, lines) for _, name, lines in sorted(found, key=lambda one: one[0])]
@@ -146,26 +146,26 @@ def describe(curve: Curve, recovery: Recovery | None) -> str:
     """How far a score is from the dense model's. No recovery: only one checkpoint is known."""
 
     def gap(place: int) -> str:
-        if curve.is_loss:
+        if curve.score is LOSS:
             return f"{curve.dense - curve.values[place]:+.3f}"
         return tables.show_estimate(estimate([curve], gap_at(place)), tables.show_change)
 
     title = curve.score.headline
-    dense = f"({-curve.dense:.3f})" if curve.is_loss else f"({curve.dense:.1f})"
-    tokens = tables.show_tokens(curve.end)
+    dense = f"({-curve.dense:.3f})" if curve.score is LOSS else f"({curve.dense:.1f})"
+    tokens = tables.show_tokens(curve.tokens[-1])
     when = f"after {tokens} tokens" if curve.steps[-1] else "before training"
     if math.isnan(curve.dense):
         return f"{title}: {curve.values[-1]:.1f} {when}; the dense model was not evaluated"
     if recovery is None:
         return f"{title}: {gap(-1)} points from the dense model {dense} {when}"
-    unit = "" if curve.is_loss else " points"
+    unit = "" if curve.score is LOSS else " points"
     ends = f"from {gap(0)} to {gap(-1)}{unit} {when}"
     share, needed = tables.show_gap_share(recovery), recovery.num_needed
     if needed is None or not recovery.has_clear_gap:
         verdict = f"recovered {share} of the gap" if recovery.has_clear_gap else share
         return f"{title}: {verdict} to the dense model {dense}, {ends}"
     what, option = "examples", f"--eval.samples {math.ceil(needed / len(curve.score.weights))}"
-    if curve.is_loss:
+    if curve.score is LOSS:
         what, option = "held-out sequences", f"--data.held-out-sequences {needed}"
     few = f"{recovery.num_examples:,} {what} are too few to tell how much of the gap to the dense"
     end = f"about {needed:,} would do ({option})"
@@ -184,7 +184,7 @@ def warnings(comparison: Comparison) -> list[str]:
     ends: dict[float, list[str]] = {}  # tokens at the end of a training -> runs
     of_runs: dict[str, float] = {}
     for curve in (recovery.curve for recovery in comparison.recoveries):
-        of_runs[curve.run.name] = max(curve.end, of_runs.get(curve.run.name, 0))
+        of_runs[curve.run.name] = max(curve.tokens[-1], of_runs.get(curve.run.name, 0))
     for name, last in of_runs.items():
         end = next((tokens for tokens in ends if is_as_long(tokens, last)), last)
         ends.setdefault(end, []).append(name)
@@ -215,7 +215,7 @@ def missing_parts(comparison: Comparison, run: RunResults) -> list[str]:
     found: dict[str, list[str]] = {}
     for suite in comparison.suites:
         scores = [score for score in comparison.scores if score.suite == suite]
-        curves = [comparison.curve(run, score) for score in scores if score.kind != "variant"]
+        curves = [comparison.curves[run.name, score] for score in scores if score.kind != "variant"]
         known = {step for curve in curves for step in curve.points}
         problems = []
         if None not in known:
@@ -238,12 +238,13 @@ def missing_parts(comparison: Comparison, run: RunResults) -> list[str]:
 def different_examples(comparison: Comparison) -> list[str]:
     """Averages that some runs were evaluated for on other examples than the rest."""
     lines = []
-    for score in comparison.averages:
+    for score in comparison.scores_of("average"):
         test_sets: dict[str, list[str]] = {}
         for run in comparison.runs:
             with_length = {row["length"] for row in run.rows if row["suite"] == score.suite}
             lengths = ", ".join(map(str, sorted(with_length - {0, None})))
-            for n in sorted({point.n for point in comparison.curve(run, score).points.values()}):
+            points = comparison.curves[run.name, score].points.values()
+            for n in sorted({point.n for point in points}):
                 test_set = f"{n} of {lengths} tokens" if lengths else str(n)
                 test_sets.setdefault(test_set, []).append(run.name)
         if len(test_sets) > 1:

@@ -70,7 +70,7 @@ def draw_pictures(comparison: Comparison, out: Path) -> dict[str, Path]:
     names = ["recovery", "zero_shot", "losses"]
     for suite in list_plugins(SUITES):
         with suppress(UserError):  # its file is broken
-            names.append(parts_picture(suite))
+            names.append(parts_picture(suite)[0])
     for name in names:
         (out / f"{name}.png").unlink(missing_ok=True)
     charts, pictures = make_charts(comparison), {}
@@ -84,27 +84,26 @@ def draw_pictures(comparison: Comparison, out: Path) -> dict[str, Path]:
 def make_charts(comparison: Comparison) -> list[Chart]:
     """The most important first. Figure 3 of the paper is the recovery over tokens; its tables 1 and
     2 are the scores before training."""
-
-    def over_training(scores: Sequence[ReportedScore]) -> list[Panel]:
-        return [_over_training(comparison, score) for score in scores]
-
-    averages = comparison.averages
+    averages = comparison.scores_of("average")
+    after = [_over_training(comparison, score) for score in averages]
     before = [_over_ratios(comparison, score) for score in averages]
     charts = [
-        Chart("recovery", "averages over training", over_training(averages)),
+        Chart("recovery", "averages over training", after),
         Chart("zero_shot", "averages before training", before),
     ]
     for suite in comparison.suites:
-        title = f"{reporting_of(suite).title} {reporting_of(suite).parts_title}"
-        charts.append(Chart(parts_picture(suite), title, over_training(comparison.parts(suite))))
-    charts.append(Chart("losses", "loss on held-out texts", over_training([LOSS])))
+        parts = [_over_training(comparison, s) for s in comparison.scores_of("part", suite)]
+        charts.append(Chart(*parts_picture(suite), parts))
+    charts.append(Chart("losses", "loss on held-out texts", [_over_training(comparison, LOSS)]))
     charts = [replace(chart, panels=[p for p in chart.panels if p.lines]) for chart in charts]
     return [chart for chart in charts if any(panel.has_something for panel in chart.panels)]
 
 
-def parts_picture(suite: str) -> str:
-    """Name of the picture of a suite's tasks or categories."""
-    return f"{suite}_{reporting_of(suite).parts_title.replace(' ', '_')}"
+def parts_picture(suite: str) -> tuple[str, str]:
+    """Name and title of the picture of a suite's tasks or categories."""
+    reporting = reporting_of(suite)
+    name = f"{suite}_{reporting.parts_title.replace(' ', '_')}"
+    return name, f"{reporting.title} {reporting.parts_title}"
 
 
 def _over_training(comparison: Comparison, score: ReportedScore) -> Panel:
@@ -139,7 +138,7 @@ def _dense(comparison: Comparison, score: ReportedScore) -> list[tuple[str, floa
     """Runs of one model share its score on the same examples, but for bf16's rounding."""
     found: dict[float, str] = {}
     for run in comparison.runs:
-        dense = comparison.curve(run, score).dense
+        dense = comparison.curves[run.name, score].dense
         if not math.isnan(dense) and all(abs(dense - known) > 1e-3 for known in found):
             found[dense] = run.settings["model"]
     many = len({*found.values()}) > 1

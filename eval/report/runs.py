@@ -139,14 +139,15 @@ class RunResults:
 
 
 def read_runs(given: Sequence[Path | RunResults]) -> list[RunResults]:
-    """Runs from folders and archives, each with a unique name. A run given twice is read once."""
+    """Runs from folders and archives, each with a unique name."""
     runs: dict[Hashable, RunResults] = {}
     for one in given:
         if isinstance(one, RunResults):
             members = [one]
         else:
             members = read_archive(one) if is_archive(one) else [read_run(one.resolve())]
-        runs |= {_identity(run): run for run in members}
+        for run in members:  # one that was given twice is read once
+            runs[run.path, str(run.config), run.method, run.mask and run.mask.model] = run
     names = [run.name for run in runs.values()]
     named: dict[str, RunResults] = {}
     for run in runs.values():
@@ -227,11 +228,11 @@ def read_config(stored: Mapping[str, object], mask: MaskFile | None) -> dict[str
     return config
 
 
+@dataclass(frozen=True)
 class _Reader:
     """Reads what can be read, and notes what cannot."""
 
-    def __init__(self) -> None:
-        self.problems: list[str] = []
+    problems: list[str] = field(default_factory=list)
 
     def attempt(self, read: Callable[[], Found], default: Found) -> Found:
         try:
@@ -341,7 +342,7 @@ def append_run(archive: Path, run: RunResults) -> None:
 
 def read_archive(archive: Path) -> list[RunResults]:
     """Of several lines on one run (same name and settings), the last one."""
-    runs = {}
+    runs: dict[Hashable, RunResults] = {}
     try:
         content = archive.read_bytes()
         content = gzip.decompress(content) if archive.suffix == ".gz" else content
@@ -357,12 +358,8 @@ def read_archive(archive: Path) -> list[RunResults]:
                 f"{archive}, line {number} is not a run that sweep.py --rows wrote ({error!r}). "
                 "Delete the line, or name another file."
             ) from error
-        runs[_identity(run)] = run
+        runs[run.path, str(run.config), run.method, run.mask and run.mask.model] = run
     return list(runs.values())
-
-
-def _identity(run: RunResults) -> Hashable:
-    return run.path, str(run.config), run.method, run.mask and run.mask.model
 
 
 def _parse_run(archive: Path, record: Mapping[str, Any]) -> RunResults:
@@ -379,14 +376,16 @@ def _parse_run(archive: Path, record: Mapping[str, Any]) -> RunResults:
     for step, suite, under, task, length, scores in record["samples"]:
         known = {index: score for index, score in enumerate(scores) if score is not None}
         samples.setdefault((step, suite, under), {})[task, length] = known
-    copied = {name: record[name] for name in COPIED_FIELDS}
-    copied["config"] = read_config(record["config"], mask)
     return RunResults(
         path=files.path_inside(archive, record["name"], archive, flat=True),
+        name=record["name"],
+        commit=record["commit"],
+        config=read_config(record["config"], mask),
         mask=mask,
         rows=[row for row in record["rows"] if not condition(row)],
         variants=[row for row in record["rows"] if condition(row)],
         samples=samples,
         training=record["training"],
-        **copied,
+        mask_cost=record["mask_cost"],
+        stage_seconds=record["stage_seconds"],
     )

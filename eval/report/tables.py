@@ -45,21 +45,22 @@ def make_tables(comparison: Comparison) -> dict[str, Table]:
 
 
 def overview(comparison: Comparison) -> Table:
+    averages = comparison.scores_of("average")
     rows = [
         [
             run.name,
             run.method,
             MISSING if run.settings["ratio"] is None else f"{run.settings['ratio']:g}",
-            show_count(run.settings["window"]),
-            show_count(run.settings["seed"]),
+            show_or_missing(run.settings["window"]),
+            show_or_missing(run.settings["seed"]),
             kv_saved(run),
-            show_count(run.trained_tokens),
-            *(show_ends(comparison.curve(run, score)) for score in comparison.averages),
+            show_or_missing(run.trained_tokens),
+            *(show_ends(comparison.curves[run.name, score]) for score in averages),
         ]
         for run in comparison.runs
     ]
     header = ["run", "method", "ratio", "window", "seed", "KV bytes saved", "training tokens"]
-    header += [f"{score.title}: step 0 → end (dense)" for score in comparison.averages]
+    header += [f"{score.title}: step 0 → end (dense)" for score in averages]
     note = "KV bytes saved: for one sequence as long as in training; our cache's spare room counts."
     return Table("Runs", header, rows, note)
 
@@ -74,7 +75,7 @@ def short_table(comparison: Comparison) -> Table:
         rows.append([run.name, show_tokens(run.trained_tokens)])
         for score in comparison.headlines:
             share = shares.get((run.name, score), MISSING)
-            rows[-1] += [show_ends(comparison.curve(run, score)), share]
+            rows[-1] += [show_ends(comparison.curves[run.name, score]), share]
     return Table("", header, rows)
 
 
@@ -119,7 +120,8 @@ def baseline_table(comparison: Comparison) -> Table:
 
 def seed_table(comparison: Comparison, at_end: bool) -> Table:
     """Tables 1 and 2 of the paper are those before training. Empty if no setup has two seeds."""
-    columns = {s: compare.seeds_of_setups(comparison, s, at_end) for s in comparison.averages}
+    averages = comparison.scores_of("average")
+    columns = {s: compare.seeds_of_setups(comparison, s, at_end) for s in averages}
     has_seeds = any(len(seeds) > 1 for column in columns.values() for seeds in column.values())
     title = f"Means over seeds, {'after' if at_end else 'before'} training"
     header, rows = _means(columns, -1 if at_end else 0)
@@ -128,10 +130,11 @@ def seed_table(comparison: Comparison, at_end: bool) -> Table:
 
 def variants_table(comparison: Comparison) -> Table:
     """Figure 4 and table 6 of the paper."""
-    columns = {s: compare.seeds_of_setups(comparison, s, False) for s in comparison.variants}
+    variants = comparison.scores_of("variant")
+    columns = {s: compare.seeds_of_setups(comparison, s, at_end=False) for s in variants}
     header, rows = _means(columns, 0)
     for model, run in {run.settings["model"]: run for run in comparison.runs}.items():
-        curves = [comparison.curve(run, score) for score in comparison.variants]
+        curves = [comparison.curves[run.name, score] for score in variants]
         if any(None in curve.points for curve in curves):
             rows.append([f"{model}, dense", *(show_score(c.points.get(None)) for c in curves)])
     note = f"{SEEDS} Each mask was chosen for its run's own window. Longer texts use YaRN."
@@ -170,12 +173,12 @@ def score_table(comparison: Comparison, suite: str) -> Table:
 def checkpoint_table(comparison: Comparison, run: RunResults) -> Table:
     """One run's averages and losses: the dense model, step 0, every checkpoint."""
     losses = {row["step"]: row.get("validation_loss") for row in run.training}
-    rows = []
-    for step, tokens, *cells in _checkpoints(comparison, run, comparison.averages):
+    rows, averages = [], comparison.scores_of("average")
+    for step, tokens, *cells in _checkpoints(comparison, run, averages):
         name = "dense model" if step is None else f"step {step}"
         loss = losses.get(step)
         rows.append([name, tokens, MISSING if loss is None else f"{loss:.4f}", *cells])
-    header = ["", "tokens", "validation loss", *(score.title for score in comparison.averages)]
+    header = ["", "tokens", "validation loss", *(score.title for score in averages)]
     return Table("", header, rows)
 
 
@@ -183,7 +186,7 @@ def _checkpoints(
     comparison: Comparison, run: RunResults, scores: Sequence[ReportedScore]
 ) -> list[tuple[Any, ...]]:
     """Step, tokens and a cell per score: of the dense model, then of every checkpoint."""
-    curves = [comparison.curve(run, score) for score in scores]
+    curves = [comparison.curves[run.name, score] for score in scores]
     tokens = {step: curve.points[step].tokens for curve in curves for step in curve.steps}
     shown = {None: MISSING} | {step: show_tokens(tokens[step]) for step in sorted(tokens)}
     return [(s, shown[s], *(show_score(curve.points.get(s)) for curve in curves)) for s in shown]
@@ -242,11 +245,11 @@ def cost_table(comparison: Comparison) -> Table:
         [
             run.name,
             calibration_score(run),
-            *(show_count(run.mask_cost.get(name)) for name in counts),
-            show_seconds(run.mask_cost.get("seconds")),
+            *(show_or_missing(run.mask_cost.get(name)) for name in counts),
+            show_or_missing(run.mask_cost.get("seconds"), describe_seconds),
             lessons_time(run),
-            show_seconds(run.stage_seconds.get("train")),
-            show_count(run.trained_tokens),
+            show_or_missing(run.stage_seconds.get("train"), describe_seconds),
+            show_or_missing(run.trained_tokens),
         ]
         for run in comparison.runs
         if run.mask is not None
@@ -353,7 +356,8 @@ def show_difference(score: ReportedScore, estimate: Estimate) -> str:
     if estimate.value is None:
         return MISSING
     seeds = "1 seed" if estimate.num_seeds == 1 else str(estimate.num_seeds)
-    star = "*" if estimate.excludes_zero else ""
+    low, high = estimate.low, estimate.high
+    star = "*" if low is not None and high is not None and (low > 0 or high < 0) else ""
     write = "{:+.3f}".format if score is compare.LOSS else show_change
     return f"{show_estimate(estimate, write)}{star} ({seeds})"
 
@@ -365,9 +369,7 @@ def show_score(point: Point | None) -> str:
     return f"{point.value:.1f}{error}"
 
 
-def show_count(value: object) -> str:
-    return f"{value:,.0f}" if isinstance(value, int | float) else MISSING
-
-
-def show_seconds(value: float | None) -> str:
-    return MISSING if value is None else describe_seconds(value)
+def show_or_missing(value: Any, write: Callable[[Any], str] = "{:,.0f}".format) -> str:
+    """A number as `write` has it, a count unless it says otherwise. What a damaged file has in the
+    place of a number is missing too."""
+    return write(value) if isinstance(value, int | float) else MISSING

@@ -12,7 +12,7 @@ import pytest
 
 from bosch.eval import averages
 from bosch.eval.report import page
-from bosch.eval.report.compare import Comparison, compare, has_recovered, seeds_of_setups
+from bosch.eval.report.compare import LOSS, Comparison, compare, has_recovered, seeds_of_setups
 from bosch.eval.report.intervals import Estimate
 from bosch.eval.report.page import (
     answers,
@@ -45,12 +45,12 @@ def test_averages_and_shares_are_those_of_the_suites(tmp_path: Path) -> None:
         for rows in [json.loads((folder / f"eval/{step}/niah/scores.json").read_text())["rows"]]
     )
     key = ("average", 0, "string_match_all")
-    assert comparison.curves_of(comparison.averages[0])[0].values[-1] == results[key]
+    assert comparison.curves_of(comparison.scores_of("average")[0])[0].values[-1] == results[key]
     share = (results[key] - first[key]) / (100 - first[key])  # dense answers all
     assert comparison.recoveries[0].gap_share.value == pytest.approx(share)
     # A task is the plain mean over its two lengths.
     task = next(score for score in comparison.scores if score.name == "niah_multikey_1")
-    curve = comparison.curve(comparison.runs[0], task)
+    curve = comparison.curves[comparison.runs[0].name, task]
     values = [results["niah_multikey_1", length, "string_match_all"] for length in (512, 1024)]
     assert curve.values[-1] == pytest.approx(sum(values) / 2)
 
@@ -68,7 +68,7 @@ def test_the_loss_recovers_and_its_speed_is_told_in_tokens_and_flops(tmp_path: P
     folder = FakeRun(steps=(None, 0, 200)).write(tmp_path)
     write_losses(folder, start=3)
     comparison = compare([folder])
-    (loss,) = (row for row in comparison.recoveries if row.curve.is_loss)
+    (loss,) = (row for row in comparison.recoveries if row.curve.score is LOSS)
     last = float(loss.curve.tokens[-1])
     assert loss.gap_share.value == pytest.approx(1)
     assert loss.gap_share.low == pytest.approx(1)  # of each sequence as much
@@ -209,7 +209,7 @@ def test_a_method_as_baseline_gives_differences_over_seeds_for_each_ratio(tmp_pa
     assert [(row[0], row[1]) for row in rows] == [
         (kind, f"{suite} average") for suite in ("NIAH", "LongBench") for kind in kinds
     ]
-    curves = comparison.curves_of(comparison.averages[0])
+    curves = comparison.curves_of(comparison.scores_of("average")[0])
     for row, seeds in zip(rows, ("2", "1 seed"), strict=False):
         assert row[2].startswith(f"{curves[0].values[0] - curves[3].values[0]:+.1f} [")
         assert row[2].endswith(f"]* ({seeds})")
@@ -327,7 +327,8 @@ def test_means_over_seeds_have_the_standard_error_of_their_values(tmp_path: Path
         for seed in range(3)
     ]
     comparison = compare(runs)
-    values = [curve.values[0] for curve in comparison.curves_of(comparison.averages[0])]
+    niah = comparison.scores_of("average")[0]
+    values = [curve.values[0] for curve in comparison.curves_of(niah)]
     mean = sum(values) / 3
     error = math.sqrt(sum((value - mean) ** 2 for value in values) / 2 / 3)
     (row,) = make_tables(comparison)["seeds_before"].rows
@@ -349,7 +350,8 @@ def test_shorter_runs_are_named_and_not_averaged_at_the_end(tmp_path: Path) -> N
 
 
 def num_seeds(comparison: Comparison, at_end: bool) -> list[int]:
-    return [len(of) for of in seeds_of_setups(comparison, comparison.averages[0], at_end).values()]
+    niah = comparison.scores_of("average")[0]
+    return [len(of) for of in seeds_of_setups(comparison, niah, at_end).values()]
 
 
 def change(path: Path, *names: str, value: object) -> None:
