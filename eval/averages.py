@@ -87,11 +87,13 @@ def weights_of(averages: Sequence[Average], name: str = AVERAGE) -> Mapping[Cell
     """How much the result of each task and length counts in one of a suite's averages; empty if
     there is none of this name, or if it is not of the metric that counts."""
     parts_of = {(one.name, one.length): one.parts for one in averages if one.metric is None}
-    weights: dict[Cell, float] = {(name, 0): 1.0} if (name, 0) in parts_of else {}
-    # An average may be a mean of averages, which stand before it: from the last to the first, each
-    # is replaced by its parts, until tasks are left.
-    for cell, parts in reversed(parts_of.items()):
-        share = weights.pop(cell, 0.0)
-        for part in parts if share else ():
-            weights[part] = weights.get(part, 0.0) + share / len(parts)
+    weights: dict[Cell, float] = {}
+    waiting = [((name, 0), 1.0)] if (name, 0) in parts_of else []
+    while waiting:
+        cell, share = waiting.pop(0)
+        parts = parts_of.get(cell)
+        if parts is None:  # a task
+            weights[cell] = weights.get(cell, 0.0) + share
+        else:  # its parts take the place of an average: the order decides the last digit of sums
+            waiting = [(part, share / len(parts)) for part in parts] + waiting
     return weights
