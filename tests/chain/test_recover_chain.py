@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bosch.masks.mask import read_mask
-from tests.smoke_chain import CHAIN, RUN, Undisturbed, results
+from tests.smoke_chain import CHAIN, RUN, Undisturbed, results, start
 
 RECOVER = Path(__file__).parents[2] / "recipes" / "recover.py"
 LAUNCH = [str(Path(sys.executable).with_name("accelerate")), "launch"]
@@ -58,14 +58,16 @@ def test_chain_started_again_reuses_everything(undisturbed: Undisturbed) -> None
 
 def test_two_ranks_make_the_same_mask_scores_and_losses(tmp_path: Path) -> None:
     """Over a search, ten steps of training and a report."""
-    chain = (str(RECOVER), *CHAIN, "--data.tokens", str(10 * 2 * 256))
+    chain = (*CHAIN, "--data.tokens", str(10 * 2 * 256))
     # The divergence from a teacher is a small rest of large numbers: rounding shows in more digits.
     chain = (*chain, "--train.objective", "next-token")
-    for folder, command in ((tmp_path / "one", LAUNCH), (tmp_path / "two", [*LAUNCH, *TWO])):
-        folder.mkdir()
-        run = launch(folder, *command, *chain)
-        assert run.returncode == 0, run.stderr
-        assert run.stdout.count("run folder runs/") == 1  # rank 0 alone speaks
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    code, output = start(tmp_path / "one", arguments=chain)
+    assert code == 0, output
+    run = launch(tmp_path / "two", *LAUNCH, *TWO, str(RECOVER), *chain)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.count("run folder runs/") == 1  # rank 0 alone speaks
     one, two = (tmp_path / name / RUN for name in ("one", "two"))
     assert read_mask(one / "mask/mask.json").mask == read_mask(two / "mask/mask.json").mask
     assert len(losses(two)) == 10

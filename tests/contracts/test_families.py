@@ -279,6 +279,7 @@ def test_import_bosch_is_enough_in_any_order(imports: str, tmp_path: Path) -> No
     assert printed(code) == "BoschQwen3ForCausalLM"
 
 
+@pytest.mark.slow  # a new process, as the two above
 def test_a_stock_class_finds_the_attention_after_import_bosch(tmp_path: Path) -> None:
     tiny_model("llama").save_pretrained(tmp_path)
     loaded = f"M.from_pretrained({str(tmp_path)!r}, attn_implementation='bosch')"

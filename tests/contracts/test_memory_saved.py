@@ -1,6 +1,7 @@
 """However a text is generated, in every family: the tokens are those of recomputation without a
 cache, and the memory of window groups is really freed."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -73,7 +74,13 @@ WAYS: dict[str, Callable[[PreTrainedModel], dict[str, Any]]] = {
 }
 
 
-def generated(model: PreTrainedModel, way: str, prompt: int = PROMPT) -> Any:
+@functools.cache
+def tokens_anew(family: str, prompt: int) -> Tensor:
+    """By recomputation, which all ways must agree with."""
+    return generate_anew(hybrid(family), random_tokens(1, prompt), NEW)
+
+
+def generated(family: str, model: PreTrainedModel, way: str, prompt: int) -> Any:
     """What `generate` returns; its tokens are checked."""
     options = WAYS[way](model) | {"max_new_tokens": NEW, "do_sample": False}
     options |= {"disable_compile": True, "return_dict_in_generate": True}
@@ -82,7 +89,7 @@ def generated(model: PreTrainedModel, way: str, prompt: int = PROMPT) -> Any:
     if way == "beams":
         anew = model.generate(ids, **options, use_cache=False).sequences
     else:
-        anew = generate_anew(model, ids, NEW)
+        anew = tokens_anew(family, prompt)
     assert way == "quantized" or torch.equal(made.sequences, anew)
     return made
 
@@ -99,11 +106,14 @@ def generated(model: PreTrainedModel, way: str, prompt: int = PROMPT) -> Any:
 @pytest.mark.parametrize("way", WAYS)
 def test_tokens_are_right_and_only_the_needed_is_held(way: str, family: str, prompt: int) -> None:
     model = hybrid(family)
-    cache, length = generated(model, way, prompt)[CACHE], prompt + NEW - 1  # the last is not read
-    assert all(isinstance(layer, HybridLayer) for layer in cache.layers)
+    held, length = (
+        generated(family, model, way, prompt)[CACHE],
+        prompt + NEW - 1,
+    )  # without the last
+    assert all(isinstance(layer, HybridLayer) for layer in held.layers)
     size, number = head_size(model.config), 4  # float32
     if way == "quantized":
-        for layer, row in zip(cache.layers, MIXED, strict=True):
+        for layer, row in zip(held.layers, MIXED, strict=True):
             assert isinstance(layer.full, Bytes) == any(row)
             if layer.window is not None:
                 assert [x.shape[1:3] for x in (layer.window.keys, layer.window.values)] == [
@@ -113,12 +123,12 @@ def test_tokens_are_right_and_only_the_needed_is_held(way: str, family: str, pro
     if "static" in way:
         room = PROMPT + NEW if way == "own static" else length
         slots = MASK.num_windowed * WINDOW + (MASK.num_total - MASK.num_windowed) * room
-        assert kv_bytes(cache) == 2 * slots * size * number
+        assert kv_bytes(held) == 2 * slots * size * number
     else:
         rows = 3 if way == "beams" else 1
-        assert kv_bytes(cache) == MASK.kv_bytes(length, size, number) * rows
+        assert kv_bytes(held) == MASK.kv_bytes(length, size, number) * rows
         # Views may keep more alive than they show.
-        assert allocated_bytes(cache) <= MASK.allocated_bytes(length, size, number) * rows
+        assert allocated_bytes(held) <= MASK.allocated_bytes(length, size, number) * rows
 
 
 @pytest.mark.parametrize("family", FAMILIES)

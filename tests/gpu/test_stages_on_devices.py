@@ -88,14 +88,21 @@ def test_steps_are_plain_torchs(changes: dict[str, Any], device: str, tmp_path: 
     assert ("memory_gb" in rows[-1]) == (device == "cuda")
 
 
-@on_devices
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize(
+    ("device", "precision", "deterministic"),
+    [
+        *(pytest.param("cuda", *each, marks=ON_GPU) for each in product(("fp32", "bf16"), (0, 1))),
+        # A CPU always ends in the same bits. Whether each kill does, tests/faults/ asks there.
+        pytest.param("cpu", "bf16", 1, marks=ON_CPU),
+    ],
+)
 def test_a_stopped_training_goes_on_from_its_checkpoint(
-    precision: Any, deterministic: bool, device: str, tmp_path: Path
+    device: str, precision: Any, deterministic: int, tmp_path: Path
 ) -> None:
     model = model_folder(tmp_path / "model")
-    settings = replace(SETTINGS, precision=precision, deterministic=deterministic, max_steps=3)
+    settings = replace(
+        SETTINGS, precision=precision, deterministic=bool(deterministic), max_steps=3
+    )
     whole = run(tmp_path / "whole", model, settings)
     leave_ranks()  # as each process would
     folder = tmp_path / "stopped" / "train"

@@ -65,17 +65,27 @@ def test_a_users_error_ends_in_a_sentence(capsys: pytest.CaptureFixture[str]) ->
         exit_on_user_error(lambda: fail(ValueError("a bug")), debug=False)
 
 
-@pytest.mark.parametrize("imports_torch_first", [False, True])
-@pytest.mark.parametrize("chosen", [None, "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
+@pytest.mark.parametrize(
+    ("chosen", "imports_torch_first"),
+    [
+        (None, False),
+        (None, True),
+        ("PYTORCH_ALLOC_CONF", False),
+        ("PYTORCH_CUDA_ALLOC_CONF", False),
+    ],
+)
 def test_gpu_memory_grows_in_segments_unless_the_user_says_otherwise(
     chosen: str | None, imports_torch_first: bool
 ) -> None:
-    """As torch itself has read it, in a command and in a process that it starts."""
+    """As torch itself has read it in a command. A process that the command starts reads the
+    variable, as the command does where the user has set it."""
+    name = chosen or "PYTORCH_ALLOC_CONF"
     ask = "import torch; print(torch._C._accelerator_getAllocatorSettings())"
+    told = f"import os; print(os.environ[{name!r}])"
     program = f"import subprocess, sys\n{'import torch' if imports_torch_first else ''}\n"
     program += "from bosch.run.errors import run_main\n"
-    program += f"ask = {ask!r}\n"
-    program += "run_main(lambda _: (exec(ask), subprocess.run([sys.executable, '-c', ask])))"
+    program += f"ask, told = {ask!r}, {told!r}\n"
+    program += "run_main(lambda _: (exec(ask), subprocess.run([sys.executable, '-c', told])))"
     environment = {name: text for name, text in os.environ.items() if "ALLOC_CONF" not in name}
     own = "max_split_size_mb:64"
     environment |= {"PYTHONUNBUFFERED": "1"} | ({chosen: own} if chosen else {})
