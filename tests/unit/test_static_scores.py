@@ -307,7 +307,7 @@ from tests.attention_matrices import inputs_of, toy_calibration
 from tests.model_factory import tiny_model
 
 method = load_plugin("bosch.methods", sys.argv[1])
-model = tiny_model("qwen3", num_hidden_layers=1, max_position_embeddings=8192)
+model = tiny_model("qwen3", num_hidden_layers=1, max_position_embeddings=32768)
 peaks = []
 for length in (512, 2048, 8192):
     with tempfile.TemporaryDirectory() as folder:
@@ -328,7 +328,7 @@ RELEASE_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["dcam", "apl", "proxy", "qada", "razor", "fisher", "retrieval_head"]
+    "name", ["dcam", "apl", "proxy", "qada", "razor", "fisher", "retrieval_head", "kvzip"]
 )
 def test_memory_grows_with_the_text_and_not_with_its_square(name: str) -> None:
     child = subprocess.run(
