@@ -20,9 +20,9 @@ from bosch.data import needles
 from bosch.data.essays import read_essays
 from bosch.data.key_words import wonderwords_keys
 from bosch.data.needles import TASKS, TOY_SIZES, Material, NeedleExample, NeedleTask
-from bosch.data.sources.files import read_json_lines
+from bosch.data.sources.files import rows_of
 from bosch.data.sources.source import take_field
-from bosch.data.toy_world.world import ToyEssays, World
+from bosch.data.toy_world.world import ToyEssays, key_words
 from bosch.plugins import suggest
 from bosch.run.errors import MissingFileError, UserError
 from bosch.run.files import write_atomically, write_sealed_json
@@ -84,7 +84,7 @@ def read_questions(path: Path) -> list[ContextText]:
     if not path.is_file():
         raise MissingFileError(f"{path} does not exist; name a file with your questions.")
     contexts = []
-    for number, row in read_json_lines(path):
+    for number, row in rows_of(path):
         place = f"{path}, {number}"
         is_text = row.keys() & {"text", "question", "answer"} == {"text"}
         names = ("text",) if is_text else ("text", "question", "answer")
@@ -108,7 +108,7 @@ def read_questions(path: Path) -> list[ContextText]:
 def gather_material(settings: CalibrationSettings) -> Material:
     """Essays, key words and sizes: the toy world's calibration split, or real ones."""
     if settings.essays == TOY:
-        words = World("calibration", 0).key_words
+        words = key_words("calibration")
         return Material(ToyEssays("calibration", settings.seed), words, TOY_SIZES, {"essays": TOY})
     punkt = Path(settings.punkt) if settings.punkt else None
     essays = read_essays(Path(settings.essays), punkt).starting_at(REGION)
@@ -117,21 +117,13 @@ def gather_material(settings: CalibrationSettings) -> Material:
     return Material(essays, keys, facts=facts)
 
 
-def check_material(settings: CalibrationSettings) -> None:
-    """Refuse essays that cannot be read, and a length that no task fits into. `build_set` refuses
-    questions of the user's own, as quickly."""
-    if settings.questions:
-        return
-    length, material = settings.length, gather_material(settings)
-    if min(needles.least_tokens(TASKS[name], length, material) for name in settings.tasks) > length:
-        raise UserError(NO_TASK_FITS.format(length))
-
-
 def build_contexts(
     settings: CalibrationSettings, material: Material, tokenizer: "Tokenizer"
 ) -> list[ContextText]:
     """Task by task. A task that does not fit the length is left out, with a message; the others
     share its part."""
+    # That a task does not fit shows only while it is built. Then all are built again, with other
+    # counts: each task has a generator of its own, so its first examples stay the same.
     tasks, left_out = list(settings.tasks), []
     num_contexts = settings.examples // settings.questions_per_context
     while tasks:
@@ -145,7 +137,8 @@ def build_contexts(
             left_out.append(f"calibration: left out: {error}")
             tasks.remove(name)
         else:
-            say(*left_out)
+            for message in left_out:
+                say(message)
             return contexts
     raise UserError(NO_TASK_FITS.format(settings.length))
 
@@ -165,7 +158,9 @@ def build_task(
     """Contexts of one task. Further questions need room like the answer does; if a context is too
     long, all are drawn again with that much more room."""
     task = task_with_keys(name, settings)
+    # The model's own answers are known only later, and replace these: room for longer ones.
     spare = LEAD * settings.questions_per_context if settings.answers == "own-words" else 0
+    # One for each seed of the user's and each task, none of them twice.
     seed = SEED + settings.seed * len(TASKS) + list(TASKS).index(name)
     while True:
         examples = needles.build_examples(task, settings.length, count, seed, tokenizer, material)
@@ -204,6 +199,8 @@ def encode(context: ContextText, tokenizer: "Tokenizer") -> Haystack:
     if context.example:
         encoded = tokenizer(context.example.prompt, return_offsets_mapping=True)
         offsets = list(enumerate(encoded["offset_mapping"]))
+        # Every token with a character of the sentence; `max`: a token without any, such as the one
+        # that begins a text, has first == last and is in none.
         for each in context.example.needles:
             begin, end = each.start, each.start + len(each.sentence)
             inside = [i for i, (first, last) in offsets if first < end and last > max(begin, first)]
@@ -221,14 +218,18 @@ def encode(context: ContextText, tokenizer: "Tokenizer") -> Haystack:
 
 
 def encode_after(ids: Sequence[int], text: str, tokenizer: "Tokenizer") -> list[int]:
-    """The tokens of a text that follows others. Some tokenizers put a blank before whatever they
-    encode, which would double it here; after a line break they put none."""
+    """The tokens of a text that follows others.
+
+    Not the rest of the tokens of both together: answers must be tokens of their own, as generation
+    makes them, and a tokenizer may merge over the seam. But some put a blank before whatever they
+    encode, which would double it here; after a line break they put none. So both ways are tried,
+    and the first that decodes to the text is taken."""
     texts = text, "\n", f"\n{text}"
     alone, line, after_line = (tokenizer(t, add_special_tokens=False)["input_ids"] for t in texts)
     candidates = [alone]
     if after_line[: len(line)] == line:
         candidates.append(after_line[len(line) :])
-    last = list(ids[-8:])
+    last = list(ids[-8:])  # as much as decoding may depend on
     for candidate in candidates:
         if tokenizer.decode(last + candidate) == f"{tokenizer.decode(last)}{text}":
             return candidate
@@ -238,9 +239,10 @@ def encode_after(ids: Sequence[int], text: str, tokenizer: "Tokenizer") -> list[
     )
 
 
-def check_disjoint(texts: Iterable[str], test_texts: Iterable[str]) -> int:
-    """The number of test texts compared. UserError if one holds a needle of the set: the same key
-    with the same value."""
+def check_disjoint(folder: Path, test_texts: Iterable[str]) -> int:
+    """The number of test texts compared. UserError if one holds a needle of the set in the folder:
+    the same key with the same value."""
+    texts = (json.loads(line)["text"] for line in (folder / TEXTS).read_text("utf-8").splitlines())
     pairs = {pair for text in texts for pair in needles.pairs_in(text)}
     count = 0
     for count, text in enumerate(test_texts, start=1):
@@ -248,12 +250,6 @@ def check_disjoint(texts: Iterable[str], test_texts: Iterable[str]) -> int:
             problem = f"The calibration set and test example {count} share the needle {shared[0]}"
             raise UserError(f"{problem}, which must not be. Use another --seed.")
     return count
-
-
-def check_set(folder: Path, test_texts: Iterable[str]) -> int:
-    """check_disjoint for a set that is already written."""
-    lines = (folder / TEXTS).read_text("utf-8").splitlines()
-    return check_disjoint((json.loads(line)["text"] for line in lines), test_texts)
 
 
 def build_set(

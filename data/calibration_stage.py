@@ -12,15 +12,18 @@ from typing import Any
 from bosch import model as models
 from bosch.calibration import Calibration, read_calibration
 from bosch.config import Config
+from bosch.data import needles
 from bosch.data.calibration import (
     FACTS,
+    NO_TASK_FITS,
     TOY,
     CalibrationSettings,
     Rewording,
     build_set,
-    check_material,
+    gather_material,
     write_set,
 )
+from bosch.data.needles import TASKS
 from bosch.data.tokenizer_files import describe_tokenizer, read_tokenizer
 from bosch.run.errors import UserError
 from bosch.run.files import read_sealed_json
@@ -34,9 +37,13 @@ def settings_of(config: Config) -> CalibrationSettings:
 
 def check(model: str, settings: CalibrationSettings) -> None:
     """Refuse, before work begins, essays and questions that no set can be made of."""
-    check_material(settings)
     if settings.questions:
+        # They are few and need no search for a size, so the set itself is built.
         build_set(settings, models.load_tokenizer(model), models.read_shape(model).positions)
+        return
+    length, material = settings.length, gather_material(settings)
+    if min(needles.least_tokens(TASKS[name], length, material) for name in settings.tasks) > length:
+        raise UserError(NO_TASK_FITS.format(length))
 
 
 def stage(
@@ -55,7 +62,8 @@ def stage(
         facts["answers"] = settings.answers
         facts["model"] = models.describe_source(model)  # its own words come of its weights
     essays = Path(settings.essays)
-    if settings.questions:  # all that decides the set
+    # With questions of the user's own no needle is hidden: the other settings decide nothing.
+    if settings.questions:
         if (path := Path(settings.questions)).is_file():
             facts["questions"] = hash_file(path)
     else:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bosch.config import Config, EvaluationConfig
-from bosch.data.calibration import check_set
+from bosch.data.calibration import check_disjoint
 from bosch.data.tokenizer_files import read_tokenizer
 from bosch.eval.elsewhere import check_elsewhere, predict_elsewhere, usual_python
 from bosch.eval.lm_eval_bridge import SUITE as LM_EVAL
@@ -131,7 +131,7 @@ def check_calibration(config: Config, run_path: Path) -> int:
             built = find_file(shared / f"examples-{fingerprint(facts)[:16]}", run.limit)
             if built is not None:
                 texts += [row["prompt"] for row in read_rows(built)[: run.limit]]
-    return check_set(follow_reference(run_path / "calibration"), texts)
+    return check_disjoint(follow_reference(run_path / "calibration"), texts)
 
 
 def evaluate_folder(

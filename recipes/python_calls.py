@@ -20,7 +20,7 @@ from xxhash import xxh3_128_hexdigest
 
 from bosch.calibration import Calibration
 from bosch.config import CalibrationConfig, Config, EvaluationConfig, MaskConfig
-from bosch.data.calibration import CalibrationSettings, build_set, check_material
+from bosch.data.calibration import CalibrationSettings, build_set
 from bosch.eval.evaluate import check_data, plan_evaluation
 from bosch.eval.own_words import rewording
 from bosch.eval.results import read_scores
@@ -98,7 +98,6 @@ def calibrate(
     essays="PaulGrahamEssays.json"; essays="toy" needs no file, questions=FILE no essays.
     """
     made = _settings(CalibrationSettings, CalibrationConfig, settings, seed=seed)
-    check_material(made)
     if made.answers == "own-words" and model is None:
         raise UserError("answers is own-words, which takes the dense model: pass model too.")
     return build_set(made, tokenizer, reword=rewording(lambda: model, tokenizer))[0]

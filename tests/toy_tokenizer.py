@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from bosch.data.needles import PAPER_TASKS, TASKS, write_example
 from bosch.data.toy_world.tasks import DATASETS
-from bosch.data.toy_world.world import ToyEssays, World, paragraph
+from bosch.data.toy_world.world import Kind, ToyEssays, World, key_words, paragraph
 
 END_OF_TEXT = "<|endoftext|>"
 PADDING = "<|padding|>"
@@ -45,12 +45,10 @@ def corpus(num_texts: int, seed: int) -> Iterator[str]:
             yield f"{prompt} {answer}"
         task = TASKS[PAPER_TASKS[index % len(PAPER_TASKS)]]
         essays = ToyEssays("train", f"tokenizer/{seed}/{index}")
-        example = write_example(task, 20, world.rng, index, world.key_words, essays)
+        example = write_example(task, 20, world.rng, index, key_words("train"), essays)
         yield f"{example.prompt} {example.outputs[0]}"
-        yield "\n".join(
-            f"{world.key_word()} {world.code_name()} {world.person()} {world.place()}"
-            for _ in range(20)
-        )
+        kinds: tuple[Kind, ...] = ("key word", "code name", "person", "place")
+        yield "\n".join(" ".join(map(world.draw, kinds)) for _ in range(20))
 
 
 def train_tokenizer(vocabulary_size: int, num_texts: int, seed: int) -> PreTrainedTokenizerFast:

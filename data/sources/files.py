@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bosch.data.sources.source import Document, Source, first_line, take_field
+from bosch.data.sources.source import TEXT_FIELD, Document, Source, first_line, take_field
 from bosch.run.errors import UserError
 from bosch.run.fingerprint import hash_file, visible_files
 
@@ -30,7 +30,7 @@ Row = dict[str, object]
 class FileSource(Source):
     """Documents of a file, or of the files below a folder."""
 
-    def __init__(self, path: Path, field: str = "text", tokenizer: str | None = None):
+    def __init__(self, path: Path, field: str = TEXT_FIELD, tokenizer: str | None = None):
         self.path, self.field, self.tokenizer = path, field, tokenizer
         self.name = str(path)
         self.first_documents: dict[Path, int] = {}  # numbers, of the files that have been read
@@ -51,6 +51,8 @@ class FileSource(Source):
         return {"source": "files", "field": self.field, "tokenizer": self.tokenizer, "files": files}
 
     def read(self, start: int) -> Iterator[Document]:
+        # Documents are numbered over all files; files before `start` are read too, as only its end
+        # says how many a file holds.
         number = 0
         for file in self.files:
             first = self.first_documents[file] = number
@@ -68,6 +70,7 @@ class FileSource(Source):
 
 def kind_of(path: Path) -> str | None:
     """The suffix that says what is inside, or None."""
+    # Of `a.jsonl.gz` both; two empty ones, so that a name without suffixes has two as well.
     *_, before, last = ["", "", *path.suffixes]
     if last in COMPRESSED:
         return before if before in TEXT + LINES else None
@@ -94,6 +97,8 @@ def open_bytes(path: Path) -> Iterator[Any]:
 
 def read_text_blocks(path: Path) -> Iterator[str]:
     """A text in blocks, so that a file of any size fits in memory."""
+    # Incremental, as a character of several bytes may lie across two blocks; "sig" drops the byte
+    # order mark of files from Windows. Not text mode, which would change line ends.
     decoder, done = codecs.getincrementaldecoder("utf-8-sig")(), 0
     with open_bytes(path) as file:
         while True:
@@ -110,10 +115,9 @@ def read_text_blocks(path: Path) -> Iterator[str]:
 
 def rows_of(path: Path) -> Iterator[tuple[str, Row]]:
     """(place, row) of a parquet file, or of one with a JSON object per line."""
-    return read_table(path) if path.suffix in TABLE else read_json_lines(path)
-
-
-def read_json_lines(path: Path) -> Iterator[tuple[str, Row]]:
+    if path.suffix in TABLE:
+        yield from read_table(path)
+        return
     with open_bytes(path) as file:
         for number, line in enumerate(file, start=1):
             if not line.strip():
@@ -136,6 +140,7 @@ def read_table(path: Path) -> Iterator[tuple[str, Row]]:
 
     number = 0
     try:
+        # One batch after another, without threads that read ahead: a row can be a book.
         with pyarrow.parquet.ParquetFile(path, pre_buffer=False) as table:
             batches = table.iter_batches(ROWS_AT_ONCE, use_threads=False)
             rows = (row for batch in batches for row in batch.to_pylist())

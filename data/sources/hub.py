@@ -10,7 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from bosch.data.sources.source import Block, Document, Source, first_line, take_field, write_address
+from bosch.data.sources.source import (
+    TEXT_FIELD,
+    Block,
+    Document,
+    Source,
+    first_line,
+    take_field,
+    write_address,
+)
 from bosch.plugins import suggest
 from bosch.run.errors import MissingFileError, UserError
 from bosch.run.fingerprint import fingerprint_files
@@ -30,7 +38,7 @@ class HubSource(Source):
     dataset: str
     config: str | None = None
     split: str = "train"
-    field: str = "text"
+    field: str = TEXT_FIELD
     revision: str | None = None
     streaming: bool = True
     tokenizer: str | None = None
@@ -42,7 +50,7 @@ class HubSource(Source):
             "config": self.config,
             "tokenizer": self.tokenizer,
             "split": None if self.split == "train" else self.split,
-            "field": None if self.field == "text" else self.field,
+            "field": None if self.field == TEXT_FIELD else self.field,
         }
         folder = Path(self.dataset)
         # Everything that determines the rows: a stage identifies the source by this name before
@@ -76,6 +84,8 @@ class HubSource(Source):
             else:
                 builder.download_and_prepare()
                 splits = builder.as_dataset()
+        # A wrong name of a split or a field is refused before the first row, with the names that
+        # there are.
         rows = splits.get(self.split)
         columns = None if rows is None else rows.column_names  # None: a stream does not know
         for kind, name, there in (("split", self.split, splits), ("field", self.field, columns)):
@@ -86,7 +96,9 @@ class HubSource(Source):
         numbered = iter(enumerate(rows.skip(start), start=start + 1))
         empty: Block = "" if self.tokenizer is None else np.empty(0, np.uint32)
         while True:
-            with self._asking():  # a stream asks the hub and parses files as it goes
+            # A stream asks the hub and parses files as it goes. Only around `next`, not around the
+            # loop: what we refuse below is no error of the hub.
+            with self._asking():
                 number, row = next(numbered, (0, None))
             if row is None:
                 return
@@ -104,7 +116,7 @@ class HubSource(Source):
 
     def pin(self, commit: str) -> None:
         self.revision = commit
-        vars(self).pop("_builder", None)
+        vars(self).pop("_builder", None)  # the cached one is of another commit
 
     @cached_property
     def _builder(self) -> Any:
@@ -131,7 +143,8 @@ def asking_the_hub(name: str, remedy: str | None) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        # Libraries wrap the network's errors, and the outermost says only that something failed.
+        # Libraries wrap the network's errors, and the outermost says only that something failed. So
+        # every error behind it is looked at, by the names of its classes.
         causes: list[BaseException] = [error]
         while cause := causes[-1].__cause__ or causes[-1].__context__:
             causes.append(cause)

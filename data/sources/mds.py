@@ -92,7 +92,9 @@ class ProLongSource(Source):
 
     def facts(self) -> dict[str, object]:
         shards: dict[str, int | str] = {}
-        for s in self.shards:  # one's own may be written again: of a copy the content counts
+        # A commit says what a shard on the hub holds. One's own copy may be written again, so its
+        # content counts.
+        for s in self.shards:
             is_own = self.is_local and s.path.is_file()
             name = f"{s.path.parent.name}/{s.path.name}"
             shards[name] = hash_file(s.path) if is_own else s.num_bytes
@@ -183,6 +185,8 @@ def read_documents(shard: Shard) -> Iterator[NDArray[np.uint32]]:
     try:
         if (size := path.stat().st_size) != shard.num_bytes:
             raise ValueError(f"it has {size:,} bytes, but its {INDEX} says {shard.num_bytes:,}")
+        # The table is checked against the file before a sample is cut out by it: a shard whose
+        # download broke off has the table, and not all samples.
         data = np.memmap(path, np.uint8, mode="r")
         count = shard.num_samples + 1
         stored, *offsets = np.frombuffer(data, "<u4", 1 + count).tolist()
@@ -198,6 +202,8 @@ def read_documents(shard: Shard) -> Iterator[NDArray[np.uint32]]:
 
 def cut_sample(sample: NDArray[np.uint8], shard: Shard) -> list[NDArray[np.uint32]]:
     """Its documents; without the column of spans the sample is one."""
+    #   u32 size, u32 size, ...   bytes of column 1, bytes of column 2, ...
+    #   only of columns whose index entry has no size; the bytes follow without gaps
     num_sizes = sum(not fixed for *_, fixed in shard.columns)
     sizes = iter(np.frombuffer(sample, "<u4", num_sizes).tolist())
     values, position = {}, 4 * num_sizes
@@ -215,6 +221,8 @@ def cut_sample(sample: NDArray[np.uint8], shard: Shard) -> list[NDArray[np.uint3
     if SPANS not in values:
         return [ids]
     spans = values[SPANS].reshape(-1, 2).astype(np.int64)
+    # 0, begin, end, begin, end, ..., len: from one to the next it never goes back, and from a begin
+    # to its end (every second step) it goes forward.
     steps = np.diff(spans.reshape(-1), prepend=0, append=len(ids))
     if (steps < 0).any() or (steps[1::2] < 1).any():
         raise ValueError(f"its documents do not follow each other within its {len(ids)} ids")

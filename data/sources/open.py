@@ -13,12 +13,11 @@ import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from bosch.data.sources.files import FileSource
 from bosch.data.sources.hub import HubSource
-from bosch.data.sources.mds import MIX_64K, REPOSITORIES, ProLongSource
-from bosch.data.sources.source import Source
+from bosch.data.sources.mds import LLAMA_3, MIX_64K, REPOSITORIES, ProLongSource
+from bosch.data.sources.source import TEXT_FIELD, Source
 from bosch.data.toy_world.documents import ToyDocuments
 from bosch.plugins import suggest
 from bosch.run.errors import MissingFileError, UserError
@@ -42,6 +41,7 @@ def open_sources(texts: Sequence[str], seed: int, tokens: int | None) -> list[So
     weights = [1.0 if weight is None else weight for _, weight in parts]
     sources = []
     for name, weight in zip(names, weights, strict=True):
+        # What a source is asked for at most, so that no more of it is downloaded.
         budget = None if tokens is None else round(tokens * weight / sum(weights))
         sources.append(open_source(name, seed, budget))
         sources[-1].weight = weight
@@ -51,10 +51,12 @@ def open_sources(texts: Sequence[str], seed: int, tokens: int | None) -> list[So
 def split_weight(text: str) -> list[tuple[str, float | None]]:
     """`corpus/@0.3` -> (`corpus/`, 0.3). `prolong-64k`, with or without options and a weight,
     becomes its domains with weights."""
+    # A number behind the last @, so that a folder may have an @ in its name.
     match = re.fullmatch(r"(.+)@([0-9]*\.?[0-9]+(?:e[+-]?[0-9]+)?)", text)
     name, weight = (match[1], float(match[2])) if match else (text, None)
     if weight is not None and not 0 < weight < math.inf:
         raise UserError(f"{text}: the weight of a source must be a number above 0.")
+    # ProLong's own mix, whose shares are kept whatever weight it has among other sources.
     address, mark, query = name.partition("?")
     if address != "prolong-64k":
         return [(name, weight)]
@@ -67,7 +69,10 @@ def split_weight(text: str) -> list[tuple[str, float | None]]:
 def open_source(text: str, seed: int, tokens: int | None = None) -> Source:
     """One source, without a weight. It is read later, but a local file must exist now."""
     address, _, query = text.partition("?")
-    options: dict[str, Any] = dict(part.partition("=")[::2] for part in query.split("&") if part)
+    options: dict[str, str] = {}
+    for part in filter(None, query.split("&")):
+        name, _, value = part.partition("=")
+        options[name] = value
 
     def allow(*known: str) -> None:
         for option in options:
@@ -79,12 +84,25 @@ def open_source(text: str, seed: int, tokens: int | None = None) -> Source:
         return ToyDocuments(seed)
     if address.startswith("hf:"):
         allow("config", "split", "field", "revision", "streaming", "tokenizer")
-        if (streaming := options.pop("streaming", "yes").lower()) not in SWITCH:
+        if (streaming := options.get("streaming", "yes").lower()) not in SWITCH:
             raise UserError(f"{text}: write streaming=yes or streaming=no, not {streaming!r}.")
-        return HubSource(address.removeprefix("hf:"), streaming=SWITCH[streaming], **options)
+        return HubSource(
+            address.removeprefix("hf:"),
+            config=options.get("config"),
+            split=options.get("split", HubSource.split),
+            field=options.get("field", TEXT_FIELD),
+            revision=options.get("revision"),
+            streaming=SWITCH[streaming],
+            tokenizer=options.get("tokenizer"),
+        )
     if address.partition("/")[0] in REPOSITORIES:
         allow("tokenizer", "folder")
-        return ProLongSource(address, tokens, **options)
+        return ProLongSource(
+            address,
+            tokens,
+            tokenizer=options.get("tokenizer", LLAMA_3),
+            folder=options.get("folder"),
+        )
     allow("field", "tokenizer")
     if not Path(address).exists():
         nearest = suggest(address, ["toy", *REPOSITORIES])
@@ -92,4 +110,8 @@ def open_source(text: str, seed: int, tokens: int | None = None) -> Source:
         raise MissingFileError(
             f"{address}: no such file or folder{hint or '.'} A dataset on the hub: hf:{address}."
         )
-    return FileSource(Path(address), **options)
+    return FileSource(
+        Path(address),
+        field=options.get("field", TEXT_FIELD),
+        tokenizer=options.get("tokenizer"),
+    )

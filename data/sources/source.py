@@ -14,6 +14,8 @@ from bosch.run.errors import UserError
 Block = str | NDArray[np.uint32]  # text, or token ids of the source's own tokenizer
 Document = Iterable[Block]  # a long text comes in several blocks, so that it fits in memory
 
+TEXT_FIELD = "text"  # of a row, where no other field is named
+
 
 class Source(ABC):
     name: str  # as the user wrote it
@@ -53,6 +55,7 @@ def take_field(row: dict[str, object], field: str, where: str, tokenizer: str | 
     if field not in row:
         raise UserError(f"{where} has no field {field!r}: {suggest(field, list(map(str, row)))}")
     value = row[field]
+    # A look at the first hundred says what kind it is; `asarray` below looks at every one.
     is_ids = isinstance(value, list) and all(isinstance(item, int) for item in value[:100])
     if isinstance(value, str) and tokenizer is None:
         refuse_half_pair(value, f"{where}: {field!r}")

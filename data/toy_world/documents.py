@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from bosch.data.sources.source import Source
 from bosch.data.toy_world.tasks import DATASETS
-from bosch.data.toy_world.world import World, paragraph
+from bosch.data.toy_world.world import Kind, World, paragraph
 
 VERSION = 2  # raise it when the same seed gives other documents
 ESSAY_SHARE, TASK_SHARE = 0.1, 0.45  # of the documents; the rest are records
@@ -19,6 +19,8 @@ STYLES = (
     ("The sign of {key} is {value}.\n", "Look up the sign of {key}: {value}\n"),
     ("{key} is known as {value}.\n", "By which name is {key} known? It is {value}.\n"),
 )
+KEYS: tuple[Kind, ...] = ("key word", "person", "code name", "coined word", "uuid")
+VALUES: tuple[Kind, ...] = ("number", "uuid", "place", "coined word", "person")
 SHARES_OF_PROSE = (0.0, 0.2, 0.5)  # one is drawn for each document
 # The rest are look-ups: only they can be learned, since entries are drawn at random.
 SHARE_OF_ENTRIES = 0.25
@@ -48,7 +50,7 @@ def write_document(seed: int, number: int) -> str:
     """An essay of 60 to 1,500 words, a toy task with its answer, or records. Lengths are uniform on
     a logarithmic scale: most documents are short, but most of the text is in long ones."""
     world = World("train", f"documents/{seed}/{number}")
-    num_words = int(60 * 25 ** world.rng.random())
+    num_words = int(60 * 25 ** world.rng.random())  # 60 times 25^0 to 25^1
     kind = world.rng.random()
     if kind < ESSAY_SHARE:
         paragraphs: list[str] = []
@@ -70,10 +72,9 @@ def write_records(world: World, num_words: int) -> str:
     long-range recall on them, as on real code and books, without seeing a NIAH template."""
     rng = world.rng
     state, look_up = rng.choice(STYLES)
-    keys = (world.key_word, world.person, world.code_name, world.coined_word, world.uuid)
-    values = (world.number, world.uuid, world.place, world.coined_word, world.person)
-    make_key, make_value = rng.choice(keys), rng.choice(values)
+    key_kind, value_kind = rng.choice(KEYS), rng.choice(VALUES)  # of all entries of a document
     prose = rng.choice(SHARES_OF_PROSE)
+    # First entries, until their share of the words is used, then look-ups for the rest.
     text, words_of_look_ups = "", num_words * (1 - SHARE_OF_ENTRIES)
     entries: list[tuple[str, str]] = []  # a key and its value
     while num_words > words_of_look_ups or not entries:
@@ -81,7 +82,7 @@ def write_records(world: World, num_words: int) -> str:
             text += " ".join(paragraph(world, rng.randint(1, 3))) + "\n"
             num_words -= WORDS_OF_PROSE
         else:
-            key, value = make_key(), make_value()
+            key, value = world.draw(key_kind), world.draw(value_kind)
             entries.append((key, value))
             text += state.format(key=key, value=value)
             num_words -= WORDS_OF_ENTRY

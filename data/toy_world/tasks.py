@@ -55,7 +55,7 @@ def _scatter(world: World, facts: list[str], num_words: int) -> list[str]:
         texts += (block := paragraph(world, world.rng.randint(4, 8)))
         num_words -= sum(len(text.split()) for text in block)
     for fact in facts:
-        texts.insert(world.rng.randint(0, len(texts)), fact)
+        texts.insert(world.rng.randint(0, len(texts)), fact)  # len: behind the last is a place too
     return texts
 
 
@@ -68,7 +68,9 @@ def _facts(world: World, people: list[str]) -> tuple[Facts, list[str]]:
     for who in people:
         for attribute in world.rng.sample(sorted(_ATTRIBUTES), k=2):
             values = _ATTRIBUTES[attribute][2]
-            facts[who, attribute] = world.rng.choice(WORDS[values]) if values else world.place()
+            facts[who, attribute] = (
+                world.rng.choice(WORDS[values]) if values else world.draw("place")
+            )
     return facts, [_ATTRIBUTES[a][0].format(who=who, what=x) for (who, a), x in facts.items()]
 
 
@@ -82,7 +84,7 @@ def _ask(facts: Facts, names: dict[str, str]) -> Asked:
 
 def write_one_document(world: World, num_words: int) -> Scene:
     """Facts about people in an essay; each question asks for an attribute of a person."""
-    people = [world.person() for _ in range(max(2, min(8, num_words // 40)))]
+    people = [world.draw("person") for _ in range(max(2, min(8, num_words // 40)))]
     facts, stated = _facts(world, people)
     texts = _scatter(world, stated, num_words - 6 * len(stated))
     return Scene(" ".join(texts), _ask(facts, {}))
@@ -92,10 +94,11 @@ def write_two_hops(world: World, num_words: int) -> Scene:
     """One passage says who owns a thing, another what is known about the owner."""
     rng = world.rng
     num_owners = max(2, min(6, num_words // 50))
-    people = [world.person() for _ in range(num_owners)]
+    people = [world.draw("person") for _ in range(num_owners)]
     things = [f"the {rng.choice(ADJECTIVES)} {noun}" for noun in rng.sample(NOUNS, k=num_owners)]
     owners = list(zip(people, things, strict=True))
     facts, stated = _facts(world, people)
+    # The questions name the thing, so that both passages are needed.
     stated = [*(f"The owner of {thing} is {who}." for who, thing in owners), *stated]
     texts = _scatter(world, stated, num_words - 8 * len(stated))
     size = max(3, len(texts) // max(2, num_words // 60))
@@ -108,10 +111,10 @@ def write_report(world: World, num_words: int) -> Scene:
     """Three sections; the summary says what each is about, in order."""
     heads, sections = [], []
     for topic in world.rng.sample(sorted(TOPICS), k=3):
-        place = world.place()
-        cast = tuple(world.person() for _ in range(3))
+        place = world.draw("place")
+        cast = tuple(world.draw("person") for _ in range(3))
         count = max(1, num_words // 33)
-        body = [sentence(world, topic, cast, (place, world.place())) for _ in range(count)]
+        body = [sentence(world, topic, cast, (place, world.draw("place"))) for _ in range(count)]
         heads.append(f"the {topic} of {place}")
         sections.append(f"Section on {heads[-1]}: {' '.join(body)}")
     summary = f"This report is about {heads[0]}, {heads[1]} and {heads[2]}."
@@ -122,9 +125,10 @@ def write_labels(world: World, num_words: int) -> Scene:
     """One coined word in each line determines its label; only the examples show which."""
     rng = world.rng
     labels = rng.sample(WORDS["colors"], k=4)
-    cues = {world.coined_word(): label for label in labels}
+    cues = {world.draw("coined word"): label for label in labels}
+    # Each label has a cue; four more cues have any of the labels.
     while len(cues) < 8:
-        cues[world.coined_word()] = rng.choice(labels)
+        cues[world.draw("coined word")] = rng.choice(labels)
 
     def line(cue: str) -> str:
         words = rng.sample(NOUNS, k=2)
@@ -144,6 +148,7 @@ def write_retrieval(world: World, num_words: int) -> Scene:
     blocks = [paragraph(world, world.rng.randint(2, 3)) for _ in range(num_blocks)]
     context = "\n".join(f"Paragraph {i}: {' '.join(block)}" for i, block in enumerate(blocks, 1))
     sentences = [text for block in blocks for text in block]
+    # A sentence that stands in two paragraphs would have two right answers.
     questions = tuple(
         (text, f"Paragraph {i}")
         for i, block in enumerate(blocks, 1)
@@ -157,9 +162,10 @@ def write_count(world: World, num_words: int) -> Scene:
     """Short paragraphs, some of them repeated; the answer is how many different ones there are."""
     rng = world.rng
     distinct = rng.randint(2, max(3, min(8, num_words // 20)))
-    names = [world.person() for _ in range(distinct)]
+    names = [world.draw("person") for _ in range(distinct)]
     deeds = TOPICS["court"][1]
     blocks = [f"{n} {rng.choice(deeds)} the {rng.choice(ADJECTIVES)} letter." for n in names]
+    # Up to as many repeats as paragraphs: the number of paragraphs alone does not tell the answer.
     blocks += rng.choices(blocks, k=rng.randint(0, distinct))
     rng.shuffle(blocks)
     context = "\n".join(f"Paragraph {i}: {block}" for i, block in enumerate(blocks, 1))
@@ -169,7 +175,7 @@ def write_count(world: World, num_words: int) -> Scene:
 def write_code(world: World, num_words: int) -> Scene:
     """Functions; the call at the end needs the arguments of one defined far above."""
     rng = world.rng
-    names = [world.code_name() for _ in range(max(3, num_words // 8))]
+    names = [world.draw("code name") for _ in range(max(3, num_words // 8))]
     calls, defined = {}, []
     for name in names:
         first, second = rng.sample(NOUNS, k=2)
@@ -183,7 +189,7 @@ def write_code(world: World, num_words: int) -> Scene:
 def write_arithmetic(world: World, num_words: int) -> Scene:
     """A word problem of one or two steps, without a context, as in GSM8K."""
     rng = world.rng
-    who, other, fruit = world.person(), world.person(), rng.choice(WORDS["fruits"])
+    who, other, fruit = world.draw("person"), world.draw("person"), rng.choice(WORDS["fruits"])
     has, more = rng.randint(2, 20), rng.randint(1, 20)
     form = rng.randrange(4)
     if form == 0:

@@ -8,9 +8,9 @@ import random
 import uuid
 import zlib
 from bisect import bisect_right
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 from bosch.plugins import suggest
 from bosch.run.errors import UserError
@@ -20,6 +20,7 @@ SPLITS = ("train", "calibration", "test")
 SPLIT_OF_BUCKET = ("train",) * 7 + ("calibration",) + ("test",) * 2  # shares of all names
 
 Words = tuple[str, ...]
+Kind = Literal["person", "place", "code name", "coined word", "key word", "number", "uuid"]
 
 # Lists by name: a line with the name, then words, with commas between if some are of two.
 WORDS: dict[str, Words] = {}
@@ -43,7 +44,7 @@ SENTENCES = (FOLDER / "sentences.txt").read_text().splitlines()
 
 
 def split_of(text: str) -> str:
-    """The one split that a name or key word belongs to."""
+    """The one split that a name or key word belongs to. Not by `hash`, which differs by process."""
     return SPLIT_OF_BUCKET[zlib.crc32(text.encode()) % len(SPLIT_OF_BUCKET)]
 
 
@@ -63,39 +64,29 @@ class World:
         self.split = split
         self.rng = random.Random(f"toy world/{split}/{seed}")
 
-    @property
-    def key_words(self) -> list[str]:
-        return key_words(self.split)
-
-    def person(self) -> str:
-        return self._draw(lambda: f"{self._syllables().title()} {self._syllables().title()}")
-
-    def place(self) -> str:
-        return self._draw(lambda: self._syllables().title() + self.rng.choice(PLACE_ENDINGS))
-
-    def code_name(self) -> str:
-        return self._draw(lambda: f"{self.rng.choice(NOUNS)}_{self._syllables()}")
-
-    def coined_word(self) -> str:
-        return self._draw(self._syllables)
-
-    def key_word(self) -> str:
-        return self.rng.choice(self.key_words)
-
-    def number(self) -> str:
-        return str(self.rng.randint(10**6, 10**7 - 1))
-
-    def uuid(self) -> str:
-        return str(uuid.UUID(int=self.rng.getrandbits(128), version=4))
-
-    def _syllables(self) -> str:
-        return "".join(self.rng.choices(SYLLABLES, k=2))
-
-    def _draw(self, make: Callable[[], str]) -> str:
-        """A name of the split; in the smallest one this takes ten draws on average."""
-        while split_of(name := make()) != self.split:
-            continue
-        return name
+    def draw(self, kind: Kind) -> str:
+        """A name, a word or a number."""
+        rng = self.rng
+        if kind == "number":
+            return str(rng.randint(10**6, 10**7 - 1))
+        if kind == "uuid":
+            return str(uuid.UUID(int=rng.getrandbits(128), version=4))
+        if kind == "key word":
+            return rng.choice(key_words(self.split))
+        # There are too many names to list, so one is drawn until it is of the split: in the
+        # smallest split ten times on average.
+        while True:
+            if kind == "person":
+                a, b, c, d = rng.choices(SYLLABLES, k=4)
+                name = f"{a}{b} {c}{d}".title()
+            elif kind == "place":
+                name = "".join(rng.choices(SYLLABLES, k=2)).title() + rng.choice(PLACE_ENDINGS)
+            elif kind == "code name":
+                name = rng.choice(NOUNS) + "_" + "".join(rng.choices(SYLLABLES, k=2))
+            else:  # a coined word
+                name = "".join(rng.choices(SYLLABLES, k=2))
+            if split_of(name) == self.split:
+                return name
 
 
 def sentence(world: World, topic: str, cast: tuple[str, ...], places: tuple[str, ...]) -> str:
@@ -111,14 +102,14 @@ def sentence(world: World, topic: str, cast: tuple[str, ...], places: tuple[str,
     for part in ("time", "reason"):
         if f"{{{part}}}" in form:
             parts[part] = rng.choice(WORDS[f"{part}s"])
-    return form.format(**parts)
+    return form.format_map(parts)
 
 
 def paragraph(world: World, num_sentences: int) -> list[str]:
     """Sentences on one topic, with a cast of three people and two places."""
     topic = world.rng.choice(tuple(TOPICS))
-    cast = tuple(world.person() for _ in range(3))
-    places = tuple(world.place() for _ in range(2))
+    cast = tuple(world.draw("person") for _ in range(3))
+    places = tuple(world.draw("place") for _ in range(2))
     return [sentence(world, topic, cast, places) for _ in range(num_sentences)]
 
 

@@ -19,7 +19,7 @@ from bosch.data import needles
 from bosch.data.essays import Essays, make_essays, read_essays
 from bosch.data.key_words import wonderwords_keys
 from bosch.data.needles import Material, NeedleTask, Sizes
-from bosch.data.toy_world.world import ToyEssays, World
+from bosch.data.toy_world.world import ToyEssays, key_words
 from bosch.eval.averages import AVERAGE, weights_of
 from bosch.eval.metrics import string_match_all, string_match_part
 from bosch.eval.rows import load_rows, require, write_rows
@@ -152,7 +152,7 @@ def floor(example: Example, window_tokens: int) -> float | None:
 def gather(settings: Settings, task: NeedleTask) -> Material:
     source = settings.essays
     if source == TOY:
-        toy_words = World("test", settings.seed).key_words
+        toy_words = key_words("test")
         facts = {"essays": TOY, "words": "toy world"}
         facts["toy_words_sha256"] = sha256(" ".join(toy_words).encode()).hexdigest()
         return Material(ToyEssays("test", settings.seed), toy_words, needles.TOY_SIZES, facts)

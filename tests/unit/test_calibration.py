@@ -19,7 +19,7 @@ from bosch.config import Config
 from bosch.data import calibration as sets
 from bosch.data import calibration_stage, needles
 from bosch.data.tokenizer_files import describe_tokenizer
-from bosch.data.toy_world.world import ToyEssays, World
+from bosch.data.toy_world.world import ToyEssays, key_words
 from bosch.eval.evaluate import check_calibration, plan_of_run
 from bosch.eval.own_words import rewording
 from bosch.eval.runner import describe_examples, load_examples, write_examples
@@ -85,9 +85,9 @@ def test_answers_follow_as_the_model_reads_them_where_a_tokenizer_begins_with_a_
 
 
 def test_set_shares_nothing_with_the_toy_test_set(
-    contexts: list[sets.ContextText], tokenizer: PreTrainedTokenizerFast
+    contexts: list[sets.ContextText], tokenizer: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:
-    essays, words = ToyEssays("test", 42), World("test", 42).key_words
+    essays, words = ToyEssays("test", 42), key_words("test")
     material = needles.Material(essays, words, needles.TOY_SIZES)
     texts = [
         example.prompt
@@ -95,11 +95,15 @@ def test_set_shares_nothing_with_the_toy_test_set(
         for example in needles.build_examples(needles.TASKS[name], 512, 4, 42, tokenizer, material)
     ]
     own = [context.text for context in contexts]
-    assert sets.check_disjoint(own, texts) == 24
+    rows = (json.dumps({"text": text}) + "\n" for text in own)
+    (tmp_path / sets.TEXTS).write_text("".join(rows), "utf-8")
+    assert sets.check_disjoint(tmp_path, texts) == 24
     leaked = needles.NEEDLE_PATTERN.search(own[5])
     assert leaked is not None
     with pytest.raises(UserError, match="test example 2"):
-        sets.check_disjoint(own, [texts[0], f"The grass is green. {leaked[0]} The sky is blue."])
+        sets.check_disjoint(
+            tmp_path, [texts[0], f"The grass is green. {leaked[0]} The sky is blue."]
+        )
 
 
 def test_the_seed_decides_the_bytes(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from bosch.data.toy_world.tasks import DATASETS, longbench_rows
-from bosch.data.toy_world.world import SPLITS, World, split_of
+from bosch.data.toy_world.world import SPLITS, Kind, World, key_words, split_of
 from bosch.run.errors import UserError
 from tests.toy_tokenizer import train_tokenizer
 
@@ -21,9 +21,10 @@ def tokenizer() -> PreTrainedTokenizerFast:
 def test_splits_share_no_name_and_no_key_and_have_enough_of_them() -> None:
     for split in SPLITS:
         world = World(split, 0)
-        names = [world.person(), world.place(), world.code_name(), world.coined_word()]
-        assert {split_of(name) for name in [*names, *world.key_words]} == {split}
-        assert len(world.key_words) > 5000
+        kinds: tuple[Kind, ...] = ("person", "place", "code name", "coined word")
+        names = map(world.draw, kinds)
+        assert {split_of(name) for name in [*names, *key_words(split)]} == {split}
+        assert len(key_words(split)) > 5000
     with pytest.raises(UserError, match=r"'dev'.* train"):
         World("dev", 0)
 
