@@ -91,7 +91,7 @@ def stages_of_run(
         check=partial(train_stage.check, train, config.data.document_mask, config.model, sink=sink),
     )
     schedule = train_stage.schedule_of(config)
-    for step in filter(None, schedule.exported_steps):
+    for step in filter(None, schedule.all_evaluated_steps):
         checkpoints[step] = evaluation_of_step(
             step=step, tokens=schedule.tokens_at(step), source=training
         )

@@ -346,7 +346,7 @@ def estimate(config: Config, plan: Plan, schedule: TrainSchedule | None) -> list
     if find_model(config.model) is None:
         lines.append(f"to download: {config.model}, {describe_bytes(model_bytes)}")
     if schedule is not None:
-        exported = len([step for step in schedule.exported_steps if step])
+        exported = len([step for step in schedule.all_evaluated_steps if step])
         states, vocabulary = config.train.keep_checkpoints, plan.model.vocab_size
         disk[f"{exported} evaluated checkpoints"] = exported * model_bytes
         disk[f"{states} training states"] = states * STATE_BYTES * weights

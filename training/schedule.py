@@ -27,8 +27,8 @@ class TrainSchedule:
     endings: Mapping[int, int] = field(default_factory=dict)
 
     @property
-    def exported_steps(self) -> list[int]:
-        """All steps that may be evaluated."""
+    def all_evaluated_steps(self) -> list[int]:
+        """Also those where a training that has recovered would end."""
         return sorted({*self.evaluated_steps, *self.endings.values()})
 
     @property
@@ -36,7 +36,7 @@ class TrainSchedule:
         """With the loss on held-out texts: the evaluated ones, and 1/64, 1/32, ... of all, since
         most of a gap closes early."""
         halves = (round(self.num_steps / 2**power) for power in range(7))
-        return {*self.exported_steps, *(step for step in halves if step)}
+        return {*self.all_evaluated_steps, *(step for step in halves if step)}
 
     @property
     def batch_tokens(self) -> int:
