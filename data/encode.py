@@ -53,6 +53,7 @@ def read_chunks(source: Source, start: Position, chunk_chars: int) -> Iterator[C
     chunk, num_chars = Chunk([], [], []), 0
     for number, document in enumerate(source.read(start.document), start=start.document):
         for piece, (block, is_last) in enumerate(cut_document(document)):
+            # A document is read from its start again: only whole documents have numbers.
             if number == start.document and piece < start.piece:
                 continue
             chunk.blocks.append(block)
@@ -74,6 +75,8 @@ def cut_document(document: Iterable[Block]) -> Iterator[tuple[Block, bool]]:
         if not isinstance(block, str):
             yield block, True
             return
+        # Where it is cut depends on the text alone, as if it had come in one block: the size of a
+        # block is a matter of memory and must not change ids.
         text += block
         while len(text) > PIECE_CHARS:
             cut = find_cut(text, PIECE_CHARS)
@@ -101,10 +104,12 @@ class Encoder:
         self._source = source_tokenizer.load() if source_tokenizer else None
 
     def encode(self, chunk: Chunk) -> Chunk:
+        # Cut again: stored ids come here whole, and their text may be longer than a piece.
         pieces = [
             [piece for piece, _ in cut_document((text,))]
             for text in as_texts(chunk.blocks, self._source)
         ]
+        # All pieces of the chunk in one call, and then taken apart again: a call has a price.
         flat = list(itertools.chain.from_iterable(pieces))
         encodings = iter(self._model.encode_batch_fast(flat, add_special_tokens=False))
         parts: list[list[int]] = []
@@ -112,6 +117,8 @@ class Encoder:
         flags = zip(pieces, chunk.begins, chunk.ends, strict=True)
         for number, (text_pieces, begins, ends) in enumerate(flags):
             ids = [next(encodings).ids for _ in text_pieces]
+            # A document without text gets no begin and end token either: a model would learn that
+            # one follows the other.
             if begins and ends and not any(ids):
                 continue
             document = [self._begin if begins else [], *ids, self._end if ends else []]
@@ -133,6 +140,7 @@ def as_texts(blocks: Sequence[Block], tokenizer: Tokenizer | None) -> list[str]:
         problem = f"The source holds the id {largest}, which the tokenizer named for it has not"
         raise UserError(f"{problem}. Name the tokenizer that made the ids (?tokenizer=...).")
     texts = tokenizer.decode_batch([some.tolist() for some in ids], skip_special_tokens=True)
+    # A sample of ids may begin or end within a character of several bytes, which decodes to this.
     return [text.strip("\ufffd") for text in texts]
 
 
@@ -140,6 +148,7 @@ def share_reproduced(tokenizer: Tokenizer, documents: Sequence[NDArray[np.uint32
     """The share of pairs of neighboring ids that come back when the documents are decoded and
     encoded again: nearly 1 if the tokenizer made them (a document that was cut may differ at its
     ends), far less if another one did."""
+    # Special tokens are left out on both sides: decoding has dropped them.
     added = tokenizer.get_added_tokens_decoder().items()
     special = {number for number, token in added if token.special}
     same = total = 0

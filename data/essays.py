@@ -92,8 +92,12 @@ class Essays:
         if num_words < 1:
             return []
         places, length = self.sentence_ends.places, len(self._text)
+        # Asked for more words than there are, the text starts over. `_text` ends with a blank, so
+        # that its repetitions join as words do:
+        #     |one two three |one two three |one two ...
         repeats, last_word = divmod(num_words - 1, len(self.words))
         text_end = length * repeats + self._word_ends[last_word]
+        # Ends known for the whole loop hold in every repetition; those behind the last word do not.
         all_ends = [length * i + end for i in range(repeats + 1) for end in places]
         ends = all_ends[: bisect_left(all_ends, text_end)]
         # Empty words, which a blank at the text's end makes, do not count as the last.
@@ -101,6 +105,7 @@ class Essays:
         while number > 0 and not self.words[number % len(self.words)]:
             number -= 1
         before, word = divmod(number, len(self.words))
+        # What Punkt would split in the last word only because nothing follows it.
         ends += [length * before + end for end in self.sentence_ends.in_last_words.get(word, [])]
         ends = [*sorted(ends), text_end]
         text = self._text * (repeats + 1)
@@ -118,6 +123,7 @@ class Essays:
         offset = ends[first_end] + 1
         first = bisect_left(self._word_ends, offset)
 
+        # Nothing is split again: the loop is the same, it only begins elsewhere.
         def moved(places: Sequence[int]) -> list[int]:
             return sorted((end - offset) % len(self._text) for end in places)
 
@@ -186,6 +192,8 @@ def find_sentence_ends(words: Sequence[str], name: str, punkt: Path | None) -> S
     def cut(text: str) -> list[int]:
         return [end for _, end in tokenizer.span_tokenize(text)]
 
+    # The beginning once more after the end, so that the last sentence is judged by what follows it
+    # in the loop; ends found in that second copy are dropped.
     length = len(" ".join(words))
     places = [end for end in cut(" ".join([*words, *words[:SEAM_WORDS]])) if end <= length]
     # Ends inside words that Punkt sees only if the text stops after the word.
@@ -194,7 +202,7 @@ def find_sentence_ends(words: Sequence[str], name: str, punkt: Path | None) -> S
         word = words[number]
         if CAN_END_INSIDE.search(word):
             text = " ".join(words[max(0, number - WORDS_BEFORE) : number + 1])
-            begin = word_end - 1 - len(text)
+            begin = word_end - 1 - len(text)  # of this text in the whole one
             ends = [begin + end for end in cut(text) if len(text) - len(word) < end < len(text)]
             if new := [end for end in ends if end not in known]:
                 in_last_words[number] = new

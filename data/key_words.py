@@ -38,6 +38,7 @@ class KeyWords(Sequence[str]):
         return self._ends[-1]
 
     def __getitem__(self, index: Any) -> Any:
+        # The block that the index lies in: the first that ends behind it.
         number = bisect_right(self._ends, index)
         prefix, tails = self._blocks[number]
         return prefix + tails[index - self._ends[number]]

@@ -81,10 +81,14 @@ class Sequences:
         starts = [row * length + self.starts(n, document_mask) for row, n in enumerate(numbers)]
         cu_seqlens = np.append(np.concatenate(starts), total)
         lengths = np.diff(cu_seqlens)
+        # Two documents of 3 and 2 tokens:     ids     a b c d e
+        #                                      labels  b c - e -      (-: IGNORED)
         labels = np.append(ids_BT.reshape(-1)[1:], IGNORED)
         labels[cu_seqlens[1:] - 1] = IGNORED
         # Position ids count up by 1, and at each start drop by the length of the document before:
-        # one pass, several times as fast as subtracting each document's start from its tokens.
+        #     steps      0  1  1 -2  1
+        #     their sum  0  1  2  0  1
+        # One pass, several times as fast as subtracting each document's start from its tokens.
         steps = np.ones(total, np.int64)
         steps[0] = 0
         steps[cu_seqlens[1:-1]] -= lengths[:-1]
@@ -99,8 +103,12 @@ class Sequences:
 
     def starts(self, number: int, document_mask: bool) -> NDArray[np.int64]:
         """Where documents begin in a sequence; 0 is always one of them."""
+        # A sequence with repeats is one document: what is repeated must be seen from its repeat.
         if not document_mask or self.repeats_in(number):
             return np.zeros(1, np.int64)
+        # Ends count from the first token of all, and the sequence's own span is [begin, end). A
+        # document that ends exactly at `begin` is not in it ("right"); one that ends at `end` does
+        # not begin another here ("left").
         # Bounds of the array's own type: with another, numpy would convert the array at every call.
         begin, end = np.array([number, number + 1], self.doc_ends.dtype) * self.rows.shape[1]
         first = np.searchsorted(self.doc_ends, begin, side="right")
@@ -108,6 +116,7 @@ class Sequences:
         return np.append(0, (self.doc_ends[first:last] - begin).astype(np.int64))
 
     def repeats_in(self, number: int) -> bool:
+        """Drawn by the sequence's number alone, so the same in every epoch and on every rank."""
         return bool(self.repeats and np.random.default_rng([0, number]).random() < self.repeats)
 
 
@@ -115,6 +124,8 @@ def repeat_passages(row_T: NDArray[np.int64], number: int) -> NDArray[np.int64]:
     """One document of its passages a, b, a, c, b. Ordinary text seldom depends on what stood far
     before; here it does, further back than a window reaches, so that a hybrid learns to read there
     with the groups that still can. It holds nothing that a suite asks for."""
+    # [1, number]: another stream of numbers than the [0, number] that chose the sequence; those
+    # chosen would else all have short passages.
     rng, length = np.random.default_rng([1, number]), len(row_T)
     a, b = (int(length * rng.uniform(low, low + 0.1)) for low in (0.1, 0.2))
     first, second, rest = row_T[:a], row_T[a : a + b], row_T[a + b : length - a - b]
@@ -224,6 +235,7 @@ class Loader:
                 "(prepare_tokens.py --tokens, --epochs) and use that folder (--data.tokens-from, "
                 "--tokens-from)."
             )
+        # The epochs one after another; a batch may take the last of one and the first of the next.
         begin = step * self.batch_sequences
         order = self.tokens.order.reshape(-1)
         return order[begin : begin + self.batch_sequences].astype(np.int64)
@@ -231,6 +243,7 @@ class Loader:
     def num_targets(self, step: int) -> int:
         """Labels that are not IGNORED in a step, over all ranks, without communication."""
         train = self.tokens.train
+        # The last token of each document predicts nothing, whatever its length.
         documents = sum(len(train.starts(n, self.document_mask)) for n in self.sequences(step))
         return self.batch_sequences * self.tokens.seq_len - documents
 
@@ -255,6 +268,7 @@ def map_in_threads(
 ) -> Generator[T, None, None]:
     """function(item) for each item, in order, computed up to `num_ahead` items early. An error is
     raised at its item."""
+    # Not `pool.map`, which takes all items at once: of a source without an end, forever.
     pending: deque[Future[T]] = deque()
     with ThreadPoolExecutor(num_threads) as pool:
         try:
@@ -263,5 +277,5 @@ def map_in_threads(
                 if len(pending) > num_ahead:
                     yield pending.popleft().result()
             yield from (future.result() for future in pending)
-        finally:
+        finally:  # also where the caller has enough and closes this
             pool.shutdown(cancel_futures=True)

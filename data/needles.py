@@ -23,7 +23,7 @@ P = TypeVar("P", bound="Prompt")
 
 DEFAULT_SEED = 42
 SHORT_LENGTH = 4_096  # below it RULER's sizes are smaller
-DEPTHS_PERCENT = tuple(round(i * 100 / 39) for i in range(40))
+DEPTHS_PERCENT = tuple(round(i * 100 / 39) for i in range(40))  # 40 from 0 to 100, ends included
 
 NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
 NEEDLE = "One of the special magic {type} for {key} is: {value}."
@@ -33,10 +33,12 @@ TASK_TEXT = (
 )
 QUESTION = "What are all the special magic {type} for {query} mentioned in the provided text?"
 ANSWER_PREFIX = " The special magic {type} for {query} mentioned in the provided text are"
+# In this order: "are" is a part of "are all".
 SINGULAR = (("Some", "A"), ("are all", "is"), ("are", "is"), ("answers", "answer"))
 NEEDLE_PATTERN = re.compile(
     r"One of the special magic (?:numbers|uuids) for (?P<key>.+?) is: (?P<value>[0-9a-f-]+)\."
 )
+# What a tokenizer must be able to spell: the words of a needle, every digit and every hex digit.
 SPELLED = NEEDLE.format(type="numbers or uuids", key="some-key", value="0123456789-abcdef")
 
 
@@ -195,6 +197,8 @@ def build_examples(
         return replace(example, length=count_tokens(example.prompt) + sizes.answer_tokens)
 
     step, budget = sizes.step(task, length), sizes.answer_tokens
+    # Needles go between lines, at places that differ, so there must be as many. In an essay they
+    # may follow each other.
     least = 1 if task.haystack == "essay" else task.num_needles
     best = find_size(draw, max(step, least), length, budget, factor=sizes.search_factor)
     tried = range(best, least - 1, -step)
@@ -212,6 +216,8 @@ def find_size(
     """The largest size, from `low` on, of a prompt that takes at most `room` tokens, with `budget`
     for its answer. The search ends at `factor` times the size for `length` tokens that the smallest
     prompt suggests; None: at one a token."""
+    # Every `draw` here takes numbers from the generator that all examples come from: RULER's bytes
+    # depend on how often this search draws, and so on each of its bounds.
     tokens_per_unit = (draw(low).length - budget) / low
     high = int(length / tokens_per_unit * factor) if factor else length
     most = length if room is None else room
@@ -221,6 +227,8 @@ def find_size(
 def largest(fits: Callable[[int], bool], low: int, high: int) -> int:
     """The largest size that fits, by bisection; `low` if none does. A little noisy where each try
     is a new draw."""
+    # Not `bisect` over precomputed lengths: a try is a whole text to tokenize, and RULER's bytes
+    # depend on which sizes are tried.
     best = low
     while low <= high:
         middle = (low + high) // 2
@@ -237,7 +245,8 @@ def first_that_fits(task: str, length: int, draw: Callable[[int], P], sizes: Seq
         if (drawn := draw(size)).length <= length:
             return drawn
     too_long: list[int] = []
-    # Until further draws are pointless, judged by the lengths so far. RULER tries forever.
+    # Until further draws are pointless: none of fifty fits, and the shortest is too long by more
+    # than three times what the lengths differ among each other. RULER tries forever.
     while len(too_long) < 50 or (
         min(too_long) - length <= 3 * (max(too_long) - min(too_long)) + 10 and len(too_long) < 2000
     ):
@@ -254,6 +263,7 @@ def least_tokens(task: NeedleTask, length: int, material: Material) -> int:
 
 
 def write_smallest(task: NeedleTask, length: int, material: Material) -> NeedleExample:
+    # Any seed will do: what is asked of it is about how long it is.
     num_units = max(material.sizes.step(task, length), task.num_needles)
     return write_example(task, num_units, random.Random(0), 0, material.words, material.essays)
 
@@ -273,20 +283,18 @@ def write_example(
     def draw(kind: str) -> str:
         if kind == "numbers":
             return str(rng.randint(10**6, 10**7 - 1))
-        if kind == "uuids":
+        if kind == "uuids":  # not uuid4(), which draws from the system and not from `rng`
             return str(uuid.UUID(int=rng.getrandbits(128), version=4))
         return rng.choice(words)
-
-    def write_needle(key: str, value: str) -> str:
-        return NEEDLE.format(type=task.values, key=key, value=value)
 
     keys: list[str] = []
     values: list[list[str]] = []
     needles: list[str] = []
     for _ in range(task.num_keys):
-        keys.append(draw(task.keys))
-        values.append([draw(task.values) for _ in range(task.num_values)])
-        needles += [write_needle(keys[-1], value) for value in values[-1]]
+        key, its_values = draw(task.keys), [draw(task.values) for _ in range(task.num_values)]
+        needles += [NEEDLE.format(type=task.values, key=key, value=value) for value in its_values]
+        keys.append(key)
+        values.append(its_values)
     random.Random(shuffle_seed).shuffle(needles)
 
     if task.haystack == "essay":
@@ -295,7 +303,8 @@ def write_example(
         sentences = essays.sentences(num_units)
         depths = rng.sample(DEPTHS_PERCENT, len(needles))
         places = sorted(int(len(sentences) * (depth / 100)) for depth in depths)
-        # With no sentence between two needles there are two blanks, as in RULER.
+        # What lies before a needle, then the needle, and at the end what lies behind the last. With
+        # no sentence between two needles there are two blanks, as in RULER.
         parts = []
         for needle, begin, end in zip(needles, [0, *places], places, strict=False):
             parts += [" ".join(sentences[begin:end]), needle]
@@ -303,8 +312,12 @@ def write_example(
     else:
         if task.haystack == "noise":
             lines = [NOISE] * num_units
-        else:
-            lines = [write_needle(draw(task.keys), draw(task.values)) for _ in range(num_units)]
+        else:  # needles of other keys; a key is drawn before its value, as arguments are in order
+            lines = [
+                NEEDLE.format(type=task.values, key=draw(task.keys), value=draw(task.values))
+                for _ in range(num_units)
+            ]
+        # From the end, so that a place still counts the lines of the haystack alone.
         places = sorted(rng.sample(range(num_units), len(needles)), reverse=True)
         for needle, place in zip(needles, places, strict=True):
             lines.insert(place, needle)
@@ -364,6 +377,7 @@ def token_counter(tokenizer: "PreTrainedTokenizerBase") -> Callable[[str], int]:
         raise UserError(f"{problem}. Use one of English letters, digits and punctuation.")
     backend.no_truncation()  # like `tokenize`: a tokenizer's file may ask for either
     backend.no_padding()
+    # The fast form leaves out the offsets, which take half of the time.
     return lambda text: len(backend.encode_batch_fast([text], add_special_tokens=False)[0])
 
 
@@ -380,5 +394,6 @@ def distances_to_end(
 ) -> list[int]:
     """Tokens from each of these characters to the end of the text."""
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+    # Tokens that end at or before a character lie before it; all others are counted.
     ends = [end for _, end in encoded["offset_mapping"]]
     return [len(ends) - bisect_right(ends, start) for start in starts]

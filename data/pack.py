@@ -51,8 +51,11 @@ class PackConfig(PackingConfig):
         at_least(0, self, "", "seed")
 
     def deciding(self) -> dict[str, object]:
-        """What decides the tokens; without repeats as before there were any."""
-        return {name: value for name, value in plain(self).items() if name != "repeats" or value}
+        """What decides the tokens."""
+        settings: dict[str, object] = plain(self)
+        if not self.repeats:  # as before there were any: tokens of earlier commits are reused
+            del settings["repeats"]
+        return settings
 
 
 @dataclass
@@ -94,6 +97,7 @@ def pack_documents(
     path = folder / PROGRESS
     begun = read_sealed_json(path, "files") if path.exists() else {}
     # A source on the hub is read to the end at one commit: that of an earlier try, else the newest.
+    # A stage of days would otherwise mix two versions, if its author pushed one in between.
     known, commits = begun.get("commits", {}), {}
     for source in sources:
         if not source.is_local:
@@ -143,6 +147,7 @@ def split_quotas(sources: Sequence[Source], config: PackConfig) -> list[tuple[in
 
 def share_out(total: int, weights: Sequence[float]) -> list[int]:
     """Whole shares that add up to the total: rounded down, plus one for those that lost most."""
+    # Not each share rounded by itself: 10 in three equal parts would be 3 + 3 + 3.
     exact = [total * weight / sum(weights) for weight in weights]
     shares = [int(share) for share in exact]
     by_loss = sorted(range(len(weights)), key=lambda i: (shares[i] - exact[i], i))
@@ -163,13 +168,14 @@ class Packing:
         """Pack a source from the position reached until it ends or its quota is met."""
         progress, counts = self.progress, self.progress.counts[self.progress.source]
         source_tokenizer = read_source_tokenizer(source.tokenizer) if source.tokenizer else None
-        if progress.position == Position():
+        if progress.position == Position():  # not again where a killed packing goes on
             show_documents(source, source_tokenizer)
         chunks = encode.read_chunks(source, progress.position, self.config.chunk_chars)
         # Else the cores that this process may use, as a cluster's scheduler sets them, if known.
         cores = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))(0)
         workers = self.config.workers or len(cores)
         encoded = encode_in_order(chunks, self.tokenizer, source_tokenizer, workers)
+        # Closed, because the threads are still some chunks ahead when the quota is met.
         with contextlib.closing(encoded):
             for number, chunk in enumerate(encoded, start=1):
                 before = counts.tokens_kept
@@ -206,6 +212,8 @@ class Packing:
         self.end_shard()
 
     def end_shard(self) -> None:
+        # First the tokens, then what says how many there are: after a kill in between, the tokens
+        # behind the last record are cut off and made again.
         self.progress.files = self.files.end_shard()
         write_sealed_json(self.files.folder / PROGRESS, asdict(self.progress))
 
@@ -213,6 +221,13 @@ class Packing:
         """Cut the next tokens of a source: the first are held out, then comes a gap, then training
         tokens up to the quota. The gap is the rest of the document in which the held-out slice
         ends, at most a sequence. True if the quota is met."""
+        # document 1    document 2               document 3
+        # --------------|--------------------------|---------------------------|------
+        # held out ............... | gap           | training tokens .................
+        #
+        # Any of the borders may lie in this chunk, in an earlier or in a later one. Without a gap
+        # the end of a held-out document would be trained on, and the loss on its beginning would
+        # look better than it is.
         progress, counts = self.progress, self.progress.counts[self.progress.source]
         # Without documents that are too short. One in several pieces is never too short.
         ends = np.array(chunk.ends)
@@ -232,6 +247,7 @@ class Packing:
         counts.tokens_held_out += gap
         if gap and counts.tokens_held_out == held_out:
             progress.gap_left = self.config.sequence_length
+        # The gap ends with its document, with the sequence's length, or not in this chunk.
         rest = document_ends[document_ends >= gap]
         begin = int(min([gap + progress.gap_left, *rest[:1], len(ids)]))
         counts.dropped_behind_held_out += begin - gap
@@ -256,7 +272,9 @@ class Packing:
                 f"The sources have {num_tokens:,} tokens, less than one sequence of "
                 f"{config.sequence_length:,}. Add text, or use a shorter --sequence-length."
             )
-        rest = tail  # it is taken from the last sources
+        # The tail is taken from the last sources, in whose tokens it lies; a source that ends with
+        # fewer than a sequence gives all it has, and the one before the rest.
+        rest = tail
         for counts in reversed(progress.counts):
             taken = min(rest, counts.tokens_kept)
             counts.dropped_in_tail += taken
@@ -268,6 +286,7 @@ class Packing:
         held_out = [counts.tokens_held_out for counts in progress.counts]
         files.write_ends(TOKENS, DOC_ENDS, [counts.tokens_kept for counts in progress.counts])
         files.write_ends(HELD_OUT, token_files.HELD_OUT_DOC_ENDS, held_out)
+        # An order of its own for each epoch: the first ones stay as they are with more of them.
         seeds = ([config.seed, epoch] for epoch in range(config.epochs))
         order = [np.random.default_rng(seed).permutation(num_sequences) for seed in seeds]
         token_files.write_array(folder / token_files.ORDER, np.array(order, "<u4"))

@@ -52,12 +52,6 @@ class Maker:
         self.random = random.Random(seed)
         self.numpy = np.random.RandomState(seed)  # RULER's, frozen for ever
 
-    def name(self, letters: str, size: int) -> str:
-        return "".join(self.random.choices(letters, k=size))
-
-    def value(self) -> str:
-        return str(self.numpy.randint(10_000, 99_999))
-
     def shuffle(self, items: list[Any]) -> None:
         """The same permutation for every list of one length."""
         random.Random(self.seed).shuffle(items)
@@ -69,12 +63,12 @@ class Maker:
         self, text: str, outputs: Sequence[str], sources: Sequence[str] = ()
     ) -> RulerExample:
         """sources: what the answer needs, as it stands in the text."""
+        # The text ends in the answer's prefix, whose length depends on what was filled in: its
+        # first ten letters, before any of that, say where it begins. From the right, because an
+        # example before the question has the same words.
         start = text.rindex(fill(self.task, "prefix", query="", num_v="")[:10])
         length, places = self.count(text) + self.budget, map(text.index, sources)
         return RulerExample(text[:start], text[start:], tuple(outputs), length, tuple(places))
-
-    def fitting(self, build: Callable[[int], RulerExample], sizes: Sequence[int]) -> RulerExample:
-        return needles.first_that_fits(self.task, self.length, build, sizes)
 
 
 def build_examples(
@@ -95,8 +89,10 @@ def chains(make: Maker) -> Sample:
     """A chain of assignments in noise, below an example of one."""
 
     def chain(num_lines: int, is_example: bool = False) -> tuple[str, list[str], list[str]]:
-        names = [make.name(ascii_uppercase, 3 if is_example else 5) for _ in range(NUM_HOPS)]
-        value = ONE_SHOT_VALUE if is_example else make.value()
+        size = 3 if is_example else 5  # letters of a name
+        names = ["".join(make.random.choices(ascii_uppercase, k=size)) for _ in range(NUM_HOPS)]
+        # From numpy's generator, as in RULER; the names are from Python's.
+        value = ONE_SHOT_VALUE if is_example else str(make.numpy.randint(10_000, 99_999))
         if len(set(names)) < NUM_HOPS:
             raise UserError(f"vt, seed {make.seed}: two variables got one name; use another seed.")
         lines = [NOISE] * num_lines
@@ -109,7 +105,8 @@ def chains(make: Maker) -> Sample:
         return text, names, assigned
 
     def build_example(num_lines: int) -> RulerExample:
-        return make.example(*chain(num_lines, is_example=True))
+        text, names, assigned = chain(num_lines, is_example=True)
+        return make.example(text, names, assigned)
 
     room = ONE_SHOT_TOKENS + make.budget  # it needs none, for its answer is in it
     size = needles.find_size(build_example, 5, ONE_SHOT_TOKENS, make.budget, room)
@@ -119,10 +116,13 @@ def chains(make: Maker) -> Sample:
 
     def build(num_lines: int) -> RulerExample:
         below, names, assigned = chain(num_lines)
+        # The example of every sample has names and a value of its own. Its last words are its
+        # answer: the names.
         text = example
         for word in example.split()[-NUM_HOPS:]:
-            text = text.replace(word, make.name(ascii_uppercase, len(word)))
-        text = text.replace(ONE_SHOT_VALUE, make.value())
+            letters = make.random.choices(ascii_uppercase, k=len(word))
+            text = text.replace(word, "".join(letters))
+        text = text.replace(ONE_SHOT_VALUE, str(make.numpy.randint(10_000, 99_999)))
         return make.example(f"{text}\n{below}", names, assigned)
 
     step = 5 if make.length < SHORT_LENGTH else 10
@@ -130,7 +130,8 @@ def chains(make: Maker) -> Sample:
     size = needles.find_size(
         lambda n: make.example(*chain(n)), step, make.length, make.budget, room
     )
-    return lambda index: make.fitting(build, range(size, NUM_HOPS - 1, -step))
+    sizes = range(size, NUM_HOPS - 1, -step)
+    return lambda index: needles.first_that_fits("vt", make.length, build, sizes)
 
 
 def common_words(make: Maker) -> Sample:
@@ -143,22 +144,25 @@ def common_words(make: Maker) -> Sample:
         chosen = make.random.sample(known, num_words)
         items = chosen[:10] * often + chosen[10:] * seldom
         make.shuffle(items)
-        return numbered(items), tuple(chosen[:10])
+        return number_words(items), tuple(chosen[:10])
 
     def build(num_words: int) -> RulerExample:
+        # Words of the example, and how often the frequent and the other ones stand in it; then how
+        # often in the list itself.
         sizes = ((20, 3, 1), (6, 1)) if make.length < SHORT_LENGTH else ((40, 10, 3), (30, 3))
         context, answer = listed(*sizes[0])
-        example = f"{make.whole(context=context)} {numbered(answer)}\n"
+        example = f"{make.whole(context=context)} {number_words(answer)}\n"
         context, answer = listed(num_words, *sizes[1])
         return make.example(example + make.whole(context=context), answer)
 
     per_word = (build(4_096).length - make.budget) / 4_096
     high = max(int(make.length // per_word) * 2, 20)
     size = needles.largest(lambda n: build(n).length <= make.length, 10, high)
-    return lambda index: make.fitting(build, range(size, 0, -10))
+    sizes = range(size, 0, -10)
+    return lambda index: needles.first_that_fits("cwe", make.length, build, sizes)
 
 
-def numbered(words: Sequence[str]) -> str:
+def number_words(words: Sequence[str]) -> str:
     return " ".join(f"{number}. {word}" for number, word in enumerate(words, 1))
 
 
@@ -173,19 +177,23 @@ def coded_words(make: Maker) -> Sample:
     def draw_vocabulary() -> list[str]:
         drawn: set[str] = set()
         while len(drawn) < num_words:
-            drawn.add(make.name(ascii_lowercase, 6))
+            drawn.add("".join(make.random.choices(ascii_lowercase, k=6)))
+        # Sorted before it is shuffled: the order of a set differs from process to process.
         vocabulary = sorted(drawn)
         make.shuffle(vocabulary)
-        vocabulary[0] = "..."
+        vocabulary[0] = "..."  # the most frequent is noise, and the next three are the answer
         return vocabulary
 
     def text(size: int, vocabulary: list[str]) -> str:
         coded = []
+        # The word of rank k has a share of k^-2 / (1 + 1/4 + 1/9 + ...), whose sum is pi^2 / 6.
         for rank, word in enumerate(vocabulary, 1):
             coded += [word] * int(size * rank**-2.0 / (math.pi**2 / 6))
         make.shuffle(coded)
         return make.whole(context=" ".join(coded))
 
+    # The first size that is too long, and back by one step; a sample that is longer than this
+    # search saw goes back further.
     searched, size = draw_vocabulary(), room // 6
     while make.count(text(size, searched)) < room:
         size += step
@@ -271,14 +279,15 @@ def squad(content: Any) -> Corpus:
 
 
 def hotpot(content: Any) -> Corpus:
-    def shown(item: Any) -> list[str]:
-        return [f"{title}\n{''.join(sentences)}" for title, sentences in item["context"]]
-
-    texts = sorted({text for item in content for text in shown(item)})
+    documents = [
+        [f"{title}\n{''.join(sentences)}" for title, sentences in item["context"]]
+        for item in content
+    ]
+    texts = sorted({text for shown in documents for text in shown})
     number = {text: index for index, text in enumerate(texts)}
     return texts, [
-        Question(item["question"], (item["answer"],), tuple(number[t] for t in shown(item)), ())
-        for item in content
+        Question(item["question"], (item["answer"],), tuple(number[text] for text in shown), ())
+        for item, shown in zip(content, documents, strict=True)
     ]
 
 
@@ -290,6 +299,7 @@ def documents(make: Maker) -> Sample:
         question = questions[index]
         gold, more = question.gold, question.more
         num_others = num_documents - len(gold)
+        # Documents are added in this order: those with the answer, those beside them, any others.
         if num_documents >= len(texts):
             chosen = list(islice(cycle(range(len(texts))), num_documents))
         elif num_others > len(more):
@@ -310,6 +320,7 @@ def documents(make: Maker) -> Sample:
         if index >= len(questions):
             raise UserError(f"{make.task} has {len(questions)} questions; ask for no more samples.")
         least = len(questions[index].gold)
-        return make.fitting(partial(build, index), range(max(size, least), least - 1, -10))
+        sizes = range(max(size, least), least - 1, -10)
+        return needles.first_that_fits(make.task, make.length, partial(build, index), sizes)
 
     return sample

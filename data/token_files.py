@@ -47,7 +47,7 @@ class GrowingFiles:
                     f"{size:,} bytes differs from {PROGRESS}. {MAKE_AGAIN}"
                 )
         self._files = [open_own_file(folder / name, "a+b") for name in GROWING]
-        self.truncate()
+        self.truncate()  # what a killed packing has written behind its last complete shard
 
     def close(self) -> None:
         for file in self._files:
@@ -58,9 +58,10 @@ class GrowingFiles:
         number = GROWING.index(name)
         ends = (ends + self.sizes[number] // self.token_bytes).astype("<u8")
         for place, array in ((number, ids), (number + 2, ends)):
+            # As bytes without a copy, which both the file and the checksum take.
             data = np.ascontiguousarray(array).view(np.uint8).data
             self._files[place].write(data)
-            self._digests[place].update(data)
+            self._digests[place].update(data)  # as it grows: the whole file is never read again
             self.sizes[place] += len(data)
 
     def end_shard(self) -> list[tuple[int, str]]:
@@ -74,6 +75,7 @@ class GrowingFiles:
     def cut_tokens(self, num_tokens: int) -> None:
         """Leave the tokens behind these out: of the next shard, and after `truncate` of the disk.
         A kill in between changes nothing, because a resumed packing truncates too."""
+        # Before the file is read for its digest; what stays in a buffer is not there.
         self._files[0].flush()
         self.sizes[0] = num_tokens * self.token_bytes
         self._digests[0] = self._hash_start(0)
@@ -85,6 +87,7 @@ class GrowingFiles:
     def write_ends(self, name: str, path: str, parts: Sequence[int]) -> None:
         """Write where documents end: with each part of the tokens one does too."""
         found = np.fromfile(self.folder / GROWING[GROWING.index(name) + 2], "<u8")
+        # `found` may go beyond the last part: tokens of the tail were cut off after they came.
         borders = np.cumsum(parts, dtype="<u8")
         ends = np.union1d(found, borders)
         write_array(self.folder / path, ends[(ends > 0) & (ends <= borders[-1])])
@@ -92,6 +95,7 @@ class GrowingFiles:
     def _hash_start(self, number: int) -> Any:
         """The digest of a file's bytes up to its size, to which more can be added."""
         path, size = self.folder / GROWING[number], self.sizes[number]
+        # Memory-mapped, since it may be larger than memory; an empty file cannot be.
         is_there = size and path.is_file() and path.stat().st_size >= size
         content: Any = np.memmap(path, np.uint8, "r", shape=size) if is_there else b""
         return xxhash.xxh3_128(content)

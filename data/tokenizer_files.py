@@ -52,6 +52,8 @@ class TokenizerText:
         tokenizer = Tokenizer.from_str(self.text)
         tokenizer.no_truncation()
         tokenizer.no_padding()
+        # Else a document that mentions a special token, as pages on language models do, would end
+        # in its middle.
         tokenizer.encode_special_tokens = True
         return tokenizer
 
@@ -68,6 +70,7 @@ def describe_tokenizer(tokenizer: "PreTrainedTokenizerBase") -> TokenizerText:
     """How documents are encoded with a transformers tokenizer: with its begin token, if it adds one
     itself, and its end token."""
     text = fast_backend(tokenizer).to_str()
+    # By an example, as tokenizers say in different places what they add.
     adds_begin = tokenizer("a")["input_ids"][:1] == [tokenizer.bos_token_id]
     begin = tokenizer.bos_token_id if adds_begin else None
     return TokenizerText(text, begin, tokenizer.eos_token_id)

@@ -27,7 +27,8 @@ def check(config: Config) -> None:
     for tokenizer in sorted({source.tokenizer for source in sources if source.tokenizer}):
         read_source_tokenizer(tokenizer)
     for source in sources:
-        _ = source.commit
+        _ = source.commit  # asks the hub
+    # Whether the budget can be met is known for sure only of one source of plain files.
     files = [file for source in sources[:1] for file in getattr(source, "files", [])]
     num_bytes = sum(file.stat().st_size for file in files)
     is_plain = files and all(file.suffix in TEXT + LINES for file in files)
@@ -70,9 +71,11 @@ def describe(model: str, sources: Sequence[str], packing: PackConfig) -> dict[st
         if not source.is_local:
             continue
         facts[-1] |= source.facts()
+        # The first block of the first document: a file of another kind than its suffix says.
         first = next(iter(next(iter(source.read(0)), ())), "")
         if isinstance(first, str) and "\0" in first[:1_000]:
             raise UserError(f"{source.name}: the first document holds NUL characters.")
+        # A source without an end in which every document is too short would be read forever.
         if source.endless and packing.min_document_tokens:
             texts = ("".join(map(str, text)) for text in islice(source.read(0), 1_000))
             if max(len(text.encode()) for text in texts) < packing.min_document_tokens:
@@ -104,7 +107,8 @@ def stage_or_reused(config: Config) -> Stage | Artifact:
         return replace(packed, check=partial(check, config))
     folder, length = follow_reference(Path(data.tokens_from)), data.sequence_length
     tokenizer_hash = read_tokenizer(config.model).hash
-    is_first = rank_and_world()[0] == 0  # the only one that reads them whole for this
+    # Checksums of all tokens take minutes, so one rank reads them; all ranks check the rest.
+    is_first = rank_and_world()[0] == 0
     check_reuse(folder, tokenizer_hash, length, data.tokens // length, verify=is_first)
     return Artifact(folder, read_sealed_json(folder / MANIFEST)["fingerprint"])
 
