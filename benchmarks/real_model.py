@@ -46,7 +46,7 @@ from bosch.run.folder import RunFolder
 from bosch.run.progress import say
 from bosch.run.stage import Artifact, Stage
 from bosch.search.score import Evaluator
-from bosch.search.settings import Accelerations, SearchSettings
+from bosch.search.settings import NO_ACCELERATIONS, SearchSettings
 from bosch.sink import Sink
 from bosch.training.learner import make_learning
 
@@ -257,7 +257,7 @@ class Bench:
         lengths = (("", options.contexts, 0), ("long_", options.long_contexts, LONG))
         for name, contexts, length in lengths:
             asked = self.questions(seed, contexts, length)
-            plainly = SearchSettings(accelerations=Accelerations.none())
+            plainly = SearchSettings(accelerations=NO_ACCELERATIONS)
             evaluator = Evaluator(self.judged, asked, window, plainly)
             pairs = [
                 (answer, question)

@@ -35,6 +35,8 @@ def announce(search: Search, planned: Mapping[str, int]) -> None:
 def finish(search: Search) -> Selection:
     """The last stage's mask, or an earlier one that meets the ratio and scores higher. A search
     that was cut short ends with the best mask so far, or else with the current mask, repaired."""
+    # What is reported is measured once more by a plain pass: if an acceleration were wrong, the
+    # search might be misled, but its report would not.
     evaluator, dense, best = search.evaluator, search.anchors.dense, search.best
     if search.cut_short and best:
         search.z = best[1]
@@ -42,7 +44,8 @@ def finish(search: Search) -> Selection:
         search.meet_ratio()
     final = evaluator.score_unaccelerated(search.z)
     if best and best[1] != search.z:
-        # Without accelerations too: they round differently.
+        # Both as they are in a plain pass: accelerated values round differently, and that must not
+        # decide between two masks.
         earlier = evaluator.score_unaccelerated(best[1]) if search.settings.keep_best else None
         score = earlier.value if earlier else best[0]
         if score > final.value:

@@ -92,14 +92,17 @@ class Layers:
         self, attention: Any, x_BTC: Tensor, rotary: Rotary, row: Sequence[int], rows_N: Tensor
     ) -> Tensor:
         """(1, N, H * D): the input of the output projection."""
-        rotate = rotation_of(attention)  # of queries and keys together; here they have other rows
+        # The model's own function, which rotates queries and keys together. Here they have other
+        # positions, so it is called for each of them, with one head of zeros for the other.
+        rotate = rotation_of(attention)
         k_BGTD, v_BGTD = _heads(attention, "k", x_BTC), _heads(attention, "v", x_BTC)
         q_BHND = _heads(attention, "q", x_BTC[:, rows_N])
         cos_BTD, sin_BTD = rotary
         no_keys, no_queries = torch.zeros_like(q_BHND[:, :1]), torch.zeros_like(k_BGTD[:, :1])
         q_BHND, _ = rotate(q_BHND, no_keys, cos_BTD[:, rows_N], sin_BTD[:, rows_N])
         _, k_BGTD = rotate(no_queries, k_BGTD, cos_BTD, sin_BTD)
-        # Which keys each row sees, on the window and in full.
+        # Which keys each row sees, on the window and in full: `visible_NT[bit]`. Rows are few and
+        # anywhere, so no kernel's idea of causal or of a window fits; a mask says it.
         distance_NT = rows_N[:, None] - torch.arange(x_BTC.shape[1], device=rows_N.device)
         full_NT = distance_NT >= 0
         visible_NT = full_NT & (distance_NT < self.window_tokens), full_NT
@@ -117,6 +120,7 @@ class Layers:
                 scaling=attention.scaling,
                 mask_BNTS=visible_NT[bit][None, None],
             )
+            # A text within the window sees no sink, as in the model itself.
             if not bit and has_sink and x_BTC.shape[1] > self.window_tokens:
                 beyond_BN = (rows_N - self.window_tokens)[None]
                 sink = keys_beyond(attention, beyond_BN, k_BGTD, v_BGTD)
@@ -144,7 +148,8 @@ class Layers:
         """Refuse a model whose forward pass differs from its layers in sequence: because another
         version of transformers builds it differently, or because it computes more around them.
         run: the hidden states above the top layer, as a search computes them for these tokens."""
-        # So small a window that a mask matters in so short a text.
+        # So small a window that a mask matters in so short a text; and a mask with both kinds of
+        # group in every layer.
         window, self.window_tokens = self.window_tokens, min(self.window_tokens, 16)
         layers, groups = range(len(self.blocks)), range(self.num_groups)
         z = tuple(tuple((layer + group) % 2 for group in groups) for layer in layers)
@@ -153,6 +158,7 @@ class Layers:
             ids_T[None], use_cache=False, bosch_mask=z, bosch_window=self.window_tokens
         ).last_hidden_state
         self.window_tokens = window
+        # Of sums in another order the format's own rounding remains, some of it added up.
         tolerance = min(64 * torch.finfo(layered_BTC.dtype).eps, MOST_ROUNDING)
         if not expected_BTC.isfinite().all():
             raise UserError(OVERFLOW)
@@ -171,6 +177,8 @@ class Layers:
         for bit in row:
             reach = num_tokens if bit else min(num_tokens, self.window_tokens)
             part += sum(min(at + 1, reach) for at in rows) * per_pair
+            # Pairs of all rows: a triangle while the window fills, then as many as it holds.
+            #     1  2  3 .. reach  reach  reach ..
             every_row = reach * (reach + 1) // 2 + (num_tokens - reach) * reach
             whole += every_row * per_pair
         return part / whole

@@ -80,6 +80,7 @@ class Outcomes:
             if line is not None:
                 z = tuple(tuple(map(int, row)) for row in line["z"])
                 outcome = {int(number): Means(*m) for number, m in line["haystacks"].items()}
+                # A mask may have several lines: an evaluation that ended early, and the rest of it.
                 known[z] = {**known.get(z, {}), **outcome}
                 cost.add(line)
         return known, cost
@@ -91,7 +92,8 @@ class Outcomes:
         rows = ["".join(map(str, row)) for row in z]
         line = sealed_lines([{"z": rows, "haystacks": outcome, **more}], self._facts)
         with open_own_file(self._path, "ab+") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)  # released on closing
+            # Several searches append to the file in runs/shared. Released on closing.
+            fcntl.flock(file, fcntl.LOCK_EX)
             if size := file.seek(0, os.SEEK_END):
                 file.seek(size - 1)
                 if file.read(1) != b"\n":  # a search was killed while writing

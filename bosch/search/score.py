@@ -39,7 +39,7 @@ from bosch.run.progress import Bar
 from bosch.search.layers import OVERFLOW, Layers
 from bosch.search.objective import Means, Outcome, SearchEnded, Value, rounded, weighted
 from bosch.search.outcomes import Cost, Outcomes, scoring_facts
-from bosch.search.settings import Accelerations, SearchSettings
+from bosch.search.settings import NO_ACCELERATIONS, Accelerations, SearchSettings
 from bosch.search.states import Branches, LoadedHaystack, cache_bytes
 
 NEWEST_SHARE = 0.3  # weight of the newest loss in the moving average of a haystack's losses
@@ -89,7 +89,9 @@ class Evaluator:
         self._expected_losses = [0.0] * len(self.questions)
         self.layers = Layers(model, window_tokens)
 
-        # Each team of ranks scores masks of its own; its ranks divide the haystacks among them.
+        # Each team of ranks scores masks of its own; its ranks divide the haystacks among them. As
+        # many teams as masks are proposed at once, if the ranks can be split so: else as many as
+        # divide both, so that neither a rank nor a mask is left over.
         ranks = Ranks.current()
         rank, num_ranks = ranks.rank, ranks.world
         self._num_teams = math.gcd(num_ranks, settings.masks_at_once)
@@ -104,6 +106,7 @@ class Evaluator:
         }
         self._branches = Branches()
         # The model is compared with its layers on the beginning of a text, in all of its rows.
+        # Without prefixes: what is cached, and where masks branch, is for the search's own texts.
         some_ids_T = calibration.haystacks[0].ids_T[:64]
         every_row = Question(answer=range(1, len(some_ids_T)), needle=range(0), task="")
         probe = LoadedHaystack(Haystack(some_ids_T, (every_row,)), model.device, 0)
@@ -133,7 +136,8 @@ class Evaluator:
 
         haystacks: read only these, for their outcomes; the value is then only a bound. bar: counts
         the masks that are new to this search."""
-        # Those that masks fail first: they end an evaluation soonest.
+        # Those that masks fail most first: they end an evaluation soonest. `sorted` is stable, so
+        # ranks that see the same losses read in the same order.
         losses = self._expected_losses
         order = haystacks or sorted(range(len(self.questions)), key=lambda number: -losses[number])
         limit = threshold if self.use.early_end else None
@@ -198,7 +202,7 @@ class Evaluator:
     def score_unaccelerated(self, z: Z) -> Value:
         """Score once more without accelerations. Not counted, and in no file."""
         order = range(len(self.questions))
-        ((outcome, _),) = self._run([z], [{}], order, None, Accelerations.none())
+        ((outcome, _),) = self._run([z], [{}], order, None, NO_ACCELERATIONS)
         value = self._read(outcome, order, None)
         assert value is not None
         return value
@@ -237,7 +241,13 @@ class Evaluator:
         answers to the rest could lift a mask's value above it."""
         found = [dict(outcome) for outcome in known]
         work = [0.0] * len(masks)
-        # This rank's haystacks of each mask. A single mask is divided among the teams.
+        # This rank's haystacks of each mask. Four ranks as two teams of two, and haystacks 0 to 3:
+        #
+        #                        several masks             a single mask
+        #     rank 0 (team 0)    0, 2 of masks 0, 2, ..    0        else one team would have
+        #     rank 1 (team 0)    1, 3 of masks 0, 2, ..    1        nothing to do
+        #     rank 2 (team 1)    0, 2 of masks 1, 3, ..    2
+        #     rank 3 (team 1)    1, 3 of masks 1, 3, ..    3
         waiting = [
             [
                 number
@@ -250,10 +260,13 @@ class Evaluator:
             for index, outcome in enumerate(known)
         ]
         ranks = Ranks.current()
+        # Every rank has the same `found` after each round, so all of them leave the loop together.
         while left := [n for n, o in enumerate(found) if self._read(o, order, threshold) is None]:
             mine: list[tuple[int, dict[int, Means], float]] = []
             with ranks.succeeding():
                 for index in left:
+                    # One by one, as each may be the last that a mask needs; or all at once, where
+                    # nothing can end it and every round costs a message.
                     count = len(waiting[index]) if threshold is None else 1
                     now, waiting[index] = waiting[index][:count], waiting[index][count:]
                     work_before, outcome = self.work, dict[int, Means]()
@@ -277,6 +290,7 @@ class Evaluator:
         log_NV = self.layers.log_probabilities(hidden_BNC)
         logs = log_NV.gather(1, haystack.targets_N[:, None])[:, 0].double().tolist()
         right = (log_NV.argmax(-1) == haystack.targets_N).tolist()
+        # The rows of all questions lie one after another; `bounds` cuts them apart.
         answers = [Answer(all(right[i:j]), math.fsum(logs[i:j])) for i, j in haystack.bounds]
         if any(math.isnan(answer.log_probability) for answer in answers):
             raise UserError(OVERFLOW)

@@ -24,9 +24,11 @@ class Accelerations:
     early_end: bool = True  # stop evaluating a mask that cannot exceed its threshold
     memory_gb: float | None = None  # for cached states; None: half of a GPU's free memory, else 1
 
-    @classmethod
-    def none(cls) -> "Accelerations":
-        return cls(prefixes=False, answer_rows=False, memo=False, early_end=False, memory_gb=0.0)
+
+# What accelerated values are compared with.
+NO_ACCELERATIONS = Accelerations(
+    prefixes=False, answer_rows=False, memo=False, early_end=False, memory_gb=0.0
+)
 
 
 @dataclass(frozen=True)

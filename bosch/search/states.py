@@ -47,6 +47,7 @@ class LoadedHaystack:
 
     def cache(self, prefix: Z, hidden_BTC: Tensor) -> None:
         """Cache the states if they fit; the least recently used are dropped first."""
+        # First out, so that its room counts as free, and so that the state is the newest again.
         if (old_BTC := self._states.pop(prefix, None)) is not None:
             self._bytes -= old_BTC.nbytes
         if hidden_BTC.nbytes > self.capacity_bytes:
@@ -68,6 +69,8 @@ class Branches:
         """The lowest layer in which this mask differs from all earlier ones. A mask is asked for
         once for each haystack: calls with the same mask in a row return the same."""
         if self._last is None or self._last[0] != z:
+            # Prefixes of a known prefix are known too, so their number is how far masks agree. At
+            # most the top layer: of a mask that is known as a whole, that one is computed again.
             prefixes = [z[:layer] for layer in range(1, len(z))]
             known = sum(prefix in self._seen for prefix in prefixes)
             self._seen.update(prefixes)

@@ -23,7 +23,7 @@ from bosch.eval.suites import niah
 from bosch.eval.suites._interface import Example
 from bosch.model import load_tokenizer
 from bosch.run.dist import leave_ranks
-from bosch.search.settings import Accelerations
+from bosch.search.settings import NO_ACCELERATIONS, Accelerations
 from bosch.training.loop import train
 from tests.plain_training import SETTINGS, Trace, job_of, model_folder, run, train_plainly
 from tests.search_cases import answered_calibration, evaluator_of, random_masks, small_model
@@ -154,7 +154,7 @@ def test_states_that_a_search_caches_change_no_score(device: str) -> None:
     use = Accelerations(answer_rows=False)
     texts = range(len(calibration.haystacks))
     pairs = list(product(random_masks(15), texts))
-    plain = evaluator_of(model, calibration, accelerations=Accelerations.none())
+    plain = evaluator_of(model, calibration, accelerations=NO_ACCELERATIONS)
     expected = [plain.answers(z, text) for z, text in pairs]
     for memory_gb in (0.0, 5e-5, None):
         cached = evaluator_of(model, calibration, accelerations=replace(use, memory_gb=memory_gb))

@@ -29,7 +29,7 @@ from bosch.kernels import fuse_forward
 from bosch.model import load_for_search
 from bosch.run.errors import UserError
 from bosch.search import mask_stage
-from bosch.search.settings import Accelerations
+from bosch.search.settings import NO_ACCELERATIONS, Accelerations
 from bosch.training.checkpoint import random_state, set_random_state
 from bosch.training.metrics import StepTimer, peak_flops
 from bosch.training.parallel import choose_device
@@ -97,7 +97,7 @@ def test_search_keeps_states_on_the_gpu(gpu: Gpu) -> None:
     model = small_model()
     model.config.bosch_backend = "sdpa"
     calibration, masks = answered_calibration(model), random_masks(20)
-    plain = evaluator_of(model, calibration, accelerations=Accelerations.none())
+    plain = evaluator_of(model, calibration, accelerations=NO_ACCELERATIONS)
     expected = [value.value for value in plain.score(masks)]
     # 4 texts: of half of the free memory, or of what is given, each has room for two states.
     state = 47 * model.config.hidden_size * 4

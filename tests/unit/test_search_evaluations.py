@@ -29,7 +29,7 @@ from bosch.search.objective import (
 from bosch.search.optimizers._interface import Problem
 from bosch.search.outcomes import FILE, Outcomes
 from bosch.search.score import Evaluator, open_evaluator
-from bosch.search.settings import Accelerations, SearchSettings
+from bosch.search.settings import NO_ACCELERATIONS, Accelerations, SearchSettings
 from tests.attention_matrices import inputs_of
 from tests.model_factory import FAMILIES, MIXED, tiny_model
 from tests.search_cases import (
@@ -208,7 +208,7 @@ ONE_OFF = [replace(ALL, **{name: False}) for name, value in vars(ALL).items() if
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("accelerations", [Accelerations.none(), ALL], ids=["none", "all"])
+@pytest.mark.parametrize("accelerations", [NO_ACCELERATIONS, ALL], ids=["none", "all"])
 def test_scores_are_those_of_a_plain_loop(family: str, accelerations: Accelerations) -> None:
     model = tiny_model(family)
     calibration = answered_calibration(model)
@@ -234,7 +234,7 @@ def test_a_search_finds_the_same_mask_with_every_switch(name: str, search: objec
     calibration = answered_calibration(model)
     expected = search(score_of_model(model, calibration, name))
     little = [replace(ALL, memory_gb=memory) for memory in (0.0, 1e-4)]
-    for accelerations in (ALL, *ONE_OFF, Accelerations.none(), *little):
+    for accelerations in (ALL, *ONE_OFF, NO_ACCELERATIONS, *little):
         evaluator = evaluator_of(model, calibration, name, accelerations)
         assert search(evaluator.score) == expected, accelerations
         assert evaluator.score_unaccelerated(expected[0]).value == expected[1]
@@ -254,7 +254,7 @@ def test_probes_start_at_dense_states_where_a_few_fit(states: int, recomputed: i
     state_bytes = 40 * model.config.hidden_size * 4
     use = Accelerations(answer_rows=False, memory_gb=(states + 0.5) * state_bytes / (1 << 30))
     cached = evaluator_of(model, calibration, accelerations=use)
-    plain = evaluator_of(model, calibration, accelerations=Accelerations.none())
+    plain = evaluator_of(model, calibration, accelerations=NO_ACCELERATIONS)
     assert [cached.answers(z, 0) for z in masks] == [plain.answers(z, 0) for z in masks]
     assert cached.work == 2 * 12 + GROUPS * sum(range(1, 13)) + recomputed
     assert plain.work == len(masks) * 12

@@ -48,7 +48,7 @@ def search(trials: Trials) -> Proposals:
         present = trials.table[current].value
         # Any threshold in the upper half of the last step tests the same: is it >= present?
         yield proposals, present - 0.75 * SMALLEST_STEP
-        # The last evaluations may not have sufficed for all of them.
+        # The last evaluations may not have sufficed for all of them, and bounds lie below.
         scored = [mask for mask in proposals if mask in trials.table and trials.table[mask].exact]
         best = max(scored, key=lambda mask: trials.table[mask].value, default=current)
         if trials.table[best].value >= present:
@@ -65,13 +65,15 @@ class Surrogate:
     ) -> None:
         """prior: how global each variable is thought to be."""
         self._weights_T = np.array(questions) / sum(questions)
-        # From -1/2, the most local variable, to 1/2.
+        # Only the order of the prior counts, as its numbers come from rankings on different scales:
+        # from -1/2, the most local variable, to 1/2. Sorting an order gives each entry's rank.
         order_N = np.argsort(np.argsort(prior, kind="stable"), kind="stable")
         ranks_N = order_N / max(1, num_variables - 1) - 0.5
         self._prior_N: Array = ranks_N if prior else np.zeros(num_variables)
         self._seen: dict[Assignment, Array] = {}  # the quality of each haystack, nan if unknown
 
     def learn(self, table: Mapping[Assignment, Value]) -> None:
+        # A mask may come again with more haystacks read: what tells most about it is kept.
         for assignment, value in table.items():
             known_T = self._seen.setdefault(assignment, np.full(len(self._weights_T), np.nan))
             if len(value.haystacks) > np.isfinite(known_T).sum():
@@ -156,7 +158,9 @@ def ridge(x_MN: Array, y_M: Array, weight_M: Array) -> Array:
     """Effects that explain y, each drawn towards 0."""
     used_M = weight_M > 0
     x_MN, y_M, weight_M = x_MN[used_M], y_M[used_M], weight_M[used_M]
-    # Two forms of one solution: the smaller of both systems is solved.
+    # Two forms of one solution, of which the one with the smaller system is solved. W: the weights.
+    #     fewer masks:    X' (X X' + NOISE W^-1)^-1 y      a system of M equations
+    #     fewer groups:   (X' W X + NOISE I)^-1 X' W y     of N
     num_masks, num_variables = x_MN.shape
     if num_masks < num_variables:
         gram_MM = x_MN @ x_MN.T + NOISE * np.diag(1 / weight_M)

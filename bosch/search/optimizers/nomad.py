@@ -47,7 +47,7 @@ def search(trials: Trials) -> Proposals:
         "BB_INPUT_TYPE": "* B",
         "BB_OUTPUT_TYPE": "OBJ",
         "MAX_BB_EVAL": trials.left,
-        "MAX_EVAL": LOOKUPS_PER_EVALUATION * trials.left,
+        "MAX_EVAL": LOOKUPS_PER_EVALUATION * trials.left,  # with those that NOMAD knows already
         "DISPLAY_DEGREE": 0,
         "SEED": problem.seed,
     }
@@ -59,6 +59,7 @@ def search(trials: Trials) -> Proposals:
         while True:
             # NOMAD runs beside rank 0 only; the ranks score its masks together.
             message: Any = child.receive() if child else None
+            # Rank 0's message for all, so that every rank scores the same mask, or ends.
             kind, content = ranks.agree(message)
             if kind == "end":
                 break

@@ -65,6 +65,8 @@ def kick(trials: Trials, draw: random.Random) -> Step:
     assert best is not None
     windowed, full = windowed_and_full(best)
     num_candidates = math.comb(len(problem.variables), problem.quota)
+    # Drawn, not listed: there may be more masks than atoms. If all have been tried, none is left to
+    # find; if nearly all have, a thousand draws find none, and the search ends.
     for _ in range(KICKS_IN_VAIN if len(trials.table) < num_candidates else 0):
         count = min(draw.choice(KICKS), len(windowed), len(full))
         kicked = swapped(best, draw.sample(windowed, count), draw.sample(full, count))
