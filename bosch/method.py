@@ -8,7 +8,8 @@ file of bosch/methods with
     check(settings)                optional: refuse settings that would fail later
     count_passes(settings, num_layers, num_groups)
                                    optional: about how often it reads the calibration set
-    own_sink(settings, window)     optional: the sink that --sink auto means, where the method
+    own_sink(settings, window_tokens)
+                                   optional: the sink that --sink auto means, where the method
                                    brings its constants too (Selection.mask.sink)
 
 docs/extending.md has a complete example. `make_mask` (bosch/methods/_choose.py) calls the function

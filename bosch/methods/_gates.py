@@ -85,13 +85,18 @@ def learn(
     inputs: Inputs, gates: ConstrainedGates | ScalarGates, groups: list[ParameterGroup]
 ) -> Selection:
     """Train gates and weights together, and return the mask. Every rank calls this."""
-    learning, settings, window = inputs.learning, inputs.settings, inputs.window_tokens
+    learning, settings, window_tokens = inputs.learning, inputs.settings, inputs.window_tokens
     assert learning is not None  # make_mask has checked
-    world = rank_and_world()[1]
-    length = choose_length(settings, learning.num_tokens, learning.sequence_tokens, window, world)
-    if length.sequence_tokens <= window:
+    length = choose_length(
+        settings,
+        num_tokens=learning.num_tokens,
+        packed_tokens=learning.sequence_tokens,
+        window_tokens=window_tokens,
+        world=rank_and_world()[1],
+    )
+    if length.sequence_tokens <= window_tokens:
         say(
-            f"warning: a window of {window:,} tokens covers whole sequences of "
+            f"warning: a window of {window_tokens:,} tokens covers whole sequences of "
             f"{length.sequence_tokens:,} tokens: the gates learn nothing from them"
         )
     sink = NO_SINK
@@ -99,7 +104,7 @@ def learn(
         # Not of inputs.model, which would stay in memory beside the one that is trained.
         sink = inputs.measured_sink(inputs.load_model())
     learning.train(
-        GateLearner(gates, groups, window, length.num_steps),
+        GateLearner(gates, groups, window_tokens, length.num_steps),
         inputs.folder,
         num_steps=length.num_steps,
         batch_sequences=length.batch_sequences,

@@ -45,15 +45,19 @@ def own_sink(settings: Settings, window_tokens: int) -> Sink:
 def select(inputs: Inputs) -> Selection:
     check(inputs.settings)
     path: Path = inputs.settings.path
-    window = inputs.window_tokens
     notes: tuple[str, ...] = ()
     if path.suffix == ".tsv":
-        record, notes = import_mask(path, inputs.model_info, inputs.ratio, window, inputs.seed)
+        record, notes = import_mask(
+            path, inputs.model_info, inputs.ratio, inputs.window_tokens, inputs.seed
+        )
         details, drawn = dict(record.settings), record.seed is not None
     else:
         record = read_mask(path, inputs.model_info)
-        if (made_for := record.mask.window_tokens) != window:
-            notes = (f"{path} was made for a window of {made_for} tokens; using it with {window}",)
+        if (made_for := record.mask.window_tokens) != inputs.window_tokens:
+            notes = (
+                f"{path} was made for a window of {made_for} tokens; using it with "
+                f"{inputs.window_tokens}",
+            )
         details, drawn = {"made_by": record.method}, False
         if record.mask.sink.kind == "static":
             from bosch.hybrid.sinks import read_constants  # imports torch
@@ -69,5 +73,5 @@ def select(inputs: Inputs) -> Selection:
     advice = f"pass --ratio {json.dumps(record.ratio_asked or mask.ratio)}"
     mask.refuse_another_ratio(inputs.ratio, str(path), advice)
     details["path_xxh3"] = hash_file(path)
-    mask = replace(mask, window_tokens=window)
+    mask = replace(mask, window_tokens=inputs.window_tokens)
     return Selection(mask, details=details, drawn=drawn, notes=notes)

@@ -24,37 +24,39 @@ Settings = NoSettings
 
 
 def score_groups(inputs: Inputs) -> Scores:
-    window = inputs.window_tokens
+    window_tokens = inputs.window_tokens
     # Keys before the window that give mean and variance. The paper calls them few, without a
     # number: 256 at its 1,024 are few, and still enough for a variance.
-    buffer = max(1, window // 4)
+    buffer = max(1, window_tokens // 4)
 
     def local_shares(q_HTD: Tensor, k_GTD: Tensor, scaling: float) -> Tensor:
         num_heads, num_tokens, _ = q_HTD.shape
-        sees_all = min(window, num_tokens)  # the first rows have a share of 1 each
+        sees_all = min(window_tokens, num_tokens)  # the first rows have a share of 1 each
         total_H = torch.full((num_heads,), sees_all, dtype=torch.float64, device=q_HTD.device)
         far_HTD = q_HTD[:, sees_all:]
-        for start, stop in chunks(far_HTD, inputs.chunk_elements, window + buffer):
-            share_HC = local_share(q_HTD, k_GTD, scaling, start + window, stop + window)
+        for start, stop in chunks(far_HTD, inputs.chunk_elements, window_tokens + buffer):
+            share_HC = local_share(
+                q_HTD, k_GTD, scaling, start + window_tokens, stop + window_tokens
+            )
             total_H += share_HC.sum(-1, dtype=torch.float64)
         return total_H
 
     def local_share(q_HTD: Tensor, k_GTD: Tensor, scaling: float, start: int, stop: int) -> Tensor:
         """(H, C): the estimated share of mass in the window, for rows that see beyond it. The keys
         of sinks count as inside."""
-        first = max(0, start - window - buffer + 1)
+        first = max(0, start - window_tokens - buffer + 1)
         scores_HCS = row_scores(q_HTD[:, start:stop], k_GTD[:, first:stop], scaling)
         queries_C1 = torch.arange(start, stop, device=q_HTD.device)[:, None]
         lags_CS = queries_C1 - torch.arange(first, stop, device=q_HTD.device)
-        inside_CS = (lags_CS >= 0) & (lags_CS < window)
+        inside_CS = (lags_CS >= 0) & (lags_CS < window_tokens)
         local_HC = scores_HCS.masked_fill(~inside_CS, float("-inf")).logsumexp(-1)
 
-        near_CS = (lags_CS >= window) & (lags_CS < window + buffer)
+        near_CS = (lags_CS >= window_tokens) & (lags_CS < window_tokens + buffer)
         num_near_C = near_CS.sum(-1)
         mean_HC = (scores_HCS * near_CS).sum(-1) / num_near_C  # q . m
         deviation_HCS = (scores_HCS - mean_HC[..., None]) * near_CS
         variance_HC = deviation_HCS.square().sum(-1) / num_near_C  # q'Sq
-        num_far_C = queries_C1[:, 0] - window + 1
+        num_far_C = queries_C1[:, 0] - window_tokens + 1
         if num_sinks := inputs.sink.num_visible:
             sinks_HCN = row_scores(q_HTD[:, start:stop], k_GTD[:, :num_sinks], scaling)
             # Those still in the window are counted there.

@@ -150,14 +150,14 @@ class Layers:
         run: the hidden states above the top layer, as a search computes them for these tokens."""
         # So small a window that a mask matters in so short a text; and a mask with both kinds of
         # group in every layer.
-        window, self.window_tokens = self.window_tokens, min(self.window_tokens, 16)
+        of_search, self.window_tokens = self.window_tokens, min(self.window_tokens, 16)
         layers, groups = range(len(self.blocks)), range(self.num_groups)
         z = tuple(tuple((layer + group) % 2 for group in groups) for layer in layers)
         layered_BTC = self.core.norm(run(z))
         expected_BTC = self.core(
             ids_T[None], use_cache=False, bosch_mask=z, bosch_window=self.window_tokens
         ).last_hidden_state
-        self.window_tokens = window
+        self.window_tokens = of_search
         # Of sums in another order the format's own rounding remains, some of it added up.
         tolerance = min(64 * torch.finfo(layered_BTC.dtype).eps, MOST_ROUNDING)
         if not expected_BTC.isfinite().all():

@@ -54,15 +54,17 @@ class Answer(NamedTuple):
 def open_evaluator(inputs: Inputs, settings: SearchSettings) -> "Iterator[Evaluator]":
     """The evaluator for a method's inputs, with the file of its outcomes in the stage's folder."""
     start_ranks()
-    model, calibration, window = inputs.model, inputs.calibration, inputs.window_tokens
-    facts = scoring_facts(model, inputs.model_info, calibration, window)
+    model, calibration, window_tokens = inputs.model, inputs.calibration, inputs.window_tokens
+    facts = scoring_facts(model, inputs.model_info, calibration, window_tokens)
     if inputs.sink.kind != "none":
         facts["sink"] = str(inputs.sink)
     folder, shared = inputs.folder, None
     # A stage's folder: runs lie beside each other, and share what they know of masks.
     if settings.accelerations.memo and (folder / STARTED).is_file():
         shared = folder.parent.parent / "shared" / f"masks-{fingerprint(facts)[:16]}"
-    yield Evaluator(model, calibration, window, settings, folder, shared, facts)
+    yield Evaluator(
+        model, calibration, window_tokens, settings, folder=folder, shared=shared, facts=facts
+    )
 
 
 class Evaluator:

@@ -178,7 +178,7 @@ class Search:
         """Score masks for a part of the search, and record their values. num_windowed: groups on
         the window in masks that may be its result; None: these are none. threshold, bar, haystacks:
         see Evaluator.score."""
-        values = self.evaluator.score(masks, threshold, part, haystacks, bar)
+        values = self.evaluator.score(masks, threshold, stage=part, haystacks=haystacks, bar=bar)
         for z, value in zip(masks, values, strict=True):
             windowed = sum(row.count(0) for row in z)
             # At or below the threshold it may be a value or a bound, as the accelerations decide:

@@ -94,6 +94,7 @@ class Trials:
     problem: Problem
     table: dict[Assignment, Value] = field(default_factory=dict)  # in the order of the trials
     best: Assignment | None = None  # of those that meet the quota; the first of equals
+    best_value: float = -math.inf
     nearest: tuple[float, Assignment] | None = None  # the lowest loss, and its mask
     notes: list[str] = field(default_factory=list)  # lines to print
     reproducible: bool = True  # False: a clock or a failed process affected the result
@@ -103,10 +104,6 @@ class Trials:
     def left(self) -> int:
         return self.problem.max_evaluations - len(self.table)
 
-    @property
-    def best_value(self) -> float:
-        return -math.inf if self.best is None else self.table[self.best].value
-
     def add(self, assignment: Assignment, value: Value, threshold: float | None) -> None:
         self.table[assignment] = value
         # Below the threshold it may be a value or a bound, as the accelerations decide. The search
@@ -115,7 +112,7 @@ class Trials:
             return
         meets_quota = assignment.count(0) == self.problem.quota
         if meets_quota and value.value > self.best_value:
-            self.best = assignment
+            self.best, self.best_value = assignment, value.value
         candidate = self.problem.loss(assignment, value.value), assignment
         self.nearest = min(self.nearest or candidate, candidate)
 
