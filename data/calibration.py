@@ -162,6 +162,8 @@ def build_task(
     spare = LEAD * settings.questions_per_context if settings.answers == "own-words" else 0
     # One for each seed of the user's and each task, none of them twice.
     seed = SEED + settings.seed * len(TASKS) + list(TASKS).index(name)
+    # Examples are built for one question each. How much longer the others make a context is known
+    # only when they are asked, so what is too long is built again with so much more set aside.
     while True:
         examples = needles.build_examples(task, settings.length, count, seed, tokenizer, material)
         contexts = [ask_questions(task, example, settings) for example in examples]
@@ -182,6 +184,8 @@ def task_with_keys(name: str, settings: CalibrationSettings) -> NeedleTask:
 def ask_questions(
     task: NeedleTask, example: NeedleExample, settings: CalibrationSettings
 ) -> ContextText:
+    # One text and then all of its questions, each after the answer before it: so a single prefill
+    # scores them, and later questions see earlier answers as they would in a conversation.
     others = needles.ask_other_keys(task, example)[: settings.questions_per_context - 1]
     prompts = [example.prompt, *(f"\n{other.prompt}" for other in others)]
     answers = (example.outputs, *(other.outputs for other in others))
@@ -246,6 +250,7 @@ def check_disjoint(folder: Path, test_texts: Iterable[str]) -> int:
     pairs = {pair for text in texts for pair in needles.pairs_in(text)}
     count = 0
     for count, text in enumerate(test_texts, start=1):
+        # A key alone may stand in both: what is asked for is its value.
         if shared := sorted(pairs & needles.pairs_in(text)):
             problem = f"The calibration set and test example {count} share the needle {shared[0]}"
             raise UserError(f"{problem}, which must not be. Use another --seed.")

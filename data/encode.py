@@ -50,6 +50,8 @@ class Chunk:
 
 def read_chunks(source: Source, start: Position, chunk_chars: int) -> Iterator[Chunk]:
     """A source in chunks, which do not depend on the number of threads that encode them."""
+    # A chunk ends by the text in it and by nothing else: not by time, and not by how fast it is
+    # encoded. So a resumed packing makes the same chunks, and places tokens in the same way.
     chunk, num_chars = Chunk([], [], []), 0
     for number, document in enumerate(source.read(start.document), start=start.document):
         for piece, (block, is_last) in enumerate(cut_document(document)):

@@ -37,6 +37,7 @@ class KeyWords(Sequence[str]):
     def __len__(self) -> int:
         return self._ends[-1]
 
+    # Without slices and negative numbers, which `random.choice` does not ask for.
     def __getitem__(self, index: Any) -> Any:
         # The block that the index lies in: the first that ends behind it.
         number = bisect_right(self._ends, index)

@@ -152,6 +152,8 @@ def open_tokens(folder: Path, tokenizer_hash: str) -> TokenFolder:
     summary = read_summary(folder, tokenizer_hash)
     seq_len = int(summary["seq_len"])
 
+    # The sizes say whether files belong to this summary: a checksum of all tokens takes minutes,
+    # and every rank and every restart opens them.
     def read(tokens: str, ends: str, count: int, repeats: float = 0.0) -> Sequences:
         dtype, path = np.dtype(f"<u{summary['token_bytes']}"), folder / tokens
         size = count * seq_len * dtype.itemsize
@@ -249,6 +251,7 @@ class Loader:
 
     def held_out(self, batch_sequences: int, rank: int = 0, world: int = 1) -> Iterator[Batch]:
         """The rank's share of the held-out slice, in a fixed order. The last batch can be small."""
+        # In the order of the file, never shuffled: the same loss at every step, and of every run.
         numbers = np.arange(len(self.tokens.held_out.rows), dtype=np.int64)[rank::world]
         for begin in range(0, len(numbers), batch_sequences):
             part = numbers[begin : begin + batch_sequences]

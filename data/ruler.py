@@ -140,7 +140,11 @@ def common_words(make: Maker) -> Sample:
     make.shuffle(words)
 
     def listed(num_words: int, often: int, seldom: int) -> tuple[str, tuple[str, ...]]:
-        known = words if num_words <= len(words) else make.files.english_words()
+        known = words
+        if num_words > len(words):
+            task = "cwe with more words than wonderwords has"
+            path = need("--english-words", make.files.words, task)
+            known = list(map(str, read_source("--english-words", path).values()))
         chosen = make.random.sample(known, num_words)
         items = chosen[:10] * often + chosen[10:] * seldom
         make.shuffle(items)
@@ -233,10 +237,6 @@ class Files:
         option, path = ("--squad", self.squad) if task == "qa_1" else ("--hotpot", self.hotpot)
         corpus: Corpus = read_source(option, need(option, path, task))
         return corpus
-
-    def english_words(self) -> list[str]:
-        path = need("--english-words", self.words, "cwe with more words than wonderwords has")
-        return list(map(str, read_source("--english-words", path).values()))
 
 
 SOURCES = {

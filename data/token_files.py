@@ -40,6 +40,8 @@ class GrowingFiles:
         self.folder, self.token_bytes = folder, token_bytes
         self.sizes = [size for size, _ in done] or [0] * len(GROWING)
         self._digests = [self._hash_start(number) for number in range(len(GROWING))]
+        # What a killed packing has left is taken over only if it is what the record says: tokens
+        # appended to a damaged file would look whole.
         for number, (size, checksum) in enumerate(done):
             if self._digests[number].hexdigest() != checksum:
                 raise DamagedArtifactError(

@@ -114,6 +114,7 @@ class ProLongSource(Source):
             raise UserError(f"ProLong has no domain {self.domain!r}: {nearest}")
         shards: list[Shard] = []
         num_ids = 0
+        # The sizes in the indexes say how many ids a shard has, before any of them is fetched.
         for shard in (shard for index in indexes for shard in read_index(index)):
             if self.tokens is not None and num_ids >= self.tokens * MARGIN:
                 break

@@ -122,11 +122,13 @@ class ToyEssays:
         self._starts = [0]  # number of words before sentence i
 
     def sentences(self, num_words: int) -> list[str]:
-        while self._starts[-1] < num_words:
+        while self._starts[-1] < num_words:  # written only as far as somebody has read
             for text in paragraph(self._world, self._world.rng.randint(5, 9)):
                 self._sentences.append(text)
                 self._starts.append(self._starts[-1] + len(text.split()))
         count = bisect_right(self._starts, num_words) - 1
+        # As many whole sentences as fit, and the beginning of the next: a prefix of one endless
+        # text, so that a longer haystack begins with a shorter one.
         out = self._sentences[:count]
         if (left := num_words - self._starts[count]) > 0:
             out.append(" ".join(self._sentences[count].split()[:left]))
