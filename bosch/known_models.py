@@ -2,7 +2,6 @@
 
 from typing import Any
 
-FIELDS = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 COMMON = {
     "vocab_size": 151_936,
     "num_key_value_heads": 8,
@@ -13,8 +12,14 @@ COMMON = {
 }
 
 
-def _shape(*sizes: int, **others: int) -> dict[str, Any]:
-    return COMMON | dict(zip(FIELDS, sizes, strict=True)) | others
+def _shape(hidden: int, mlp: int, layers: int, heads: int, **others: int) -> dict[str, Any]:
+    sizes = {
+        "hidden_size": hidden,
+        "intermediate_size": mlp,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+    }
+    return COMMON | sizes | others
 
 
 EXPERTS = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768}
@@ -29,7 +34,6 @@ SHAPES = {
     # 4 layers of 8 heads, each its own group: small enough for one core of a laptop.
     "mini": _shape(256, 768, 4, 8, vocab_size=1024, head_dim=64),
 }
-
 
 # The paper's models, by their ids on the hub.
 SIZES = ("1.7B", "8B", "14B", "30B-A3B")
