@@ -97,7 +97,7 @@ class Essays:
         #     |one two three |one two three |one two ...
         repeats, last_word = divmod(num_words - 1, len(self.words))
         text_end = length * repeats + self._word_ends[last_word]
-        # Ends known for the whole loop hold in every repetition; those behind the last word do not.
+        # Ends of the whole loop hold in every repetition; those behind the last word are left out.
         all_ends = [length * i + end for i in range(repeats + 1) for end in places]
         ends = all_ends[: bisect_left(all_ends, text_end)]
         # Empty words, which a blank at the text's end makes, do not count as the last.

@@ -69,10 +69,10 @@ class Branches:
         """The lowest layer in which this mask differs from all earlier ones. A mask is asked for
         once for each haystack: calls with the same mask in a row return the same."""
         if self._last is None or self._last[0] != z:
-            # Prefixes of a known prefix are known too, so their number is how far masks agree. At
-            # most the top layer: of a mask that is known as a whole, that one is computed again.
+            # Prefixes of a known prefix are known too, so their number is how far masks agree: at
+            # most to the top layer, which is computed again even if the whole mask is known.
             prefixes = [z[:layer] for layer in range(1, len(z))]
             known = sum(prefix in self._seen for prefix in prefixes)
             self._seen.update(prefixes)
-            self._last = z, min(known, len(z) - 1)
+            self._last = z, known
         return self._last[1]
