@@ -25,11 +25,13 @@ from bosch.attention.merge import attend_with_sink
 
 logger = logging.getLogger("bosch")
 
+VERSION_3 = "flash_attn_interface"  # its package
+
 
 def unavailable() -> str | None:
     if reason := no_flash_device():
         return reason
-    if find_spec("flash_attn") is None and find_spec("flash_attn_interface") is None:
+    if find_spec("flash_attn") is None and find_spec(VERSION_3) is None:
         return "flash-attn is not installed (pip install --no-build-isolation flash-attn)"
     try:
         _kernel()  # found is not loaded: wheels are built for one version of torch
@@ -87,7 +89,9 @@ def use_3_in_torch() -> None:
     full attention without documents (sdpa) and of sinks with gradients (varlen). Without dropout,
     which it does not have."""
     activate = getattr(attention, "activate_flash_attention_impl", None)  # torch 2.11 brings it
-    if activate is None or not _is_3() or attention.current_flash_attention_impl() is not None:
+    if activate is None or _package() != VERSION_3:
+        return
+    if attention.current_flash_attention_impl() is not None:  # the user has chosen one
         return
     try:
         activate("FA3")
@@ -98,10 +102,11 @@ def use_3_in_torch() -> None:
 def _kernel() -> Any:
     """The variable-length function; both versions align queries to the last keys."""
     # No import statement: from a hybrid's folder transformers would demand the package.
-    package = import_module("flash_attn_interface" if _is_3() else "flash_attn")
-    return package.flash_attn_varlen_func
+    return import_module(_package()).flash_attn_varlen_func
 
 
-def _is_3() -> bool:
+def _package() -> str:
+    """Version 3 where it is installed and can run, which is on Hopper only; else version 2."""
     is_hopper = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
-    return is_hopper and find_spec("flash_attn_interface") is not None
+    has_3 = is_hopper and find_spec(VERSION_3) is not None
+    return VERSION_3 if has_3 else "flash_attn"
