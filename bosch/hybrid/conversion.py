@@ -9,7 +9,6 @@ change, and `inverse` restores the original bit for bit.
 import copy
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,6 +29,8 @@ HEAD_DIMENSIONS: HeadDimensions = {
     **dict.fromkeys(("o_proj.bias", KEY, VALUE)),  # sinks are in the hybrid's own order
 }
 ATTENTION_NAME = re.compile(r"\blayers\.(\d+)\.self_attn\.(.+)$")
+# Of a config, and other for a hybrid than for its plain model.
+OWN_FIELDS = ("model_type", "architectures", "auto_map", "bosch")
 PER_HEAD_NORMS = {"q_norm.weight", "k_norm.weight"}  # shared by all heads if as long as one head
 
 
@@ -40,7 +41,8 @@ def hybrid_config(
     sink: Sink = NO_SINK,
     **provenance: object,
 ) -> PretrainedConfig:
-    """The config of the hybrid of a plain model and a mask (1: full attention)."""
+    """The config of the hybrid of a plain model and a mask (1: full attention). `provenance`:
+    further fields of `config.bosch`."""
     rows = [[int(bit) for bit in row] for row in z]
     sizes = sorted({len(row) for row in rows})
     if (len(rows), sizes) != (config.num_hidden_layers, [config.num_key_value_heads]):
@@ -58,29 +60,20 @@ def hybrid_config(
     }
     if sink.kind != "none":  # so that hybrids without are as before there were any
         hybrid["sink"] = sink.to_json()
-    made: PretrainedConfig = family_of(config).config_class(**_values(config), bosch=hybrid)
+    values = {key: value for key, value in config.to_dict().items() if key not in OWN_FIELDS}
+    made: PretrainedConfig = family_of(config).config_class(**values, bosch=hybrid)
     return made
 
 
 def plain_config(config: PretrainedConfig) -> PretrainedConfig:
-    values = _values(config)
-    del values["bosch"]
+    values = {key: value for key, value in config.to_dict().items() if key not in OWN_FIELDS}
     made: PretrainedConfig = family_of(config).plain_config_class(**values)
     return made
-
-
-def _values(config: PretrainedConfig) -> dict[str, Any]:
-    own = ("model_type", "architectures", "auto_map")
-    return {key: value for key, value in config.to_dict().items() if key not in own}
 
 
 def head_size(config: PretrainedConfig) -> int:
     size = getattr(config, "head_dim", None)
     return int(size or config.hidden_size // config.num_attention_heads)
-
-
-def head_dimensions(config: PretrainedConfig) -> HeadDimensions:
-    return {**HEAD_DIMENSIONS, **getattr(family_of(config), "head_dimensions", {})}
 
 
 def deploy(
@@ -125,15 +118,15 @@ def convert(
     `constants`: parameters of the hybrid's sink, which a plain model has not."""
     # How experts are computed is a setting of the running model that is not saved.
     config._experts_implementation = source.config._experts_implementation
-    with torch.device("meta"):
+    with torch.device("meta"):  # no memory: every weight is assigned below
         made = model_class(config)
-    size, dimensions = head_size(config), head_dimensions(config)
     state = {
-        name: permute_groups(name, tensor, permutation, size, dimensions).detach().clone()
+        name: permute_groups(name, tensor, permutation, config).detach().clone()
         for name, tensor in source.state_dict().items()
         if not is_sink_parameter(name)  # a plain model has none
     }
     made.load_state_dict(state | dict(constants or {}), assign=True)
+    # Those that are not saved, such as the frequencies of rotary embeddings, are in no state.
     buffers = dict(source.named_buffers())
     for name, buffer in list(made.named_buffers()):
         if buffer.is_meta:
@@ -149,14 +142,15 @@ def inverse(permutation: Permutation) -> list[list[int]]:
 
 
 def permute_groups(
-    name: str, tensor: Tensor, permutation: Permutation, head_size: int, dimensions: HeadDimensions
+    name: str, tensor: Tensor, permutation: Permutation, config: PretrainedConfig
 ) -> Tensor:
     """A parameter with its groups reordered; one without groups is returned unchanged."""
     match = ATTENTION_NAME.search(name)
     if match is None:
         return tensor
     row, parameter = permutation[int(match[1])], match[2]
-    is_shared = parameter in PER_HEAD_NORMS and tensor.numel() == head_size
+    dimensions = {**HEAD_DIMENSIONS, **getattr(family_of(config), "head_dimensions", {})}
+    is_shared = parameter in PER_HEAD_NORMS and tensor.numel() == head_size(config)
     if parameter not in dimensions and not (is_shared or parameter.startswith("rotary_emb.")):
         raise UserError(
             f"{name} of shape {tuple(tensor.shape)} is an attention parameter that cannot be "
@@ -167,5 +161,7 @@ def permute_groups(
     dim = dimensions.get(parameter)
     if dim is None:
         return tensor
+    # A group's part of the dimension is one block, of one head in k_proj and v_proj and of all
+    # query heads that share it in q_proj and o_proj: so one permutation of blocks serves all four.
     blocks = tensor.unflatten(dim, (len(row), -1))
     return blocks.index_select(dim, torch.tensor(row, device=tensor.device)).flatten(dim, dim + 1)

@@ -20,7 +20,7 @@ from bosch.sink import Sink
 
 CARD = "README.md"
 PICTURE = "mask.png"
-MASK_KEY = "mask"  # in config.bosch: MaskFile.origin()
+MASK_KEY = "mask"  # in config.bosch: MaskFile.origin(), as materialize.py writes it
 SINKS = {  # by kind
     "none": "none",
     "static": "a constant key and value in each group on the window, which take no KV cache",
@@ -33,6 +33,7 @@ CARD_TEXT = Path(__file__).with_name("card.txt")
 
 def write_exports(out: Path, config: PretrainedConfig, source: Path) -> None:
     """Write picture, card and the code that loads the folder, and name the code in `config`."""
+    # The code before the config, which the caller writes last: a folder with one can be loaded.
     config.auto_map = write_remote_code(out, config)
     record = mask_record(config)
     draw_mask(record, out / PICTURE)
@@ -113,6 +114,7 @@ def _model_card(config: PretrainedConfig, record: MaskFile, license_lines: Seque
 def _license_lines(source: Path) -> list[str]:
     """The lines about the license in the source's own card, each a field with a text."""
     card = source / CARD
+    # Line by line, not as YAML: whatever a card has in front, the model is written.
     text = card.read_text("utf-8", errors="replace") if card.is_file() else ""
     if not text.startswith("---\n"):
         return []

@@ -51,10 +51,11 @@ HEAD_ROWS = 16_384  # of the head's weight, converted at once
 def materialize(source: Path, record: MaskFile, out: Path) -> None:
     """Write the hybrid. Can be restarted at any point: complete weight files are kept. The mask of
     a static sink comes with its constants (bosch.hybrid.sinks.read_constants)."""
-    plain = read_config(source)
-    refuse_unless_plain(source, plain)
-    mask, origin = record.mask, {export.MASK_KEY: record.origin()}
-    config = conversion.hybrid_config(plain, mask.z, mask.window_tokens, mask.sink, **origin)
+    plain = read_plain(source)
+    mask = record.mask
+    config = conversion.hybrid_config(
+        plain, mask.z, mask.window_tokens, mask.sink, mask=record.origin()
+    )
     config.architectures = [family_of(config).model_class.__name__]
     constants = conversion.sink_parameters(mask.sink, config)
     _write(source, plain, out, config, config.bosch["permutation"], constants)
@@ -93,6 +94,7 @@ def as_layer_types(source: Path, out: Path) -> None:
     plain.update({"layer_types": kinds, "sliding_window": window, "use_sliding_window": True})
     plain.architectures = [family_of(plain).plain_model_class.__name__]
     _write(source, hybrid, out, plain)  # groups of whole layers were never moved
+    # Against transformers' own windows, computed by its plainest attention.
     own, stock = copy.deepcopy(hybrid), copy.deepcopy(plain)
     own.bosch["window"] = stock.sliding_window = min(CHECK_WINDOW, window)
     ours, _ = logits(source, own)
@@ -116,15 +118,18 @@ def read_config(folder: Path) -> PretrainedConfig:
     return config
 
 
-def refuse_unless_plain(folder: Path, config: PretrainedConfig) -> None:
+def read_plain(folder: Path) -> PretrainedConfig:
+    """The config of a model that can become a hybrid."""
+    config = read_config(folder)
     if config.model_type.startswith(PREFIX):
         problem = f"{folder} is a hybrid already; use the model it was made from"
         raise UserError(f"{problem}, or restore that model first with --reverse.")
     if getattr(config, "quantization_config", None) is not None:
         problem = f"{folder} is quantized, and quantized weights cannot be reordered"
         raise UserError(f"{problem}; materialize the unquantized model and quantize the result.")
-    family_of(config)
+    family_of(config)  # refuses what is in none
     check_native_window(config)
+    return config
 
 
 def read_hybrid(folder: Path) -> PretrainedConfig:
@@ -148,6 +153,7 @@ def _write(
     if out.resolve() == source.resolve():
         raise UserError(f"{out} is the folder of the model itself; write to another one.")
     out.mkdir(parents=True, exist_ok=True)
+    # First: weights half written over those of an older hybrid must not load with its config.
     (out / "config.json").unlink(missing_ok=True)
     rewrite_weights(source, out, config, permutation, constants)
     copy_companions(source, out)
@@ -156,6 +162,7 @@ def _write(
 
 
 def _publish(out: Path, config: PretrainedConfig) -> None:
+    """The config, after all else: from here on the folder can be loaded."""
     write_atomically(out / "config.json", config.to_json_string())
     (out / PROGRESS).unlink(missing_ok=True)
 
@@ -163,6 +170,7 @@ def _publish(out: Path, config: PretrainedConfig) -> None:
 def copy_companions(source: Path, out: Path) -> None:
     """Copy a model's files other than weights and config."""
     for path in sorted([*source.iterdir(), *(source / CHAT_TEMPLATES).rglob("*")]):
+        # Hidden ones are the progress of a writer, or of a download.
         if path.name.startswith(".") or path.name in WRITTEN_ANEW:
             continue
         if path.is_file() and not path.name.endswith(SKIPPED):
@@ -197,6 +205,7 @@ def _keep_tokenizer(
     has_code = settings.pop("auto_map", None) is not None
     original = meaning(source, source_config)
     name = original[0] if original else None
+    # As it is, and if it then loads differently, with the class written down.
     for changes in ({}, {"tokenizer_class": name}):
         if has_code or changes:
             text = json.dumps(settings | changes, indent=2, ensure_ascii=False)
@@ -215,6 +224,7 @@ def compare_logits(
 ) -> float:
     """The largest difference of the hybrid's logits from those of search mode, relative to the
     largest logit."""
+    # Both are loaded with this window instead of their own, and from the same random text.
     shortened = copy.deepcopy(hybrid)
     window_tokens = min(CHECK_WINDOW, hybrid.bosch["window"])
     shortened.bosch["window"] = window_tokens
@@ -226,7 +236,7 @@ def compare_logits(
 
 def _judge(out: Path, source: Path, difference: float) -> None:
     if not difference <= CHECK_TOLERANCE:  # true for nan too
-        (out / PROGRESS).unlink(missing_ok=True)
+        (out / PROGRESS).unlink(missing_ok=True)  # so that the next run writes all files anew
         raise UserError(
             f"{out} does not compute the same as {source} with the mask: logits differ by "
             f"{difference:.2g} of the largest one, more than {CHECK_TOLERANCE:g}. It has no "
@@ -291,6 +301,7 @@ def _compute_in_float64(model: PreTrainedModel) -> None:
     def apply_head(hidden: Tensor) -> Tensor:  # a bias would be the same in both models
         return torch.cat([hidden @ part.double().T for part in head.weight.split(HEAD_ROWS)], -1)
 
+    # Embedding and head are not widened as a whole: a vocabulary of 150,000 would take gigabytes.
     head.forward = apply_head
     embedding.register_forward_hook(lambda *call: call[2].double())
     for module in model.modules():

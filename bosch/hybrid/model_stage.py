@@ -15,10 +15,9 @@ VERSION = 1  # raise it when the same model and mask give other files
 
 def check(model: str) -> None:
     """Refuse, before hours are spent on it, a model that cannot become a hybrid."""
-    from bosch.hybrid.materialize import read_config, refuse_unless_plain  # torch: seconds
+    from bosch.hybrid.materialize import read_plain  # torch: seconds
 
-    folder = models.fetch_config(model)
-    refuse_unless_plain(folder, read_config(folder))
+    read_plain(models.fetch_config(model))
     models.check_weights(model)
 
 
@@ -44,11 +43,11 @@ def stage(model: str, mask: Stage) -> Stage:
 
 def stage_of_file(name: str, model: str, mask: Path) -> Stage:
     """The hybrid of a mask.json. UserError if it is not the model's, or cannot be written."""
-    from bosch.hybrid.materialize import read_config, refuse_unless_plain
+    from bosch.hybrid.materialize import read_plain
 
     folder = models.fetch_model(model)
     found = read_mask(mask, models.read_model_info(folder)).mask
-    refuse_unless_plain(folder, read_config(folder))
+    read_plain(folder)
     if found.num_windowed:
         models.check_window_fits(found.window_tokens, model)
     models.check_weights(str(folder))

@@ -66,8 +66,10 @@ class HybridConfig:
         if name == "architectures" and any(hasattr(transformers, each) for each in value or ()):
             problem = f"{', '.join(value)} would compute this hybrid with full attention everywhere"
             raise UserError(f"{problem}: fluent, but wrong. Leave the architecture as it is.")
+        # Fields are set in their order, this one before `bosch`, whose permutation says the number:
+        # it is 0 until __post_init__.
         if name == "num_key_value_heads" and value == GUARD:
-            value = 0  # until __post_init__, which knows the permutation
+            value = 0
         super().__setattr__(name, value)
 
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
@@ -111,6 +113,8 @@ class HybridCausalLM:
             use_cache = self.config.use_cache and not self.training
         if cache is None and use_cache:
             cache = DynamicCache(config=self.config)
+        # Before the family's forward: it makes the mask by the sizes that the layers of a cache
+        # say.
         if cache is not None:
             hybridize_cache(cache, self.config, self.window_sink, kwargs.get("attention_mask"))
         return family.forward(use_cache=use_cache, **{CACHE: cache}, **kwargs)
@@ -133,6 +137,7 @@ class HybridCausalLM:
     def get_correct_attn_implementation(
         self, requested_attention: str | None, is_init_check: bool = False
     ) -> str:
+        # What transformers asks for when nobody has named one is None, or sdpa.
         if requested_attention not in (None, "sdpa", NAME):
             problem = f"attn_implementation={requested_attention!r} would drop the windows"
             raise UserError(f"{problem}. Leave it out; to choose a kernel, use bosch_backend.")
@@ -181,15 +186,23 @@ def hybrid_classes(
     _, *names = inspect.signature(plain_model.forward).parameters  # no self
 
     @functools.wraps(plain_model.forward)  # its signature says a model's arguments to transformers
-    def forward(self: Any, *args: object, **kwargs: Any) -> object:
-        named: dict[str, Any] = dict(zip(names, args, strict=False))
-        return HybridCausalLM.forward(self, **named, **kwargs)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> object:
+        # HybridCausalLM takes named arguments only, so that it can pick out the cache.
+        return HybridCausalLM.forward(self, **dict(zip(names, args, strict=False)), **kwargs)
 
-    def make(mixin: type, plain: Any, **attributes: object) -> Any:
-        return type(f"Bosch{plain.__name__}", (mixin, plain), {"__module__": module, **attributes})
-
-    config = make(HybridConfig, plain_config, model_type=PREFIX + plain_config.model_type)
-    return config, make(HybridCausalLM, plain_model, config_class=config, forward=forward)
+    # `type` and not a class statement, for a name per family: saved configs, auto_map and vLLM find
+    # the classes by it.
+    config: Any = type(
+        f"Bosch{plain_config.__name__}",
+        (HybridConfig, plain_config),
+        {"__module__": module, "model_type": PREFIX + plain_config.model_type},
+    )
+    model: Any = type(
+        f"Bosch{plain_model.__name__}",
+        (HybridCausalLM, plain_model),
+        {"__module__": module, "config_class": config, "forward": forward},
+    )
+    return config, model
 
 
 def apply_norm(block: nn.Module, name: str | None, hidden_BTC: Tensor) -> Tensor:
@@ -237,21 +250,17 @@ def check_hybrid(config: PretrainedConfig) -> None:
     check_window(config.bosch["window"])
     Sink.of_hybrid(config)
     num_full, rows = config.bosch["num_full"], config.bosch["permutation"]
-    if not _is_list(num_full, num_layers) or any(
+    if not (isinstance(num_full, list) and len(num_full) == num_layers) or any(
         type(number) is not int or not 0 <= number <= num_groups for number in num_full
     ):
         problem = f"config.bosch['num_full'] is {num_full}"
         raise UserError(f"{problem}; it needs {num_layers} numbers from 0 to {num_groups}.")
-    groups = sorted(range(num_groups), key=str)
-    if not _is_list(rows, num_layers) or any(
-        not _is_list(row, num_groups) or sorted(row, key=str) != groups for row in rows
+    groups = sorted(range(num_groups), key=str)  # by text, so that a row of anything is sorted too
+    if not (isinstance(rows, list) and len(rows) == num_layers) or any(
+        not isinstance(row, list) or sorted(row, key=str) != groups for row in rows
     ):
         raise UserError(
             f"config.bosch['permutation'] must reorder the {num_groups} groups of each of "
             f"{num_layers} layers."
         )
     check_native_window(config)
-
-
-def _is_list(value: object, length: int) -> bool:
-    return isinstance(value, list) and len(value) == length

@@ -92,6 +92,7 @@ class _WaitForTransformers(MetaPathFinder):
         spec = PathFinder.find_spec(fullname, path, target)
         if spec is None or not isinstance(spec.loader, SourceFileLoader):
             return spec
+        # The import itself is left to Python. Only its end is of interest here.
         run_module = spec.loader.exec_module
 
         def run_and_count(module: ModuleType) -> None:

@@ -56,11 +56,13 @@ def is_of_this_version(folder: Path, config: PretrainedConfig) -> bool:
 
 def remote_code(family_module: str) -> Mapping[str, str]:
     """File name -> text: the family's module and all of our modules that it needs."""
+    # transformers follows imports by reading the files, and copies no other file of the folder: so
+    # what is needed is found in the same way, from the entry on.
     files: dict[str, str] = {}
     waiting = [family_module]
     while waiting:
         module = waiting.pop()
-        name = ENTRY if module == family_module else f"{_flat(module)}.py"
+        name = ENTRY if module == family_module else f"{module.replace('.', '_')}.py"
         if name in files:
             continue
         if module == PLUGINS:  # the imports make transformers fetch the backends' files
@@ -76,10 +78,8 @@ def remote_code(family_module: str) -> Mapping[str, str]:
             path = PACKAGE.joinpath(*module.split(".")[1:]).with_suffix(".py")
             text = path.read_text("utf-8") + (REGISTER if module == family_module else "")
         waiting += [needed for _, needed in OUR_IMPORT.findall(text)]
-        text = OUR_IMPORT.sub(lambda match: f"{match[1]}from .{_flat(match[2])} import", text)
+        text = OUR_IMPORT.sub(
+            lambda match: f"{match[1]}from .{match[2].replace('.', '_')} import", text
+        )
         files[name] = f"# From bosch-hybrid, {module}. Apache-2.0.\n{text}"
     return files
-
-
-def _flat(module: str) -> str:
-    return module.replace(".", "_").replace("__", "_")

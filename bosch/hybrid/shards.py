@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from bosch.hybrid.conversion import Permutation, head_dimensions, head_size, permute_groups
+from bosch.hybrid.conversion import Permutation, head_size, permute_groups
 from bosch.model_files import INDEX, read_json_object, weight_names
 from bosch.run.errors import MissingFileError, UserError
 from bosch.run.files import path_inside, sync_directory, temporary_file, write_atomically
@@ -39,9 +39,16 @@ def rewrite_weights(
     permuted copy. Can be restarted at any point: files that are complete, by their checksums, are
     kept.
     """
-    names, constants, size = weight_files(source), constants or {}, head_size(config)
+    names, constants = weight_files(source), constants or {}
+    # Beside which parameter of the source each constant goes: the layer may be in any file.
+    neighbors = {key: key.rpartition(".")[0] + ".k_proj.weight" for key in constants}
     files = {name: (source / name).stat().st_size for name in names}
-    facts: dict[str, object] = {"permutation": permutation, "head_size": size, "files": files}
+    # What decides the files: progress that another job has left here is not continued.
+    facts: dict[str, object] = {
+        "permutation": permutation,
+        "head_size": head_size(config),
+        "files": files,
+    }
     if constants:
         facts["sinks"] = {name: tensor.float().tolist() for name, tensor in constants.items()}
     job = fingerprint(facts)
@@ -67,16 +74,17 @@ def rewrite_weights(
             if permutation is None:
                 shutil.copyfile(source / name, temporary)
             else:
-                dimensions = head_dimensions(config)
                 tensors = {
-                    key: permute_groups(key, tensor, permutation, size, dimensions)
+                    key: permute_groups(key, tensor, permutation, config)
                     for key, tensor in load_file(source / name).items()
                     if not is_sink_parameter(key)
                 }
-                for key, tensor in constants.items():  # beside the layer's other weights
-                    if (neighbor := tensors.get(_neighbor(key))) is not None:
+                for key, tensor in constants.items():
+                    if (neighbor := tensors.get(neighbors[key])) is not None:
                         tensors[key] = tensor.to(neighbor.dtype)
                 save_weights(tensors, temporary, metadata)
+            # On the disk first, then under its name, then in the list of what is done: after a
+            # crash of the machine, a file in the list is whole.
             done[name] = hash_file(temporary, sync=True)
             os.replace(temporary, out / name)
             sync_directory(out)
@@ -87,14 +95,10 @@ def rewrite_weights(
         places = json.loads(content)["weight_map"]
         if constants or (permutation is not None and any(map(is_sink_parameter, places))):
             kept = {key: name for key, name in places.items() if not is_sink_parameter(key)}
-            kept |= {key: places[_neighbor(key)] for key in constants}
+            kept |= {key: places[neighbors[key]] for key in constants}
             index = {"metadata": {}, "weight_map": dict(sorted(kept.items()))}
             content = (json.dumps(index, indent=2) + "\n").encode()
         write_atomically(out / INDEX, content)
-
-
-def _neighbor(constant: str) -> str:
-    return constant.rpartition(".")[0] + ".k_proj.weight"
 
 
 def weight_files(folder: Path) -> list[str]:

@@ -27,6 +27,7 @@ def measure_static_sink(model: Any, texts: Sequence[Tensor]) -> Sink:
     dense model computes them. A first token sees only itself, so nothing else of the texts is
     read."""
     ids_N1 = torch.stack([ids_T[:1] for ids_T in texts]).to(model.device)
+    # Averaged in float32: a sum of many keys in bfloat16 would lose their last digits.
     layers = model(ids_N1, use_cache=True)[CACHE].layers
     keys_LGD = torch.stack([layer.keys[:, :, 0].float().mean(0) for layer in layers])
     values_LGD = torch.stack([layer.values[:, :, 0].float().mean(0) for layer in layers])
@@ -41,6 +42,8 @@ def attach_sink(model: Any, sink: Sink) -> Sink:
     if sink.kind == "static":
         constants = (x_LGD.to(model.device, model.dtype) for x_LGD in sink.known_constants())
         sink = replace(sink, constants=SinkConstants(*constants))
+    # On the attention modules, since transformers hands the registered function nothing but the
+    # module and its tensors.
     model.window_sink = sink
     for layer, block in enumerate(model.base_model.layers):
         block.self_attn.window_sink = sink
@@ -67,6 +70,7 @@ def sink_of_hybrid(model: Any) -> Sink:
 
 
 def write_constants(folder: Path, sink: Sink) -> None:
+    """Beside the mask.json of this folder, which says the kind of its sink only."""
     tensors = {name: x_LGD.cpu() for name, x_LGD in sink.known_constants()._asdict().items()}
     write_atomically(folder / CONSTANTS_FILE, save(tensors))
 
