@@ -34,21 +34,11 @@ class NamedMask:
     name: str
     path: Path
     record: MaskFile
-
-    @property
-    def mask(self) -> GroupMask:
-        return self.record.mask
-
-    @property
-    def model(self) -> str:
-        return str(self.record.model)
-
-    @property
-    def ratio(self) -> float:
-        """The requested ratio: masks of whole layers seldom meet it exactly, and are compared with
-        masks of the same request."""
-        requested = self.record.ratio_asked
-        return self.mask.ratio if requested is None else requested
+    mask: GroupMask  # of the record,
+    model: str  # as is its model.
+    # The requested one: masks of whole layers seldom meet it exactly, and are compared with masks
+    # of the same request.
+    ratio: float
 
     @property
     def full_name(self) -> str:
@@ -66,18 +56,25 @@ def read_masks(paths: Sequence[Path]) -> list[NamedMask]:
         if not (found := [file for file in places if file.is_file()]):
             raise MissingFileError(f"{path} is neither a {MASK} nor the folder of a run with one.")
         files.append(found[0])
-    masks = [NamedMask("", file, read_mask(file)) for file in dict.fromkeys(files)]
+    masks = []
+    for file in dict.fromkeys(files):
+        record = read_mask(file)
+        ratio = record.mask.ratio if record.ratio_asked is None else record.ratio_asked
+        masks.append(NamedMask("", file, record, record.mask, str(record.model), ratio))
     named: dict[Path, str] = {}
     for group in comparable(masks).values():
-        possible = []
-        for mask in group:
-            method, seed = mask.record.method, mask.record.seed
-            seeded = method if seed is None else f"{method} s{seed}"
-            window, run = f"{seeded} W{mask.mask.window_tokens}", mask.path.resolve().parent.parent
-            possible.append((method, seeded, window, run.name, str(mask.path)))
-        # The shortest unique names.
-        names = next(names for names in zip(*possible, strict=True) if len({*names}) == len(names))
-        named |= {mask.path: name for mask, name in zip(group, names, strict=True)}
+        # The shortest names that tell all masks of the group apart; their paths do, in the end.
+        for form in range(5):
+            names = {}
+            for mask in group:
+                method, seed = mask.record.method, mask.record.seed
+                seeded = method if seed is None else f"{method} s{seed}"
+                window = f"{seeded} W{mask.mask.window_tokens}"
+                run = mask.path.resolve().parent.parent.name
+                names[mask.path] = (method, seeded, window, run, str(mask.path))[form]
+            if len({*names.values()}) == len(names):
+                break
+        named |= names
     return [replace(mask, name=named[mask.path]) for mask in masks]
 
 
@@ -115,11 +112,10 @@ def find_chains(masks: Sequence[NamedMask]) -> dict[str, list[NamedMask]]:
                     say(f"{other.path} is left out of the turnover, because {same}")
             name = (method, "" if seed is None else f"s{seed}", *others)
             chains[name] = [chain[ratio] for ratio in sorted(chain)]
-    # Only the parts of a name that differ between chains, and always the method.
-    differs = [True, *(len(set(part)) > 1 for part in list(zip(*chains, strict=True))[1:])]
+    # Only the parts of a name that differ between chains, and always the method, its first.
+    told = [part for part in range(4) if part == 0 or len({name[part] for name in chains}) > 1]
     return {
-        " ".join(part for part, used in zip(name, differs, strict=True) if part and used): chain
-        for name, chain in chains.items()
+        " ".join(name[part] for part in told if name[part]): chain for name, chain in chains.items()
     }
 
 
@@ -153,7 +149,8 @@ def overlap_chances(first: GroupMask, second: GroupMask) -> dict[int, float]:
     size = first.num_groups if first.unit == second.unit == "layer" else 1
     total, marked = first.num_total // size, first.num_windowed // size
     drawn = second.num_windowed // size
-    # Integers until the division, so that no factorial overflows.
+    # Hypergeometric: of `total` groups, `marked` are windowed in the first mask, and `drawn` are
+    # drawn for the second. Integers until the division, so that no factorial overflows.
     return {
         k * size: comb(marked, k) * comb(total - marked, drawn - k) / comb(total, drawn)
         for k in range(min(marked, drawn) + 1)
@@ -196,11 +193,14 @@ def correlate_scores(scored: Sequence[ScoredMask]) -> dict[str, float | None]:
     distances = np.array([compare(a.mask, b.mask)["distance"] for *_, a, b in pairs])
     differences = np.array([abs(a.score - b.score) for *_, a, b in pairs])
     found = _spearman(distances, differences)
+    # The bootstrap draws methods, not pairs: two pairs with one method in common are no independent
+    # observations. A method drawn n times counts n times in each of its pairs.
     generator, drawn = np.random.default_rng(0), []
     for _ in range(NUM_DRAWS if found is not None else 0):
         counts = generator.multinomial(len(methods), np.full(len(methods), 1 / len(methods)))
         times = counts[first] * counts[second]
         drawn.append(_spearman(distances.repeat(times), differences.repeat(times)))
+    # Draws of a single method have no pair. Where these are too many, what is left is no interval.
     known = [one for one in drawn if one is not None]
     low, high = None, None
     if known and len(known) >= LEVEL * NUM_DRAWS:

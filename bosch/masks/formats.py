@@ -64,6 +64,8 @@ def import_mask(
     mask = replace(mask, sink=sink_beside(path, window))
     if (asked := sizes.get("sink_size", 0)) > window:
         notes.append(f"sink_size is {asked}; the window of {window} keeps {window} of them.")
+    # Where it is from goes into the mask's file, by checksum: a table in a folder of downloads soon
+    # has another content.
     made = {"source": path.name, "source_xxh3": hash_file(path), "notes": notes, **provenance()}
     settings, seed_used = {"tie": tie, **sizes}, seed if tie else None
     record = MaskFile(mask, model, METHOD, ratio, settings, seed_used, provenance=made)
@@ -90,9 +92,11 @@ def smallest(
     table: list[list[float]], count: int, seed: int
 ) -> tuple[list[tuple[int, int]], dict[str, Any] | None]:
     """The `count` groups with the smallest values, and the tie if the seed had to break one."""
+    # Shuffled before they are sorted, so that ties fall by the seed alone: where many values are
+    # equal, the first layers would get all windows.
     groups = [(layer, group) for layer, row in enumerate(table) for group in range(len(row))]
     random.Random(seed).shuffle(groups)
-    # The sort is stable, so equal values stay shuffled.
+    # The sort is stable: equal values stay shuffled.
     ranked = sorted(groups, key=lambda place: table[place[0]][place[1]])
     values = [table[layer][group] for layer, group in ranked]
     if not 0 < count < len(ranked) or values[count - 1] != values[count]:

@@ -34,6 +34,8 @@ def with_kv_budget(
     settings = settings or default_settings(config.method, config.mask)
     width = model.num_groups if unit_of(config.method, settings) == "layer" else 1
     count = model.num_layers * model.num_groups // width
+    # From the dense model on, so the first that fits has the smallest ratio. Bytes depend on how
+    # many groups have a window and not on which, so any mask will do.
     for windowed in range(count + 1):
         rows = [[0] * width] * windowed + [[1] * width] * (count - windowed)
         mask = replace(GroupMask.from_rows(rows, config.window), sink=Sink.parse(config.sink))

@@ -42,6 +42,7 @@ class GroupMask:
         for layer, row in enumerate(self.z):
             if len(row) != (first := len(self.z[0])):
                 raise UserError(f"Layer {layer} has {len(row)} groups, but layer 0 has {first}.")
+            # Not True, not numpy's integers: masks are compared, hashed and written as they are.
             if any(type(bit) is not int or bit not in (0, 1) for bit in row):
                 raise UserError(f"Layer {layer} is {row}; each group must be 1 (full) or 0.")
             if self.unit == "layer" and len(set(row)) > 1:
@@ -56,14 +57,19 @@ class GroupMask:
 
     @classmethod
     def from_windowed(
-        cls, windowed: Iterable[tuple[int, int]], num_layers: int, num_groups: int, window: int
+        cls,
+        windowed: Iterable[tuple[int, int]],
+        num_layers: int,
+        num_groups: int,
+        window_tokens: int,
     ) -> "GroupMask":
         """Full attention except for the (layer, group) pairs in `windowed`."""
         chosen = set(windowed)
         places = [[(layer, group) for group in range(num_groups)] for layer in range(num_layers)]
         if outside := chosen.difference(*places):
             raise UserError(f"{outside} is outside {num_layers} layers x {num_groups} groups.")
-        return cls.from_rows([[place not in chosen for place in row] for row in places], window)
+        rows = [[place not in chosen for place in row] for row in places]
+        return cls.from_rows(rows, window_tokens)
 
     @property
     def num_layers(self) -> int:
@@ -114,6 +120,7 @@ class GroupMask:
     def allocated_bytes(self, context_tokens: int, head_dim: int, bytes_per_value: int = 2) -> int:
         """What our dynamic cache allocates at most for one text, and does allocate when it has read
         a text at once and the first new token: entries in use, and room for further tokens."""
+        # The first tokens of a sink lie in tensors of their own, without room: they never grow.
         in_window = min(context_tokens, self.window_tokens - 1)
         entries = self.num_full * (context_tokens + spare_tokens(context_tokens))
         entries += self.num_windowed * (in_window + spare_tokens(in_window) + self.sink.num_tokens)
@@ -130,12 +137,15 @@ class GroupMask:
 def num_windowed(ratio: float, num_layers: int, num_groups: int) -> int:
     """The budget M: the number of groups that a ratio puts on the window. Always met exactly."""
     check_ratio(ratio)
+    # 0.07 * 10 * 10 is 7.000000000000001: without the margin, 8 groups of 100.
     return math.ceil(ratio * num_layers * num_groups - 1e-9)
 
 
 def spread_mask(ratio: float, num_layers: int, num_groups: int) -> list[list[int]]:
     """z with the exact budget of a ratio, spread evenly over the layers; full groups come first."""
     budget = num_windowed(ratio, num_layers, num_groups)
+    # Counted from the first layer on and rounded down: the counts of two layers differ by one at
+    # most, and all of them add up to the budget.
     ends = [budget * layer // num_layers for layer in range(num_layers + 1)]
     windowed = [end - begin for begin, end in pairwise(ends)]
     return [[1] * (num_groups - count) + [0] * count for count in windowed]
@@ -196,6 +206,7 @@ CONVENTIONS = {
     "mask_convention": "1: full causal attention, 0: sliding window",
     "window_convention": WINDOW_CONVENTION,
 }
+MODEL_FIELDS = {name: get_args(kind) or (kind,) for name, kind in get_type_hints(ModelInfo).items()}
 # The fields of mask.json in their order, with their types in JSON.
 FIELDS: dict[str, tuple[type, ...]] = {
     **{name: (type(value),) for name, value in CONVENTIONS.items()},
@@ -211,8 +222,8 @@ FIELDS: dict[str, tuple[type, ...]] = {
     "score_trace": (dict, NoneType),
     "provenance": (dict,),
     "sink": (dict,),  # left out where there is none
+    **{f"model.{name}": kinds for name, kinds in MODEL_FIELDS.items()},
 }
-MODEL_FIELDS = {name: get_args(kind) or (kind,) for name, kind in get_type_hints(ModelInfo).items()}
 
 
 def write_mask(path: Path, record: MaskFile) -> None:
@@ -220,6 +231,7 @@ def write_mask(path: Path, record: MaskFile) -> None:
     content |= {"window_tokens": record.mask.window_tokens, "z": record.mask.row_texts()}
     if record.mask.sink.kind != "none":  # so that masks without are as before there were any
         content["sink"] = record.mask.sink.to_json()
+    # Always in one order, so that the same mask has the same bytes. And no NaN, which JSON has not.
     in_order = {name: content[name] for name in FIELDS if name in content}
     write_atomically(path, json.dumps(in_order, indent=1, allow_nan=False) + "\n")
 
@@ -244,8 +256,19 @@ def _parse(content: dict[str, Any]) -> MaskFile:
         if (value := content.get(name, known)) != known:
             raise UserError(f"{name} is {value!r}, but this code reads {known!r}.")
     content.setdefault("sink", {"kind": "none"})
-    _check_fields(content, FIELDS)
-    _check_fields(content["model"], MODEL_FIELDS, "model.")
+    # The model's own fields are checked with the others, under names as `model.id`.
+    model = content.get("model")
+    inside = model.items() if isinstance(model, dict) else ()
+    found = content | {f"model.{name}": value for name, value in inside}
+    for name in [*FIELDS, *found]:
+        if name not in found:
+            raise UserError(f"{name} is missing.")
+        if name not in FIELDS:
+            raise UserError(f"a mask.json has no such field as {name}.")
+        if type(found[name]) not in FIELDS[name]:
+            kinds = ["null" if kind is NoneType else kind.__name__ for kind in FIELDS[name]]
+            must = f"it must be {' or '.join(kinds)}"
+            raise UserError(f"{name} is {found[name]!r}; {must}.")
     for layer, row in enumerate(content["z"]):
         if type(row) is not str or set(row) - {"0", "1"}:
             raise UserError(f"z, layer {layer}, is {row!r}; it must be a string of 0 and 1.")
@@ -259,22 +282,16 @@ def _parse(content: dict[str, Any]) -> MaskFile:
             json.dumps(content[name], allow_nan=False)
         except ValueError:
             raise UserError(f"{name} holds NaN or Infinity.") from None
-    origin = {name: content[name] for name in ORIGIN}
-    return MaskFile(mask, ModelInfo(**content["model"]), **origin)
-
-
-def _check_fields(
-    content: Mapping[str, object], known: Mapping[str, tuple[type, ...]], prefix: str = ""
-) -> None:
-    for name in [*known, *content]:
-        if name not in content:
-            raise UserError(f"{prefix}{name} is missing.")
-        if name not in known:
-            raise UserError(f"a mask.json has no such field as {prefix}{name}.")
-        if type(content[name]) not in known[name]:
-            kinds = ["null" if kind is NoneType else kind.__name__ for kind in known[name]]
-            must = f"it must be {' or '.join(kinds)}"
-            raise UserError(f"{prefix}{name} is {content[name]!r}; {must}.")
+    return MaskFile(
+        mask,
+        ModelInfo(**content["model"]),
+        method=content["method"],
+        ratio_asked=content["ratio_asked"],
+        settings=content["settings"],
+        seed=content["seed"],
+        score_trace=content["score_trace"],
+        provenance=content["provenance"],
+    )
 
 
 def _bit(value: Any) -> Any:

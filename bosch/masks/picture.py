@@ -66,6 +66,7 @@ def mask_figure(record: MaskFile) -> "Figure":
 
 
 def write_picture(figure: "Figure", path: Path) -> None:
+    # Without the name of the software, which has its version: the same mask gives the same bytes.
     content = io.BytesIO()
     figure.savefig(content, format="png", metadata={"Software": None})
     write_atomically(path, content.getvalue())
@@ -93,7 +94,7 @@ def mask_lines(record: MaskFile) -> list[Text]:
 
 def _number(axis: "Axis", count: int) -> None:
     """Label at most about sixteen cells, with integers at their centers."""
-    step = max(1, -(-count // 16))
+    step = max(1, -(-count // 16))  # rounded up
     places = range(0, count, step)
     axis.set_ticks([place + 0.5 for place in places], [str(place) for place in places])
 
@@ -106,6 +107,7 @@ def draw_distances(panels: Mapping[str, Sequence[NamedMask]], path: Path) -> Non
     for axis, (title, masks) in zip(axes, panels.items(), strict=True):
         values = np.full((len(masks), len(masks)), np.nan)
         for row, column in itertools.permutations(range(len(masks)), 2):
+            # Both halves would be the same: the upper one shows what to expect by chance.
             kind = "distance" if row > column else "expected_distance"
             value = values[row, column] = compare(masks[row].mask, masks[column].mask)[kind]
             ink = "white" if value < 0.6 else "black"

@@ -6,6 +6,7 @@ WINDOW_CONVENTION = "query i sees key j if 0 <= i - j < window_tokens: the token
 
 
 def check_window(window_tokens: int) -> int:
+    # True is an int in Python, and would be a window of one token.
     if isinstance(window_tokens, bool) or not isinstance(window_tokens, int) or window_tokens < 1:
         raise UserError(
             f"window is {window_tokens!r}; it must be 1 or more tokens, including the current one."
