@@ -94,6 +94,7 @@ class ConstrainedGates(nn.Module):
     def sample(self, step: int) -> Tensor:
         """z of every group in a step, (L, G). The noise is a function of seed and step: the same on
         every rank, in every micro-batch, when activations are recomputed, and after a kill."""
+        # On the CPU: a GPU's generator gives other numbers, and gates would depend on the machine.
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + step)
         noise_U = torch.rand(self.alpha_U.shape, generator=generator).to(self.alpha_U.device)
         return sample_gates(self.alpha_U, noise_U).expand(-1, self.num_groups)
@@ -117,6 +118,7 @@ class ConstrainedGates(nn.Module):
 
     @torch.no_grad()
     def after_step(self) -> None:
+        # It is maximized over gap^2, which is never negative: without a cap it grows in each step.
         if self.quadratic_cap is not None:
             self.quadratic_C.clamp_(max=self.quadratic_cap)
 

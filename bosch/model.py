@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 PACKAGE = Path(__file__).parent
-# A model's shape: the names in config.json, and those of our fields.
+# A model's shape: the names in config.json, and those of our fields in ModelInfo.
 NEEDED = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim")
 SHAPE = ("num_layers", "num_query_heads", "num_groups", "head_dim")
 # Fields of config.json that do not affect what the model computes, but change when it is saved.
@@ -187,11 +187,17 @@ def check_window_fits(window: int, model: str, positions: int | None = None) -> 
 
 def read_model_info(folder: Path) -> ModelInfo:
     config = read_model_config(folder)
-    shape = {field: _count(config, n, folder) for field, n in zip(SHAPE, NEEDED, strict=True)}
     # The hub's cache: models--Qwen--Qwen3-0.6B/snapshots/<commit>. Elsewhere weights are hashed.
-    if cached := re.search(r"/models--([^/]+)/snapshots/([^/]+)$", str(folder.absolute())):
-        return ModelInfo(cached[1].replace("--", "/"), cached[2], None, **shape)
-    return ModelInfo(folder.resolve().name, None, hash_weights(folder), **shape)
+    cached = re.search(r"/models--([^/]+)/snapshots/([^/]+)$", str(folder.absolute()))
+    return ModelInfo(
+        num_layers=_count(config, "num_hidden_layers", folder),
+        num_query_heads=_count(config, "num_attention_heads", folder),
+        num_groups=_count(config, "num_key_value_heads", folder),
+        head_dim=_count(config, "head_dim", folder),
+        id=cached[1].replace("--", "/") if cached else folder.resolve().name,
+        revision=cached[2] if cached else None,
+        weight_hash=None if cached else hash_weights(folder),
+    )
 
 
 def describe_source(model: str) -> str | dict[str, object]:
@@ -273,6 +279,8 @@ def load_tokenizer(model: str | Path, **arguments: Any) -> "PreTrainedTokenizerB
     """The tokenizer of a folder or of a hub model, which is fetched, for the model beside it.
     `arguments` go to from_pretrained of transformers."""
     tokenizer, folder = _read_tokenizer(model, **arguments), find_model(str(model))
+    # Such tokenizers would train and score without an error, or end on a GPU in one that names
+    # neither.
     vocabulary = tokenizer.get_vocab()
     if len({*vocabulary.values()}) < len(vocabulary):
         raise UserError(f"the tokenizer of {folder or 'the model'} has two tokens of one id.")

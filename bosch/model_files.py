@@ -45,6 +45,8 @@ def weight_names(index: Path) -> list[str]:
 
 
 def hash_weights(folder: Path) -> str | None:
+    # All that changes when a file is written again: its checksum is computed once a process, and
+    # anew if any of this differs.
     stats = [(path, path.stat()) for path in sorted(folder.glob("*.safetensors"))]
     files = tuple((p, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for p, s in stats)
     return _hash_files(files) if files else None
