@@ -7,6 +7,7 @@ exchanged for a `HybridAttention`, which has the same call (q, k, v) -> output.
 import importlib
 import re
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -54,32 +55,44 @@ class HybridAttention(nn.Module):
         self.parts, done = nn.ModuleList(), first
         for name, size in pieces.items():
             is_window = name.startswith("window")
-            settings = {
-                "num_heads": size * per_kv,
-                "head_size": self.padded,
-                "scale": stock.impl.scale,
-                "num_kv_heads": size,
-                "cache_config": config.cache_config,
-                "quant_config": stock.quant_config,
+            make_attention = partial(
+                BlockAttention,
+                head_size=self.padded,
+                scale=stock.impl.scale,
+                num_kv_heads=size,
+                cache_config=config.cache_config,
+                quant_config=stock.quant_config,
                 # Like ours, it counts the token itself.
-                "per_layer_sliding_window": hybrid["window"] if is_window else None,
-                "prefix": f"{stock.layer_name}.{name}",  # one integer between dots at most
-                "block": block_of(name) if are_blocks else None,
-            }
+                per_layer_sliding_window=hybrid["window"] if is_window else None,
+                prefix=f"{stock.layer_name}.{name}",  # one integer between dots at most
+                block=block_of(name) if are_blocks else None,
+            )
             if is_window and has_sinks:
-                groups = slice(done, done + size)
-                self.parts.append(WindowWithSink(owner, groups, settings, self.padded, like_gpus))
+                part: nn.Module = WindowWithSink(
+                    owner,
+                    make_attention,
+                    groups=slice(done, done + size),
+                    repeats=per_kv,
+                    padded=self.padded,
+                    cache_dtype=config.cache_config.cache_dtype,
+                    like_gpus=like_gpus,
+                )
             else:
-                self.parts.append(BlockAttention(**settings))
+                part = make_attention(num_heads=size * per_kv)
+            self.parts.append(part)
             done += size if is_window else 0
         self.kv_sizes = [size * self.head_size for size in pieces.values()]
         self.q_sizes = [size * per_kv for size in self.kv_sizes]
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        cuts = query.split(self.q_sizes, -1), key.split(self.kv_sizes, -1)
-        each = zip(self.parts, *cuts, value.split(self.kv_sizes, -1), strict=True)
-        pad = self._pad
-        found = [self._narrow(part(pad(q), pad(k), pad(v))) for part, q, k, v in each]
+        # The heads of each part, in their order; the outputs come back in the same order, so the
+        # output projection sees heads as the stock attention would have given them.
+        queries, keys = query.split(self.q_sizes, -1), key.split(self.kv_sizes, -1)
+        values, pad = value.split(self.kv_sizes, -1), self._pad
+        found = [
+            self._narrow(part(pad(q), pad(k), pad(v)))
+            for part, q, k, v in zip(self.parts, queries, keys, values, strict=True)
+        ]
         return torch.cat(found, -1)
 
     def _pad(self, x: Tensor) -> Tensor:
@@ -124,14 +137,25 @@ def split_attention(model: Any, config: Any) -> None:
         if not stock.attn_backend.supports_block_size(block):
             problem = f"--block-size {block} does not fit {stock.attn_backend.get_name()}"
             raise ValueError(f"{problem}; leave it out, and the kernels get one that fits.")
+        # vLLM keeps each attention by its name, for its cache: the stock one is to have none.
         del built[stock.layer_name]
+        # Sinks are in the order of the whole layer's window groups, of which this rank has those
+        # behind the earlier ranks' (`for_ranks`).
         first = sum(groups - share[index] for share in shares[:rank])
         owner.attn = HybridAttention(owner, packing[index], first, are_blocks, config)
         windowed = num_groups - hybrid["num_full"][index]
         if windowed and has_sinks:
             add_parameters(owner, windowed, owner.attn.head_size)
     if layout == "packed":
-        check_backends(built.values(), config.cache_config.kv_cache_layout)
+        # vLLM chose each attention's backend as it was built, and the cache's layout before.
+        ours = [part for part in built.values() if isinstance(part, BlockAttention)]
+        asked = config.cache_config.kv_cache_layout
+        for backend in {part.attn_backend for part in ours}:
+            if (allowed := allowed_by(backend)) is not None and asked not in allowed:
+                problem = f"bosch_layout packed needs {asked}, and {backend.get_name()}"
+                raise ValueError(
+                    f"{problem} has {', '.join(allowed)}: set bosch_layout units (docs/serving.md)."
+                )
     # vLLM splits a block of windows whose first module is not its smallest.
     in_order = sorted(built.items(), key=lambda item: getattr(item[1], "num_kv_heads", 0))
     built.clear()
@@ -146,21 +170,16 @@ def split_attention(model: Any, config: Any) -> None:
     )
 
 
-def check_backends(modules: Iterable[Any], cache_layout: str) -> None:
-    """vLLM chose each attention's backend as it was built, and the cache's layout before."""
-    for backend in {part.attn_backend for part in modules if isinstance(part, BlockAttention)}:
-        allowed = allowed_by(backend)
-        if allowed is not None and cache_layout not in allowed:
-            problem = f"bosch_layout packed needs {cache_layout}, and {backend.get_name()}"
-            raise ValueError(
-                f"{problem} has {', '.join(allowed)}: set bosch_layout units (docs/serving.md)."
-            )
-
-
 def for_ranks(
     weights: Iterable[tuple[str, Tensor]], config: Any, ranks: int
 ) -> Iterator[tuple[str, Tensor]]:
-    """Groups of each layer in the order in which tensor parallelism gives each rank its share."""
+    """Groups of each layer in the order in which tensor parallelism gives each rank its share. It
+    cuts
+    the heads into equal pieces in their order, but a rank needs full and window groups of its own:
+
+        file, 2 full of 4    F0 F1 W0 W1
+        for two ranks        F0 W0 | F1 W1
+    """
     hybrid, num_groups = config.bosch, config.num_key_value_heads
     shares = share_out(hybrid["num_full"], ranks)
     orders = [

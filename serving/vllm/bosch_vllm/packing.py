@@ -60,6 +60,8 @@ def most_groups(per_kv: int) -> int:
 
 def share_out(num_full: Sequence[int], ranks: int) -> list[list[int]]:
     """Full groups of each layer on each rank: parts that differ by one at most, also in total."""
+    # Dealt out like cards, on through all layers: where a layer's count leaves a rest, the ranks
+    # take turns. Layer by layer, the same ranks would get the rest each time.
     ends = accumulate(num_full, initial=0)
     parts = [
         [(end + rank) // ranks - (begin + rank) // ranks for rank in range(ranks)]
@@ -136,6 +138,7 @@ def _cut_evenly_mixed(packing: Packing, block: str) -> None:
         often = Counter(size for size, _, _ in held)
         if len(often) == 1 or len(set(often.values())) > 1:
             return
+        # The largest gives a head away: the memory is the same, and one call more.
         size, layer, name = max(held)
         cut = {name: size - 1, f"{name}_{size}": 1}
         parts = (cut if key == name else {key: n} for key, n in packing[layer].items())
@@ -152,11 +155,11 @@ def heads_in_a_block(num_full: int, num_window: int, kept: int, tokens: int) -> 
     if not num_full:
         return num_window
 
-    def plan(heads: int) -> tuple[int, int]:
+    plans = {}  # heads of a block -> blocks, and entries of a text
+    for heads in range(1, num_full + 1):
         full, window = math.ceil(num_full / heads), math.ceil(num_window / heads)
-        return full + window, (full * tokens + window * min(kept, tokens)) * heads
-
-    plans = {heads: plan(heads) for heads in range(1, num_full + 1)}
+        plans[heads] = full + window, (full * tokens + window * min(kept, tokens)) * heads
+    # Fewer and larger blocks are fewer tables and calls, but the last of a kind is partly empty.
     good = [heads for heads, (_, held) in plans.items() if held <= 1.05 * plans[1][1]]
     return min(good, key=plans.__getitem__)
 

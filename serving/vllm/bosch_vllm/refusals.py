@@ -21,6 +21,7 @@ NEEDED = (
 def check_engine(version: str, needed: Sequence[str] = NEEDED) -> str | None:
     """Refuse a vLLM that lacks what the plug-in calls. A warning about one that it never ran with,
     or None."""
+    # All that is lacking, so that one message tells what to report.
     lacking = []
     for place in needed:
         module, _, name = place.partition(":")

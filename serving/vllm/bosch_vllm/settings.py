@@ -41,6 +41,8 @@ class HybridSettings(VerifyAndUpdateConfig):
         sinks = hybrid.get("sink", {"kind": "none"})["kind"] == "static"
         other = asked_layout not in (None, *LAYOUTS)
         on_gpus = "vLLM's offload is for GPUs, where nothing of this has run"
+        # Refused before anything is built. What has merely not been run may work, but nobody has
+        # looked.
         for name, asked, reason in (
             (f"--tensor-parallel-size {ranks}", num_groups % ranks > 0, unequal),
             ("quantized weights on several ranks", quantized and ranks > 1, shared),

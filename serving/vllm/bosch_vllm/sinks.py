@@ -8,6 +8,7 @@ there twice, without the number and with it, and the two outputs tell the sink's
 """
 # N tokens, H query heads, G kv heads with a window, R query heads of a kv head, D head size
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -34,26 +35,35 @@ class WindowWithSink(nn.Module):
     parameters of `owner`, the layer's attention module."""
 
     def __init__(
-        self, owner: Any, groups: slice, settings: dict[str, Any], padded: int, like_gpus: bool
+        self,
+        owner: Any,
+        make_attention: Callable[..., BlockAttention],  # all but its query heads are given
+        groups: slice,
+        repeats: int,  # query heads of a group
+        padded: int,
+        cache_dtype: Any,
+        like_gpus: bool,
     ):
         super().__init__()
-        self.padded, self.scale = padded, settings["scale"]
+        self.padded, self.scale = padded, owner.attn.impl.scale
         self._owner = [owner]  # in a list, so that it is no child
         self.groups = groups
-        num_heads, num_groups = settings["num_heads"], settings["num_kv_heads"]
-        self.twice = num_groups, 2, num_heads // num_groups
+        num_groups = groups.stop - groups.start
+        self.twice = num_groups, 2, repeats
+        num_heads = 2 * num_groups * repeats
         backend = get_attn_backend(
             padded,
             torch.get_default_dtype(),
-            settings["cache_config"].cache_dtype,
+            cache_dtype,
             has_sink=True,
             has_sliding_window=True,
         )
         dtype = getattr(torch, number_type(backend.get_name(), like_gpus))
-        numbers = torch.full((2 * num_heads,), NO_SCORE, dtype=dtype)
+        numbers = torch.full((num_heads,), NO_SCORE, dtype=dtype)
         self.register_buffer("numbers", numbers, persistent=False)
-        twice = {**settings, "num_heads": 2 * num_heads, "attn_backend": backend}
-        self.attention = BlockAttention(**twice, sinks=self.numbers)
+        self.attention = make_attention(
+            num_heads=num_heads, attn_backend=backend, sinks=self.numbers
+        )
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         (owner,) = self._owner
@@ -63,6 +73,8 @@ class WindowWithSink(nn.Module):
         query_NGRD = query.unflatten(-1, (num_groups, repeats, self.padded))
         score_NGR = (query_NGRD[..., :size].float() * key_GD[:, None].float()).sum(-1) * self.scale
         has_left_N = owner.bosch_positions >= self.attention.sliding_window
+        # (N, G, 2, R, D): each group's heads, then the same once more. An attention shares KV heads
+        # among neighbors, so both times must stand within the group.
         both = query_NGRD[:, :, None].expand(-1, -1, 2, -1, -1).flatten(1)
         set_numbers(self.numbers, choose_numbers(score_NGR, has_left_N), both)
         found = self.attention(both, key, value).unflatten(-1, (*self.twice, self.padded)).float()

@@ -18,7 +18,8 @@ class FullBlock(FullAttentionSpec):
     block: str = ""
 
     def is_uniform_with_collection(self, kv_cache_specs: Mapping[str, Any]) -> bool:
-        return share_a_block(self.block, kv_cache_specs)
+        """Whether these modules share this one's block of memory."""
+        return all(getattr(spec, "block", None) == self.block for spec in kv_cache_specs.values())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,11 +27,8 @@ class WindowBlock(SlidingWindowSpec):
     block: str = ""
 
     def is_uniform_with_collection(self, kv_cache_specs: Mapping[str, Any]) -> bool:
-        return share_a_block(self.block, kv_cache_specs)
-
-
-def share_a_block(block: str, specs: Mapping[str, Any]) -> bool:
-    return all(getattr(spec, "block", None) == block for spec in specs.values())
+        """As in FullBlock."""
+        return all(getattr(spec, "block", None) == self.block for spec in kv_cache_specs.values())
 
 
 class BlockAttention(Attention):
