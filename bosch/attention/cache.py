@@ -80,18 +80,22 @@ class GrowingLayer(DynamicLayer):
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         self._append(key_states, value_states)
+        self.cumulative_length += key_states.shape[2]
         return self._held()
 
     def get_seq_length(self) -> int:
-        return self.num_held
+        return self.cumulative_length
 
     def crop(self, tokens_to_remove: int) -> None:
-        self._stop -= min(_tokens_to_remove(tokens_to_remove), self.num_held)
+        remove = min(_tokens_to_remove(tokens_to_remove), self.num_held)
+        self._stop -= remove
+        self.cumulative_length -= remove
         self._shrink()
 
     def reset(self) -> None:
         self._buffers: Pair | None = None
         self._start = self._stop = 0  # the part of the buffers in use
+        self.cumulative_length = 0  # tokens seen, of which a subclass may hold the last ones only
         self.is_initialized = False
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
@@ -208,9 +212,6 @@ class RollingLayer(GrowingLayer):
         self._hold(keys[:, :, keep].clone(), values[:, :, keep].clone())
         return keys, values
 
-    def get_seq_length(self) -> int:
-        return self.cumulative_length
-
     def crop(self, tokens_to_remove: int) -> None:
         remove = min(_tokens_to_remove(tokens_to_remove), self.cumulative_length)
         left = self.cumulative_length - remove
@@ -225,10 +226,6 @@ class RollingLayer(GrowingLayer):
         self.cumulative_length = left
         self._drop_old()
         self._shrink()
-
-    def reset(self) -> None:
-        super().reset()
-        self.cumulative_length = 0  # tokens seen
 
     def _most_room(self, num_tokens: int) -> int:
         room = super()._most_room(num_tokens)

@@ -29,8 +29,6 @@ HEAD_DIMENSIONS: HeadDimensions = {
     **dict.fromkeys(("o_proj.bias", KEY, VALUE)),  # sinks are in the hybrid's own order
 }
 ATTENTION_NAME = re.compile(r"\blayers\.(\d+)\.self_attn\.(.+)$")
-# Of a config, and other for a hybrid than for its plain model.
-OWN_FIELDS = ("model_type", "architectures", "auto_map", "bosch")
 PER_HEAD_NORMS = {"q_norm.weight", "k_norm.weight"}  # shared by all heads if as long as one head
 
 
@@ -60,15 +58,19 @@ def hybrid_config(
     }
     if sink.kind != "none":  # so that hybrids without are as before there were any
         hybrid["sink"] = sink.to_json()
-    values = {key: value for key, value in config.to_dict().items() if key not in OWN_FIELDS}
-    made: PretrainedConfig = family_of(config).config_class(**values, bosch=hybrid)
+    made: PretrainedConfig = family_of(config).config_class(**_common_fields(config), bosch=hybrid)
     return made
 
 
 def plain_config(config: PretrainedConfig) -> PretrainedConfig:
-    values = {key: value for key, value in config.to_dict().items() if key not in OWN_FIELDS}
-    made: PretrainedConfig = family_of(config).plain_config_class(**values)
+    made: PretrainedConfig = family_of(config).plain_config_class(**_common_fields(config))
     return made
+
+
+def _common_fields(config: PretrainedConfig) -> dict[str, object]:
+    """What a plain config and that of its hybrid have in common."""
+    own = ("model_type", "architectures", "auto_map", "bosch")
+    return {key: value for key, value in config.to_dict().items() if key not in own}
 
 
 def head_size(config: PretrainedConfig) -> int:

@@ -60,7 +60,9 @@ class HybridSettings(VerifyAndUpdateConfig):
                 raise ValueError(f"bosch_vllm cannot serve a hybrid with {name}: {reason}.")
         if layout_of(vllm_config)[0] == "packed":
             # Where one is named here, vLLM asks no backend; models.py does.
-            cache.kv_cache_layout = cache_layout(vllm_config) or BLOCKS_FIRST[0]
+            cache.kv_cache_layout = (
+                cache.kv_cache_layout or envs.VLLM_KV_CACHE_LAYOUT or BLOCKS_FIRST[0]
+            )
 
 
 def is_like_gpus(vllm_config: Any) -> bool:
@@ -75,16 +77,12 @@ def layout_of(vllm_config: Any) -> tuple[str, str]:
     lacking = why_not_packed(
         vllm_config.model_config.hf_config.bosch["num_full"],
         vllm_config.parallel_config.tensor_parallel_size,
-        cache_layout(vllm_config),
+        # How vLLM's cache lies in memory, where that is named already.
+        vllm_config.cache_config.kv_cache_layout or envs.VLLM_KV_CACHE_LAYOUT,
         allowed_by(backend.get_class()) if backend else None,
     )
     asked = vllm_config.additional_config.get("bosch_layout")
     return choose_layout(asked, is_like_gpus(vllm_config), lacking)
-
-
-def cache_layout(vllm_config: Any) -> str | None:
-    """How vLLM's cache lies in memory, where that is named already."""
-    return vllm_config.cache_config.kv_cache_layout or envs.VLLM_KV_CACHE_LAYOUT
 
 
 def allowed_by(backend: Any) -> list[str] | None:
