@@ -1,6 +1,5 @@
 """The stages of a whole run, in their order: what each takes, and what it makes for the next."""
 
-from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
 
@@ -13,28 +12,25 @@ from bosch.eval.report.compare import compare, has_recovered
 from bosch.hybrid import model_stage
 from bosch.methods import _settings as methods
 from bosch.recipes import presets
+from bosch.recipes.command import Command
 from bosch.run.errors import Refusals
-from bosch.run.stage import Artifact, Stage
+from bosch.run.folder import RunFolder
+from bosch.run.stage import Stage
 from bosch.search import mask_stage
 from bosch.training import lessons_stage, train_stage
 from bosch.training.fitting import Fitted
 from bosch.training.learner import make_learning
 
 
-def stages_of_run(
-    config: Config,
-    run_path: Path,
-    zero_shot: bool,
-    fitted: Fitted,
-    complete: Callable[[Stage], Artifact],
-) -> list[Stage]:
-    """Nothing is done yet. `complete`: what the training does with the evaluation of a checkpoint;
-    `fitted`: its settings with a micro-batch that fits this machine."""
-    train, learns = config.train, methods.traits_of(config.method).learns_from_tokens
+def stages_of_run(command: Command, run: RunFolder, fitted: Fitted) -> list[Stage]:
+    """Nothing is done yet. `run`: its folder, in which the training has checkpoints evaluated;
+    `fitted`: the training's settings with a micro-batch that fits this machine."""
+    config, train = command.config, command.config.train
+    learns = methods.traits_of(config.method).learns_from_tokens
     # One check for all evaluations, which have the same data.
     check_texts = cache(partial(check_evaluation, config))
     evaluation_of_step = partial(
-        eval_stage.stage_of_step, config, run_path, check_texts=check_texts
+        eval_stage.stage_of_step, config, run.path, check_texts=check_texts
     )
 
     calibration = calibration_stage.stage(
@@ -47,6 +43,7 @@ def stages_of_run(
         make_learning,
         calibration=calibration,
         tokens=tokens if learns else None,
+        settings=command.settings,
     )
     dense = eval_stage.stage_of_dense(config, check_texts)
     model = model_stage.stage(config.model, mask=mask)
@@ -57,7 +54,7 @@ def stages_of_run(
     # before any evaluation: its search refuses at once a calibration set that is of no use.
     packing = [tokens] if isinstance(tokens, Stage) else []
     stages = [calibration, *(packing if learns else []), mask, dense, model, untrained]
-    if zero_shot:
+    if command.zero_shot:
         return stages
     stages += [] if learns else packing
 
@@ -77,8 +74,8 @@ def stages_of_run(
     def evaluate(step: int, tokens: int, exported: Path) -> bool:
         """What the training does with the model it exports at a step: True ends it."""
         if step:  # step 0 is evaluated before training
-            complete(checkpoints[step])
-        return train.until == "recovered" and has_recovered(compare([run_path]), step)
+            run.complete(checkpoints[step])
+        return train.until == "recovered" and has_recovered(compare([run.path]), step)
 
     sink = config.sink if config.ratio else "none"  # without windows there is none
     training = train_stage.stage(

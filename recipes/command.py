@@ -39,6 +39,8 @@ class Command:
     chosen_by: Annotated[tuple[str, ...], NO_OPTION] = ()
     # The settings that the user named, as config.train.objective.
     named: Annotated[frozenset[str], NO_OPTION] = frozenset()
+    # The method's settings, of its file, config.mask and --mask.options.
+    settings: Annotated[Any, NO_OPTION] = None
 
     def __post_init__(self) -> None:
         if self.fresh is not None and self.from_ is not None:
@@ -47,18 +49,21 @@ class Command:
 
     @property
     def run_path(self) -> Path:
-        return self.run_dir or methods.usual_path(self.config)
+        return self.run_dir or methods.usual_path(self.config, self.settings)
 
 
 def parse_command(arguments: Sequence[str], description: str = "") -> Command:
-    """A preset's settings, changed by the options; then what is to be worked out: the sink, the
-    ratio that fits a memory budget, the tokens that fit a number of hours."""
+    """A preset's settings, changed by the options; then what is to be worked out: the method's
+    settings, the sink, the ratio that fits a memory budget, the tokens that fit a number of hours.
+    """
     prog = called_as("recover.py")
     command = parse(Command, arguments, usual, prog, description, hides_rare=True)
-    config, lines = methods.resolve_sink(command.config), command.chosen_by
+    config, lines = command.config, command.chosen_by
+    settings = methods.default_settings(config.method, config.mask)
+    config = methods.resolve_sink(config, settings)
     if command.kv_budget is not None:
         names_ratio = "config.ratio" in command.named
-        config, line = with_kv_budget(config, command.kv_budget, names_ratio=names_ratio)
+        config, line = with_kv_budget(config, command.kv_budget, settings, names_ratio)
         lines = (*lines, line)
     if command.hours is not None:
         if "config.data.tokens" in command.named:
@@ -67,10 +72,10 @@ def parse_command(arguments: Sequence[str], description: str = "") -> Command:
         from bosch.training.hours import with_hours  # imports torch, which --help does without
 
         # Last: a search that learns from tokens, and a longer training, take their share of them.
-        record = replace(command, config=config).run_path / RUN
+        record = replace(command, config=config, settings=settings).run_path / RUN
         config, more = with_hours(config, command.hours, record)
         lines = (*lines, *more)
-    return replace(command, config=config, chosen_by=lines)
+    return replace(command, config=config, settings=settings, chosen_by=lines)
 
 
 def usual(given: Mapping[str, Any]) -> dict[str, Any]:

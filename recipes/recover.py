@@ -56,7 +56,7 @@ def main(arguments: Sequence[str]) -> None:
         presets.check_lengths(config)
     with refusals:
         model_stage.check(config.model)  # first, since every stage reads it
-        stages = stages_of_run(config, run.path, command.zero_shot, fitted, run.complete)
+        stages = stages_of_run(command, run, fitted)
         redo = stages_to_redo(stages, command.fresh, command.from_)
         texts = run.check(stages, redo)
     refusals.raise_all()
@@ -90,8 +90,10 @@ def main(arguments: Sequence[str]) -> None:
 
 def introduce(command: Command, config: Config) -> None:
     """Print what this run will do, before work begins."""
-    say(f"run folder {command.run_path}", *methods.describe_choice(config), *command.chosen_by)
-    say(*describe_config(config), *methods.describe_settings(config), *presets.warnings(config))
+    say(f"run folder {command.run_path}")
+    say(*methods.describe_choice(config, command.settings), *command.chosen_by)
+    say(*describe_config(config), *methods.describe_settings(config.method, command.settings))
+    say(*presets.warnings(config))
     if used := methods.learning_tokens(config):
         of = f"{used:,} of the {config.data.tokens:,} tokens"
         say(f"{of} are used to learn the mask, the rest to train")

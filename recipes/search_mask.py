@@ -92,7 +92,7 @@ def main(arguments: Sequence[str]) -> None:
     with run:
         log_to(run_path / "recover.log")
         say(f"run folder {run_path}", *methods.describe_choice(config, settings), *origin)
-        say(*methods.describe_settings(config, settings))
+        say(*methods.describe_settings(config.method, settings))
         if rank == 0:
             refuse_blocked(run.plan(stages, "mask" if options.fresh else None))
             run.set_aside(redo)

@@ -46,7 +46,7 @@ from bosch.eval.report.compare import SPEED
 from bosch.eval.report.runs import RunResults, append_run, is_run, read_archive, read_run
 from bosch.eval.settings import Label
 from bosch.hybrid import model_stage
-from bosch.methods._settings import brings_sink, default_settings, learning_tokens
+from bosch.methods._settings import brings_sink, learning_tokens
 from bosch.model import check_window_fits, find_model, read_model_info, read_shape
 from bosch.recipes import compare_runs, presets
 from bosch.recipes.command import parse_command
@@ -199,7 +199,6 @@ def list_chains(options: Options, rest: Sequence[str]) -> list[Chain]:
         command = parse_command(words)
         path, config = Path(f"{command.run_path}{suffix}"), command.config
         words += ["--run-dir", str(path)] if suffix else []
-        default_settings(method, config.mask)  # refuses options of other methods
         for window in windows:
             check_window_fits(window, config.model)
         presets.check_lengths(config)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from bosch.config import Config
 from bosch.masks.mask import GroupMask
-from bosch.methods._settings import default_settings, unit_of
+from bosch.methods._settings import unit_of
 from bosch.model import fetch_config, read_model_info
 from bosch.run.errors import UserError
 from bosch.sink import Sink
@@ -16,7 +16,7 @@ BUDGET = re.compile(r"(\d+\.?\d*) ?([KMGT])(i?)B@(\d+)([kM]?)", re.IGNORECASE)
 
 
 def with_kv_budget(
-    config: Config, budget: str, settings: object = None, names_ratio: bool = False
+    config: Config, budget: str, settings: object, names_ratio: bool = False
 ) -> tuple[Config, str]:
     """The config with the smallest ratio that fits, and a line on it. `settings` of the method.
     `names_ratio`: the user gave a ratio too."""
@@ -31,7 +31,6 @@ def with_kv_budget(
     tokens = int(length) * {"": 1, "k": 1024, "m": 1024**2}[thousands.lower()]
 
     model = read_model_info(fetch_config(config.model))
-    settings = settings or default_settings(config.method, config.mask)
     width = model.num_groups if unit_of(config.method, settings) == "layer" else 1
     count = model.num_layers * model.num_groups // width
     # From the dense model on, so the first that fits has the smallest ratio. Bytes depend on how

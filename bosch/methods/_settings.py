@@ -85,23 +85,21 @@ def default_settings(name: str, mask: MaskConfig) -> Any:
     return with_options(name, settings, mask.options, set_elsewhere=[*vars(mask)])
 
 
-def resolve_sink(config: Config, settings: object = None) -> Config:
+def resolve_sink(config: Config, settings: object) -> Config:
     """The config with a sink in the place of `auto`. Called once, where a command reads its
     settings: what follows has to do with none, static and tokens=S only. `settings`: the
     method's, as elsewhere here."""
     return replace(config, sink=auto_sink(config, settings)) if config.sink == "auto" else config
 
 
-def auto_sink(config: Config, settings: object = None) -> str:
+def auto_sink(config: Config, settings: object) -> str:
     """What `--sink auto` means: static with every method, so that comparisons are of methods alone;
     but a method that brings a sink of its own has that."""
-    if brings := brings_sink(config.method):
-        usual = settings or default_settings(config.method, config.mask)
-        return str(brings(usual, config.window))
-    return "static"
+    brings = brings_sink(config.method)
+    return str(brings(settings, config.window)) if brings else "static"
 
 
-def usual_path(config: Config, settings: object = None) -> Path:
+def usual_path(config: Config, settings: object) -> Path:
     """The run folder without --run-dir, named after model, method, ratio and seed, and the sink if
     it is another than `auto` means."""
     options = [re.sub(r"[^\w=.,-]", "_", option) for option in config.mask.options]
@@ -129,10 +127,10 @@ def learning_tokens(config: Config) -> int:
     return int(getattr(settings, "token_share", 0.0) * config.data.tokens)
 
 
-def describe_choice(config: Config, settings: object = None) -> tuple[str, str]:
+def describe_choice(config: Config, settings: object) -> tuple[str, str]:
     """What the ratio means in the method's unit, groups or layers, and the sink."""
     shape, sink = read_shape(config.model), config.sink
-    unit = unit_of(config.method, settings or default_settings(config.method, config.mask))
+    unit = unit_of(config.method, settings)
     if sink == "none":
         sink += (
             ": windows alone cost pretrained models much (SmolLM2-135M, untrained, each group on a "
@@ -141,8 +139,7 @@ def describe_choice(config: Config, settings: object = None) -> tuple[str, str]:
     return describe_ratio(config.ratio, shape.num_layers, shape.num_groups, unit), f"sink {sink}"
 
 
-def describe_settings(config: Config, settings: object = None) -> list[str]:
+def describe_settings(method: str, settings: object) -> list[str]:
     """Lines on the method's settings as they are used; none if it has none."""
-    values = plain(settings or default_settings(config.method, config.mask))
-    words = ", ".join(f"{name} {show_value(value)}" for name, value in values.items())
-    return wrap(f"{config.method}: {words}", width=100, subsequent_indent=13 * " ") if words else []
+    words = ", ".join(f"{name} {show_value(value)}" for name, value in plain(settings).items())
+    return wrap(f"{method}: {words}", width=100, subsequent_indent=13 * " ") if words else []

@@ -13,6 +13,7 @@ from bosch.command_line import parse as parse_options
 from bosch.config import Config, TrainConfig, fill_in, parse_count, shared_fields
 from bosch.masks.kv_budget import with_kv_budget
 from bosch.masks.mask import read_mask, write_mask
+from bosch.methods._settings import default_settings
 from bosch.recipes import evaluate_model, presets, recover, search_mask
 from bosch.recipes.command import Command, parse_command
 from bosch.run.errors import UserError
@@ -183,12 +184,13 @@ def test_the_smallest_ratio_that_fits_is_taken_and_said(tmp_path: Path) -> None:
             "ratio 0, 19.3 GB in use at 131,072 tokens, of the dense model",
         ),
     ):
-        found, said = with_kv_budget(replace(config, method=method), budget)
+        settings = default_settings(method, config.mask)
+        found, said = with_kv_budget(replace(config, method=method), budget, settings)
         assert (found.ratio, said) == (ratio, f"--kv-budget {budget}: {line}")
     with pytest.raises(UserError, match=r"too small .* it needs 151 MB in use at 131,072 tokens"):
-        with_kv_budget(config, "150MB@128k")
+        with_kv_budget(config, "150MB@128k", settings)
     # First tokens are held too: m * 2,047 / 2^21.
-    found, _ = with_kv_budget(replace(config, sink="tokens=1024"), "4GiB@128k")
+    found, _ = with_kv_budget(replace(config, sink="tokens=1024"), "4GiB@128k", settings)
     assert found.ratio == 228 / 288
 
 
