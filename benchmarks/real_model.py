@@ -39,7 +39,7 @@ from bosch.hybrid.sinks import attach_sink
 from bosch.masks.mask import GroupMask
 from bosch.method import Inputs
 from bosch.methods._choose import make_mask, write_selection
-from bosch.methods._settings import default_settings, traits_of
+from bosch.methods._settings import default_settings, load_method
 from bosch.model import load_for_search, load_tokenizer, read_model_info
 from bosch.recipes import presets
 from bosch.run.folder import RunFolder
@@ -218,7 +218,7 @@ class Bench:
             self.config, method=method, window=window, ratio=ratio, seed=seed, sink=sink
         )
         name = f"{method}-w{window}-{sink}-s{seed}-{self.options.answers}"
-        if traits_of(method).learns_from_tokens:
+        if load_method(method).traits.learns_from_tokens:
             name += f"-r{ratio}"
         folder = self.options.folder / "masks" / "-".join([name, *self.options.options])
         folder.mkdir(parents=True, exist_ok=True)
@@ -234,7 +234,7 @@ class Bench:
             load_tokenizer=lambda: self.tokenizer,
             sink=Sink.parse(sink),
         )
-        if traits_of(method).learns_from_tokens:
+        if load_method(method).traits.learns_from_tokens:
             learning = make_learning(config, self.path, self.tokens(config))
             inputs = replace(inputs, learning=learning)
         began = time.monotonic()

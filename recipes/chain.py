@@ -26,7 +26,7 @@ def stages_of_run(command: Command, run: RunFolder, fitted: Fitted) -> list[Stag
     """Nothing is done yet. `run`: its folder, in which the training has checkpoints evaluated;
     `fitted`: the training's settings with a micro-batch that fits this machine."""
     config, train = command.config, command.config.train
-    learns = methods.traits_of(config.method).learns_from_tokens
+    learns = methods.load_method(config.method).traits.learns_from_tokens
     # One check for all evaluations, which have the same data.
     check_texts = cache(partial(check_evaluation, config))
     evaluation_of_step = partial(

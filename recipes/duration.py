@@ -23,7 +23,6 @@ from bosch.training.fitting import make_plan
 from bosch.training.metrics import count_active_weights, training_flops
 from bosch.training.model_start import build_on_meta
 from bosch.training.rehearsal import estimate, matmul_speed, plain_config, training_seconds
-from bosch.training.schedule import TrainSchedule
 from bosch.training.train_stage import schedule_of
 
 # Share of the speed of large products that the kinds of work reached on two CPU cores, in runs of
@@ -40,14 +39,10 @@ UNKNOWN_EXAMPLES = 100  # of a task, where a suite reads all that its data has
 def describe_time(preset: str | None, config: Config, zero_shot: bool) -> list[str]:
     """Lines on how long the whole run takes here, and on a shorter form of one that takes long.
     `preset`: what the user named."""
-
-    def seconds_of(config: Config) -> dict[str, float]:
-        return stage_seconds(config, None if zero_shot else schedule_of(config))
-
-    found = seconds_of(config)
+    found = stage_seconds(config, zero_shot)
     lines = [f"time here, of the whole run: {describe(found)}"]
     if sum(found.values()) > LONG_SECONDS and presets.name_of(preset, config) == "small":
-        shorter = describe(seconds_of(presets.shortened(config)))
+        shorter = describe(stage_seconds(presets.shortened(config), zero_shot))
         lines.append(f"a shorter form of it, by --preset brief: {shorter}")
     return lines
 
@@ -58,8 +53,9 @@ def describe_room(config: Config, num_gpus: int, zero_shot: bool) -> list[str]:
     return estimate(config, make_plan(config, num_gpus), schedule)
 
 
-def stage_seconds(config: Config, schedule: TrainSchedule | None) -> dict[str, float]:
-    """Of each stage that takes long. `schedule`: of the training; None if there is none."""
+def stage_seconds(config: Config, zero_shot: bool = False) -> dict[str, float]:
+    """Of each stage that takes long. `zero_shot`: without a training."""
+    schedule = None if zero_shot else schedule_of(config)
     plan = make_plan(config, num_gpus=max(1, torch.cuda.device_count()))
     dense, hybrid = plain_config(plan.model), plan.model
     speed = cache(matmul_speed)

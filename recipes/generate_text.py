@@ -20,7 +20,7 @@ from bosch.masks.mask import describe_bytes
 from bosch.model import fetch_model, load_model, load_tokenizer
 from bosch.run import progress
 from bosch.run.errors import MissingFileError, UserError, run_main
-from bosch.run.plain_text import visible_lines
+from bosch.run.plain_text import CONTROLS
 
 
 @dataclass(frozen=True)
@@ -130,8 +130,9 @@ def generate(model: Any, tokenizer: Any, ids: Any, options: Options) -> None:
 
 
 def print_text(text: str, stream_end: bool = False) -> None:
-    """Without the control codes that a terminal would obey."""
-    print(visible_lines(text), flush=True, end="\n" if stream_end else "")
+    """Control codes that a terminal would obey are written out, as `\\x1b`."""
+    shown = CONTROLS.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
+    print(shown, flush=True, end="\n" if stream_end else "")
 
 
 if __name__ == "__main__":

@@ -78,7 +78,7 @@ def main(arguments: Sequence[str]) -> None:
     run_path = options.run_dir or methods.usual_path(config, settings)
     calibration = find_calibration(options.calibration, run_path)
     tokens: Stage | Artifact | None = None
-    if methods.traits_of(config.method).learns_from_tokens:
+    if methods.load_method(config.method).traits.learns_from_tokens:
         if options.tokens_from is not None:
             config = tokens_stage.with_all_of(options.tokens_from, config)
         tokens = tokens_stage.stage_or_reused(config)

@@ -59,14 +59,9 @@ def _problems(method: ModuleType) -> Iterator[str]:
         yield "must define either score_groups(inputs) or select(inputs)"
 
 
-def traits_of(name: str) -> MethodTraits:
-    traits: MethodTraits = load_method(name).traits
-    return traits
-
-
 def unit_of(name: str, settings: object = None) -> Unit:
     """What a method chooses, which for some depends on their settings."""
-    unit: Unit = getattr(settings, "unit", traits_of(name).unit)
+    unit: Unit = getattr(settings, "unit", load_method(name).traits.unit)
     return unit
 
 
@@ -117,7 +112,7 @@ def brings_sink(name: str) -> Callable[[object, int], Sink] | None:
 
 def learning_tokens(config: Config) -> int:
     """Tokens of the budget reserved for learning the mask; training gets the rest."""
-    if not traits_of(config.method).learns_from_tokens:
+    if not load_method(config.method).traits.learns_from_tokens:
         return 0
     shape = read_shape(config.model)
     layers, groups = shape.num_layers, shape.num_groups

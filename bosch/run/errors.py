@@ -11,6 +11,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from bosch.run.memory import use_expandable_segments
@@ -38,6 +39,7 @@ class CombinedError(UserError):
         super().__init__(" ".join(self.lines))
 
 
+@dataclass
 class Refusals:
     """Collects what several checks refuse, so that all of it is said at once:
 
@@ -50,8 +52,7 @@ class Refusals:
 
     Of sentences that begin alike only the first counts: one mistake may be seen by several."""
 
-    def __init__(self) -> None:
-        self.errors: dict[str, Exception] = {}  # by how they begin
+    errors: dict[str, Exception] = field(default_factory=dict)  # by how they begin
 
     def __enter__(self) -> None:
         pass
@@ -59,7 +60,7 @@ class Refusals:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
         if not isinstance(error, Exception) or not is_user_error(error):
             return False  # no error, or a bug, which is raised
-        for each in getattr(error, "errors", [error]):
+        for each in getattr(error, "errors", [error]):  # a CombinedError holds several
             beginning = re.split("[.:;] ", str(each).replace("--eval.", "--"))[0]
             self.errors.setdefault(beginning, each)
         return True

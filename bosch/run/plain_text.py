@@ -24,11 +24,6 @@ def visible(text: object) -> str:
     )
 
 
-def visible_lines(text: str) -> str:
-    """The same for a text of several lines."""
-    return CONTROLS.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
-
-
 def markdown(text: object) -> str:
     """Markdown or HTML that shows the text as it is."""
     return html.escape(MARKS.sub(r"\\\g<0>", visible(text)), quote=False)

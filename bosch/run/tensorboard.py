@@ -39,7 +39,9 @@ class TrainingCurves:
         self._folder, self._name, self._works = run_path / FOLDER, name, False
         own = tuple(f"{axis}{name}/" for axis in ("", BY_TOKENS))
         with tolerating_write_errors(run_path):
-            others = [e for e in read_events(self._folder) if not tags_of(e)[0].startswith(own)]
+            others = [
+                e for e in read_events(self._folder) if not e.summary.value[0].tag.startswith(own)
+            ]
             replace_events(self._folder, [*others, *training_events(rows, name)])
             self._works = True
 
@@ -130,12 +132,9 @@ def read_events(folder: Path) -> list[Event]:
     with contextlib.suppress(Exception):  # errors of every type; all can be rebuilt
         for record in RawEventFileLoader(str(path)).Load():
             event = Event.FromString(record)
-            events += [event] if tags_of(event) else []
+            if event.summary.value:  # the first event of a file has none
+                events.append(event)
     return events
-
-
-def tags_of(event: Event) -> list[str]:
-    return [value.tag for value in event.summary.value]
 
 
 def newest_file(folder: Path) -> Path:

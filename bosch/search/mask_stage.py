@@ -52,7 +52,7 @@ def stage(
 ) -> Stage:
     """`tokens`: for a method that learns from them. `settings`: the method's; None: as MaskConfig's
     fields of that name say."""
-    traits, mask = methods.traits_of(config.method), config.mask
+    traits, mask = methods.load_method(config.method).traits, config.mask
     # The work of a method that says so is divided among the ranks; else the others wait.
     is_shared = traits.searches or traits.measures or traits.learns_from_tokens
     settings = settings or methods.default_settings(config.method, mask)
@@ -131,7 +131,7 @@ def write_mask(
         assert calibration is not None  # `stage` has seen to it
         return read_set(calibration.folder, config.model)
 
-    traits, (rank, world) = methods.traits_of(config.method), rank_and_world()
+    traits, (rank, world) = methods.load_method(config.method).traits, rank_and_world()
     is_shared = traits.searches or traits.measures or traits.learns_from_tokens
     if world > 1 and traits.reads_calibration and not is_shared:
         say(f"{config.method} runs in one of the {world} processes; the others wait")

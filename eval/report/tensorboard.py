@@ -75,7 +75,7 @@ def _draw_dense_lines(shared: Path, rows: Sequence[Row]) -> None:
     ends = [(row["step"], row["tokens"]) for row in rows if row["step"] is not None]
     step, tokens = max(ends, default=(0, 0))
     for event in curve_files.read_events(folder):
-        if curve_files.tags_of(event)[0].startswith(curve_files.BY_TOKENS):
+        if event.summary.value[0].tag.startswith(curve_files.BY_TOKENS):
             tokens = max(tokens, event.step)
         else:
             step = max(step, event.step)

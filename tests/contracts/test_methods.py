@@ -25,19 +25,19 @@ from bosch.masks.mask import MaskFile, num_windowed, read_mask
 from bosch.method import Inputs
 from bosch.methods import _choose
 from bosch.methods._examples import FILE
-from bosch.methods._settings import load_method, traits_of, unit_of
+from bosch.methods._settings import load_method, unit_of
 from bosch.plugins import list_plugins
 from bosch.recipes.presets import smoke
 from tests.attention_matrices import inputs_of, toy_calibration
 
 METHODS = list_plugins("bosch.methods")
-LEARNED = [name for name in METHODS if traits_of(name).learns_from_tokens]
+LEARNED = [name for name in METHODS if load_method(name).traits.learns_from_tokens]
 TRAINING_FREE = [name for name in METHODS if name not in LEARNED]
 # Those that write each example's result: a killed one resumes from them.
 NOTING = [
     name
     for name in TRAINING_FREE
-    if traits_of(name).reads_calibration and not traits_of(name).searches
+    if load_method(name).traits.reads_calibration and not load_method(name).traits.searches
     if name != "razor"  # reads one text
 ]
 RATIOS = [0.5, 0.75, *(pytest.param(ratio, marks=pytest.mark.slow) for ratio in (0.25, 0.875))]
@@ -85,7 +85,7 @@ def inputs(name: str, model: Any, calibration: Any, tmp_path_factory: Any) -> In
 
 def necessary_settings(name: str, model: PreTrainedModel, folder: Path) -> dict[str, Any]:
     """Settings without a usable default, and a limit for searches."""
-    if traits_of(name).searches:
+    if load_method(name).traits.searches:
         return {"kappa": smoke().mask.kappa}
     if name != "from_file":
         return {}
@@ -121,7 +121,7 @@ def test_a_method_either_ranks_or_selects_and_has_frozen_settings(name: str) -> 
     method = load_method(name)  # checks its traits, and that it has one of the two functions
     function = getattr(method, "score_groups", None) or method.select
     assert tuple(inspect.signature(function).parameters) == ("inputs",)
-    assert unit_of(name) == traits_of(name).unit
+    assert unit_of(name) == load_method(name).traits.unit
     assert hash(method.Settings()) == hash(method.Settings())  # only a frozen one has a hash
 
 
@@ -130,7 +130,9 @@ def test_only_a_method_that_reads_the_calibration_set_loads_it(name: str, inputs
         raise LookupError("the calibration set was loaded")
 
     without = dataclasses.replace(in_folder(inputs, "without"), load_calibration=refuse)
-    loads = pytest.raises(LookupError) if traits_of(name).reads_calibration else nullcontext()
+    loads = (
+        pytest.raises(LookupError) if load_method(name).traits.reads_calibration else nullcontext()
+    )
     with loads:
         _choose.make_mask(name, without)
 
@@ -140,7 +142,7 @@ def test_the_ratio_is_met_in_the_methods_unit(name: str, inputs: Inputs, ratio: 
     layers, groups = inputs.num_layers, inputs.num_groups
     unit = unit_of(name)
     inputs = dataclasses.replace(inputs, ratio=ratio)
-    if traits_of(name).searches:  # whose costs are of one ratio
+    if load_method(name).traits.searches:  # whose costs are of one ratio
         inputs = in_folder(inputs, f"{ratio:g}")
     record = write(name, inputs)
     assert record.mask.unit == unit
@@ -176,14 +178,14 @@ def test_the_model_leaves_no_cycle(name: str, inputs: Inputs, model: PreTrainedM
 
     import_module("bosch.search.finish")  # first, since frames of imports can stay in cycles
     # A finished search is only replayed.
-    folder = inputs if traits_of(name).searches else in_folder(inputs, "freed")
+    folder = inputs if load_method(name).traits.searches else in_folder(inputs, "freed")
     gc.disable()
     try:
         _choose.make_mask(name, dataclasses.replace(folder, load_model=load))
         assert [made for made in loaded if made() is not None] == []
     finally:
         gc.enable()
-    assert loaded or not traits_of(name).reads_calibration
+    assert loaded or not load_method(name).traits.reads_calibration
 
 
 @pytest.mark.parametrize("name", NOTING, indirect=True)

@@ -5,11 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from bosch.config import Config
 from bosch.recipes import duration, presets
 from bosch.recipes.command import parse_command
 from bosch.training import rehearsal
-from bosch.training.train_stage import schedule_of
 
 
 @pytest.fixture(autouse=True)
@@ -18,27 +16,26 @@ def known_speed(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "matmul_speed", lambda dtype: 1e11)
 
 
-def seconds_of(config: Config) -> dict[str, float]:
-    return duration.stage_seconds(config, schedule_of(config))
-
-
 def test_time_grows_with_the_work_of_each_stage() -> None:
     config = presets.tiny()
-    usual = seconds_of(config)
+    usual = duration.stage_seconds(config)
     assert usual.keys() == {"search", "evaluation", "training"}
 
     more = replace(config, data=replace(config.data, tokens=2 * config.data.tokens))
-    assert seconds_of(more)["training"] == pytest.approx(2 * usual["training"])
+    assert duration.stage_seconds(more)["training"] == pytest.approx(2 * usual["training"])
     more = replace(config, calibration=replace(config.calibration, examples=96))
-    assert seconds_of(more)["search"] == pytest.approx(2 * usual["search"])
+    assert duration.stage_seconds(more)["search"] == pytest.approx(2 * usual["search"])
     # The dense model, step 0 and two checkpoints; with one checkpoint less, three models.
     fewer = replace(config, eval=replace(config.eval, checkpoints=(0.0, 1.0)))
-    assert 0.7 < seconds_of(fewer)["evaluation"] / usual["evaluation"] < 0.8
+    assert 0.7 < duration.stage_seconds(fewer)["evaluation"] / usual["evaluation"] < 0.8
     ranking = replace(config, method="interleave")
-    assert "search" not in seconds_of(ranking)
+    assert "search" not in duration.stage_seconds(ranking)
     own_words = replace(config, calibration=replace(config.calibration, answers="own-words"))
-    assert seconds_of(own_words)["calibration"] > 0
-    assert duration.stage_seconds(config, None).keys() == {"search", "evaluation"}  # --zero-shot
+    assert duration.stage_seconds(own_words)["calibration"] > 0
+    assert duration.stage_seconds(config, zero_shot=True).keys() == {
+        "search",
+        "evaluation",
+    }  # --zero-shot
 
 
 def time_of(*words: str) -> list[str]:

@@ -18,7 +18,7 @@ from bosch.calibration import Calibration
 from bosch.config import MaskConfig
 from bosch.masks.mask import MaskFile
 from bosch.methods import _choose, bosch, bosch_paper
-from bosch.methods._settings import check_settings, default_settings, traits_of
+from bosch.methods._settings import check_settings, default_settings, load_method
 from bosch.plugins import list_plugins, load_plugin
 from bosch.run.errors import UserError
 from bosch.search import finish
@@ -29,7 +29,7 @@ from bosch.search.stages import plan_subproblems
 from tests.attention_matrices import inputs_of
 from tests.search_cases import WINDOW, answered_calibration, lines_of, small_model
 
-SEARCHES = [name for name in list_plugins("bosch.methods") if traits_of(name).searches]
+SEARCHES = [name for name in list_plugins("bosch.methods") if load_method(name).traits.searches]
 FEW = {"kappa": 4}
 PACKAGE = Path(sdpa.__file__).parents[2]
 
