@@ -1,5 +1,5 @@
 """Runs one benchmark: `python -m benchmarks latency`. Each file of benchmarks/ is a benchmark, with
-`Options`, `measure(options)`, which yields result rows, and COLUMNS, the table of them.
+`Options`, `measure(options)`, which yields result rows, and TITLE and COLUMNS, the table of them.
 
 A benchmark alternates between the alternatives that it compares, so that a busy machine slows all
 of them. `--out FILE` saves the figures as JSON with device, versions and date, as in

@@ -6,6 +6,7 @@ thread we measure its CPU time, which other processes hardly affect; otherwise w
 set of random weights serves all ratios: the time of attention does not depend on it.
 """
 
+import json
 import math
 import re
 import time
@@ -64,14 +65,15 @@ class DeviceOptions(BenchmarkOptions):
 
 
 def run_part(benchmark: ModuleType, options: Any) -> Iterator[Row]:
-    """The rows of a benchmark. After the last its table is printed: `COLUMNS`, below the title of
-    the options."""
+    """The rows of a benchmark. After the last its table is printed: `COLUMNS`, below its `TITLE`,
+    in which options stand for themselves."""
     rows = []
     for row in benchmark.measure(options):
         rows.append(row)
         yield row
     if hasattr(benchmark, "COLUMNS"):
-        show_rows(options.title, rows, benchmark.COLUMNS)
+        title = benchmark.TITLE.format(place=getattr(options, "place", ""), **vars(options))
+        show_rows(title, rows, benchmark.COLUMNS)
 
 
 def time_in_turns(
@@ -184,6 +186,11 @@ def set_hybrid(
     for name, parameter in model.named_parameters():
         if is_sink_parameter(name):
             parameter.data.normal_(generator=same)
+
+
+def read_rows(file: Path) -> list[Row]:
+    """None if there is no file yet."""
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
 
 
 def random_ids(config: PretrainedConfig, num_tokens: int, device: torch.device) -> Tensor:

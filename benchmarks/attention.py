@@ -29,6 +29,7 @@ from bosch.run.progress import say
 from bosch.sink import Sink
 
 FULL = "full"
+TITLE = "{heads} heads of {head_size}, window {window}, {dtype}, {place}"
 COLUMNS = {"tokens": "tokens:,", "pass": "pass", "backend": "backend", "sink": "sink"}
 COLUMNS |= {"full, seconds": "full_seconds:.5f", "window, seconds": "window_seconds:.5f"}
 COLUMNS |= {"speed-up": "value:.2f"}
@@ -45,11 +46,6 @@ class Options(DeviceOptions):
     sinks: tuple[str, ...] = ("none",)  # kinds of sink, each beside the others
     backends: tuple[str, ...] | None = None  # None: sdpa on a CPU, all that run here on a GPU
     rounds: int = 7  # how often each side is timed
-
-    @property
-    def title(self) -> str:
-        heads = f"{self.heads} heads of {self.head_size}"
-        return f"{heads}, window {self.window}, {self.dtype}, {self.place}"
 
 
 def measure(options: Options) -> Iterator[Row]:
@@ -92,13 +88,12 @@ def measure(options: Options) -> Iterator[Row]:
 def make_call(
     tokens: int, needs_grad: bool, device: torch.device, options: Options
 ) -> AttentionCall:
-    generator = torch.Generator().manual_seed(0)
-
-    def random(num_heads: int) -> Tensor:
+    # Drawn on the CPU: a GPU's generator would give other numbers.
+    generator, dtype, tensors = torch.Generator().manual_seed(0), getattr(torch, options.dtype), []
+    for num_heads in (options.heads, options.groups, options.groups):  # queries, keys, values
         x_BHTD = torch.randn(1, num_heads, tokens, options.head_size, generator=generator)
-        return x_BHTD.to(device, getattr(torch, options.dtype)).requires_grad_(needs_grad)
-
-    q_BHTD, k_BGSD, v_BGSD = map(random, (options.heads, options.groups, options.groups))
+        tensors.append(x_BHTD.to(device, dtype).requires_grad_(needs_grad))
+    q_BHTD, k_BGSD, v_BGSD = tensors
     return AttentionCall(q_BHTD, k_BGSD, v_BGSD, scaling=options.head_size**-0.5)
 
 

@@ -11,7 +11,6 @@ called "published" here, ends with the mask of stage 3, as the paper's does.
 import csv
 import io
 import itertools
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks._measure import BenchmarkOptions, Row
+from benchmarks._measure import BenchmarkOptions, Row, read_rows
 from bosch.eval.report.compare import compare
 from bosch.eval.report.intervals import (
     Curve,
@@ -55,6 +54,7 @@ OURS = {"with keep_best": "bosch", "published": "bosch keep_best=False"}
 OF_GROUPS = ("global_swap", "single_group", "retrieval_head", "consa", "l1_gates")
 CONSA = {"all groups": "consa", "groups of each layer": "consa granularity=head-per-layer"}
 CONSA |= {"layers": "consa granularity=layer"}
+TITLE = "What the rows say of the papers' claims"
 COLUMNS = {name: name for name in ("claim", "suite", "ratio", "what")}
 COLUMNS |= {name: f"{name}:.2f" for name in ("value", "low", "high")} | {"n": "n"}
 
@@ -63,7 +63,6 @@ COLUMNS |= {name: f"{name}:.2f" for name in ("value", "low", "high")} | {"n": "n
 class Options(BenchmarkOptions):
     frozen: Path = Path("benchmarks/frozen")  # folder of the rows
     folder: Path = Path("docs/results")  # for claims.csv and the figures
-    title = "What the rows say of the papers' claims"
 
 
 def measure(options: Options) -> Iterator[Row]:
@@ -367,10 +366,6 @@ def draw_kappa(frozen: Path) -> "Figure":
         axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, loc="lower right")
     return figure
-
-
-def read_rows(path: Path) -> list[Row]:
-    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
 
 
 def as_csv(rows: Sequence[Row]) -> str:

@@ -19,6 +19,7 @@ from benchmarks._measure import BenchmarkOptions, Row, speedup
 from bosch.run.checkout import ROOT
 from bosch.run.progress import track
 
+TITLE = "this checkout beside {other}, one CPU thread"
 COLUMNS = {"what": "name", "times as fast": "value:.3f", "each round": "rounds"}
 
 
@@ -26,10 +27,6 @@ COLUMNS = {"what": "name", "times as fast": "value:.3f", "each round": "rounds"}
 class Options(BenchmarkOptions):
     other: str = "HEAD"  # commit to compare with
     rounds: int = 5  # how often each side is measured
-
-    @property
-    def title(self) -> str:
-        return f"this checkout beside {self.other}, one CPU thread"
 
 
 def measure(options: Options) -> Iterator[Row]:

@@ -281,17 +281,13 @@ def write_docs(path: Path = DOCS) -> None:
     before, _, rest = path.read_text("utf-8").partition(BEGIN)
     _, _, after = rest.partition(END)
     files.write_atomically(path, before + BEGIN + "\n" + tables() + END + after)
-    say(f"gpu: the tables of {path.name} are those of {len(row_files())} devices' rows")
-
-
-def row_files() -> list[Path]:
-    return sorted((ROOT / "benchmarks/results/gpu").glob("*.jsonl"))
+    say(f"gpu: the tables of {path.name} are those of the rows")
 
 
 def tables() -> str:
     """A table for each device: the last row of each name."""
     parts = []
-    for path in row_files():
+    for path in sorted((ROOT / "benchmarks/results/gpu").glob("*.jsonl")):
         last = {row["name"]: row for row in read_rows(path) if row.get("value") is not None}
         lines = ["| what | measured | dense | computed | commit |", "|---|---|---|---|---|"]
         for row in last.values():

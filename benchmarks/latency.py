@@ -33,6 +33,7 @@ K = 1024
 LAYER_SECONDS = 0.83e-3  # computed for a GPU: what Python takes to launch a layer of one token
 SPEEDS = ("prefill_tokens_per_second", "decode_tokens_per_second")
 FIGURES = (*SPEEDS, "p90_peak_bytes", "allocated_bytes")
+TITLE = "{model}, {dtype}, {place}, batch 1, chunks of {chunk}"
 COLUMNS = {"tokens": "tokens:,", "ratio": "ratio", "window": "window", "sink": "sink"}
 COLUMNS |= {"prefill tokens/s": "prefill_tokens_per_second:,.0f"}
 COLUMNS |= {"decode tokens/s": "decode_tokens_per_second:,.1f"}
@@ -56,10 +57,6 @@ class Options(DeviceOptions):
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"  # number format
     # Time limit. When it is over, the remaining (longest) prompts are skipped. None: no limit.
     minutes: float | None = None
-
-    @property
-    def title(self) -> str:
-        return f"{self.model}, {self.dtype}, {self.place}, batch 1, chunks of {self.chunk}"
 
 
 PAPER = Options(

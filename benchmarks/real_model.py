@@ -29,7 +29,7 @@ import torch
 from torch.nn.functional import cross_entropy
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from benchmarks._measure import DeviceOptions, Row
+from benchmarks._measure import DeviceOptions, Row, read_rows
 from bosch.calibration import Calibration
 from bosch.config import CalibrationConfig, Config, shared_fields
 from bosch.data import tokens_stage
@@ -59,6 +59,7 @@ METHODS = (
 JUDGING_SEED = 1_000  # added to that of the calibration set
 LONG = 4_096
 QUESTIONS = 4  # on each text
+TITLE = "{folder}, questions on {contexts} texts, the loss of {texts} texts, {place}"
 COLUMNS = {name: name for name in ("method", "ratio", "window", "sink", "seed")}
 COLUMNS |= {"questions": "accuracy:.1f", "against": "against", "at 4,096": "long_accuracy:.1f"}
 COLUMNS |= {"log-prob.": "log_probability:.3f", "loss": "value:.3f", "minutes": "minutes:.1f"}
@@ -84,11 +85,6 @@ class Options(DeviceOptions):
     options: tuple[str, ...] = ()  # settings of the methods, as steps=60
     answers: Literal["expected", "own-words"] = "own-words"  # that count, as in the calibration
     baseline: str = "single_group"  # method that the others are compared with, question by question
-
-    @property
-    def title(self) -> str:
-        questions = QUESTIONS * self.contexts
-        return f"{self.folder}, {questions} questions, {self.texts} texts, {self.place}"
 
 
 def measure(options: Options) -> Iterator[Row]:
@@ -122,10 +118,6 @@ def measure(options: Options) -> Iterator[Row]:
             yield row | {"name": f"{method} {ratio:g}, W {window}, sink {sink}, seed {seed}"}
 
 
-def read_rows(file: Path) -> list[Row]:
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
-
-
 def same_answers(row: Row) -> tuple[Any, ...]:
     """Rows that agree in this have the same model to judge: static sinks come from the set."""
     return tuple(row["z"]), row["window"], row["sink"], row["seed"], row.get("answers")
@@ -152,6 +144,7 @@ class Bench:
     def __init__(self, options: Options, device: torch.device) -> None:
         self.options, self.device = options, device
         self.path = options.folder / "model"
+        self.tokenizer: Any = load_tokenizer(str(self.path))
         text = options.folder / "text"
         usual = presets.small(str(self.path))
         essays = str(text / "essays.json")
@@ -159,6 +152,9 @@ class Bench:
         data = replace(usual.data, source=(str(text / "train.jsonl"),))
         mask = replace(usual.mask, options=options.options)
         self.config = replace(usual, calibration=calibration, data=data, mask=mask)
+
+    # Two copies of the model: of the precision that the preset searches in, and of full precision.
+    # Both are loaded when they are needed first: rows that are done need neither.
 
     @cached_property
     def model(self) -> Any:
@@ -168,10 +164,6 @@ class Bench:
     @cached_property
     def judged(self) -> Any:
         return load_for_search(self.path, precision="fp32")
-
-    @cached_property
-    def tokenizer(self) -> Any:
-        return load_tokenizer(str(self.path))
 
     @cached_property
     def held_out(self) -> torch.Tensor:

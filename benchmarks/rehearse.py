@@ -30,6 +30,10 @@ RECOMPUTED: dict[str, Literal[True, False, "attention", "matmuls"]] = {
     "but matmuls": "matmuls",
     "none": False,
 }
+TITLE = "rehearsed with fake tensors: {seq_len:,} tokens, ratio {ratio:g}; fits {memory_gb:g} GB "
+TITLE += f"with {MARGIN_GB:g} to spare; "
+TITLE += "tokens/s of a GPU, and hours for {tokens:,.0f} tokens, computed for {gpu}, {precision}, "
+TITLE += "flash {flash}, compiled: {compile}"
 COLUMNS = {"model": "model", "recomputed": "recomputed", **rehearsal.COLUMNS}
 COLUMNS |= {"tokens/s": "tokens_per_second:.0f", "of peak": "mfu:.0%", "hours": "hours:.1f"}
 
@@ -59,15 +63,6 @@ class Options(BenchmarkOptions):
             raise UserError(
                 f"--gpu {self.gpu}: its peak is not known; {suggest(self.gpu, list(PEAK_FLOPS))}"
             )
-
-    @property
-    def title(self) -> str:
-        return (
-            f"rehearsed with fake tensors: {self.seq_len:,} tokens, ratio {self.ratio:g}; fits "
-            f"{self.memory_gb:g} GB with {MARGIN_GB:g} to spare; tokens/s of a "
-            f"GPU and hours for {self.tokens / 1e9:g}B computed for {self.gpu}, {self.precision}, "
-            f"flash {self.flash}, {'' if self.compile else 'not '}compiled"
-        )
 
 
 def measure(options: Options) -> Iterator[Row]:

@@ -26,7 +26,7 @@ import json
 import subprocess
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -35,11 +35,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import Cache, DynamicCache, PretrainedConfig
+from transformers import Cache, DynamicCache
 
 from benchmarks import real_model
-from benchmarks._measure import DeviceOptions, PeakMemory, Row, now
-from benchmarks.real_model import DENSE, JUDGING_SEED, QUESTIONS, Bench, read_rows
+from benchmarks._measure import DeviceOptions, PeakMemory, Row, now, read_rows
+from benchmarks.real_model import DENSE, JUDGING_SEED, QUESTIONS, Bench
 from bosch.attention.cache import CACHE, GrowingLayer, RollingLayer, allocated_bytes, kv_bytes
 from bosch.config import CalibrationConfig, shared_fields
 from bosch.data import calibration, needles
@@ -67,6 +67,7 @@ LONG_ENOUGH = 0.7  # of the length: where a draw is too long, RULER leaves 500 w
 SIZES = ("kv_bytes", "allocated_bytes")  # of our caches: in use, and with their spare room
 SPEED = ("peak_bytes", "prefill", "decode")
 QUESTION = {None: "", False: "unknown", True: "known"}
+TITLE = "{folder}, equal KV bytes, {place}, fp32"
 COLUMNS = {"tokens": "length", "share": "share", "side": "side", "question": "question"}
 COLUMNS |= {"right, %": "value:.1f", "hybrid - side": "against", "KV allocated": "held:.3f"}
 COLUMNS |= {"peak MB": "peak_bytes:.0f", "prefill tokens/s": "prefill:.0f", "decode": "decode:.1f"}
@@ -105,10 +106,6 @@ class Options(DeviceOptions):
         if len(self.contexts) != len(self.lengths):
             raise UserError("--contexts: name a number of texts for each of --lengths.")
 
-    @property
-    def title(self) -> str:
-        return f"{self.folder}, equal KV bytes, {self.place}, fp32"
-
 
 @dataclass(frozen=True)
 class Side:
@@ -139,15 +136,11 @@ class Duel:
             real_model.Options(folder=options.folder, answers="expected"), self.device
         )
         self.folders = {f"{path.parent.name}/{path.name}": path for path in options.hybrids}
+        config = read_config(self.bench.path)
+        self.num_groups = int(config.num_hidden_layers * config.num_key_value_heads)
+        # A key and a value in float32, of one token in one group.
+        self.entry_bytes = 2 * head_size(config) * torch.float32.itemsize
         options.rows.parent.mkdir(parents=True, exist_ok=True)
-
-    @cached_property
-    def config(self) -> PretrainedConfig:
-        return read_config(self.bench.path)
-
-    @cached_property
-    def num_groups(self) -> int:
-        return int(self.config.num_hidden_layers * self.config.num_key_value_heads)
 
     @cached_property
     def sink(self) -> Sink:
@@ -232,14 +225,6 @@ class Duel:
             row[name] = round(entries * self.entry_bytes)
         return row
 
-    @cached_property
-    def entry_bytes(self) -> int:
-        return 2 * head_size(self.config) * torch.float32.itemsize  # 2: keys and values
-
-    def dense_bytes(self, text: Text) -> float:
-        """Of transformers' own cache of the dense model, at the end of the prompt."""
-        return self.num_groups * mean_tokens([text]) * self.entry_bytes
-
     def count_again(self, length: int, texts: Sequence[Text], sides: Sequence[Side]) -> None:
         """Write rows that were made when entries in use were counted with what is allocated. They
         may have another share. Where a side had other groups on the window, its bytes in use tell.
@@ -287,8 +272,10 @@ class Duel:
                 jobs.append((text, lacking, {"sides": [asdict(side) for side in lacking]}))
         for (text, asked, job), found in self.ask_kvpress(jobs) if jobs else ():
             for side, row in zip(asked, found, strict=True):
-                more = row if "shipped" in job else judge(self.bench, text, **row)
-                self.write(length, text, side, more)
+                if "shipped" not in job:
+                    sizes = {"allocated_bytes": row["allocated_bytes"]}
+                    row = judge(self.bench, text, row["tokens"], sizes)
+                self.write(length, text, side, row)
 
     def rows(self, length: int) -> list[Row]:
         return [row for row in read_rows(self.options.rows) if row["length"] == length]
@@ -339,7 +326,7 @@ class Duel:
             seconds += now(self.device) - begin
             answers.append(tokens)
         row["decode"] = round(steps / max(seconds, 1e-9), 1)
-        return judge(self.bench, text, answers, **sizes) | row
+        return judge(self.bench, text, answers, sizes) | row
 
     def ask_kvpress(self, jobs: list[Any]) -> Iterator[tuple[Any, Any]]:
         """Each job, a text with more, with what kvpress found."""
@@ -369,7 +356,12 @@ class Duel:
             say(f"{length:,} tokens: no text has answers of all sides yet")
             return
         timed = {side.name: row for (name, side), row in done.items() if name == "speed"}
-        dense_bytes = sum(self.dense_bytes(text) for text in texts if text["name"] in common)
+        # Of transformers' own cache of the dense model, at the end of the prompts.
+        dense_bytes = sum(
+            self.num_groups * mean_tokens([text]) * self.entry_bytes
+            for text in texts
+            if text["name"] in common
+        )
         verdicts: dict[Side, dict[str, list[str]]] = {}
         for side in sides:
             rows = [done[name, side] for name in common]
@@ -432,7 +424,9 @@ def read_blanks(cache: Cache, num_tokens: int) -> None:
     cache.update(blank, blank, 0)
 
 
-def judge(bench: Bench, text: Text, tokens: Sequence[list[int]], **sizes: list[int]) -> Row:
+def judge(
+    bench: Bench, text: Text, tokens: Sequence[list[int]], sizes: Mapping[str, list[int]]
+) -> Row:
     """`sizes`: bytes at each question."""
     answers = [bench.tokenizer.decode(ids, skip_special_tokens=True) for ids in tokens]
     pairs = zip(answers, text["questions"], strict=True)

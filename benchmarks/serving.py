@@ -43,6 +43,7 @@ SIDES = ("dense", "units", "packed")
 LAST = 8  # new tokens after the long text: what has left the windows is freed with the next one
 TAIL = 100  # tokens of a request after the beginning that all share
 BLOCK = 32  # tokens of a block of vLLM's cache, on CPUs
+TITLE = "vLLM, --real {real}, {place}"  # None: random weights
 COLUMNS = {
     **{name: name for name in ("name", "value", "unit")},
     "x dense": "times_dense",
@@ -68,10 +69,6 @@ class Options(DeviceOptions):
     new: int = 32  # tokens that each request generates
     room: int = 6  # dense texts of a request's length that the cache holds
     rounds: int = 3  # how often each side answers all requests
-
-    @property
-    def title(self) -> str:
-        return f"{self.real or 'random weights'}, {self.place}"
 
 
 def measure(options: Options) -> Iterator[Row]:

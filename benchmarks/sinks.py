@@ -29,6 +29,7 @@ from bosch.sink import Sink, SinkConstants
 
 MEASURED = 3  # texts
 TOY_DOCUMENTS = 30_000
+TITLE = "{model}, {count} texts of {tokens:,} tokens, {place}"
 COLUMNS = {"": "name", "loss": "value:.3f", "seconds": "seconds:.0f"}
 
 
@@ -44,10 +45,6 @@ class Options(DeviceOptions):
     every: int = 50  # take every nth text that is long enough,
     begin: int = 7  # from this one on; the first three are measured
     dtype: str = "float32"  # number format
-
-    @property
-    def title(self) -> str:
-        return f"{self.model}, {self.count} texts of {self.tokens:,} tokens, {self.place}"
 
 
 def measure(options: Options) -> Iterator[Row]:

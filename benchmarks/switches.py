@@ -24,6 +24,7 @@ from bosch.training.parallel import decide
 
 OTHER_LOSS = ("objective", "trained", "until", "spike")  # what is learned, and when it ends
 CLOSE = 0.02  # of losses, relative: half precision rounds
+TITLE = train.TITLE
 COLUMNS = {"switch": "switch", "seconds": "seconds:.3f", "loss": "value:.4f", "GB": "memory_gb:.1f"}
 COLUMNS |= {"graphs": "graphs", "skipped": "skipped"}
 

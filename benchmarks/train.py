@@ -39,6 +39,7 @@ from bosch.training.model_start import build_on_meta
 TRAINER, DENSE = "Trainer, dense", "ours, dense"
 # Speed relative to the Trainer. Holds for the tiny model on a CPU with the default options.
 AT_LEAST = {DENSE: 1.0, "ours, ratio 0.75": 1.15}
+TITLE = "{model}, batch {batch} x {length:,} tokens, window {window}, {precision}, {place}"
 COLUMNS = {"side": "side", "tokens/s": "tokens_per_second:,.0f", "speed-up": "value:.2f"}
 COLUMNS |= {"MFU": "mfu:.1%", "peak bytes": "peak_bytes:,"}
 Precision = Literal["fp32", "bf16", "fp8", "fp8-rowwise"]
@@ -59,11 +60,6 @@ class Options(DeviceOptions):
     steps: int = 3  # steps timed in each round, after one that is not timed
     rounds: int = 3  # how often each side is timed
     precision: Precision = "fp32"  # number format of the computation
-
-    @property
-    def title(self) -> str:
-        batch = f"batch {self.batch} x {short(self.length)} tokens"
-        return f"{self.model}, {batch}, window {self.window}, {self.precision}, {self.place}"
 
 
 def measure(options: Options) -> Iterator[Row]:
@@ -113,7 +109,9 @@ def save_models(
     dense = find_model(name) if "/" in name or name.startswith("tiny") else None
     if dense is None:
         dense = folder / "dense"
-        shape = changed(_measure.read_shape(name), sizes or {})
+        known = _measure.read_shape(name)
+        # `layer_types` has an entry for each layer of the known model; of fewer it is made again.
+        shape = type(known)(**{**known.to_dict(), "layer_types": None, **(sizes or {})})
         _measure.make_model(shape, device, torch.bfloat16, "sdpa").save_pretrained(dense)
     models = {DENSE: dense}
     for ratio, sink in product(options.ratios, options.sinks):
@@ -126,11 +124,6 @@ def save_models(
         chosen = random_sink(model.config) if sink == "static" else Sink.parse(sink)
         deploy(model, z, options.window, chosen).save_pretrained(models[title])
     return models
-
-
-def changed(config: PretrainedConfig, sizes: Mapping[str, object]) -> PretrainedConfig:
-    found: PretrainedConfig = type(config)(**{**config.to_dict(), "layer_types": None, **sizes})
-    return found
 
 
 def random_sink(config: PretrainedConfig) -> Sink:

@@ -46,10 +46,6 @@ class Side:
     sink: str = "none"
     is_uneven: bool = False  # layers differ in their number of full groups, as in a searched mask
 
-    @property
-    def is_dense(self) -> bool:
-        return self.ratio == 0
-
 
 DENSE = Side("dense", ratio=0.0)
 PLAIN = Side(".75")
@@ -72,7 +68,7 @@ class Models:
         self.hybrid = _measure.make_model(hybrid, device, dtype, "bosch")
 
     def of(self, side: Side) -> PreTrainedModel:
-        if side.is_dense:
+        if side is DENSE:
             return self.dense
         num_full = uneven_counts(self.config, side.ratio) if side.is_uneven else None
         _measure.set_hybrid(self.hybrid, side.ratio, self.window_tokens, side.sink, num_full)

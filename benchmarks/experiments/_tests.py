@@ -15,8 +15,10 @@ from benchmarks.experiments._points import Point, Points
 from bosch.run.checkout import ROOT
 
 
-def points_of_tests(chosen: Mapping[str, Sequence[str]], device: torch.device) -> Points:
-    for name, arguments in chosen.items():
+def points_of_tests(
+    on_gpu: Mapping[str, Sequence[str]], on_cpu: Mapping[str, Sequence[str]], device: torch.device
+) -> Points:
+    for name, arguments in (on_gpu if device.type == "cuda" else on_cpu).items():
         yield Point(name, partial(run_tests, name, arguments, device))
 
 

@@ -60,7 +60,7 @@ def decode(tokens: int, device: torch.device) -> list[Row]:
             "tokens": tokens,
             "value": speed,
             "unit": "tokens/s",
-            "dense": None if side.is_dense else speeds[DENSE],
+            "dense": None if side is DENSE else speeds[DENSE],
             "kv_bytes": held[side],
             "computed": COMPUTED[side.name],
         }
@@ -78,9 +78,7 @@ def read_prompt(both: Models, side: Side, tokens: int) -> Any:
 class CountOperators(TorchDispatchMode):
     """Counts operators that compute: a view launches nothing."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.number = 0
+    number = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.number += not func.is_view

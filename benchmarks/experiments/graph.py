@@ -51,7 +51,7 @@ def compare(tokens: int, device: torch.device) -> list[Row]:
                 "tokens": tokens,
                 "value": speed,
                 "unit": "tokens/s",
-                "dense": None if side.is_dense else rows[0]["value"],
+                "dense": None if side is DENSE else rows[0]["value"],
                 "computed": COMPUTED,
                 "same_tokens": same,
                 "of_tokens": STEPS,

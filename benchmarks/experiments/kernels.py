@@ -1,11 +1,7 @@
 """Kernels against the reference, and a distillation's steps against plain torch: the mends."""
 
-from collections.abc import Sequence
+from functools import partial
 
-import torch
-
-from benchmarks._measure import Row
-from benchmarks.experiments._points import Points
 from benchmarks.experiments._tests import conclude_tests, points_of_tests
 
 MINUTES = 1.2
@@ -18,11 +14,5 @@ ON_CPU = {
     "kernels against the reference": ["tests/contracts/test_backends.py", "-k", "w_shows_w_keys"],
     "steps of a distillation": [STAGES, "-k", "distill"],
 }
-
-
-def points(device: torch.device) -> Points:
-    return points_of_tests(ON_GPU if device.type == "cuda" else ON_CPU, device)
-
-
-def conclude(rows: Sequence[Row]) -> list[str]:
-    return conclude_tests(rows)
+points = partial(points_of_tests, ON_GPU, ON_CPU)
+conclude = conclude_tests

@@ -34,6 +34,7 @@ SIDES = (DENSE, PLAIN, STATIC)
 COMPUTED, COMPUTED_FUSED = 97_000.0, 140_000.0
 COMPUTED_TFLOPS = 600.0  # attention to a past by cuDNN
 models = cache(Models)
+conclude = faster_from
 
 
 def points(device: torch.device) -> Points:
@@ -79,7 +80,7 @@ def read(
             "tokens": tokens,
             "value": speed,
             "unit": "tokens/s",
-            "dense": None if side.is_dense else speeds[DENSE],
+            "dense": None if side is DENSE else speeds[DENSE],
         }
         for side, speed in speeds.items()
     ]
@@ -94,13 +95,9 @@ def read_a_past(device: torch.device) -> list[Row]:
     on_gpu = device.type == "cuda"
     new, past, dtype = (8 * K, 56 * K, torch.bfloat16) if on_gpu else (64, 448, torch.float32)
     heads, groups, size = 16, 8, 128
-
-    def random(heads: int, tokens: int) -> Tensor:
-        return torch.randn(1, heads, tokens, size, device=device, dtype=dtype)
-
-    call = AttentionCall(
-        random(heads, new), random(groups, past + new), random(groups, past + new), size**-0.5
-    )
+    shapes = ((heads, new), (groups, past + new), (groups, past + new))
+    q, k, v = (torch.randn(1, *shape, size, device=device, dtype=dtype) for shape in shapes)
+    call = AttentionCall(q, k, v, scaling=size**-0.5)
     sides = {"ours": lambda: attend(call), "cuDNN": lambda: in_two(call, past)}
     with torch.inference_mode():
         seconds = time_in_turns(sides, 3, device)
@@ -139,7 +136,3 @@ def with_lse(call: AttentionCall, keys: slice, is_causal: bool) -> tuple[Tensor,
         q, k, v, None, compute_log_sumexp=True, is_causal=is_causal, scale=call.scaling
     )
     return out, lse.reshape(q.shape[:3])  # cuDNN's has a further dimension of 1
-
-
-def conclude(rows: Sequence[Row]) -> list[str]:
-    return faster_from(rows)
