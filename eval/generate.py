@@ -214,13 +214,19 @@ class Generator:
             job.cache, job.is_plain = None, job.is_plain and is_alone
         ids_N = torch.tensor([job.tokens[-1] for job in jobs], device=device)
         while jobs:
-            more: dict[str, Any] = {CACHE: cache}
             mask_NT = torch.nn.functional.pad(mask_NT, (0, 1), value=1)
             if min(lengths) < longest:  # some are padded
-                positions_N1 = mask_NT.sum(1, keepdim=True) - 1
-                mask = mask_NT[:, None, None] if is_ours else mask_NT.long()
-                more |= {"attention_mask": mask, "position_ids": positions_N1}
-            logits_NV = self.model(ids_N[:, None], use_cache=True, **more).logits[:, -1]
+                output = self.model(
+                    ids_N[:, None],
+                    use_cache=True,
+                    attention_mask=mask_NT[:, None, None] if is_ours else mask_NT.long(),
+                    # Padding on the left has no place: a text's first token is at 0.
+                    position_ids=mask_NT.sum(1, keepdim=True) - 1,
+                    **{CACHE: cache},
+                )
+            else:  # a mask of ones would cost attention without masks, which is faster
+                output = self.model(ids_N[:, None], use_cache=True, **{CACHE: cache})
+            logits_NV = output.logits[:, -1]
             ids_N, found = likeliest(logits_NV)  # of which the next step takes the device's
             for job, logits_V, token, lead in zip(jobs, logits_NV, *found, strict=True):
                 if job.is_open:

@@ -61,12 +61,15 @@ def qa_f1(prediction: str, answer: str) -> float:
 
 
 def qa_f1_zh(prediction: str, answer: str) -> float:
-    """F1 of jieba's words of the raw texts, each without punctuation and white space."""
-    found = []
-    for text in (prediction, answer):
-        words = (word.lower().translate(CHINESE_PUNCTUATION) for word in cut_words(text))
-        found.append(["".join(word.split()) for word in words if word.strip()])
-    return f1(*found)
+    """F1 of jieba's words."""
+    return f1(plain_words_zh(prediction), plain_words_zh(answer))
+
+
+def plain_words_zh(text: str) -> list[str]:
+    """Each without punctuation and white space. The text is cut before it is cleaned: cleaned first
+    it would be cut into other words."""
+    words = (word.lower().translate(CHINESE_PUNCTUATION) for word in cut_words(text))
+    return ["".join(word.split()) for word in words if word.strip()]
 
 
 def f1(prediction: Sequence[str], answer: Sequence[str]) -> float:

@@ -62,7 +62,7 @@ def show_evaluation(folder: Path) -> None:
         lines = []
         for task, metric in dict.fromkeys((row["task"], row["metric"]) for row in rows):
             cells = {r["length"]: r for r in rows if (r["task"], r["metric"]) == (task, metric)}
-            values = ["" if n not in cells else show_value(cells[n]) for n in lengths]
+            values = [show_result(cells.get(length)) for length in lengths]
             lines.append([task, metric, *values, max(row["n"] for row in cells.values())])
         columns = (f"{length:,}" if length else "score" for length in lengths)
         show_table(content["suite"], ["task", "metric", *columns, "n"], lines)
@@ -74,5 +74,8 @@ def show_evaluation(folder: Path) -> None:
             say(f"floor of a window of {floor['window_tokens']} tokens: {value}")
 
 
-def show_value(row: Row) -> str:
+def show_result(row: Row | None) -> str:
+    """`31.2 ±1.4`. None: the task was not asked at this length."""
+    if row is None:
+        return ""
     return f"{row['value']:.1f}" + ("" if row["stderr"] is None else f" ±{row['stderr']:.1f}")

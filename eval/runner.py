@@ -143,30 +143,31 @@ def all_examples(
 def deal(examples: Sequence[Example], loads: list[int]) -> list[list[Example]]:
     """Each rank's part of a task. `loads`: the ranks' work in the tasks before, to which this one
     is added. It depends on nothing else, so that all ranks, and those of a resumed run, agree."""
-    world, total, before = len(loads), work_of_all(examples), 0
+    # Sorted by prompt, so that shared beginnings stay together: their prefill is done once.
+    ordered = sorted(examples, key=lambda example: example.prompt)
+    # About what it takes to read each prompt and decode the longest answer, in characters.
+    works = [len(e.prompt) + CHARACTERS_PER_NEW_TOKEN * e.max_new_tokens for e in ordered]
+    world, total, before = len(loads), sum(works), 0
+    # The sorted row is cut into as many pieces of equal work as there are ranks. An example belongs
+    # to the piece in which its middle lies (in halves, to stay with whole numbers):
+    #
+    #     work    |---a---|-b-|------c------|--d--|
+    #     pieces  |       0       |       1       |      all of c is in 1
     pieces: list[list[Example]] = [[] for _ in loads]
-    # Pieces of the examples sorted by prompt, so that shared beginnings stay together.
-    for example in sorted(examples, key=lambda example: example.prompt):
-        work = work_of(example)
-        pieces[(2 * before + work) * world // (2 * total)].append(example)  # where its middle lies
+    sizes = [0] * world
+    for example, work in zip(ordered, works, strict=True):
+        place = (2 * before + work) * world // (2 * total)
+        pieces[place].append(example)
+        sizes[place] += work
         before += work
     parts: list[list[Example]] = [[] for _ in loads]
     # The largest first, each to the rank with the least work. Without that the same ranks would
     # have one example more than the others in every task.
-    for piece in sorted(pieces, key=work_of_all, reverse=True):
+    for place in sorted(range(world), key=lambda place: sizes[place], reverse=True):
         lightest = loads.index(min(loads))
-        parts[lightest] += piece
-        loads[lightest] += work_of_all(piece)
+        parts[lightest] += pieces[place]
+        loads[lightest] += sizes[place]
     return parts
-
-
-def work_of(example: Example) -> int:
-    """About what it takes to read the prompt and decode the longest answer, in characters."""
-    return len(example.prompt) + CHARACTERS_PER_NEW_TOKEN * example.max_new_tokens
-
-
-def work_of_all(examples: Sequence[Example]) -> int:
-    return sum(map(work_of, examples))
 
 
 def read_predictions(work: Path, suite: str, place: str) -> dict[Key, Row]:
@@ -177,7 +178,7 @@ def read_predictions(work: Path, suite: str, place: str) -> dict[Key, Row]:
             if row is None:
                 say(f"left out {path}, line {number}: it is damaged")
             else:
-                rows[key_of(row)] = row
+                rows[row["task"], row["length"], row["index"]] = row
     return rows
 
 
@@ -187,12 +188,9 @@ def read_merged(folder: Path) -> dict[Key, Row]:
     checksum = read_json_object(scores).get(CHECKSUM) if scores.is_file() else None
     if checksum is None or checksum == hash_file(path):
         with suppress(KeyError, TypeError):
-            return {key_of(row): row for row in read_rows(path)}
+            rows = read_rows(path)
+            return {(row["task"], row["length"], row["index"]): row for row in rows}
     raise DamagedArtifactError(f"{path} is damaged. Delete it; the predictions are made again.")
-
-
-def key_of(row: Row) -> Key:
-    return row["task"], row["length"], row["index"]
 
 
 def score(evaluation: Evaluation, run: SuiteRun, folder: Path) -> None:

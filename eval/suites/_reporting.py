@@ -3,11 +3,12 @@ fields of `Reporting`; the others have defaults."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from types import ModuleType
 from typing import Any, Literal
 
-from bosch.eval.averages import AVERAGE
+from bosch.eval.averages import AVERAGE, weights_of
 from bosch.eval.settings import SUITES
 from bosch.eval.suites._interface import Cell
 from bosch.plugins import list_plugins, load_plugin
@@ -70,17 +71,28 @@ def reporting_of(suite: str) -> Reporting:
     """What the suite's file defines, with the defaults for the rest. A suite whose file is not
     here, as of a run from another machine, has the defaults."""
     module = load_plugin(SUITES, suite) if suite in list_plugins(SUITES) else None
-    values: dict[str, Any] = {"title": suite, "reported_scores": partial(average_and_tasks, suite)}
-    values["headline_metric"] = lambda task: getattr(module, "METRIC", None)
-    names = [field.name for field in fields(Reporting) if hasattr(module, field.name)]
-    return Reporting(**values | {name: getattr(module, name) for name in names})
+    usual = Reporting(
+        title=suite,
+        reported_scores=partial(average_and_tasks, suite, module),
+        headline_metric=lambda task: getattr(module, "METRIC", None),
+    )
+    own = [field.name for field in fields(Reporting) if hasattr(module, field.name)]
+    return replace(usual, **{name: getattr(module, name) for name in own})
 
 
-def average_and_tasks(suite: str, rows: Sequence[Row]) -> list[ReportedScore]:
-    """The plain mean of the tasks, and each task as the plain mean over its lengths."""
+def average_and_tasks(
+    suite: str, module: ModuleType | None, rows: Sequence[Row]
+) -> list[ReportedScore]:
+    """The suite's average, by default the plain mean of the tasks, and each task as the plain mean
+    over its lengths."""
     tasks = [row for row in rows if row["task"] != AVERAGE]
     parts = over_lengths(suite, tasks)
-    weights = {cell: w / len(parts) for part in parts for cell, w in part.weights.items()}
+    weights: Mapping[Cell, float] = {
+        cell: weight / len(parts) for part in parts for cell, weight in part.weights.items()
+    }
+    if module is not None and hasattr(module, "averages"):
+        cells = [cell for part in parts for cell in part.weights]
+        weights = weights_of(module.averages(module.Settings(), cells))
     is_written = len(tasks) < len(rows)
     return [ReportedScore(suite, AVERAGE, "average", weights, is_written), *parts]
 
