@@ -106,6 +106,14 @@ def check_data(plan: EvaluationPlan, positions: int) -> list[str]:
             with of_suite:
                 for task in run.tasks:
                     run.suite.sources(run.settings, task)
+            longest = max(task.length for task in run.tasks)
+            with of_suite:
+                if longest > positions:
+                    raise UserError(
+                        f"suite {run.name}, length {longest}: the model reads at most "
+                        f"{positions:,} tokens. Use smaller lengths, or stretch the positions with "
+                        "--yarn."
+                    )
             with of_suite:
                 run.call("check", positions)
             of_suite.raise_all()

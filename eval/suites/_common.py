@@ -1,6 +1,6 @@
 """What suites check alike."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from bosch.plugins import suggest
@@ -16,9 +16,3 @@ def check_names(names: Iterable[str], known: Iterable[str], kind: str) -> None:
     for name in names:
         if name not in known:
             raise UserError(f"{name!r} is not {kind}: {suggest(name, tuple(known))}")
-
-
-def check_longest(what: str, lengths: Sequence[int], positions: int) -> None:
-    if (longest := max(lengths, default=0)) > positions:
-        problem = f"{what} {longest}: the model reads at most {positions:,} tokens"
-        raise UserError(f"{problem}. Use smaller lengths, or stretch the positions with --yarn.")

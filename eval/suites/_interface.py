@@ -15,8 +15,9 @@ have
 
     configure(request) -> (Settings, limit)      settings and number of examples from those of the
                                                  command; default: Settings() and `--samples`
-    check(settings, positions)                   raises UserError before work begins, as for texts
-                                                 that are too long for the model
+    check(settings, positions)                   raises UserError before work begins, for what these
+                                                 settings lack; that a task is too long for the
+                                                 model is checked without it
     describe(settings) -> str                    a log line about the data
     files(settings) -> dict[str, str]            setting -> the file or folder it names; when their
                                                  content changes, the model is evaluated again

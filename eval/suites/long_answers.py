@@ -21,7 +21,7 @@ from bosch.config import at_least
 from bosch.data.key_words import wonderwords_keys
 from bosch.data.needles import NOISE, DoesNotFitError, distances_to_end, largest, token_counter
 from bosch.eval.averages import AVERAGE
-from bosch.eval.suites._common import Tokenizer, check_longest, check_names
+from bosch.eval.suites._common import Tokenizer, check_names
 from bosch.eval.suites._interface import Average, Cell, Example, Request, Stop, Task
 from bosch.eval.suites._reporting import ReportedScore, Row
 
@@ -63,10 +63,6 @@ def sources(settings: Settings, task: Task) -> dict[str, str]:
     words, tokens = wonderwords_keys().name, str(settings.answer_tokens)
     numbers = {"seed": str(settings.seed), "samples": str(settings.samples)}
     return numbers | {"answer_tokens": tokens, "words": words}
-
-
-def check(settings: Settings, positions: int) -> None:
-    check_longest("suite long_answers, length", settings.lengths, positions)
 
 
 def build_examples(

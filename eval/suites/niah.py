@@ -23,7 +23,7 @@ from bosch.data.toy_world.world import ToyEssays, key_words
 from bosch.eval.averages import AVERAGE, weights_of
 from bosch.eval.metrics import string_match_all, string_match_part
 from bosch.eval.rows import load_rows, require, write_rows
-from bosch.eval.suites._common import Tokenizer, check_longest, check_names
+from bosch.eval.suites._common import Tokenizer, check_names
 from bosch.eval.suites._interface import Average, Cell, Example, Request, Stop, Task
 from bosch.eval.suites._reporting import ReportedScore, Row, over_lengths
 from bosch.model import load_tokenizer
@@ -67,7 +67,6 @@ def configure(request: Request) -> tuple[Settings, int]:
 
 
 def check(settings: Settings, positions: int) -> None:
-    check_longest("--niah-lengths", settings.lengths, positions)
     for length in {task.length for task in list_tasks(settings)}:
         kinds = [needles.TASKS[name] for name in settings.tasks]
         least = min(needles.least_tokens(k, length, gather(settings, k)) for k in kinds)

@@ -25,7 +25,7 @@ from bosch.data.needles import DoesNotFitError, distances_to_end, largest, token
 from bosch.data.toy_world.world import ToyEssays
 from bosch.eval.averages import AVERAGE
 from bosch.eval.suites import niah
-from bosch.eval.suites._common import Tokenizer, check_longest, check_names
+from bosch.eval.suites._common import Tokenizer, check_names
 from bosch.eval.suites._interface import Average, Cell, Example, Request, Stop, Task
 
 title = "own formats"
@@ -141,10 +141,6 @@ def configure(request: Request) -> tuple[Settings, int]:
         samples=max(Settings.samples, config.niah_samples),
     )
     return settings, config.niah_samples
-
-
-def check(settings: Settings, positions: int) -> None:
-    check_longest("suite own_formats, length", settings.lengths, positions)
 
 
 def files(settings: Settings) -> dict[str, str]:

@@ -21,7 +21,7 @@ from bosch.eval.averages import AVERAGE, weights_of
 from bosch.eval.metrics import string_match_all, string_match_part
 from bosch.eval.rows import write_rows
 from bosch.eval.suites import niah
-from bosch.eval.suites._common import Tokenizer, check_longest, check_names
+from bosch.eval.suites._common import Tokenizer, check_names
 from bosch.eval.suites._interface import Average, Cell, Example, Request, Stop, Task
 from bosch.eval.suites._reporting import ReportedScore, Row, over_lengths
 from bosch.run.errors import UserError, run_main
@@ -72,7 +72,6 @@ def check(settings: Settings, positions: int) -> None:
         raise UserError(
             "suite ruler hides its needles in essays; name them: --eval.niah-essays, --niah-essays."
         )
-    check_longest("suite ruler, length", settings.lengths, positions)
 
 
 def files(settings: Settings) -> dict[str, str]:

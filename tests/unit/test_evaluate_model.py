@@ -15,7 +15,12 @@ from transformers import AutoConfig
 from bosch.assets import asset_folder
 from bosch.config import Config, EvaluationConfig
 from bosch.eval import eval_stage, runner
-from bosch.eval.evaluate import evaluate_folder, load_for_evaluation
+from bosch.eval.evaluate import (
+    check_data,
+    evaluate_folder,
+    load_for_evaluation,
+    plan_evaluation,
+)
 from bosch.eval.lm_eval_bridge import results_of
 from bosch.eval.results import collect_results
 from bosch.eval.rows import read_rows
@@ -60,6 +65,14 @@ def run(tmp_path_factory: pytest.TempPathFactory, hybrid: Path) -> Path:
         folder.complete(eval_stage.stage_of_dense(config))
     complete_step(run, config, 4, hybrid)
     return run
+
+
+def test_lengths_that_the_model_cannot_read_are_refused_for_any_suite() -> None:
+    settings, suites = EvaluationConfig(niah_lengths=(512, 1_024)), ("niah", "long_answers")
+    assert check_data(plan_evaluation(settings, suites, 1_024), 1_024) == []
+    with pytest.raises(UserError, match=r"niah, length 1024.* at most 512 .*answers, length 1024"):
+        check_data(plan_evaluation(settings, suites, 512), 512)
+    assert check_data(plan_evaluation(settings, suites, 512, yarn=2), 512) == []
 
 
 def test_every_score_is_a_row_and_follows_from_saved_predictions(run: Path) -> None:

@@ -130,8 +130,6 @@ def test_what_cannot_be_is_refused(tokenizer: Any) -> None:
         build_examples(SETTINGS, Task("keys_8", 90), tokenizer)
     with pytest.raises(UserError, match="'keys_9' is not a task"):
         replace(SETTINGS, tasks=("keys_9",))
-    with pytest.raises(UserError, match="reads at most 512"):
-        own_formats.check(SETTINGS, 512)
     config = EvaluationConfig(samples=7, niah_lengths=(1_024,), niah_essays="mine.txt")
     settings, limit = own_formats.configure(Request(config, 4_096))
     assert (settings.lengths, settings.essays, limit) == ((1_024,), "mine.txt", 7)
