@@ -78,6 +78,8 @@ class Checkpoints:
     def load_newest(self, state: TrainState) -> int:
         """Load the newest intact checkpoint and return its step; 0 if there is none."""
         ranks = self._ranks
+        # One rank looks, since what the others see of a shared file system may lag behind. It looks
+        # again for as long as the newest turns out to be damaged.
         while (newest := ranks.from_rank_0(self._find_newest)) is not None:
             path, manifest = newest
             damage = None
@@ -134,7 +136,7 @@ class Checkpoints:
 
         with ExitStack() as stack:
             # A tensor's rows may lie in the files of several ranks, and a run with another number
-            # of ranks needs others of them than any rank has written.
+            # of ranks needs others of them than any rank has written (_read_rows).
             pieces: dict[str, list[tuple[int, Any]]] = {}  # first row and file, by tensor
             for file_name in manifest["files"]:
                 if file_name.endswith(".safetensors"):
@@ -149,7 +151,8 @@ class Checkpoints:
                 mine = f"random.{self._ranks.rank}."
                 states = {n: pieces[n][0][1].get_tensor(n) for n in pieces if n.startswith(mine)}
                 set_random_state({n.removeprefix(mine): states[n] for n in states})
-        # Last, since these get tensors that were just read.
+        # Model and optimizer share memory with `tensors`, and have their values by now. Other parts
+        # get theirs by their own method, so last.
         for name, part in state.extra.items():
             prefix = f"extra.{name}."
             loaded = {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}
@@ -170,6 +173,8 @@ class Checkpoints:
             (folder / TRAINER).write_text(json.dumps(content))
             return True
 
+        # In three parts, between which the ranks wait: files in a folder that nobody takes for a
+        # checkpoint, and its name only once all are written.
         def write_own_files() -> Manifest:
             """Returns sizes and checksums, taken while the files are in the page cache."""
             # A file for each moment: safetensors holds a copy of a whole file in memory.
@@ -221,7 +226,7 @@ class Checkpoints:
                 read_sealed_json(path / MANIFEST, "step")
                 complete.append(path)
         for path in complete[: -self.keep]:
-            if _step_of(path) != self._resumed_from:
+            if int(path.name[5:]) != self._resumed_from:
                 # Renamed first, or after a kill the rest would look like a damaged checkpoint.
                 hidden = path.rename(path.with_name(f".{path.name}.tmp"))
                 shutil.rmtree(hidden, ignore_errors=True)
@@ -235,7 +240,7 @@ class Checkpoints:
         """In order, complete or not. A leading dot hides what is incomplete, damaged or being
         removed; copies under other names are the user's and are left alone."""
         steps = [path for path in self.folder.glob("step-*") if path.name[5:].isdecimal()]
-        return sorted(steps, key=_step_of)
+        return sorted(steps, key=lambda path: int(path.name[5:]))
 
 
 def _give_moments(state: TrainState, saved: Mapping[str, object]) -> None:
@@ -247,10 +252,6 @@ def _give_moments(state: TrainState, saved: Mapping[str, object]) -> None:
     for name, parameter in _named_parameters(state):
         if not any(other.startswith(f"optimizer.{name}.") for other in saved):
             optimizer.state.pop(parameter, None)
-
-
-def _step_of(path: Path) -> int:
-    return int(path.name.removeprefix("step-"))
 
 
 @contextmanager
@@ -266,6 +267,10 @@ def explain_refusal(what: str) -> Iterator[None]:
 
 def _read_rows(name: str, tensor: Tensor, pieces: Sequence[tuple[int, Any]]) -> None:
     """Copy this rank's rows of a tensor from where they lie: the number of ranks may be another."""
+    # A tensor of 11 rows, saved by three ranks and read by two; rank 1 takes two rows of the second
+    # piece and all of the third:
+    #     pieces       0 1 2 3 | 4 5 6 7 | 8 9 10
+    #     target       - - - -   - - 6 7   8 9 10      first = 6
     target, first = own_rows(tensor)
     if target.ndim == 0:
         target.copy_(pieces[0][1].get_tensor(name))
@@ -290,7 +295,8 @@ def _kinds(tensors: Mapping[str, Tensor]) -> dict[str, str]:
 
 def describe_state(state: TrainState) -> tuple[dict[str, Tensor], dict[str, dict[str, object]]]:
     """The tensors by name, sharing memory with the state, and the other values of extra parts."""
-    # The model first, since this also reshards all parameters. Tied parameters once.
+    # The model first, since this also reshards all parameters. Tied parameters once: `names` has
+    # all names of each, `once` the first.
     model: Mapping[str, Any] = get_model_state_dict(state.model)
     once = {plain_name(name) for name, _ in state.model.named_parameters()}
     names = {plain_name(n) for n, _ in state.model.named_parameters(remove_duplicate=False)}

@@ -83,11 +83,15 @@ class Weights:
         self._model = model
         tensors: Any = get_model_state_dict(model)
         self._tensors: Mapping[str, Tensor] = tensors
+        # Name in the files -> name in the model. Asked of tensors without content, since what the
+        # names are depends on shapes alone.
         self._owner = {
             name: key
             for key, tensor in tensors.items()
             if not key.endswith((DOWN, UP))
-            for name in self._as_in_files(key, torch.empty_like(tensor, device="meta"))
+            for name in revert_weight_conversion(
+                model, {key: torch.empty_like(tensor, device="meta")}
+            )
         }
         self._recent: dict[str, Mapping[str, Tensor]] = {}
 
@@ -110,7 +114,8 @@ class Weights:
             if key not in self._recent:
                 if len(self._recent) == 2:  # a layer's experts: two tensors whose parts alternate
                     del self._recent[next(iter(self._recent))]
-                self._recent[key] = self._as_in_files(key, self._merged(key, old.dtype))
+                merged = {key: self._merged(key, old.dtype)}
+                self._recent[key] = revert_weight_conversion(self._model, merged)
             tensor = self._recent[key][name]
             assert tensor.shape == old.shape, f"{name}: {tensor.shape}, in {file} {old.shape}"
             if keep:
@@ -131,6 +136,3 @@ class Weights:
         down = whole_of(self._tensors[prefix + DOWN])
         # Weights and product are added in fp32, and rounded to the file's type once.
         return torch.addmm(whole_of(own), whole_of(up), down, alpha=LORA_SCALE).to(dtype)
-
-    def _as_in_files(self, key: str, tensor: Tensor) -> Mapping[str, Tensor]:
-        return revert_weight_conversion(self._model, {key: tensor})

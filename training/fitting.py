@@ -40,6 +40,7 @@ class Fitted:
         settings = self.config.train
         start_ranks()
         ranks = Ranks.current()
+        # First all succeed, then all tell: a rank that fails would leave the others waiting.
         memory_gb = memory.least(ranks.gather(ranks.all_succeed(rehearsal.gpu_memory_gb)))
         host_bytes = memory.least(ranks.gather(memory.available_host_bytes()))
         if memory_gb is None:  # no GPU

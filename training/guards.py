@@ -74,6 +74,7 @@ class Guards:
                 mean = statistics.fmean(history)
                 if value > mean + SIGMAS * statistics.stdev(history):
                     jumped.append(f"{name} {value:.4g} after a mean of {mean:.4g}")
+        # After the judgment, or a spike would hide itself in the mean.
         self.losses = [*self.losses, loss][-HISTORY_STEPS:]
         self.norms = [*self.norms, norm][-HISTORY_STEPS:]
         if jumped:
@@ -119,6 +120,7 @@ class Interruption:
         number, is_first = self._signal, self._ranks.rank == 0
         if is_first and any(path.exists() for path in self._stop_files):
             number = STOP_NUMBER
+        # The largest of all ranks' numbers, since a signal may have reached only some of them.
         number = max(self._ranks.gather(number))
         if number < STOP_NUMBER:
             return signal.Signals(number).name if number else None

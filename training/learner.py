@@ -105,6 +105,9 @@ def cut_sequences(tokens: TokenFolder, sequence_tokens: int) -> TokenFolder:
     assert rest == 0, "the method chooses a length that divides the packed one"
     if parts == 1:
         return tokens
+    # Of two sequences a and b in two parts each:
+    #     rows    a a | b b     become    a1 | a2 | b1 | b2
+    #     order   0 1           becomes   0 2 1 3: a1, b1, then a2, b2
     both = tokens.train, tokens.held_out
     train, held_out = (replace(x, rows=x.rows.reshape(-1, sequence_tokens)) for x in both)
     numbers = tokens.order[:, None] * np.uint32(parts) + np.arange(parts, dtype=np.uint32)[:, None]

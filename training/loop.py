@@ -98,9 +98,10 @@ def train(job: TrainJob) -> str | None:
             say(f"training resumes after step {first:,} of {schedule.num_steps:,}")
         else:
             log.write({"step": 0, "tokens": schedule.tokens_at(0), **run.validation_loss(0)})
+        # Whether the model had recovered is not in a checkpoint: the answers are asked for again.
         for step in [n for n in schedule.endings if n < first]:
             run.consult(step)
-        if run.is_evaluated(first):  # a kill may have interrupted this
+        if first in run.evaluated_steps:  # a kill may have interrupted this
             run.publish(first)
 
         batches = prefetch(run.make_batch, range(first, schedule.num_steps))
@@ -114,10 +115,13 @@ def train(job: TrainJob) -> str | None:
                 timer.record("data")
 
                 # The gradient. Every target of the whole batch has the same weight. fully_shard
-                # averages over the ranks, so multiply by their number to get the sum.
+                # averages over the ranks, so multiply by their number to get the sum. The loss that
+                # is logged is summed over the ranks, so it is divided by their number again.
                 scale = ranks.world / run.loader.num_targets(done)
                 gated = None if learner is None else partial(learner.model_arguments, done)
-                micro_batches = list(run.split(batch))
+                micro_batches = list(
+                    split(batch.to(run.device), schedule.micro_batch_sequences, settings.attention)
+                )
                 loss_sum = add_gradients(model, micro_batches, scale, settings, gated, run.teach)
                 gate_norm = 0.0 if learner is None else finish_gradients(learner, ranks.world)
                 (loss_value,) = ranks.sum(float(loss_sum) / ranks.world)
@@ -129,6 +133,7 @@ def train(job: TrainJob) -> str | None:
                     group["lr"] = rate
                     if learner is not None and "peak" in group:
                         group["lr"] = group["peak"] * learner.rate(done)
+                # The norm of the gates is no part of the model's, but spoils its step as well.
                 worst = float(norm) if math.isfinite(gate_norm) else math.nan
                 skipped = run.guards.judge(step, loss_value, worst, run.loader.sequences(done))
                 if skipped is None:
@@ -142,7 +147,7 @@ def train(job: TrainJob) -> str | None:
                 timer.record("compute")
 
                 # The record of it.
-                is_evaluated = run.is_evaluated(step)
+                is_evaluated = step in run.evaluated_steps
                 is_validated = is_evaluated or step in schedule.validated_steps
                 log.write(
                     {
@@ -160,7 +165,8 @@ def train(job: TrainJob) -> str | None:
                 )
                 bar.advance(schedule.batch_tokens, loss=loss_value)
 
-                # What is kept of it. When asked to stop, an evaluation is left to the next attempt.
+                # What is kept of it. When asked to stop, an evaluation is left to the next attempt,
+                # since it may take longer than a cluster waits between SIGTERM and SIGKILL.
                 reason = interruption.requested()
                 if is_evaluated or reason or step % settings.checkpoint_steps == 0:
                     run.checkpoints.save(run.state, step)
@@ -186,6 +192,8 @@ def add_gradients(
     for number, (inputs, labels_BT, sequences) in enumerate(micro_batches, 1):
         is_last = number == len(micro_batches)
         if isinstance(model, FSDPModule):  # whether the backward averages over the ranks
+            # By default after each micro-batch, though the last alone would do: between, gradients
+            # would be whole on every rank, which takes the memory that sharding saves.
             model.set_requires_gradient_sync(is_last or settings.sync_every_micro_batch)
             model.set_requires_all_reduce(is_last)  # between nodes that have the whole state each
         if further is not None:
@@ -278,23 +286,13 @@ class Run:
         if job.on_checkpoint is not None and schedule.evaluated_steps:
             sizes = sizes_to_park(self.device_tensors(), optimizer)
             self.pins = check_parking(sizes, self.ranks)
+        # Until an evaluation says that the model has recovered (`consult`).
         self.ending: tuple[int, int] | None = None  # first and last step of an early ending
-
-    @property
-    def last_step(self) -> int:
-        return self.ending[1] if self.ending else self.schedule.num_steps
-
-    def is_evaluated(self, step: int) -> bool:
-        ends_here = self.ending is not None and step == self.ending[1]
-        return ends_here or step in self.schedule.evaluated_steps
+        self.last_step, self.evaluated_steps = schedule.num_steps, {*schedule.evaluated_steps}
 
     def make_batch(self, step: int) -> Batch:
         batch = self.loader.batch(step, self.ranks.rank, self.ranks.world)
         return batch.pin() if self.device.type == "cuda" else batch
-
-    def split(self, batch: Batch) -> Iterator[MicroBatch]:
-        micro = self.schedule.micro_batch_sequences
-        return split(batch.to(self.device), micro, self.settings.attention)
 
     def validation_loss(self, step: int) -> dict[str, Any]:
         """On the held-out slice, if there is one; at step 0 that of the dense model too. Logged."""
@@ -332,7 +330,12 @@ class Run:
         edges = [0, *itertools.takewhile(lambda edge: edge < tokens.seq_len, doubled)]
         by_place = torch.zeros(2, len(edges), dtype=torch.float64)  # losses, and targets
         self.model.eval()
-        for inputs, labels_BT, _ in itertools.chain.from_iterable(map(self.split, batches)):
+        micro_batches = (
+            each
+            for batch in batches
+            for each in split(batch.to(self.device), micro, self.settings.attention)
+        )
+        for inputs, labels_BT, _ in micro_batches:
             losses_BT = token_losses(self.model, inputs, labels_BT).double().cpu()
             is_target_BT = (labels_BT != IGNORED).cpu()
             sums += zip(losses_BT.sum(1).tolist(), is_target_BT.sum(1).tolist(), strict=True)
@@ -344,7 +347,8 @@ class Run:
         for module in self.model.modules():
             if isinstance(module, FSDPModule):  # the optimizer needs the shards
                 module.reshard()
-        # Rank r has sequences r, r + world, ...
+        # Rank r has sequences r, r + world, ...: one of each rank in turn gives their order. Those
+        # without targets are the idle ones.
         shares = itertools.zip_longest(*ranks.gather([pair for pair in sums if pair[1]]))
         pairs = [pair for turn in shares for pair in turn if pair]
         totals = ranks.sum(*by_place.flatten().tolist())
@@ -360,22 +364,24 @@ class Run:
     def publish(self, step: int) -> None:
         """Export the model of an evaluated step and call on_checkpoint."""
         if step:
-            export_model(self.model, self.job.model, self.folder_of(step), self.ranks)
+            folder = self.job.folder / f"step-{step:06d}"
+            export_model(self.model, self.job.model, folder, self.ranks)
         self.consult(step)
 
     def consult(self, step: int) -> None:
-        """Call on_checkpoint, whose answer may end the training."""
+        """Call on_checkpoint for a model that is exported. Its answer may end the training."""
         if self.job.on_checkpoint is None:
             return
+        folder = self.job.folder / f"step-{step:06d}" if step else self.job.model
         # The evaluation has a whole model on every rank, beside this training's share.
         with parked(self.device_tensors(), self.pins):
-            tokens = self.schedule.tokens_at(step)
-            answer = self.job.on_checkpoint(step, tokens, self.folder_of(step))
+            answer = self.job.on_checkpoint(step, self.schedule.tokens_at(step), folder)
             free_memory()
         is_enough = self.ranks.gather(answer)[0]  # rank 0's: all must end at the same step
         end = self.schedule.endings.get(step)
         if is_enough and end and self.ending is None:
-            self.ending = step, end
+            self.ending, self.last_step = (step, end), end
+            self.evaluated_steps.add(end)
             say(f"step {step}: recovered; training ends at step {end:,}")
 
     def device_tensors(self) -> Iterator[Tensor]:
@@ -385,6 +391,3 @@ class Run:
         for value in itertools.chain(self.model.parameters(), teacher, *moments):
             if isinstance(value, Tensor) and value.device.type == "cuda":
                 yield value
-
-    def folder_of(self, step: int) -> Path:
-        return self.job.folder / f"step-{step:06d}" if step else self.job.model

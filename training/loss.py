@@ -132,6 +132,7 @@ def call_with(
     loss: Callable[[Tensor, Tensor], Tensor], model: Any, inputs: Mapping[str, object]
 ) -> Tensor:
     """The whole model, with this loss in place of the logits."""
+    # Set on the head, and not an argument of the model: its forward passes none on to the head.
     model.lm_head.loss = loss
     try:
         return model(**inputs, use_cache=False).logits
@@ -171,6 +172,7 @@ def head_loss(
             temperature=lesson.temperature,
             accum_dtype=torch.float32,
         )
+        # Liger gives the mean over the targets, and leaves out the square of the temperature.
         return mean * ((labels_N != IGNORED).sum() * lesson.temperature**2 * scale)
 
     if isinstance(lesson, StoredLesson) and lesson.weight == 1:
@@ -214,6 +216,7 @@ class ChunkedLoss(torch.autograd.Function):
                 part = loss_of(F.linear(hidden, weight).float(), chunk)
             loss = loss + part.detach()
             if grad_hidden_NH is not None:
+                # Asked for here, chunk by chunk: a later backward would need all chunks' logits.
                 learning = (hidden, weight) if weight_learns else (hidden,)
                 grad_hidden_NH[chunk], *grads = torch.autograd.grad(part, learning)
                 # In fp32, since a bf16 sum over many chunks loses small summands.
@@ -239,6 +242,8 @@ class StoredLoss(torch.autograd.Function):
         ctx: Any, hidden_NH: Tensor, weight_VH: Tensor, lesson: StoredLesson, scale_N: Tensor
     ) -> Tensor:
         needs_hidden, needs_weight = ctx.needs_input_grad[:2]
+        # Two buffers for all chunks: the logits in the type of the model, and their shares in fp32,
+        # which become the gradient in place.
         rows = min(CHUNK_ROWS, len(hidden_NH))
         given_NV = hidden_NH.new_empty(rows, len(weight_VH))
         shares_NV = torch.empty_like(given_NV, dtype=torch.float32)
@@ -263,7 +268,9 @@ class StoredLoss(torch.autograd.Function):
             total_N1 = x_NV.exp_().sum(1, keepdim=True)
             loss += (scale_N1 * counts_NK * (taught_NK - log_NK + total_N1.log())).sum()
 
-            # Of each logit: its share times the sum of what is taught, less what is taught.
+            # With c what a drawn token counts, t the log of its taught share and p the student's:
+            #     loss = sum_k c_k * (t_k - log p_k)      d loss / d logit_v = p_v * sum_k c_k - c_v
+            # and c_v is 0 for a token that was not drawn.
             factor_N1 = scale_N1 / lesson.temperature
             x_NV.mul_(factor_N1 * counts_NK.sum(1, keepdim=True) / total_N1)
             x_NV.scatter_add_(1, ids_NK, -factor_N1 * counts_NK)

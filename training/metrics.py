@@ -29,7 +29,8 @@ from bosch.run.tensorboard import METRICS, TrainingCurves, read_metrics
 from bosch.training.checkpoint import explain_refusal
 from bosch.training.schedule import TrainSchedule
 
-# Dense bf16 FLOPs per second, from the data sheets, by a part of the device's name.
+# Dense bf16 FLOPs per second, from the data sheets, by a part of the device's name: the first that
+# is in it, so `H100 PCIe` stands before `H100`.
 PEAK_FLOPS = {
     "A100": 312e12,
     "A800": 312e12,
@@ -60,6 +61,8 @@ class MetricsLog:
         if not self._writes:
             return
         rows = read_metrics(self.path) if self.path.is_file() else []
+        # A step has two rows if its training was killed before a checkpoint, and made it again: the
+        # later one belongs to the weights.
         earlier = list({row["step"]: row for row in rows if row["step"] < step}.values())
         if [row["step"] for row in earlier] != list(range(step)):
             raise UserError(
@@ -131,6 +134,8 @@ class StepTimer:
 
     def record(self, name: str) -> None:
         """Book the time since the last call under this name."""
+        # Kernels run behind Python: without waiting for them their time would be booked as that of
+        # whatever asks for a number first.
         if name == "compute" and self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         if name == "data" and self.device.type == "cuda":
@@ -173,6 +178,7 @@ def count_active_weights(model: PreTrainedModel, only_frozen: bool = False) -> i
     config, count = model.config, 0
     tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
     for name, parameter in model.named_parameters():
+        # Norms and biases are in no product. An embedding is looked up, unless it is the head too.
         is_used = parameter.ndim >= 2 and (tied or "embed_tokens" not in name)
         if is_used and not (only_frozen and parameter.requires_grad):
             is_expert = ".experts." in name
@@ -183,6 +189,7 @@ def count_active_weights(model: PreTrainedModel, only_frozen: bool = False) -> i
 
 def visible_pairs(length: int, window: int | None) -> int:
     """Of one head and one document. A query sees `window` keys up to its own; None: all of them."""
+    # The first queries see 1, 2, ... `most` keys, the later ones `most` each.
     most = length if window is None else min(window, length)
     return most * (most + 1) // 2 + (length - most) * most
 
@@ -198,4 +205,6 @@ def training_flops(
     window_heads = layers * config.num_attention_heads - full_heads
     heads = ((full_heads, None), (window_heads, hybrid["window"]))
     pairs = sum(n * visible_pairs(length, window) for n, window in heads for length in lengths)
+    # Of a weight and a token, and of a pair and a channel: a product and a sum are 2 FLOPs, forward
+    # and for both gradients; a pair is in two products, of scores and of outputs.
     return (6 * num_weights - 2 * num_frozen) * sum(lengths) + 12 * head_size(config) * pairs

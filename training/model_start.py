@@ -7,9 +7,9 @@ does not. An export adds the products to the weights, so that its folder looks l
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -103,6 +103,7 @@ def fill_model(
         if head_is_embedding:
             slices.setdefault("lm_head.weight", slices["model.embed_tokens.weight"])
         filled: set[Tensor] = set()
+        # `keep_vars` gives the parameters themselves, to be written into; a tied one comes twice.
         for name, parameter in model.state_dict(keep_vars=True).items():
             if parameter in filled:  # tied to one that was read
                 continue
@@ -159,12 +160,13 @@ def use_fp8(model: nn.Module, precision: str, emulate: bool = False) -> None:
     convert_to_float8_training(model, config=config, module_filter_fn=is_replaced)
 
 
+@dataclass(frozen=True)
 class Experts:
     """Of a layer: one tensor in the model, with one row per expert. The files hold them one by one,
-    in these parts."""
+    in parts of these names, each with a place for the expert's number."""
 
-    def __init__(self, slices: dict[str, Any], names: list[str]) -> None:
-        self.slices, self.names = slices, names
+    slices: Mapping[str, Any]  # by name of the tensor in the files
+    names: Sequence[str]
 
     def __getitem__(self, rows: slice) -> Tensor:
         numbers = range(rows.start, rows.stop)
@@ -194,6 +196,7 @@ def find_values(name: str, shape: list[int], slices: dict[str, Any], folder: Pat
 def choose_trained(model: PreTrainedModel, trained: str, lora_rank: int) -> None:
     """On the meta device. `trained` and `lora_rank` are those of TrainConfig."""
     has_window = windowed_layers(model.config)
+    # model.layers.7.self_attn.q_proj.weight: the third part is the layer.
     for name, parameter in model.named_parameters():
         is_attention = ".self_attn." in name
         parameter.requires_grad_(
@@ -224,6 +227,8 @@ def first_lora_values(name: str, shape: torch.Size) -> Tensor | None:
         return torch.zeros(shape)
     if not name.endswith(DOWN):
         return None
+    # By name, so that every rank draws the whole matrix alike, whichever rows are its own, and no
+    # matrix is like another. The bound is that of nn.Linear.
     generator = torch.Generator().manual_seed(int(fingerprint(name)[:12], 16))
     bound = 1 / math.sqrt(shape[1])
     return torch.empty(shape).uniform_(-bound, bound, generator=generator)

@@ -30,8 +30,9 @@ def parked(tensors: Iterable[Tensor], pins: bool = False) -> Iterator[None]:
     for storage in storages_of(tensors):
         host, is_pinned = host_memory(storage.nbytes(), is_pinned)
         kept.append((storage, host.copy_(storage)))
+        # The storage itself stays, with its tensors' views of it: only its memory is given back.
         storage.resize_(0)
-        del host
+        del host  # `kept` alone holds it, so that below each is freed before the next comes back
     try:
         yield
     finally:
@@ -80,6 +81,7 @@ def check_parking(sizes: Sequence[int], ranks: Ranks) -> bool:
     pinned = sum(1 << (size - 1).bit_length() for size in sizes if size)
     own = platform.node(), sum(sizes), pinned, available_host_bytes()
     here = [other for other in ranks.gather(own) if other[0] == own[0]]
+    # Of the ranks' readings the least: they were taken one after another.
     _, needed, to_pin, available = zip(*here, strict=True)
     room = least(available)
     ranks.all_succeed(lambda: check_host_memory(sum(needed), room, len(here), own[0]))

@@ -152,7 +152,8 @@ def rehearse_here(plan: Plan) -> Rehearsal:
         replace(plan.settings, kernels="liger" if plan.kernels == "liger" else "torch"), CUDA
     )
     if settings.compile and settings.activation_checkpointing == "matmuls":
-        settings = replace(settings, activation_checkpointing=False)  # at most
+        # A compiled graph chooses what it keeps, never more than all. So all is kept here.
+        settings = replace(settings, activation_checkpointing=False)
     settings = replace(settings, compile=False)
     if settings.in_fp8:
         settings = replace(settings, precision="bf16")
@@ -173,7 +174,9 @@ def rehearse_here(plan: Plan) -> Rehearsal:
         teacher = Teacher(dense, settings, CPU, model) if dense else None
         live.kind = "activations"
         name_state("weights", model.parameters())
-        for module in model.modules():  # those that fully_shard has gathered
+        for module in model.modules():
+            # fully_shard gathers a module's weights just before its forward, into new tensors that
+            # nobody could name earlier.
             module.register_forward_pre_hook(
                 lambda module, _: live.name("weights", module.parameters(recurse=False))
             )
@@ -186,7 +189,8 @@ def rehearse_here(plan: Plan) -> Rehearsal:
         for moments in optimizer.state.values():
             name_state("optimizer", moments.values())
 
-        # A step.
+        # A step. A GPU holds most in its second micro-batch, beside the gradients of the first; a
+        # third is like the second.
         num_micro = min(2, settings.batch_sequences // plan.num_gpus // micro)
         if num_micro == 2 and settings.sync_every_micro_batch:
             # The second micro-batch is like the first, but gradients are there from its start.
@@ -194,6 +198,7 @@ def rehearse_here(plan: Plan) -> Rehearsal:
             for parameter in parameters:
                 parameter.grad = torch.zeros_like(parameter)
             name_state("gradients", (p.grad for p in parameters))
+        # Zeros are as good as any tokens: fake tensors have no values. One text in each row.
         ids = torch.zeros(num_micro * micro, plan.seq_len, dtype=torch.int64)
         ends = torch.zeros(len(ids) + 1, dtype=torch.int32)
         batch = Batch(ids, ids.clone(), ids.clone(), ends, ids.numel(), (0,) * len(ids))
@@ -217,6 +222,8 @@ def rehearse_here(plan: Plan) -> Rehearsal:
 
 def evaluation_bytes(plan: Plan) -> int:
     """In bf16, of the dense model and a text as long as in training, read in chunks."""
+    # Of a chunk a block has about six tensors as wide as the model at once (the residual, its norm,
+    # queries, keys, values and outputs) and three as wide as its MLP.
     model, chunk = plan.model, min(plan.seq_len, EvaluationConfig.prefill_chunk)
     cache = 2 * model.num_hidden_layers * model.num_key_value_heads * head_size(model)
     wide = max(model.intermediate_size, getattr(model, "moe_intermediate_size", 0))
@@ -266,8 +273,10 @@ def fake_world(num_gpus: int, kernels: str) -> Iterator["LiveMemory"]:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     nothing: Any = lambda *_, **__: None  # noqa: E731
-    answers = dict.fromkeys(("unavailable", "supports", "priority"), nothing)
-    backend: Any = SimpleNamespace(attend=varlen.attend, **answers)
+    # The three questions of a backend, whether it can run, are all answered by None: it can.
+    backend: Any = SimpleNamespace(
+        attend=varlen.attend, unavailable=nothing, supports=nothing, priority=nothing
+    )
     with ExitStack() as stack:
         dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=num_gpus)
         stack.callback(dist.destroy_process_group)
@@ -313,7 +322,7 @@ def choose_fitting(
     is only named in the refusal."""
     share, problem = plan.settings.batch_sequences // plan.num_gpus, ""
     for micro in range(plan.micro_batch, 0, -1):
-        if share % micro:
+        if share % micro:  # micro-batches are all of one size
             continue
         sized = replace(plan.settings, micro_batch_sequences=micro)
         for settings in choices(sized, plan.num_gpus):
@@ -395,6 +404,7 @@ def matmul_speed(dtype: torch.dtype) -> float:
         begin = time.perf_counter()
         float((left @ right)[0, 0])  # waits for the device
         seconds.append(time.perf_counter() - begin)
+    # The fastest, since the first of five also loads kernels, and other programs only delay.
     return 2 * size**3 / min(seconds)
 
 
@@ -464,6 +474,7 @@ class LiveMemory(TorchDispatchMode):
         pieces = [piece for piece in self._pieces if piece.kind != "host"]
         changes = [(piece.begin, piece.num_bytes) for piece in pieces]
         changes += [(piece.end, -piece.num_bytes) for piece in pieces]
+        # No two changes have one moment, so nothing ends and begins in between.
         now, most, top = 0, 0, 0.0
         for moment, change in sorted(changes):
             now += change
@@ -497,6 +508,9 @@ class LiveMemory(TorchDispatchMode):
         return result
 
     def count(self, storage: Any, kind: str) -> None:
+        # By its address in C++, since views and detached tensors share one storage. torch keeps a
+        # storage's Python object for as long as the storage, so the weak reference ends with the
+        # memory itself; then another storage may get the same address.
         key, num_bytes = storage._cdata, -(-storage.nbytes() // ALLOCATED_BYTES) * ALLOCATED_BYTES
         if key in self._alive:
             if self._alive[key][1].num_bytes == num_bytes:

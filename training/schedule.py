@@ -76,6 +76,8 @@ def make_schedule(
         raise UserError(f"{problem}. Train on more tokens or lower train.batch_sequences{used}.")
     steps = sorted({round(share * num_steps) for share in evaluated_shares})
     micro = choose_micro_batch(settings, seq_len, world_size, device_type)
+    # Not in the warm-up, where the model may be no worse by not having learned yet; and with a
+    # tenth of the steps left, in which the learning rate falls to zero.
     endings = {}
     if settings.until == "recovered":
         warmup, tenth = round(settings.warmup_share * num_steps), max(1, num_steps // 10)
@@ -127,7 +129,7 @@ def learning_rate(
         begin, end = ending
         return learning_rate(settings, begin, num_steps) * (end - step) / (end - begin)
     peak, warmup = settings.peak_learning_rate, round(settings.warmup_share * num_steps)
-    if step < warmup:
+    if step < warmup:  # not from 0, which would waste the first step
         return float(peak * (step + 1) / warmup)
     progress = (step - warmup) / max(1, num_steps - warmup)
     floor = peak * settings.floor_share

@@ -113,10 +113,12 @@ class Teacher:
             self.outputs[number] = given[0]
 
         def draw(number: int, module: nn.Module, given: tuple[Tensor]) -> tuple[Tensor] | None:
-            if not torch.is_grad_enabled():
+            if not torch.is_grad_enabled():  # held-out texts, which no teacher has read
                 return None
             return (Pull.apply(given[0], self.outputs[number], weight * self.strength),)
 
+        # The teacher reads a micro-batch before the student does (`teach`), so what the student's
+        # hook finds is of the same tokens; also when a block is recomputed in the backward.
         for number in layers:
             for model, hook in ((teacher, keep), (student, draw)):
                 projection = model.model.layers[number].self_attn.o_proj
@@ -202,6 +204,7 @@ def write_lessons(
 @torch.no_grad()
 def taught(model: Teacher, batch: Batch, kind: np.dtype[Any], seed: int) -> NDArray[Any]:
     """(sequences, tokens)"""
+    # Seeded by a sequence's number, so that another attempt, or more ranks, draw the same.
     generator = torch.Generator(batch.ids_BT.device).manual_seed(int(seed))
     inputs = {"input_ids": batch.ids_BT, "position_ids": batch.position_ids_BT}
     lesson = model.teach(inputs, batch.labels_BT)
