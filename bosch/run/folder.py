@@ -123,7 +123,7 @@ class RunFolder:
                         needed = before.stage.name
                         raise StageBlockedError(f"{stage.name} needs {needed}, which is blocked")
             except StageBlockedError as error:
-                decision = Decision(stage, "blocked", str(error))
+                decision = Decision(stage, "blocked", error.problem, error.remedy)
             decisions.append(decision)
         return decisions
 

@@ -96,12 +96,17 @@ def locate(run_path: Path, stage: Stage) -> Path:
 class StageBlockedError(UserError):
     """A stage can be neither reused nor run: it has other settings, or a damaged file."""
 
+    def __init__(self, problem: str, remedy: str = "") -> None:
+        super().__init__(f"{problem}. {remedy}" if remedy else problem)
+        self.problem, self.remedy = problem, remedy
+
 
 @dataclass(frozen=True)
 class Decision:
     stage: Stage
     action: Literal["reuse", "resume", "run", "blocked"]
     reason: str
+    remedy: str = ""  # of a blocked stage; said once, with the error, not with every stage
 
 
 def follow_reference(folder: Path) -> Path:
@@ -124,7 +129,7 @@ def refuse_blocked(decisions: Sequence[Decision]) -> None:
     """Stop before any work if a stage is blocked. The first one blocks the others."""
     for decision in decisions:
         if decision.action == "blocked":
-            raise StageBlockedError(decision.reason)
+            raise StageBlockedError(decision.reason, decision.remedy)
 
 
 def stages_to_redo(stages: Sequence[Stage], fresh: str | None, start: str | None) -> list[Stage]:
@@ -198,9 +203,9 @@ def _conflict(folder: Path, stage: Stage, old: Mapping[str, Any]) -> StageBlocke
     settings = [{n: f[n] for n in ("stage", "version")} | f["settings"] for f in (old, new)]
     changes = "; ".join(filter(None, [differences(*settings), *changed]))
     return StageBlockedError(
-        f"{folder} was made with other settings or inputs ({changes}). "
+        f"{folder} was made with other settings or inputs ({changes})",
         f"Use another --run-dir, or --fresh {stage.name} to make it and what depends on it again, "
-        "or the old setting. (search_mask.py: --fresh without a name; others: another --out.)"
+        "or the old setting. (search_mask.py: --fresh without a name; others: another --out.)",
     )
 
 
