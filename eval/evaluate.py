@@ -102,6 +102,8 @@ def check_data(plan: EvaluationPlan, positions: int) -> list[str]:
     refusals, described = Refusals(), list[str | None]()
     for run in plan.suites:
         with refusals:
+            # Missing files show in `sources`, packages and impossible settings in `check`: a user
+            # mends all of them at once, before hours are spent.
             of_suite = Refusals()
             with of_suite:
                 for task in run.tasks:
@@ -150,12 +152,15 @@ def evaluate_folder(
     from bosch.eval.runner import Evaluation, evaluate, score_all  # imports torch: seconds
 
     rank, world = rank_and_world()
+    # Once, by whoever needs it first: a resumed evaluation may lack no prediction, and then no
+    # model is loaded at all.
     load = cache(lambda: load_for_evaluation(folder, plan))
     tokenizer = load_tokenizer(folder)
     if rank == 0 and tokenizer.chat_template:
         say(f"{folder.name} has a chat template, not used here; scores with it are often higher")
     config = read_model_config(folder)
     positions = plan.positions(config["max_position_embeddings"])
+    # The window is for the floor alone: the model reads its own in its config.
     evaluation = Evaluation(
         load_model=load,
         tokenizer=tokenizer,
@@ -168,6 +173,7 @@ def evaluate_folder(
         rank=rank,
         world=world,
     )
+    # Processes of another interpreter only predict. Scores are made here, by this code's suites.
     if plan.generation.python is None:
         score = evaluate(evaluation, out)
     else:
@@ -227,6 +233,7 @@ def changed_config(folder: Path, plan: EvaluationPlan) -> Any:
     except (OSError, ValueError, KeyError) as error:
         raise UserError(f"{folder}: transformers cannot read its config.json ({error}).") from error
     if plan.window_tokens is not None:
+        # In memory only, and as a new dict: the folder keeps its window.
         config.bosch = {**config.bosch, "window": plan.window_tokens}
     if plan.yarn is not None:
         config.rope_parameters = with_yarn(folder, config, plan)
@@ -270,6 +277,9 @@ def attention_for(folder: Path, config: Any, plan: EvaluationPlan) -> str | None
 
 def stretch_sinks(model: Any) -> None:
     """Scale the keys of static sinks as YaRN scales all others."""
+    # The model was loaded with YaRN in its config, so its rotary positions know the factor. It
+    # applies to every key after rotation; the sink's constant, measured without YaRN, never passes
+    # there.
     scaling = model.base_model.rotary_emb.attention_scaling
     for name, key in model.named_parameters():
         if name.endswith(KEY):
@@ -280,6 +290,7 @@ def device_and_type(plan: EvaluationPlan) -> tuple[str, Any]:
     """Where this rank's model is, and in which number format."""
     import torch
 
+    # A rank has the GPU of its place on this machine.
     on_gpu = torch.cuda.is_available()
     device = f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if on_gpu else "cpu"
     in_bf16 = plan.precision == "bf16" or (plan.precision == "auto" and on_gpu)

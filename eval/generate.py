@@ -138,6 +138,7 @@ class Generator:
         keep, num_read = self._is_shared(job.prompt, following), 0
         if self._trunk is not None:
             prompt, trunk = self._trunk
+            # At least the last token is read again: its logits choose the first new one.
             num_read = min(common_length(prompt, job.prompt), len(job.prompt) - 1)
             cache = copy_cache(trunk, num_read, whole=keep)
         else:
@@ -147,12 +148,17 @@ class Generator:
         draft = job.draft if self.is_exact else []
         job.is_plain = num_read == 0 and not draft
         tokens, num_logits, chunk = job.prompt + draft, 1 + len(draft), self.settings.prefill_chunk
+        # Chunks bound the memory that a long prompt takes. What is left is read at once, with the
+        # logits of the last prompt token and of each draft token: those predict the draft and the
+        # token after it.
         while num_read + chunk <= len(tokens) - num_logits:
             self._forward(cache, tokens[num_read : num_read + chunk], 1)
             num_read += chunk
         if draft:
             keep_everything(cache)  # so that a wrong draft can be removed from a hybrid's cache
         logits_NV = self._forward(cache, tokens[num_read:], num_logits)
+        # The cache is kept for the next prompt, with this prompt's own draft behind the shared
+        # beginning: copies are cut where the prompts part.
         self._trunk = (job.prompt, cache) if keep else None
         self._accept_draft(job, logits_NV)
         if not self.is_exact and job.is_open and job.draft[:1] == job.tokens:
@@ -166,6 +172,8 @@ class Generator:
         if not self.is_exact and not job.is_plain and not job.ended:
             job.is_certain = False  # leads are rarely large enough to try
         if job.is_open:
+            # The trunk must stay as it is, and a cache that holds wrong draft tokens must lose
+            # them.
             can_keep = self._trunk is None and cache.get_seq_length() == job.num_positions
             if can_keep:
                 keep_windows_only(cache)
@@ -206,6 +214,10 @@ class Generator:
         cache: Any = join_caches([job.cache for job in jobs if job.cache is not None])
         lengths = [job.num_positions for job in jobs]
         lengths_N1 = torch.tensor(lengths, device=device)[:, None]
+        # Caches are joined at their right ends, where the next token goes in all of them:
+        #
+        #     . . x x x     . is padding, which the mask hides
+        #     x x x x x
         longest = max(lengths)
         mask_NT = (torch.arange(longest, device=device) >= longest - lengths_N1).to(MASK_TYPE)
         # Of a mask (N, T) our attention would ask the device at each step if it hides anything.
@@ -250,6 +262,7 @@ class Generator:
         if job.is_certain:
             return job
         self.num_redone += 1
+        # Alone, without draft or shared beginning: every sum is in the order of the plain way.
         plain = Generator(self.model, self.tokenizer, in_plain_way(self.settings))
         return next(plain.generate([(job.key, job.example)]))
 

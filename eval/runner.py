@@ -82,6 +82,7 @@ def evaluate(evaluation: Evaluation, folder: Path) -> Callable[[], None]:
         if (folder / run.name / PREDICTIONS).is_file():
             continue
         work.mkdir(parents=True, exist_ok=True)
+        # Of all ranks: an earlier attempt may have had more or fewer of them than this one.
         done = read_predictions(work, run.name, evaluation.place)
         left_out: list[str] = []
         share, lengths, loads = [], set(), [0] * world
@@ -91,6 +92,7 @@ def evaluate(evaluation: Evaluation, folder: Path) -> Callable[[], None]:
             share += [((task.name, task.length, example.index), example) for example in mine]
         for task in run.tasks:
             if task.length not in lengths:
+                # An average over the other lengths would look like one over all of them.
                 problem = f"none of the {run.name} tasks can be built in {task.length} tokens"
                 raise UserError(f"{problem}, so that length would be missing; {left_out[0]}")
         for reason in left_out:
@@ -99,6 +101,7 @@ def evaluate(evaluation: Evaluation, folder: Path) -> Callable[[], None]:
         if not missing:
             continue
         if generator is None:
+            # Not before a prediction is missing: loading takes minutes.
             kind = EngineGenerator if evaluation.generation.engine == "vllm" else Generator
             generator = kind(
                 evaluation.load_model(),
@@ -107,6 +110,7 @@ def evaluate(evaluation: Evaluation, folder: Path) -> Callable[[], None]:
                 evaluation.max_positions,
             )
         path = work / f"{run.name}-{rank}.jsonl"
+        # A kill can leave half a line; the next one would be appended to it, and both lost.
         files.drop_torn_line(path)
         title = f"evaluate {run.name}" + (" on rank 0" if world > 1 else "")
         with (
@@ -196,6 +200,7 @@ def read_merged(folder: Path) -> dict[Key, Row]:
 def score(evaluation: Evaluation, run: SuiteRun, folder: Path) -> None:
     """Write predictions.jsonl, ordered by task and example and with scores, and scores.json."""
     path = folder / run.name / PREDICTIONS
+    # A kill may have come after the rows were merged and before scores.json was written.
     predictions = read_merged(path.parent) if path.is_file() else {}
     predictions |= read_predictions(folder / WORK, run.name, evaluation.place)
     left_out: list[str] = []
@@ -249,6 +254,7 @@ def load_examples(
             if (path := find_file(shared, run.limit)) is None:
                 examples = run.suite.build_examples(run.settings, task, tokenizer, run.limit)
                 path = write_examples(shared, examples, run.limit, facts)
+    # The seal is written after its rows, so rows without one are of a process that was killed.
     seal = path.with_suffix(".json")
     made_from = read_sealed_json(seal, "xxh3", *facts)
     is_of_task = {name: made_from[name] for name in facts} == plain(facts)
@@ -267,6 +273,7 @@ def describe_examples(run: SuiteRun, task: Task, tokenizer_hash: str) -> dict[st
 
 def find_file(folder: Path, limit: int | None) -> Path | None:
     """The smallest file with enough examples."""
+    # Examples of one task come in a fixed order, so the first ones of a longer file are the same.
     for seal in sorted(folder.glob("first-*.json")):  # by their numbers, `all` last
         number = seal.stem.removeprefix("first-")
         if number == "all" or (limit is not None and int(number) >= limit):

@@ -198,8 +198,12 @@ def _read_curves(run: RunResults) -> Iterator[Curve]:
     for (suite, under), by_step in found.items():
         rows = [row for members in by_step.values() for row in members]
         steps = sorted(by_step, key=in_order)
+        # Once for each step: all scores of the suite are picked from these.
         cells = {step: headline_points(suite, by_step[step]) for step in steps}
+        # From the rows of all steps, so that a score has the same parts at each of them. Where a
+        # step lacks one of the parts it has no point.
         for score in _reporting.reporting_of(suite).reported_scores(rows):
+            # Under other windows or lengths the average is compared, not each of its tasks.
             if under and score.kind != "average":
                 continue
             points = {
@@ -223,11 +227,14 @@ def _read_losses(run: RunResults) -> Curve:
     points: dict[int | None, Point] = {}
     samples: dict[int | None, Samples] = {}
     for row in run.training:
+        # The dense model's loss stands in rows of the run, one for all: it is the point at step
+        # None, which comes first.
         for name in reversed(LOSSES):
             if isinstance(loss := row.get(name), int | float) and math.isfinite(loss):
                 each = row.get(f"{name}_by_sequence") or []
                 is_dense = name.startswith("dense")
                 step, tokens = (None, math.nan) if is_dense else (row.get("step"), row["tokens"])
+                # Negative, so that more is better, as for all scores.
                 points[step] = Point(-loss, n=len(each), tokens=tokens)
                 samples[step] = {("loss", 0): {n: -one for n, one in enumerate(each)}}
     return _with_replicates(make_curve(run, LOSS, points), samples)
@@ -306,6 +313,7 @@ def seeds_of_setups(
         return by_setup(curve for curve in curves if 0 in curve.points)
     setups = by_setup(curve for curve in curves if curve.is_trained)
     for setup, members in setups.items():
+        # A run that was stopped, or still goes on, would pull the mean of its setup down.
         last = max(curve.tokens[-1] for curve in members)
         setups[setup] = [curve for curve in members if is_as_long(curve.tokens[-1], last)]
     return setups
@@ -325,6 +333,7 @@ def _find_baseline(wanted: str, runs: Sequence[RunResults]) -> Baseline:
             pairs = {run.name: [Pair(run, base)] for run in runs if run is not base}
             return Baseline(base.name, pairs)
     parts = [part.partition("=") for part in wanted.split(",") if "=" in part]
+    # `200k` of a command line and 200000 of run.json are compared by `_agrees`, not here.
     title, settings = wanted, {name.replace("-", "_"): value for name, _, value in parts}
     for run in sorted(runs, key=lambda run: run.method, reverse=True):  # without options comes last
         if wanted in (run.method, run.settings["method"]):
@@ -342,6 +351,9 @@ def _find_baseline(wanted: str, runs: Sequence[RunResults]) -> Baseline:
 
     pairs, apart = dict[str, list[Pair]](), dict[tuple[str, ...], list[str]]()
     for run in (run for run in runs if run not in bases):
+        # The base run with the fewest differences before step 0; among these the fewest in the
+        # training, then in the evaluation. Only the first of these keep runs from being compared at
+        # all.
         fits = [(*_disagreements(run, base, settings.keys()), base) for base in bases]
         before, trained, _, base = min(fits, key=lambda fit: [len(names) for names in fit[:3]])
         if not before:
@@ -361,6 +373,7 @@ def _disagreements(
     names -= named | SPEED
     if None in (mine.get("weights"), other.get("weights")):  # unknown, or learned with the mask
         names.discard("weights")
+    # A dense baseline was trained alike, but has no mask whose settings could differ.
     if other["ratio"] == 0:
         names = {name for name in names if name.partition(".")[0] not in MASK}
     trained = {name for name in names if name.startswith(TRAINING)}
