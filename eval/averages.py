@@ -69,6 +69,8 @@ def compute_averages(suite: ModuleType, settings: Any, results: Sequence[Result]
     averages = suite.averages(settings, [*found])
     for one in averages:
         parts = [by_metric[*part, one.metric] if one.metric else found[part] for part in one.parts]
+        # Errors of independent parts add up in squares. One unknown error leaves the average's
+        # unknown: counted as none, it would make the average look more certain than it is.
         errors = [part.stderr for part in parts if part.stderr is not None]
         is_known = len(errors) == len(parts)
         # `found` grows, since a later average may name this one.

@@ -55,6 +55,7 @@ def predict_elsewhere(
 ) -> None:
     """Make this rank's share of the predictions in processes of their own, and wait for them."""
     generation = plan.generation
+    # Of the other process: it predicts itself, on the GPU that its environment shows it.
     inner = replace(plan, generation=replace(generation, python=None, gpus=()))
     message = pickle.dumps((evaluate_folder, folder, inner, label, out, examples_folder))
     processes = []
@@ -81,8 +82,11 @@ def places(launch: Mapping[str, str], gpus: Sequence[str]) -> list[dict[str, str
     rank, world = rank_and_world()
     local, num_local = (int(launch.get(name) or 0) for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
     num_local = num_local or world
+    # Without named GPUs each rank starts one process, on its own GPU.
     found, shares = [], [(rank, world, "")]
     if gpus:
+        # Machines are counted by whole groups of ranks: the shares of those before this one come
+        # first.
         first, total = (n // num_local * len(gpus) for n in (rank, world))
         shares = [(first + i, total, gpus[i]) for i in range(local, len(gpus), num_local)]
     for share, of, gpu in shares:

@@ -80,6 +80,8 @@ class EngineGenerator(Generator):
             how = [self._sampling(job.example) for job in portion]
             outputs = self.model.generate(prompts, how, use_tqdm=False)
             for job, output in zip(portion, outputs, strict=True):
+                # Token by token, by the rules of eval/generate.py: the engine does not know that a
+                # text which holds all answers is done, and both engines must give the same text.
                 for token in output.outputs[0].token_ids:
                     if job.is_open:
                         self._append(job, token)

@@ -79,6 +79,7 @@ def results_of(results: Mapping[str, Any]) -> Iterator[Result]:
     for task, numbers in results["results"].items():
         n = results["n-samples"].get(task, {}).get("effective", 0)  # task groups have none
         for name, value in numbers.items():
+            # lm-eval names a metric and a filter in one key, `exact_match,strict-match`.
             metric, _, filter_name = name.partition(",")
             if not filter_name or metric.endswith("_stderr") or value == -1:
                 continue  # -1: of a length that NIAH, with a metric for each, was not run in

@@ -56,6 +56,8 @@ def in_own_words(
             copy, most = copy_cache(cache, len(ids)), len(expected) + LEAD
             written = write(model, copy, tokenizer, ids[-8:], first, most, values)
             answer, answered = written or answer, answered + bool(written)
+        # The next question follows the answer that counts, in the same tokens as a search reads
+        # them.
         ids += encode_after(ids, answer, tokenizer)
         pieces.append((prompt, answer))
     return replace(context, pieces=tuple(pieces)), answered

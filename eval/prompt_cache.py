@@ -70,6 +70,11 @@ def _copy_layer(layer: Any, num_tokens: int, whole: bool) -> Any:
         full = layer.full and _copy_layer(layer.full, num_tokens, whole)
         window = layer.window and _copy_layer(layer.window, num_tokens, whole)
         return HybridLayer(full, window, layer.num_full, layer.max_tokens)
+    # What a layer holds of a text, and what a copy of `num_tokens` takes from it:
+    #
+    #     position   0 1 2 3 4 5 6 7 8
+    #     held             [3 4 5 6 7 8]      first = 3: a window has left 0 to 2
+    #     copy of 7          [4 5 6]          size = 3: W = 4, of which one is the query
     first, size = 0, num_tokens
     if isinstance(layer, RollingLayer):
         first = layer.cumulative_length - layer.num_held

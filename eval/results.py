@@ -43,6 +43,7 @@ def collect_results(folder: Path, run: str) -> list[Row]:
     """All rows of the evaluations in `folder`, the dense model's first; writes results.jsonl. Rows
     of a shared evaluation get this run's name."""
     rows = []
+    # Shared evaluations too, as the dense model's: the run's folder holds a reference to them.
     for evaluation in sorted(path for path in folder.iterdir() if path.is_dir()):
         for path in sorted(follow_reference(evaluation).glob(f"*/{SCORES}")):
             rows += read_scores(path)["rows"]

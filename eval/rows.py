@@ -80,6 +80,7 @@ def load_rows(path: Path, what: str, forms: str, split: str, *config: str) -> li
 def from_hub(hub_id: str, what: str, forms: str) -> Iterator[None]:
     """For a source that is not a local path: errors of the hub, its cache or the network become one
     sentence. `forms`: what a source may be."""
+    # Else a mistyped path would be asked of the hub, and the answer would speak of the network.
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", hub_id):
         raise MissingFileError(f"{hub_id} does not exist. Name {forms}.")
     prepare_hub()

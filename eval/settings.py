@@ -46,6 +46,7 @@ class SuiteRun:
 
 def configure_suites(names: Sequence[str], request: Request) -> tuple[SuiteRun, ...]:
     """These suites, with settings from the command. UserError for an unknown suite or option."""
+    # A dict: a suite that was named twice is evaluated once.
     suites = {name: load_plugin(SUITES, name) for name in names}
     options: dict[str, list[str]] = {name: [] for name in suites}
     for word in request.config.options:
@@ -112,6 +113,8 @@ class EvaluationPlan:
 
     def facts(self) -> dict[str, Any]:
         """Everything that decides the scores, for fingerprints. Files count by their content."""
+        # How texts are generated decides no score in float32, so a run may go on with another
+        # batch.
         facts: dict[str, Any] = plain(replace(self, generation=PLAIN))
         del facts["generation"]
         for name, default in (("yarn_from", None), ("lm_eval_folder", None), ("attention", "auto")):

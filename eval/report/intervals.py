@@ -179,6 +179,7 @@ def resample_examples(
     has only one example of it, or if the points answered different examples."""
     models = [*points, dense] if dense is not None else list(points)
     alike = reporting_of(suite).tasks_alike
+    # All models in one table, so that each replicate draws the same examples for all of them.
     total = np.zeros((NUM_REPLICATES, len(models)))
     for (task, length), weight in weights.items():
         cells = [model.get((task, length), {}) for model in models]
@@ -190,6 +191,8 @@ def resample_examples(
         # Seeded by name, so that every run draws the same examples of a cell.
         shown = "any" if task in alike else length
         generator = np.random.default_rng(zlib.crc32(f"{suite}/{task}/{shown}/{count}".encode()))
+        # How often each example is drawn, instead of which ones: the means are then one product of
+        # matrices.
         counts = generator.multinomial(count, np.full(count, 1 / count), NUM_REPLICATES)
         total += weight * counts @ scores.T / count
     last = total[:, -1] if dense is not None else np.full(NUM_REPLICATES, math.nan)

@@ -51,11 +51,14 @@ def write_report(comparison: Comparison, out: Path) -> list[Path]:
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
+        # Names of runs and tasks come from files of others: what cannot be printed is shown as an
+        # escape, and nothing of them is taken for HTML.
         finalize=lambda value: value if isinstance(value, Markup) else visible(value),
     )
     page = environment.get_template(TEMPLATE).render(
         answers=answers(comparison),
         warnings=lines,
+        # One file that can be sent: the pictures are in the page.
         pictures={name: b64encode(path.read_bytes()).decode() for name, path in pictures.items()},
         tables=all_tables,
         runs=comparison.runs,
@@ -83,6 +86,8 @@ def recovery_rows(comparison: Comparison) -> list[Row]:
     for recovery in comparison.recoveries:
         run = recovery.curve.run
         score, is_clear = recovery.curve.score, recovery.has_clear_gap
+        # Written also where the gap is not clear, for who counts otherwise; a reader of rows can
+        # leave them out.
         names = {"run": run.name, "suite": score.suite, "score": score.name, "clear_gap": is_clear}
         add(names, "gap_share", recovery.gap_share)
         for share, tokens in recovery.tokens_to.items():
@@ -135,6 +140,8 @@ def answers(comparison: Comparison) -> list[tuple[str, list[str]]]:
             ]
         for score in [*comparison.headlines, LOSS]:
             curve, recovery = comparison.curves[run.name, score], recovered.get((run.name, score))
+            # Sorted by the first suite's last score, then by the next; runs that were not evaluated
+            # come last.
             ends.append(-curve.values[-1] if curve.steps else math.inf)
             if recovery or (curve.steps and score is not LOSS):
                 lines.append(describe(curve, recovery))
@@ -164,6 +171,7 @@ def describe(curve: Curve, recovery: Recovery | None) -> str:
     if needed is None or not recovery.has_clear_gap:
         verdict = f"recovered {share} of the gap" if recovery.has_clear_gap else share
         return f"{title}: {verdict} to the dense model {dense}, {ends}"
+    # The option counts examples of each task, the interval all of them.
     what, option = "examples", f"--eval.samples {math.ceil(needed / len(curve.score.weights))}"
     if curve.score is LOSS:
         what, option = "held-out sequences", f"--data.held-out-sequences {needed}"
@@ -186,6 +194,8 @@ def warnings(comparison: Comparison) -> list[str]:
     for curve in (recovery.curve for recovery in comparison.recoveries):
         of_runs[curve.run.name] = max(curve.tokens[-1], of_runs.get(curve.run.name, 0))
     for name, last in of_runs.items():
+        # Within a hundredth: a learned mask takes whole steps of the budget, so sums differ
+        # slightly.
         end = next((tokens for tokens in ends if is_as_long(tokens, last)), last)
         ends.setdefault(end, []).append(name)
     if len(ends) > 1:
@@ -228,6 +238,7 @@ def missing_parts(comparison: Comparison, run: RunResults) -> list[str]:
             problems.append(f"evaluated only until step {end:,}")
         for problem in problems if known else ["not evaluated"]:
             found.setdefault(problem, []).append(reporting_of(suite).title)
+    # What all suites lack is said once, without their names.
     in_all = len(comparison.suites)
     return [
         problem if len(titles) == in_all else f"{', '.join(titles)}: {problem}"

@@ -68,6 +68,8 @@ def draw_pictures(comparison: Comparison, out: Path) -> dict[str, Path]:
     """All pictures that have something to show, by title. Those of an earlier comparison are
     deleted."""
     names = ["recovery", "zero_shot", "losses"]
+    # Of all suites, not of this comparison's: an earlier one may have had others, and its pictures
+    # would be taken for this one's.
     for suite in list_plugins(SUITES):
         with suppress(UserError):  # its file is broken
             names.append(parts_picture(suite)[0])
@@ -115,6 +117,8 @@ def _over_training(comparison: Comparison, score: ReportedScore) -> Panel:
         setups = {curve.run.name: [replace(curve, replicates=None)] for curve in shown}
     lines = {}
     for setup, curves in setups.items():
+        # Only where all seeds were evaluated is a mean drawn; else a line would jump where one
+        # drops out.
         label = f"{setup} (mean of {len(curves)} seeds)" if curves[1:] else curves[0].run.name
         if tokens := sorted(set.intersection(*(set(curve.tokens) for curve in curves))):
             lines[label] = [(count, estimate(curves, value_after(count))) for count in tokens]

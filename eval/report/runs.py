@@ -81,6 +81,8 @@ class RunResults:
         found |= {"mask.options": " ".join(words), "model": Path(str(found["model"])).name}
         if self.mask:
             mask, asked = self.mask.mask, self.mask.ratio_asked
+            # The mask says what the run really has. A config of an earlier commit may say less, as
+            # a sink of `auto`.
             found |= {"method": self.mask.method, "window": mask.window_tokens}
             found["sink"] = str(mask.sink)
             found["ratio"] = mask.ratio if asked is None else asked
@@ -123,6 +125,7 @@ class RunResults:
             return None
 
         def total(*names: str) -> float:
+            # A share of a gap is usually closed between two logged steps.
             sums = np.cumsum([sum(row.get(name, 0.0) for name in names) for row in rows])
             return float(np.interp(tokens, counts, sums))
 
@@ -151,6 +154,7 @@ def read_runs(given: Sequence[Path | RunResults]) -> list[RunResults]:
     names = [run.name for run in runs.values()]
     named: dict[str, RunResults] = {}
     for run in runs.values():
+        # Names are keys of a comparison, and two sweeps may have folders of one name.
         unique = names.count(run.name) == 1
         name = run.name if unique else f"{run.path.parent.name}/{run.name}"
         while name in named:
@@ -187,6 +191,8 @@ def read_run(path: Path) -> RunResults:
         problem = f"{path} is not a run folder: it has no run.json, mask, evaluation or training"
         raise MissingFileError(f"{problem}. Name the folder of a run, such as runs/NAME.")
     reader = _Reader()
+    # Each part on its own: a run that is still going on has no mask yet, or no training, and what
+    # it has is shown.
     record, mask = reader.read_json(path / "run.json"), None
     config = record.get("config")
     if (path / "mask" / "mask.json").is_file():
@@ -259,6 +265,8 @@ class _Reader:
         return rows
 
     def read_evaluations(self, folder: Path) -> tuple[list[Row], dict[EvaluationKey, Samples]]:
+        # The run's own evaluations first, then other windows and lengths from small to large:
+        # tables keep this order.
         places: list[tuple[int, Path, dict[str, int]]] = [(0, p, {}) for p in folder.glob("*/")]
         for name, column in VARIANTS.items():
             for path in (folder / name).glob("*/"):
@@ -286,6 +294,8 @@ class _Reader:
         for row in rows:
             try:
                 scores, cell, index = row["scores"], (row["task"], row["length"] or 0), row["index"]
+                # The metric that counts, as in the suite's averages. A suite that names none has
+                # one metric, or means its first.
                 value = float(scores[headline(cell[0]) or next(iter(scores))])
             except (KeyError, TypeError, ValueError, StopIteration):
                 continue
@@ -329,6 +339,7 @@ def append_run(archive: Path, run: RunResults) -> None:
         for cell, scores in cells.items()
     ]
     record["training"] = [{n: row[n] for n in TRAINING_FIELDS if n in row} for row in run.training]
+    # Sealed: a line that was damaged in copying is named when it is read, and no run is read half.
     line = files.sealed_lines([record])
     archive.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(archive.with_name(f".{archive.name}.lock")):

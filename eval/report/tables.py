@@ -135,6 +135,7 @@ def variants_table(comparison: Comparison) -> Table:
     header, rows = _means(columns, 0)
     for model, run in {run.settings["model"]: run for run in comparison.runs}.items():
         curves = [comparison.curves[run.name, score] for score in variants]
+        # Once for each model: its dense scores do not depend on a run.
         if any(None in curve.points for curve in curves):
             rows.append([f"{model}, dense", *(show_score(c.points.get(None)) for c in curves)])
     note = f"{SEEDS} Each mask was chosen for its run's own window. Longer texts use YaRN."
@@ -162,6 +163,7 @@ def score_table(comparison: Comparison, suite: str) -> Table:
         [run.name, show_step(step), *cells]
         for run in comparison.runs
         for step, *cells in _checkpoints(comparison, run, scores)
+        # A step that was evaluated by other suites only has no row here.
         if {*cells[1:]} != {MISSING}
     ]
     header = ["run", "step", "tokens", *(score.name.removeprefix(f"{suite}_") for score in scores)]
@@ -187,6 +189,7 @@ def _checkpoints(
 ) -> list[tuple[Any, ...]]:
     """Step, tokens and a cell per score: of the dense model, then of every checkpoint."""
     curves = [comparison.curves[run.name, score] for score in scores]
+    # A step is a row if any score has it; suites may have been evaluated at different ones.
     tokens = {step: curve.points[step].tokens for curve in curves for step in curve.steps}
     shown = {None: MISSING} | {step: show_tokens(tokens[step]) for step in sorted(tokens)}
     return [(s, shown[s], *(show_score(curve.points.get(s)) for curve in curves)) for s in shown]
@@ -204,6 +207,8 @@ def lengths_table(comparison: Comparison, suite: str) -> Table:
     columns = list(dict.fromkeys(cell for cells in points.values() for cell in cells))
     tasks = list(reporting.tasks_by_length or dict.fromkeys(task for task, _ in columns))
     columns = [cell for cell in columns if cell[0] in tasks]
+    # Tasks in the suite's order, each with its lengths side by side: a reader compares lengths of
+    # one task.
     columns.sort(key=lambda cell: (tasks.index(cell[0]), cell[1]))
     shown = [
         [run, show_step(step), *(show_score(cells.get(cell)) for cell in columns)]
@@ -225,6 +230,7 @@ def positions_table(comparison: Comparison) -> Table:
             if isinstance(row.get(f"{name}_by_position"), dict)
         }
         steps = [step for step in losses if step is not None]
+        # The dense model, the first step and the last: what the training changed.
         for step in dict.fromkeys((None, *steps[:1], *steps[-1:])):
             if step in losses:
                 shown.append((run.name, show_step(step), losses[step]))
@@ -296,6 +302,7 @@ def kv_saved(run: RunResults) -> str:
     if run.mask is None:
         return MISSING
     mask, size = run.mask.mask, run.mask.model.head_dim
+    # Of a run that was not trained no length is known, so one is taken at which windows matter.
     context = run.config.get("data", {}).get("sequence_length") or 16 * mask.window_tokens
     # transformers' dynamic cache of a dense model has no spare room.
     saved = 1 - mask.allocated_bytes(context, size) / mask.dense_kv_bytes(context, size)
@@ -347,6 +354,7 @@ def show_estimate(estimate: Estimate, write: Callable[[float], str]) -> str:
     text = write(estimate.value)
     if estimate.low is None or estimate.high is None:
         return text
+    # An interval that rounds to the number itself would only repeat it.
     low, high = write(estimate.low), write(estimate.high)
     return text if low == high == text else f"{text} [{low}, {high}]"
 

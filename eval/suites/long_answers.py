@@ -76,6 +76,7 @@ def build(settings: Settings, task: Task, index: int, tokenizer: Tokenizer) -> E
     rng = random.Random(f"{settings.seed}/{task.name}/{task.length}/{index}")
     count = token_counter(tokenizer)
     given, asked, answer = fitting_lines(task.name, rng, settings.answer_tokens, count)
+    # A model that writes a line too many, or with other blanks, must not be cut off before its end.
     budget = int(1.1 * count(numbered(answer))) + 16
     head = shown(task.name) + numbered(given) + "\n\n"
     tail = "\n\n" + (f"Keys in order:\n{numbered(asked)}\n\n" if asked else "")
@@ -145,9 +146,11 @@ def score(settings: Settings, task: Task, example: Example, prediction: str) -> 
     right = [found.get(number) == text for number, text in enumerate(gold, 1)]
     scores = {METRIC: sum(right) / len(right)}
     for number, name in enumerate(QUARTERS):
+        # Of fewer than four lines some quarters are empty: they get the score of the whole.
         part = right[len(right) * number // 4 : max(1, len(right) * (number + 1) // 4)]
         scores[name] = sum(part) / len(part) if part else scores[METRIC]
     scores["prefix"] = ([*right, False].index(False)) / len(right)
+    # A model that has lost the list repeats one line under rising numbers.
     alike = [a == b for (_, a), (_, b) in pairwise(lines)]  # three in a row
     scores["loops"] = float(any(one and other for one, other in pairwise(alike)))
     if task.name == "running":

@@ -185,6 +185,7 @@ def cut_middle(prompt: str, tokenizer: Tokenizer, max_tokens: int) -> str:
     tokens = tokenizer(prompt)["input_ids"]
     if len(tokens) <= max_tokens:
         return prompt
+    # Questions stand at the end and instructions at the beginning, so the middle is what can go.
     ends = (tokens[: max_tokens // 2], tokens[-(max_tokens // 2) :])
     return "".join(str(tokenizer.decode(part, skip_special_tokens=True)) for part in ends)
 
@@ -199,6 +200,7 @@ def score(settings: Settings, task: Task, example: Example, prediction: str) -> 
     if is_class and classes is None:
         raise UserError(f"{task.name} needs rows with the field `all_classes`.")
     metric, more = getattr(metrics, spec.metric), [classes] if is_class else []
+    # The best of the answers counts, as in LongBench.
     scores = [metric(prediction, answer, *more) for answer in example.answers]
     return {spec.metric: max(scores, default=0.0)}
 
@@ -264,6 +266,7 @@ def find_member(path: Path, name: str) -> Any:
     archive = zipfile.ZipFile(path)
     files = [file for file in archive.namelist() if not file.startswith("__MACOSX")]
     member = the_only([file for file in files if Path(file).name == f"{name}.jsonl"], name, path)
+    # The zip came from elsewhere: a name with `..` must not lead out of it.
     where = path_inside(path, member, path)
     if (size := archive.getinfo(member).file_size) > LARGEST_MEMBER:
         raise UserError(

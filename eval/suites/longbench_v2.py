@@ -53,6 +53,7 @@ class Settings:
 
 
 def configure(request: Request) -> tuple[Settings, int | None]:
+    # Prompt, answer, and the tokens that a seam may add must fit.
     room = request.positions - MAX_NEW_TOKENS - SLACK
     return Settings(max_prompt_tokens=min(MAX_PROMPT_TOKENS, room)), request.config.samples
 

@@ -97,6 +97,7 @@ def build_examples(
     examples, stop = [], Stop(when_answered=True)
     name, budget = material.facts["essays"], material.sizes.answer_tokens
     for index, one in enumerate(built):
+        # Only fast tokenizers say where in the text a token begins.
         is_fast = getattr(tokenizer, "is_fast", False)
         distances = needles.needle_distances(one, tokenizer) if is_fast else None
         facts = {"length": one.length, "essays": name, "needle_distances": distances}
@@ -133,6 +134,7 @@ def averages(settings: Settings, cells: Sequence[Cell]) -> list[Average]:
         for name, members in GROUPS.items()
     ]
     found = [group for group in groups if group.parts]
+    # Over some lengths only, the average would be another score of the same name.
     if not found or len(found) < len(groups):
         return found
     return [*found, Average(AVERAGE, [(group.name, group.length) for group in found])]
