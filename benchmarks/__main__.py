@@ -38,6 +38,7 @@ def run_benchmark(name: str, arguments: Sequence[str]) -> None:
     benchmark = load_plugin(PACKAGE, name)
     preset = getattr(benchmark, "PRESETS", {}).get(peek(arguments, "preset")["preset"])
     usual = vars(preset) if preset else {}
+    # A preset is another set of defaults, so that single options still come on top of it.
     options = parse(benchmark.Options, arguments, usual, f"{COMMAND} {name}")
     progress.set_up()
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()

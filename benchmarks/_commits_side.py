@@ -37,6 +37,7 @@ def measure(sink: str) -> dict[str, float]:
         model(input_ids=rows, labels=rows, use_cache=False).loss.backward()
         model.zero_grad()
 
+    # Decoding cannot be timed alone: the prompt's part is subtracted.
     read = seconds_of(lambda: answer(1))
     return {
         f"prefill of {PROMPT}, sink {sink}": read,
@@ -54,6 +55,8 @@ def make_hybrid(sink: str) -> Any:
     )  # fmt: skip
     dense = Qwen3ForCausalLM(config)
     arguments = [static_sink()] if sink == "static" else []
+    # Through a folder, as users load a hybrid: a model that was just made is set up on another
+    # road.
     with tempfile.TemporaryDirectory() as folder:
         deploy(dense, spread_mask(0.75, 6, 2), WINDOW, *arguments).save_pretrained(folder)
         return AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=False)

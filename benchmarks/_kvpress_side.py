@@ -57,6 +57,8 @@ class Side:
         question."""
         ids, sides = self.text["ids"], self.text["sides"]
         found: list[dict[str, Any]] = [{"tokens": [], "allocated_bytes": []} for _ in sides]
+        # Read once: what presses see of a text does not depend on its questions, unless they know
+        # them.
         unknown = self.read(ids)
         for question in self.text["questions"]:
             for is_known in (False, True):
@@ -109,6 +111,7 @@ class Side:
                 scores[key] = compute(module, *others)
             return scores[key]
 
+        # One computation of scores serves all shares; only which of them are kept differs.
         if name != "StreamingLLMPress":  # the others' scores do not depend on what is kept
             press.score = score
         for module, held, (states, *turn) in zip(self.layers, self.cache.layers, seen, strict=True):

@@ -52,6 +52,7 @@ class DeviceOptions(BenchmarkOptions):
         if self.device is None:
             return torch.device("cuda" if torch.cuda.is_available() else "cpu")
         there = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
+        # A row of another device than the one asked for would be taken for a measurement of it.
         if self.device.partition(":")[0] not in there:
             problem = f"--device {self.device}: this machine has no such device"
             raise UserError(f"{problem}. Leave the option out, or use cpu.")
@@ -91,6 +92,7 @@ def time_in_turns(
     calls = {}
     for name, side in sides.items():
         seconds_of(side)  # compiles and fills caches
+        # Clocks and schedulers are coarse: what is timed at once takes long enough for them.
         calls[name] = max(1, math.ceil(LEAST_SECONDS / max(seconds_of(side), 1e-9)))
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(rounds):
@@ -103,6 +105,7 @@ def now(device: torch.device) -> float:
     """CPU or wall-clock time in seconds, after the device has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+    # With several threads CPU time adds them up; with a GPU the host only waits.
     counts_cpu_time = device.type == "cpu" and torch.get_num_threads() == 1
     return time.process_time() if counts_cpu_time else time.perf_counter()
 
@@ -175,9 +178,11 @@ def set_hybrid(
     if num_full is None:
         z: Sequence[Sequence[int]] = spread_mask(ratio, model.config.num_hidden_layers, groups)
     else:
+        # In order, full groups first, as materialize leaves them: the cache needs no permutation.
         z = [[1] * count + [0] * (groups - count) for count in num_full]
     changes = {"window": window_tokens, "num_full": [sum(row) for row in z]}
     model.config.bosch = {**model.config.bosch, **changes, "sink": Sink.parse(sink).to_json()}
+    # The model serves many settings: a sink of the one before would stay registered.
     for layer in model.base_model.layers:  # those of the setting before
         layer.self_attn.register_parameter(KEY, None)
         layer.self_attn.register_parameter(VALUE, None)

@@ -54,6 +54,8 @@ def measure(options: Options) -> Iterator[Row]:
         what = "forward and backward" if needs_grad else "forward"
         full = make_call(tokens, needs_grad, device, options)
         windowed = replace(full, window_tokens=options.window)
+        # Full attention over as many tokens is what the window replaces: every side is compared
+        # with it.
         sides = {FULL: timed(partial(dispatch.attend, full), full)}
         backends = options.backends or dispatch.by_priority(windowed)
         for backend, sink in product(backends, options.sinks):
@@ -72,6 +74,7 @@ def measure(options: Options) -> Iterator[Row]:
                 say(f"attention: skipped {backend} at {short(tokens)} tokens: {error}")
         seconds = time_in_turns(sides, options.rounds, device)
         for side_name in list(sides)[1:]:
+            # The first side is the full attention itself.
             backend, _, sink = side_name.partition(", sink ")
             shown = backend if options.sinks == ("none",) else side_name
             full_times, times = seconds[FULL], seconds[side_name]

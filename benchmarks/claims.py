@@ -198,6 +198,7 @@ def after_training(study: Study) -> Iterator[Row]:
                 study.mean(name, TRAINED, score, at).value or 0.0 for at in (BEFORE, AFTER)
             )
             dense = study.curves(name, TRAINED, score)[0].dense
+            # Beside the mean of the shares: where a gap is small, one seed's share can be anything.
             ratio_of_means = (end_mean - start) / (dense - start)
             yield make_row("gap closed", suite, TRAINED, f"{name}, of the means", ratio_of_means)
         for a, b in itertools.combinations(methods, 2):

@@ -39,10 +39,12 @@ def measure(options: Options) -> Iterator[Row]:
             found: dict[str, list[dict[str, float]]] = {side: [] for side in sides}
             with track("rounds", options.rounds, "rounds") as bar:
                 for _ in range(options.rounds):
+                    # In turns, so that a busy machine slows both sides alike.
                     for side, root in sides.items():
                         found[side].append(run_side(root))
                     bar.advance()
         finally:
+            # git keeps a list of its worktrees, which a deleted folder would stay in.
             subprocess.run([*git, "remove", "--force", str(other)], check=True)
     for what in found["now"][0]:
         before, now = ([each[what] for each in found[side]] for side in ("before", "now"))

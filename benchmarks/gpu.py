@@ -75,6 +75,7 @@ def measure(options: Options) -> Iterator[Row]:
         raise UserError(f"--only {min(others)}: the experiments are {', '.join(EXPERIMENTS)}.")
     path = rows_of_device(options)
     path.parent.mkdir(parents=True, exist_ok=True)
+    # An experiment that was ended by its limit may have been writing.
     files.drop_torn_line(path)
     deadline, ended = time.monotonic() + 60 * options.minutes, dict[str, str]()
     for name in options.only or EXPERIMENTS:
@@ -87,6 +88,8 @@ def measure(options: Options) -> Iterator[Row]:
             ended[name] = "no minutes were left"
             continue
         begin, before = time.monotonic(), len(read_rows(path))
+        # In a process of its own: an illegal access ends the CUDA context, and with it the process,
+        # but not the experiments after it.
         reason = run_in_process(name, options.device, path, limit)
         if reason is not None:
             ended[name] = reason
@@ -228,6 +231,7 @@ def known_rows(path: Path) -> dict[str, Row]:
 
 def conclude(path: Path, device: str, ended: Mapping[str, str]) -> list[str]:
     """What the rows say, sentence by sentence."""
+    # From the file, not from this call: a plan of nine minutes is measured in several calls.
     known, sentences = known_rows(path), list[str]()
     measured = [row for row in known.values() if "failed" not in row]
     for name in EXPERIMENTS:
@@ -266,6 +270,7 @@ def slower(path: Path) -> list[str]:
     found = []
     for name, row in known_rows(path).items():
         old = before.get(name)
+        # Rows in another unit are of another measurement that kept its name.
         if old is None or row.get("value") is None or row.get("unit") != old.get("unit"):
             continue
         if row["value"] < row.get("tolerance", SLOW) * old["value"]:

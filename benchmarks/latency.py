@@ -136,6 +136,7 @@ def measure_prompt(model: PreTrainedModel, ids_BT: Tensor, options: Options) -> 
         writing = 1 / median(seconds for seconds, _ in decode)
         p90 = float(np.quantile(peaks, 0.9)) if peaks else None
         return dict(zip(FIGURES, (reading, writing, p90, allocated_bytes(cache)), strict=True))
+    # The kernels of a device can report missing memory by errors of their own.
     except Exception as error:
         if not (isinstance(error, torch.OutOfMemoryError) or is_out_of_memory(error)):
             raise

@@ -103,10 +103,13 @@ def measure(options: Options) -> Iterator[Row]:
                 key["options"] = options.options
             if options.answers != "expected":
                 key["answers"] = options.answers
+            # As rows of the file have it: a tuple is a list there.
             key = json.loads(json.dumps(key))
             names = {"options", "answers", *key}
             found = [row for row in done if all(row.get(n) == key.get(n) for n in names)]
             if not found:
+                # What another method chose may be the same mask, and judging it takes most of the
+                # time.
                 judged |= {same_answers(row): row for row in done}
                 found = [key | bench.row(method, ratio, window, sink, seed, judged)]
                 done += found
@@ -132,6 +135,7 @@ def against(row: Row, baseline: str, others: Sequence[Row]) -> str:
             rights = ([int(bit) for bit in one["right"]] for one in (row, other))
             ours, theirs = (np.array(bits).reshape(-1, QUESTIONS) for bits in rights)
             difference = 100 * (ours - theirs).mean(1)
+            # Texts are drawn, not questions: questions on one text are right or wrong together.
             draw = np.random.default_rng(0).integers(len(difference), size=(2_000, len(difference)))
             low, high = np.percentile(difference[draw].mean(1), [2.5, 97.5])
             return f"{difference.mean():+.1f} [{low:+.1f}, {high:+.1f}]"
@@ -211,6 +215,7 @@ class Bench:
         )
         name = f"{method}-w{window}-{sink}-s{seed}-{self.options.answers}"
         if load_method(method).traits.learns_from_tokens:
+            # Scores of groups serve every ratio; a learned mask is trained for one.
             name += f"-r{ratio}"
         folder = self.options.folder / "masks" / "-".join([name, *self.options.options])
         folder.mkdir(parents=True, exist_ok=True)
@@ -266,6 +271,7 @@ class Bench:
             found[f"{name}log_probabilities"] = [round(value, 4) for value in each]
         losses = []
         for ids_T in self.held_out[: options.texts]:
+            # The second half: its tokens stand where windows have left the text's beginning.
             half, ids_BT = len(ids_T) // 2, ids_T[None].to(self.device)
             output = self.judged(
                 ids_BT,

@@ -86,6 +86,7 @@ def measure(options: Options) -> Iterator[Row]:
             about += f", recomputed {recomputed}" if recomputed != "all" else ""
             row = rehearse(plan).row(plan, options.memory_gb)
             yield {"name": about, "model": name, "recomputed": recomputed, **row, **speed}
+            # More sequences at once need more memory, so larger micro-batches need no rehearsal.
             if row["fits"] == "NO":
                 break
 

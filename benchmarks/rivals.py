@@ -169,6 +169,8 @@ class Duel:
                 questions.append(dict(zip(names, parts[1:], strict=True)) | {"answer": answer})
             if len(ids) >= LONG_ENOUGH * length:
                 text = {"name": fingerprint(example.prompt)[:8], "task": task.name, "ids": ids}
+                # Sorted by their number within the task, so that tasks come in turn and any first
+                # texts hold all of them alike.
                 numbered.append((count[task.name], task.name, text | {"questions": questions}))
                 count[task.name] += 1
         found = [text for *_, text in sorted(numbered, key=lambda each: each[:2])][:contexts]
@@ -318,6 +320,8 @@ class Duel:
             for name, size in zip(SIZES, (kv_bytes(cache), allocated_bytes(cache)), strict=True):
                 sizes[name].append(size)
             begin = now(self.device)
+            # The right tokens need no more decoding; an answer that is worded otherwise gets a few
+            # more.
             while tokens != right and len(tokens) < len(right) + self.options.more:
                 if tokens[-1] in ends:
                     break
@@ -340,6 +344,7 @@ class Duel:
             asked |= {"model": str(model), "texts": [text | more for text, _, more in jobs]}
             (job := Path(temporary) / "job.json").write_text(json.dumps(asked))
             command = [str(self.options.kvpress_python), "-I", str(SIDE_PROGRAM), str(job)]
+            # Line by line: what was answered before a kill is in the rows.
             with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
                 assert process.stdout is not None
                 for line in process.stdout:
@@ -351,6 +356,7 @@ class Duel:
     def compare(self, length: int, texts: Sequence[Text]) -> Iterator[Row]:
         """Rows of the table, and a sentence for each share."""
         done, sides = self.done(length), self.sides(texts)
+        # Sides are compared on the same texts only, or the difference would be of texts.
         common = [t["name"] for t in texts if all((t["name"], side) in done for side in sides)]
         if not common:
             say(f"{length:,} tokens: no text has answers of all sides yet")

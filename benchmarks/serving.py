@@ -76,6 +76,8 @@ def measure(options: Options) -> Iterator[Row]:
     device = options.start()
     if device.type == "cuda":  # packed needs it; all sides get it
         os.environ.setdefault("VLLM_KV_CACHE_LAYOUT", "BLHNC")
+    # Engines allocate for one longest text and one number of blocks, so all parts of this benchmark
+    # must fit into them.
     longest = max(
         options.long + LAST,
         options.length + options.new,
@@ -175,6 +177,7 @@ def write_configs(
     is_full = order >= num_windowed(options.ratio, num_layers, num_groups)
     hybrid = hybrid_config(config, is_full.view(num_layers, -1).tolist(), options.window)
     name = family_of(config).model_class.__name__
+    # vLLM finds its class by this name: dense models must get its own, not the plug-in's.
     config.architectures, hybrid.architectures = [name.removeprefix("Bosch")], [name]
     config.save_pretrained(folder / "dense")
     hybrid.save_pretrained(folder / "hybrid")
@@ -190,6 +193,7 @@ def compare_answers(engine: Any, folders: dict[str, Path], real: Path, options: 
         with suppress(LeftOutError):  # its shortest text is longer than that
             found[task.name] = niah.build_examples(settings, task, tokenizer, options.prompts)
     pairs = [((name, 0, each.index), each) for name, some in found.items() for each in some]
+    # Some of each task: they come one task after another.
     examples = pairs[:: len(found)][: options.prompts]
     plain = GenerationSettings()
     model = AutoModelForCausalLM.from_pretrained(
@@ -229,6 +233,7 @@ class Engine:
         core = self.engine.engine_core.engine_core
         self.scheduler = core.scheduler
         caches = core.model_executor.driver_worker.worker.model_runner.kv_caches
+        # Layers may be views of one storage, whose bytes count once.
         storages = {each.untyped_storage().data_ptr(): each.untyped_storage() for each in caches}
         total_bytes = sum(storage.nbytes() for storage in storages.values())
         self.block_bytes = total_bytes / self.scheduler.kv_cache_config.num_blocks
@@ -252,6 +257,8 @@ class Engine:
             for output in self.engine.step():
                 firsts.setdefault(output.request_id, now(self.device) - began)
                 cached += (output.num_cached_tokens or 0) if output.finished else 0
+            # After the last step all blocks are free again; the bytes that count are those before
+            # it.
             if self.scheduler.running:
                 held = free - pool.get_num_free_blocks()
             peak, most_running = max(peak, held), max(most_running, len(self.scheduler.running))

@@ -61,6 +61,7 @@ def measure(options: Options) -> Iterator[Row]:
     masks |= {str(path): [list(row) for row in read_mask(path).mask.z] for path in options.masks}
     static = measure_static_sink(model, texts[:MEASURED])
     keys_LGD, values_LGD = static.known_constants()
+    # Whether the constant's value does anything, or only the attention that its key draws away.
     no_values = SinkConstants(keys_LGD, torch.zeros_like(values_LGD))
     known = {"static": static, "key": Sink("static", constants=no_values)}
     for name, z in masks.items():
@@ -100,6 +101,7 @@ def mean_loss(model: Any, texts: list[Tensor], z: list[list[int]], window: int) 
         ids_T = ids_T.to(model.device)
         output = model(ids_T[None], use_cache=False, bosch_mask=z, bosch_window=window)
         logits = output.logits[0]
+        # Only tokens that stand far behind the first one: windows have lost it there.
         half = len(ids_T) // 2
         total += float(cross_entropy(logits[half - 1 : -1].float(), ids_T[half:], reduction="sum"))
         num_tokens += len(ids_T) - half

@@ -46,6 +46,7 @@ def measure(options: Options) -> Iterator[Row]:
             title = f"{name.replace('_', ' ')} {value}" if name else "as usual"
             row: Row = {"name": f"{options.model}, {title}", "switch": title, "skipped": None}
             row |= dict.fromkeys(("value", "seconds", "memory_gb", "graphs"))
+            # Else a switch would run what was compiled for the one before, and count its graphs.
             torch._dynamo.reset()
             counters.clear()
             try:
@@ -60,6 +61,7 @@ def measure(options: Options) -> Iterator[Row]:
             finally:  # train.deterministic is for the rest of a process
                 torch.use_deterministic_algorithms(False)
             losses = [step["loss"] for step in steps]
+            # The first pass has the usual settings.
             plain = plain or losses
             pairs = zip(losses, plain, strict=True)
             graphs = counters["stats"]["unique_graphs"]

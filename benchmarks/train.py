@@ -78,6 +78,7 @@ def measure(options: Options) -> Iterator[Row]:
                 peaks[name] = memory.read()
         if device.type == "cpu":  # where a peak is that of the process
             spawn = multiprocessing.get_context("spawn")
+            # Each side in a new process: memory that one side freed stays with the process.
             with ProcessPoolExecutor(1, spawn, max_tasks_per_child=1) as pool:
                 found = [pool.submit(peak_memory, options, side) for side in sides.values()]
                 peaks = {name: each.result() for name, each in zip(sides, found, strict=True)}
@@ -135,6 +136,7 @@ def random_sink(config: PretrainedConfig) -> Sink:
 def random_sequences(options: Options, model: Path) -> NDArray[np.uint32]:
     vocab_size = AutoConfig.from_pretrained(model, **LOCAL).vocab_size
     shape = (options.batch * (options.steps + 1), options.length)
+    # The first ids are special in most tokenizers.
     return np.random.default_rng(0).integers(5, vocab_size, shape, dtype=np.uint32)
 
 
@@ -199,6 +201,7 @@ def train_with_trainer(options: Options, folder: Path, device: torch.device) -> 
 def seconds_of_a_step(side: Side, device: torch.device) -> float:
     """From the end of one optimizer step to the end of the next, in either loop."""
     ends: list[float] = []
+    # The one event that both loops have: ours and the Trainer's set up and log at other places.
     handle = register_optimizer_step_post_hook(lambda *_: ends.append(now(device)))
     try:
         side()

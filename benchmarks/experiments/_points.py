@@ -84,6 +84,8 @@ def uneven_counts(config: Any, ratio: float) -> list[int]:
     layers, groups = config.num_hidden_layers, config.num_key_value_heads
     total = round((1 - ratio) * layers * groups)
     most = min(groups, math.ceil(2 * total / layers))
+    # A staircase over the layers, then corrected one by one from the first layer on until the sum
+    # is right.
     counts = [layer % (most + 1) for layer in range(layers)]
     layer = 0
     while (missing := total - sum(counts)) != 0:
@@ -106,6 +108,7 @@ def faster_from(rows: Sequence[Row]) -> list[str]:
     for what in dict.fromkeys(row["what"] for row in compared):
         here = [row for row in compared if row["what"] == what]
         times = {row["tokens"]: row["value"] / row["dense"] for row in here}
+        # Not the first length where it is faster: it must stay faster on all longer ones.
         longest_slower = max((tokens for tokens in times if times[tokens] < 1), default=0)
         faster = sorted(tokens for tokens in times if tokens > longest_slower)
         if not faster:

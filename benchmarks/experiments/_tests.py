@@ -23,6 +23,8 @@ def points_of_tests(
 
 
 def run_tests(name: str, arguments: Sequence[str], device: torch.device) -> list[Row]:
+    # In a process of its own, as a failed kernel can end it; the report is a file, so that what
+    # pytest prints stays readable.
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         command = [sys.executable, "-m", "pytest", "-v", f"--junitxml={report}", *arguments]

@@ -45,6 +45,7 @@ def decode(tokens: int, device: torch.device) -> list[Row]:
     both, seconds = models(device), {side: list[float]() for side in SIDES}
     caches = {side: read_prompt(both, side, tokens) for side in SIDES}
     new = both.ids(TOKENS).split(1, dim=1)
+    # All sides in each round, and the same tokens for all.
     for _ in range(1 + ROUNDS):
         for side in SIDES:
             steps = run_steps(both.of(side), new, caches[side])

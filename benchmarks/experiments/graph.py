@@ -40,6 +40,7 @@ def points(device: torch.device) -> Points:
 def compare(tokens: int, device: torch.device) -> list[Row]:
     both, rows = models(device), list[Row]()
     for side in SIDES:
+        # The dynamic cache decides which tokens are right: it is tested against the reference.
         rolling, _ = decode(both, side, tokens, is_static=False)
         static, speed = decode(both, side, tokens, is_static=True)
         free_memory()

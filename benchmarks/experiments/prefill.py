@@ -84,6 +84,7 @@ def read(
         }
         for side, speed in speeds.items()
     ]
+    # The computed speed is that of this length.
     if tokens == 8 * K:
         rows = [row | {"computed": computed} for row in rows if row["dense"]] + rows[:1]
     return rows

@@ -84,6 +84,8 @@ def measure_block(case: Case, device: torch.device) -> list[Row]:
         lengths = [options.length // case.documents] * case.documents
         flops[layers] = training_flops(config, weights, lengths)
         peak[layers] = steps[-1].get("memory_gb")
+    # The difference of two models has neither embeddings, loss nor optimizer's start in it: only
+    # blocks.
     block = (seconds[MORE] - seconds[FEW]) / (MORE - FEW)
     block_flops = (flops[MORE] - flops[FEW]) / (MORE - FEW)
     row: Row = {
