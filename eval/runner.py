@@ -84,19 +84,7 @@ def evaluate(evaluation: Evaluation, folder: Path) -> Callable[[], None]:
         work.mkdir(parents=True, exist_ok=True)
         # Of all ranks: an earlier attempt may have had more or fewer of them than this one.
         done = read_predictions(work, run.name, evaluation.place)
-        left_out: list[str] = []
-        share, lengths, loads = [], set(), [0] * world
-        for task, examples in all_examples(evaluation, run, left_out):
-            lengths.add(task.length)
-            mine = deal(examples, loads)[rank]
-            share += [((task.name, task.length, example.index), example) for example in mine]
-        for task in run.tasks:
-            if task.length not in lengths:
-                # An average over the other lengths would look like one over all of them.
-                problem = f"none of the {run.name} tasks can be built in {task.length} tokens"
-                raise UserError(f"{problem}, so that length would be missing; {left_out[0]}")
-        for reason in left_out:
-            say_once(f"left out: {reason}")
+        share = share_of_rank(evaluation, run)
         missing = [(key, example) for key, example in share if key not in done]
         if not missing:
             continue
@@ -124,6 +112,24 @@ def evaluate(evaluation: Evaluation, folder: Path) -> Callable[[], None]:
                 bar.advance()
 
     return partial(score_all, evaluation, folder)
+
+
+def share_of_rank(evaluation: Evaluation, run: SuiteRun) -> list[tuple[Key, Example]]:
+    """The examples of a suite that this rank answers, task by task."""
+    left_out: list[str] = []
+    share, lengths, loads = [], set(), [0] * evaluation.world
+    for task, examples in all_examples(evaluation, run, left_out):
+        lengths.add(task.length)
+        mine = deal(examples, loads)[evaluation.rank]
+        share += [((task.name, task.length, example.index), example) for example in mine]
+    for task in run.tasks:
+        if task.length not in lengths:
+            # An average over the other lengths would look like one over all of them.
+            problem = f"none of the {run.name} tasks can be built in {task.length} tokens"
+            raise UserError(f"{problem}, so that length would be missing; {left_out[0]}")
+    for reason in left_out:
+        say_once(f"left out: {reason}")
+    return share
 
 
 def score_all(evaluation: Evaluation, folder: Path) -> None:

@@ -326,19 +326,13 @@ def is_as_long(end: float, other: float) -> bool:
 
 
 def _find_baseline(wanted: str, runs: Sequence[RunResults]) -> Baseline:
-    """Of settings: each run without them is paired with the one of those that have them which else
-    agrees with it."""
+    """One run, by its name or folder, is beside each of the others. Of settings, each run without
+    them is paired with the one of those that have them which else agrees with it."""
     for base in runs:
         if wanted == base.name or Path(wanted).resolve() == base.path.resolve():
             pairs = {run.name: [Pair(run, base)] for run in runs if run is not base}
             return Baseline(base.name, pairs)
-    parts = [part.partition("=") for part in wanted.split(",") if "=" in part]
-    # `200k` of a command line and 200000 of run.json are compared by `_agrees`, not here.
-    title, settings = wanted, {name.replace("-", "_"): value for name, _, value in parts}
-    for run in sorted(runs, key=lambda run: run.method, reverse=True):  # without options comes last
-        if wanted in (run.method, run.settings["method"]):
-            title = run.method
-            settings = {name: str(run.settings[name]) for name in ("method", "mask.options")}
+    title, settings = _settings_of_baseline(wanted, runs)
     bases = [
         run
         for run in runs
@@ -348,8 +342,8 @@ def _find_baseline(wanted: str, runs: Sequence[RunResults]) -> Baseline:
         names = [*sorted({run.method for run in runs}), *(run.name for run in runs)]
         problem = f"--baseline {wanted} is no method or run, and no run has such settings"
         raise UserError(f"{problem}; {suggest(wanted, names)}")
-
-    pairs, apart = dict[str, list[Pair]](), dict[tuple[str, ...], list[str]]()
+    by_setup: dict[str, list[Pair]] = {}
+    apart: dict[tuple[str, ...], list[str]] = {}
     for run in (run for run in runs if run not in bases):
         # The base run with the fewest differences before step 0; among these the fewest in the
         # training, then in the evaluation. Only the first of these keep runs from being compared at
@@ -357,10 +351,22 @@ def _find_baseline(wanted: str, runs: Sequence[RunResults]) -> Baseline:
         fits = [(*_disagreements(run, base, settings.keys()), base) for base in bases]
         before, trained, _, base = min(fits, key=lambda fit: [len(names) for names in fit[:3]])
         if not before:
-            pairs.setdefault(run.setup, []).append(Pair(run, base, not trained))
+            by_setup.setdefault(run.setup, []).append(Pair(run, base, not trained))
         if differing := before | trained:
             apart.setdefault(tuple(sorted(differing)), []).append(run.name)
-    return Baseline(title, pairs, apart, "data.tokens" in settings)
+    return Baseline(title, by_setup, apart, "data.tokens" in settings)
+
+
+def _settings_of_baseline(wanted: str, runs: Sequence[RunResults]) -> tuple[str, dict[str, str]]:
+    """What to call them, and their values, of `window=64,train.trained=all` or of a method."""
+    parts = [part.partition("=") for part in wanted.split(",") if "=" in part]
+    # `200k` of a command line and 200000 of run.json are compared by `_agrees`, not here.
+    title, settings = wanted, {name.replace("-", "_"): value for name, _, value in parts}
+    for run in sorted(runs, key=lambda run: run.method, reverse=True):  # without options comes last
+        if wanted in (run.method, run.settings["method"]):
+            title = run.method
+            settings = {name: str(run.settings[name]) for name in ("method", "mask.options")}
+    return title, settings
 
 
 def _disagreements(

@@ -279,7 +279,8 @@ class _Reader:
                 written = self.read_json(file).get("rows")
                 written = written if isinstance(written, list) else []
                 valid = [row | columns for row in written if _is_row(row)]
-                self._note_left_out(file, len(written) - len(valid), "value")
+                if num_damaged := len(written) - len(valid):
+                    self.problems.append(f"{file}: left out {num_damaged} rows without a value")
                 rows += valid
                 if valid:
                     key = (valid[0]["step"], valid[0]["suite"], condition(valid[0]))
@@ -302,12 +303,9 @@ class _Reader:
             if math.isfinite(value):
                 samples.setdefault(cell, {})[index] = 100 * value
                 num_read += 1
-        self._note_left_out(file, len(rows) - num_read, "score")
+        if num_damaged := len(rows) - num_read:
+            self.problems.append(f"{file}: left out {num_damaged} rows without a score")
         return samples
-
-    def _note_left_out(self, file: Path, count: int, what: str) -> None:
-        if count:
-            self.problems.append(f"{file}: left out {count} rows without a {what}")
 
 
 def _is_row(row: object) -> bool:
