@@ -37,6 +37,7 @@ def string_match_part(prediction: str, answers: Sequence[str]) -> float:
 
 def matches(prediction: str, answers: Sequence[str]) -> list[float]:
     """Control characters of the prediction are line breaks, as in RULER."""
+    # Stripped twice, as in RULER: before, and after what was a control character is white space.
     text = re.sub(r"[\x00-\x1f]", "\n", prediction.strip()).strip().lower()
     return [1.0 if answer.lower() in text else 0.0 for answer in answers]
 
@@ -118,6 +119,7 @@ def code_sim(prediction: str, answer: str) -> float:
     """fuzzywuzzy's ratio for the first line without comment or Markdown marks, by difflib. With
     python-Levenshtein installed it gives other numbers, but LongBench does not require that."""
     lines = prediction.lstrip("\n").split("\n")
+    # The first line that is code: models write a remark or a fence before it.
     line = next((one for one in lines if not re.search("`|#|//", one)), "")
     if line == answer:
         return 1.0

@@ -43,6 +43,7 @@ def points(device: torch.device) -> Points:
 
 def decode(tokens: int, device: torch.device) -> list[Row]:
     both, seconds = models(device), {side: list[float]() for side in SIDES}
+    # All prompts are read before anything is timed, so that each round only decodes.
     caches = {side: read_prompt(both, side, tokens) for side in SIDES}
     new = both.ids(TOKENS).split(1, dim=1)
     # All sides in each round, and the same tokens for all.

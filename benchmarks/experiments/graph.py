@@ -78,6 +78,8 @@ def decode(both: Models, side: Side, tokens: int, is_static: bool) -> tuple[list
     found, run = list[int](), step
     seconds = []
     for number in range(STEPS):
+        # The first steps run as usual: kernels are chosen and memory is taken outside the capture,
+        # where both would be an error.
         if number == WARM and is_static and both.device.type == "cuda":
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):  # what is captured does not run

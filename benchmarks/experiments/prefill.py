@@ -103,6 +103,7 @@ def read_a_past(device: torch.device) -> list[Row]:
     with torch.inference_mode():
         seconds = time_in_turns(sides, 3, device)
         error = float((attend(call) - in_two(call, past)).float().abs().max())
+    # Each new query sees the whole past and, of the new keys, half on average.
     pairs = new * past + new * (new + 1) / 2
     flops = 4 * heads * size * pairs
     return [

@@ -61,6 +61,7 @@ def compare(
         sides[FLEX] = timed(by_flex, windowed)
     largest: dict[str, float] = {}
     for backend in dispatch.by_priority(windowed):
+        # They would take the minutes of the others, and nobody runs them there.
         if backend in SLOW_ON_GPUS and device.type == "cuda":
             continue
         attention = partial(dispatch.attend, backend=backend)

@@ -96,6 +96,8 @@ def estimate(
     without an interval if more than 5% of the replicates are undefined."""
     if not curves:
         return Estimate(None, num_seeds=0)
+    # A pair is one seed: a run and its baseline run are resampled together, so what both find hard
+    # cancels out in their difference.
     values, resampled = [], []
     for curve, base in zip_longest(curves, baseline):
         value, replicates = _apply(statistic, curve)

@@ -184,6 +184,7 @@ def _draw_panel(axes: "Axes", panel: Panel, labels: Sequence[str]) -> None:
     is_loss, over_ratios = panel.score is LOSS, panel.axis == RATIO
     sign = -1 if is_loss else 1  # curves hold losses as their negatives
     for number, (label, points) in enumerate(panel.lines.items(), 1):
+        # By its place among all labels, so that a run has one color in every picture of a page.
         style = labels.index(label)
         color, dashes = COLORS[style % len(COLORS)], DASHES[style // len(COLORS) % len(DASHES)]
         # Bars at one ratio stand side by side.
@@ -194,6 +195,7 @@ def _draw_panel(axes: "Axes", panel: Panel, labels: Sequence[str]) -> None:
         pairs = zip(x, points, strict=True)
         known = [(place, p.low, p.high) for place, (_, p) in pairs if p.low is not None]
         place, low, high = np.array(known, float).reshape(-1, 3).T
+        # Bars where points stand alone; a band needs two points.
         if over_ratios or len(points) == 1:
             axes.vlines(place, low, high, color=color, alpha=0.5, lw=1.5)
         elif known and len(panel.lines) <= MOST_BANDS:

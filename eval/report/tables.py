@@ -67,6 +67,7 @@ def overview(comparison: Comparison) -> Table:
 
 def short_table(comparison: Comparison) -> Table:
     """The terminal's: scores, and the share of the gap that was recovered."""
+    # By run and score: not every run has a recovery, as before training.
     shares = {(r.curve.run.name, r.curve.score): show_gap_share(r) for r in comparison.recoveries}
     header, rows = ["run", "tokens"], []
     for score in comparison.headlines:
@@ -149,6 +150,7 @@ def _means(
     rows = {setup: [setup] for column in columns.values() for setup in column}
     for setup, cells in rows.items():
         for column in columns.values():
+            # At the first or at the last point: that is 0 or -1, whatever the steps in between.
             values = [curve.values[place] for curve in column.get(setup, ())]
             count = len(values)
             sem = stdev(values) / math.sqrt(count) if count > 1 else math.nan

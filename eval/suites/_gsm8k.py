@@ -39,6 +39,7 @@ def build_examples(data: str, limit: int | None = None) -> list[Example]:
 
 def score(example: Example, prediction: str) -> dict[str, float]:
     """Strict: the first number in the form of the shots is right. Flexible: the last in any is."""
+    # Generation ends there too, but the text still holds the string it ended with.
     for stop in STOPS:
         prediction = prediction.split(stop)[0]
     gold = normalize(example.answers[0].split("####")[-1].strip())

@@ -213,6 +213,7 @@ def percent(task: str, scores: Sequence[float]) -> float:
 def averages(settings: Settings, cells: Sequence[Cell]) -> list[Average]:
     """Each complete category, and the mean of the categories if all are complete."""
     table = category_table(TOY if settings.data == TOY else settings.categories)
+    # A category without one of its data sets would be a mean of other things than the paper's.
     evaluated = {name for name, _ in cells}
     categories = [
         Average(name, [(dataset, 0) for dataset in datasets])

@@ -140,6 +140,7 @@ def averages(settings: Settings, cells: Sequence[Cell]) -> list[Average]:
         for length in settings.lengths
         if len(parts := [cell for cell in cells if cell[1] == length]) == len(TASKS)
     ]
+    # Over some lengths only, the average would be another score of the same name.
     if not by_length or len(by_length) < len(settings.lengths):
         return by_length
     return [*by_length, Average(AVERAGE, [(AVERAGE, length) for length in settings.lengths])]
@@ -153,6 +154,7 @@ def floor(example: Example, window_tokens: int) -> float | None:
     if not (found := example.facts["distances"]):
         return None
     inside = [distance <= window_tokens for distance in found]
+    # Examples do not carry their task's name; its answers' room is its own.
     is_chain = example.max_new_tokens == ruler.TEMPLATES["vt"]["answer_tokens"]
     return sum(inside) / len(inside) if is_chain else float(any(inside))
 
