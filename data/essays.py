@@ -171,15 +171,13 @@ def find_sentence_ends(words: Sequence[str], name: str, punkt: Path | None) -> S
             f"punkt_tab), or name a folder (--punkt) that holds {', '.join(PUNKT_FILES)}."
         )
 
-    def lines(file_name: str) -> list[str]:
-        return read_utf8(folder / file_name).splitlines()
-
     # nltk's own loader accepts paths inside nltk's data folders only.
+    lines = {file: read_utf8(folder / file).splitlines() for file in PUNKT_FILES}
     parameters = PunktParameters()
-    parameters.collocations = {tuple(line.split("\t")) for line in lines("collocations.tab")}
-    parameters.sent_starters = set(lines("sent_starters.txt"))
-    parameters.abbrev_types = set(lines("abbrev_types.txt"))
-    for line in lines("ortho_context.tab"):
+    parameters.collocations = {tuple(line.split("\t")) for line in lines["collocations.tab"]}
+    parameters.sent_starters = set(lines["sent_starters.txt"])
+    parameters.abbrev_types = set(lines["abbrev_types.txt"])
+    for line in lines["ortho_context.tab"]:
         word, _, flags = line.partition("\t")
         if not flags.isdecimal():
             raise UserError(
@@ -189,13 +187,11 @@ def find_sentence_ends(words: Sequence[str], name: str, punkt: Path | None) -> S
     tokenizer = PunktSentenceTokenizer()
     tokenizer._params = parameters
 
-    def cut(text: str) -> list[int]:
-        return [end for _, end in tokenizer.span_tokenize(text)]
-
     # The beginning once more after the end, so that the last sentence is judged by what follows it
     # in the loop; ends found in that second copy are dropped.
     length = len(" ".join(words))
-    places = [end for end in cut(" ".join([*words, *words[:SEAM_WORDS]])) if end <= length]
+    looped = " ".join([*words, *words[:SEAM_WORDS]])
+    places = [end for _, end in tokenizer.span_tokenize(looped) if end <= length]
     # Ends inside words that Punkt sees only if the text stops after the word.
     known, in_last_words = set(places), {}
     for number, word_end in enumerate(accumulate(len(word) + 1 for word in words)):
@@ -203,7 +199,9 @@ def find_sentence_ends(words: Sequence[str], name: str, punkt: Path | None) -> S
         if CAN_END_INSIDE.search(word):
             text = " ".join(words[max(0, number - WORDS_BEFORE) : number + 1])
             begin = word_end - 1 - len(text)  # of this text in the whole one
-            ends = [begin + end for end in cut(text) if len(text) - len(word) < end < len(text)]
+            within_word = range(len(text) - len(word) + 1, len(text))
+            spans = tokenizer.span_tokenize(text)
+            ends = [begin + end for _, end in spans if end in within_word]
             if new := [end for end in ends if end not in known]:
                 in_last_words[number] = new
     return SentenceEnds(places, in_last_words)
