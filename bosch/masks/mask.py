@@ -254,7 +254,8 @@ def _parse(content: dict[str, Any]) -> MaskFile:
     # These first: files of another version have other fields.
     for name, known in CONVENTIONS.items():
         if (value := content.get(name, known)) != known:
-            raise UserError(f"{name} is {value!r}, but this code reads {known!r}.")
+            problem = f"{name} is {value!r}, but this code reads {known!r}"
+            raise UserError(f"{problem}; use the version that wrote it, or search the mask anew.")
     content.setdefault("sink", {"kind": "none"})
     # The model's own fields are checked with the others, under names as `model.id`.
     model = content.get("model")

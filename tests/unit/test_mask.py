@@ -134,7 +134,7 @@ def test_each_damage_is_one_sentence_with_file_and_field(tmp_path: Path) -> None
     write_mask(path, small_record())
     whole = json.loads(path.read_text())
     damages: list[tuple[dict[str, Any], str]] = [
-        ({"schema_version": 2}, "schema_version is 2"),
+        ({"schema_version": 2}, "schema_version is 2.*search the mask anew"),
         ({"window_convention": "W keys before"}, "window_convention is 'W keys before'"),
         ({"window_tokens": 0}, "window is 0"),
         ({"unit": "layer"}, "unit is 'layer', but the groups of layer 0 differ"),
