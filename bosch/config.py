@@ -15,7 +15,7 @@ from bosch.masks.mask import check_ratio
 from bosch.masks.window import check_window
 from bosch.run.errors import UserError
 from bosch.run.fingerprint import speed_only
-from bosch.sink import Sink
+from bosch.sink import NO_SINK, Sink
 
 
 def parse_count(text: str) -> int:
@@ -302,9 +302,8 @@ class Dials:
 
     def __post_init__(self) -> None:
         check_ratio(self.ratio)
-        check_window(self.window)
-        if self.sink != "auto":
-            Sink.parse(self.sink).check_fits(self.window)
+        sink = NO_SINK if self.sink == "auto" else Sink.parse(self.sink)
+        check_window(self.window, sink.num_tokens)
         at_least(0, self, "", "seed")
 
 

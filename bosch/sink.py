@@ -58,6 +58,8 @@ class Sink:
     @classmethod
     def from_json(cls, value: object) -> "Sink":
         """From {"kind": "static"} or {"kind": "tokens", "tokens": 4}."""
+        # Strictly, since folders come from anywhere: a field that is not known might mean another
+        # sink.
         if isinstance(value, dict) and isinstance(kind := value.get("kind"), str):
             if value.keys() == {"kind"}:
                 return cls.parse(kind)
@@ -86,13 +88,6 @@ class Sink:
             remedy = "pass the mask as bosch.search_mask or bosch.load_mask gives it"
             raise UserError(f"The constants of static sinks lie beside its mask.json: {remedy}.")
         return self.constants
-
-    def check_fits(self, window_tokens: int) -> None:
-        if self.num_tokens > window_tokens:
-            raise UserError(
-                f"sink {self} keeps more than the window of {window_tokens}; keep at most as many "
-                "tokens as the window has, or widen it."
-            )
 
 
 NO_SINK = Sink()

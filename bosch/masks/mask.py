@@ -33,10 +33,9 @@ class GroupMask:
     sink: Sink = NO_SINK  # of its windows
 
     def __post_init__(self) -> None:
-        check_window(self.window_tokens)
+        check_window(self.window_tokens, self.sink.num_tokens)
         if self.unit not in UNITS:
             raise UserError(f"unit is {self.unit!r}; it must be one of {', '.join(UNITS)}.")
-        self.sink.check_fits(self.window_tokens)
         if not self.z or not self.z[0]:
             raise UserError("A mask needs at least one layer with one group.")
         for layer, row in enumerate(self.z):
