@@ -101,6 +101,7 @@ def find_model(model: str, option: str = "--model") -> Path | None:
         return Path(model)
     if "/" not in model and (asset := asset_folder().parent / model).is_dir():
         return asset
+    # Not a hub id: a path, or a name with no slash or several.
     if model.startswith((".", "/", "~")) or model.count("/") != 1:
         what = "a model's folder, a hub id (owner/name), or tiny-qwen3 or tiny-qwen3-2layer"
         raise MissingFileError(f"{option} {model}: there is no such folder; pass {what}.")

@@ -107,6 +107,7 @@ def bosch_attention(
     ):
         problem = "this attention_mask lets a query see a later key, which windows cannot do"
         raise UserError(f"{problem}: use a causal mask, or the dense model.")
+    # What the calls of all parts of the layer have in common.
     make_call = partial(
         AttentionCall, scaling=scaling, mask_BNTS=mask_BNTS, documents=documents, dropout=dropout
     )
@@ -137,6 +138,8 @@ def _calls_of_hybrid(
     config, num_queries = module.config, query_BHTD.shape[2]
     bosch, num_groups = config.bosch, config.num_key_value_heads
     num_full = bosch["num_full"][module.layer_idx]
+    # By the tensors, not by the config: a plan for tensor parallelism cuts heads without telling
+    # it.
     parts = [pair[0] for pair in key[:2] if pair] if isinstance(key, Split) else [key]
     num_given = sum(part.shape[1] for part in parts)
     if num_given != num_groups:

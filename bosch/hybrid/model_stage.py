@@ -51,6 +51,7 @@ def stage_of_file(name: str, model: str, mask: Path) -> Stage:
     if found.num_windowed:
         models.check_window_fits(found.window_tokens, model)
     models.check_weights(str(folder))
+    # The constants beside a mask are a part of it, but not of its file.
     settings = {"model": models.describe_model(folder), "mask": hash_file(mask)}
     constants = mask.with_name(CONSTANTS_FILE)
     if found.sink.kind == "static" and constants.is_file():

@@ -46,6 +46,7 @@ def _register() -> None:
     from bosch.attention import register
     from bosch.hybrid import models, remote_code
 
+    # Guarded before ours is registered, which takes these arguments.
     _guard_other_attention()
     register.register()
     for name in list_plugins("bosch.families"):

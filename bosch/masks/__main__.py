@@ -78,6 +78,7 @@ def run_show(command: Show) -> None:
         raise UserError(f"--context is {shortest}; it must be 1 or more.")
     record = read_mask(command.mask)
     mask, head_dim = record.mask, record.model.head_dim
+    # As it is, without rich's guesses: names of models may look like its markup.
     console = Console(highlight=False, markup=False, soft_wrap=True)
     console.print(visible(f"{record.model}: {mask_title(record)}"))
     for row in mask_lines(record):

@@ -260,6 +260,7 @@ def replace_groups(smaller: GroupMask, larger: GroupMask, seed: int) -> tuple[Gr
         for mask in (larger, smaller)
     )
     incoming = before - chosen
+    # Sorted, since the order of a set is not the same in every process, and a seed is to be.
     removed = random.Random(f"replacement/{seed}").sample(sorted(chosen), len(incoming))
     windowed = (chosen - set(removed)) | incoming
     groups, layers = range(larger.num_groups), range(larger.num_layers)

@@ -44,6 +44,7 @@ def import_mask(
     for layer, row in enumerate(table.tolist()):
         if not all(map(math.isfinite, row)):
             raise UserError(f"{path}: layer {layer} is {row}; each value must be finite.")
+    # The table says only which groups are full. DuoAttention keeps the window in a file beside it.
     sizes = read_sizes(path.parent / "config.json")
     notes = []
     recent = sizes.get("recent_size")

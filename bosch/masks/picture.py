@@ -36,6 +36,7 @@ def mask_figure(record: MaskFile) -> "Figure":
     from matplotlib.patches import Patch
 
     mask = record.mask
+    # At most 16 inches: pictures of a model with 100 layers are still for a page.
     height = min(16.0, 2.2 + 0.22 * mask.num_layers)
     width = min(16.0, 4.4 + 0.26 * mask.num_groups)
     figure = Figure(figsize=(width, height), dpi=150, layout="constrained")

@@ -26,6 +26,7 @@ def attend(call: AttentionCall) -> Tensor:
     visible_BHTS = visible(call, call.window_tokens).expand(-1, num_heads, -1, -1)
     k_BHSD, v_BHSD = (repeat_groups(x, num_heads) for x in (call.k_BGSD, call.v_BGSD))
 
+    # At least float32, so that this is what others are compared with in any type.
     exact = torch.promote_types(call.q_BHTD.dtype, torch.float32)
     scores_BHTS = call.q_BHTD.to(exact) @ k_BHSD.to(exact).transpose(2, 3) * call.scaling
     if (sink := call.sink) is not None:  # more keys, in front

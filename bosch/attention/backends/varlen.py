@@ -38,6 +38,8 @@ def supports(call: AttentionCall) -> str | None:
 
 
 def priority(call: AttentionCall) -> int | None:
+    # 2: after flash, whose version 3 is faster, and before sdpa, whose windows are blocks with
+    # masks. Not for plain full attention: that is torch's own choice.
     return 2 if call.q_BHTD.device.type == "cuda" and not call.is_plain_full else None
 
 
@@ -70,6 +72,8 @@ def attend(call: AttentionCall) -> Tensor:
 
     def backward(*tensors: Tensor) -> Iterator[Tensor]:
         """Of another output and log-sum-exp than the kernel's own."""
+        # The operator and not torch's own gradient: that would take the output which the kernel
+        # gave, and here it is the one merged with the sink.
         *others, lse_BHT = tensors
         grads = backward_kernel(
             *map(flat_tokens, others),

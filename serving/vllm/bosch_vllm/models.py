@@ -158,6 +158,7 @@ def split_attention(model: Any, config: Any) -> None:
                 )
     # vLLM splits a block of windows whose first module is not its smallest.
     in_order = sorted(built.items(), key=lambda item: getattr(item[1], "num_kv_heads", 0))
+    # The same dict in another order: vLLM holds on to it.
     built.clear()
     built.update(in_order)
     logger.info(
@@ -208,6 +209,7 @@ def __getattr__(name: str) -> Any:
         stock.__init__(self, vllm_config=vllm_config, prefix=prefix)
         split_attention(self, vllm_config)
 
+    # As they are read, and not in the loaded model: the stock loader gives each rank its piece.
     def load_weights(self: Any, weights: Any) -> Any:
         ranks = get_tensor_model_parallel_world_size()
         if ranks > 1:
