@@ -80,16 +80,14 @@ def tokens_anew(family: str, prompt: int) -> Tensor:
     return generate_anew(hybrid(family), random_tokens(1, prompt), NEW)
 
 
-def generated(family: str, model: PreTrainedModel, way: str, prompt: int) -> Any:
-    """What `generate` returns; its tokens are checked."""
+def generated(model: PreTrainedModel, way: str, prompt: int, anew: Tensor) -> Any:
+    """What `generate` returns; its tokens are checked. `anew`: those of recomputation."""
     options = WAYS[way](model) | {"max_new_tokens": NEW, "do_sample": False}
     options |= {"disable_compile": True, "return_dict_in_generate": True}
     ids = random_tokens(1, prompt)
     made = model.generate(ids, **options)
     if way == "beams":
         anew = model.generate(ids, **options, use_cache=False).sequences
-    else:
-        anew = tokens_anew(family, prompt)
     assert way == "quantized" or torch.equal(made.sequences, anew)
     return made
 
@@ -106,10 +104,8 @@ def generated(family: str, model: PreTrainedModel, way: str, prompt: int) -> Any
 @pytest.mark.parametrize("way", WAYS)
 def test_tokens_are_right_and_only_the_needed_is_held(way: str, family: str, prompt: int) -> None:
     model = hybrid(family)
-    held, length = (
-        generated(family, model, way, prompt)[CACHE],
-        prompt + NEW - 1,
-    )  # without the last
+    held = generated(model, way, prompt, tokens_anew(family, prompt))[CACHE]
+    length = prompt + NEW - 1  # without the last
     assert all(isinstance(layer, HybridLayer) for layer in held.layers)
     size, number = head_size(model.config), 4  # float32
     if way == "quantized":

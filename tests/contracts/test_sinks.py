@@ -1,5 +1,6 @@
 """A static sink is one rule: in search and hybrid, in pieces and as a whole, in any family."""
 
+import functools
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -39,6 +40,7 @@ from tests.model_factory import (
     FAMILIES,
     MIXED,
     assert_close,
+    generate_anew,
     logits,
     packed_positions,
     random_tokens,
@@ -182,11 +184,18 @@ def test_a_padded_batch_decodes_like_its_texts_alone(kind: str) -> None:
         assert torch.equal(together[row, start:], alone[0])
 
 
+@functools.cache
+def tokens_anew(kind: str) -> Tensor:
+    """By recomputation, which all ways must agree with."""
+    return generate_anew(hybrid_with(kind).float(), random_tokens(1, PROMPT), NEW)
+
+
 @pytest.mark.parametrize("kind", ["static", "tokens"])
 @pytest.mark.parametrize("way", WAYS)
 def test_generating_gives_the_tokens_of_recomputation(way: str, kind: str) -> None:
     hybrid = hybrid_with(kind).float()
-    cache, mask = generated(hybrid, way)[CACHE], mask_record(hybrid.config).mask
+    cache = generated(hybrid, way, PROMPT, tokens_anew(kind))[CACHE]
+    mask = mask_record(hybrid.config).mask
     if way == "dynamic":
         length, size = PROMPT + NEW - 1, head_size(hybrid.config)
         assert kv_bytes(cache) == mask.kv_bytes(length, size, 4)
