@@ -149,15 +149,18 @@ def test_a_broken_family_is_named_and_the_others_are_registered(tmp_path: Path) 
     assert "RuntimeError: at import" in errors
 
 
+def test_the_example_of_the_page_is_the_family_olmo2() -> None:
+    assert example_of_page(FAMILY).partition("\n")[2] == (ROOT / FAMILY).read_text("utf-8")
+
+
+@pytest.mark.slow  # a whole chain; the contracts of families have this one too
 def test_the_example_of_the_page_makes_a_new_model_type_run(tmp_path: Path) -> None:
     model_folder = tmp_path / "olmo"  # random weights, and the embedded tokenizer
     tokenizer = load_tokenizer("tiny-qwen3-2layer")
     model = tiny_model("olmo2", vocab_size=len(tokenizer), num_hidden_layers=2)
     model.save_pretrained(model_folder)
     tokenizer.save_pretrained(model_folder)
-    text = example_of_page(FAMILY).partition("\n")[2]
-    assert text == (ROOT / FAMILY).read_text("utf-8")
-
+    text = (ROOT / FAMILY).read_text("utf-8")
     copy, run = PackageCopy(tmp_path / "copy"), tmp_path / "runs" / "run"
     command = (*RECOVER, "--method", "fisher", "--model", str(model_folder), "--run-dir", str(run))
     (copy.root / FAMILY).unlink()
@@ -259,6 +262,7 @@ def test_a_suite_runs_with_its_options(copy: PackageCopy, tmp_path: Path) -> Non
     assert values == dict.fromkeys(("sums", "average"), ("exact", 20 * sum(hits), 5))
 
 
+@pytest.mark.slow  # a whole chain, around the evaluation above
 def test_a_whole_run_is_judged_by_a_suite(copy: PackageCopy, tmp_path: Path) -> None:
     run, suites = tmp_path / "runs" / "one", ("--eval.suites", "niah", "mine")
     options = ("--eval.options", "mine.rows=2", "--run-dir", str(run))
