@@ -26,7 +26,7 @@ def with_hours(config: Config, hours: float, record: Path) -> tuple[Config, list
     if rank_and_world()[1] > 1:
         start_world()
     tokens, lines = Ranks.current().from_rank_0(lambda: _fit_tokens(config, hours, record))
-    return _with_tokens(config, tokens), lines
+    return replace(config, data=replace(config.data, tokens=tokens)), lines
 
 
 def _fit_tokens(config: Config, hours: float, record: Path) -> tuple[int, list[str]]:
@@ -39,11 +39,12 @@ def _fit_tokens(config: Config, hours: float, record: Path) -> tuple[int, list[s
     # one step is left. If no number is enough, as with token_share=1, the schedule refuses it.
     for steps in range(fewest, fewest + 100):
         tokens = steps * step_tokens
-        if tokens - learning_tokens(_with_tokens(config, tokens)) >= step_tokens:
+        one = replace(config, data=replace(config.data, tokens=tokens))
+        if tokens - learning_tokens(one) >= step_tokens:
             fewest = steps
             break
     most = max(MOST_TOKENS // step_tokens, fewest)
-    one = _with_tokens(config, fewest * step_tokens)
+    one = replace(config, data=replace(config.data, tokens=fewest * step_tokens))
     # All of its steps are measured; what ends a training early is checked with the tokens chosen.
     whole = replace(one, train=replace(one.train, until="budget", max_steps=None))
     plan = make_plan(one, num_gpus=rank_and_world()[1])
@@ -57,7 +58,3 @@ def _fit_tokens(config: Config, hours: float, record: Path) -> tuple[int, list[s
     elif fit > most:
         line += ", the most that --hours chooses; --data.tokens sets more"
     return chosen, [line]
-
-
-def _with_tokens(config: Config, tokens: int) -> Config:
-    return replace(config, data=replace(config.data, tokens=tokens))

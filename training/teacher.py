@@ -46,6 +46,7 @@ from bosch.training.parallel import decide, start_world
 
 FILE_TOKENS = 32_768
 FORWARD_TOKENS = 8_192  # at once
+FILE = "lessons-{:05d}.npy"
 COST = "cost.json"
 
 
@@ -171,9 +172,9 @@ def write_lessons(
     per_file = min(max(1, FILE_TOKENS // length), total)
     at_once = max(1, FORWARD_TOKENS // length)
     starts = range(0, total, per_file)
-    left = ranks.from_rank_0(
-        lambda: [begin for begin in starts if not file_of(folder, begin // per_file).is_file()]
-    )
+    files = {begin: folder / FILE.format(begin // per_file) for begin in starts}
+    # Rank 0 looks, since files appear at different times on several machines: all must agree.
+    left = ranks.from_rank_0(lambda: [begin for begin in starts if not files[begin].is_file()])
     done = min((len(starts) - len(left)) * per_file, total)
     size = describe_bytes(total * length * kind.itemsize)
     say(f"lessons: {size}, {kind.itemsize} bytes a token")
@@ -189,10 +190,10 @@ def write_lessons(
             for first in range(0, per_file, at_once):
                 batch = sequences.batch(padded[first : first + at_once], document_mask).to(device)
                 found[first : first + at_once] = taught(model, batch, kind, padded[first])
-            content, file = io.BytesIO(), file_of(folder, begin // per_file)
+            content = io.BytesIO()
             np.save(content, found[: len(numbers)])
-            with explain_refusal(str(file)):
-                write = partial(write_atomically, file, content.getvalue())
+            with explain_refusal(str(files[begin])):
+                write = partial(write_atomically, files[begin], content.getvalue())
                 ranks.all_succeed(write if place < len(left) else lambda: None)
             bar.advance(len(numbers) * length * min(ranks.world, len(left) - turn))
     cost = LessonCost.of(model.model)
@@ -228,10 +229,6 @@ def read_cost(folder: Path) -> LessonCost | None:
     return LessonCost(cost["flops"]["per_token"], cost["flops"]["per_pair"], seconds)
 
 
-def file_of(folder: Path, number: int) -> Path:
-    return folder / f"lessons-{number:05d}.npy"
-
-
 def lesson_type(shares: int, vocabulary: int) -> np.dtype[Any]:
     """What is stored of a token."""
     ids = ("ids", "<u2" if vocabulary <= 1 << 16 else "<u4", (shares,))
@@ -247,7 +244,8 @@ class Lessons:
 
     @lru_cache(maxsize=64)  # noqa: B019  one for each training
     def open(self, number: int) -> NDArray[Any]:
-        return np.load(file_of(self.folder, number), mmap_mode="r")
+        # Mapped, not read: a batch needs a few rows of some files, of which there may be thousands.
+        return np.load(self.folder / FILE.format(number), mmap_mode="r")
 
     def teach(
         self, inputs: object, labels_BT: Tensor, scale: float, numbers: Sequence[int]
