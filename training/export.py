@@ -47,6 +47,7 @@ def export_model(model: PreTrainedModel, source: Path, folder: Path, ranks: Rank
                 return False
             except files.DamagedArtifactError as damage:
                 say(f"{folder.name} is exported again: {damage}")
+        # Removed whole, since files of another attempt may be of another step.
         for leftover in (temporary, folder):
             shutil.rmtree(leftover, ignore_errors=True)
         temporary.mkdir(parents=True)
@@ -60,6 +61,7 @@ def export_model(model: PreTrainedModel, source: Path, folder: Path, ranks: Rank
         content = files.describe_files(temporary)
         manifest = {"fingerprint": fingerprint(content), "source": str(source), **provenance()}
         files.write_sealed_json(temporary / files.MANIFEST, manifest | {"files": content})
+        # Last, and all at once: under this name there are complete models only.
         temporary.rename(folder)
         files.sync_directory(folder.parent)
 
@@ -69,6 +71,8 @@ def export_model(model: PreTrainedModel, source: Path, folder: Path, ranks: Rank
     for name in weight_files(source):
         with safe_open(source / name, framework="pt") as file:
             metadata = file.metadata()
+        # Every rank takes part in gathering, but one tensor after another is all that the others
+        # ever hold of a file.
         tensors = weights.gather(source / name, keep=ranks.rank == 0)
         ranks.from_rank_0(partial(save_weights, tensors, temporary / name, metadata))
     ranks.from_rank_0(complete)

@@ -47,6 +47,7 @@ class Fitted:
             return settings
 
         def choose() -> TrainConfig:
+            # Once here, since the rehearsal's own process sees no GPU to choose kernels for.
             kernels, _ = choose_kernels(settings.kernels, choose_device(os.environ))
             plan = make_plan(self.config, self.world_size, kernels)
             plan = rehearsal.with_room_to_park(plan, host_bytes)
@@ -71,6 +72,7 @@ def shape_of(model: str) -> PreTrainedConfig:
 
 def rehearse(config: Config, num_gpus: int) -> None:
     """Print the memory that a training step would take (training/rehearsal.py)."""
+    # Without a GPU here the question is about others, most likely with the memory of an H100.
     memory_gb = rehearsal.gpu_memory_gb() or 80.0
     kernels = rehearsal.KERNELS if config.train.kernels == "auto" else (config.train.kernels,)
     plans = [make_plan(config, num_gpus, each) for each in kernels]

@@ -27,6 +27,7 @@ def stage(
     """`num_tokens`: how many there are. What is said of them may be more than a disk holds."""
     from bosch.training.teacher import lesson_type  # torch: seconds
 
+    # What decides a lesson. Kernels and shards do not: they change its last digits alone.
     facts: dict[str, Any] = {
         "teacher": describe_source(teacher),
         "vocabulary": vocabulary_of(teacher),

@@ -44,6 +44,7 @@ def start_model(folder: Path, settings: TrainConfig, device: torch.device) -> Pr
     are those that `decide` returns."""
     model = make_empty(build_on_meta(read_config(folder)), settings, device)
     fill_model(model, folder, device)
+    # The kernel that takes the place of torch's own has no dropout.
     if not getattr(model.config, "attention_dropout", 0):
         flash.use_3_in_torch()
     return model
@@ -111,8 +112,9 @@ def fill_model(
             values: Any = first_lora_values(name, parameter.shape)
             if values is None:
                 values = find_values(name, list(parameter.shape), slices, folder)
+            # This rank's rows, converted from the file's type. Of a small tensor it may have none.
             target, begin = own_rows(parameter)
-            if target.numel():  # this rank's rows, converted from the file's type
+            if target.numel():
                 target.copy_(values[begin : begin + target.shape[0]])
 
     for module in model.modules():
@@ -152,7 +154,8 @@ def use_fp8(model: nn.Module, precision: str, emulate: bool = False) -> None:
     stay as they are. emulate: without such products in hardware, for tests."""
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
-    def is_replaced(module: Any, name: str) -> bool:  # the loss reads the head's weight itself
+    def is_replaced(module: Any, name: str) -> bool:
+        # Not the head, whose weight the loss reads itself; and fp8 kernels take multiples of 16.
         return "lm_head" not in name and not (module.in_features % 16 or module.out_features % 16)
 
     recipe = "rowwise" if precision == "fp8-rowwise" else "tensorwise"

@@ -54,6 +54,7 @@ def storages_of(tensors: Iterable[Tensor]) -> list[torch.UntypedStorage]:
 
 def host_memory(num_bytes: int, pins: bool) -> tuple[torch.UntypedStorage, bool]:
     """And whether it is pinned."""
+    # Tried, not computed: the limit may be that of the process, of its container or of both.
     if pins:
         try:
             pinned = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
@@ -69,6 +70,7 @@ def sizes_to_park(tensors: Iterable[Tensor], optimizer: Optimizer) -> list[int]:
     now = list(tensors)
     sizes, parked_now = [each.nbytes() for each in storages_of(now)], set(map(id, now))
     for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+        # Moments that are there, as in a resumed run, are among `tensors`.
         if id(parameter) in parked_now and not optimizer.state.get(parameter):
             own = parameter.to_local() if isinstance(parameter, DTensor) else parameter
             sizes += [own.nbytes] * MOMENTS + [STEP_BYTES]

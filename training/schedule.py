@@ -111,6 +111,7 @@ def choose_micro_batch(
     share = batch // world_size
     divisors = [n for n in range(1, share + 1) if share % n == 0]
     if micro is None:
+        # No sequence at all where one is longer than that: then one at a time.
         most = MICRO_BATCH_TOKENS[device_type] // seq_len
         return max(n for n in divisors if n <= max(1, most))
     if micro not in divisors:
@@ -126,6 +127,7 @@ def learning_rate(
     cosine that reaches the floor after the last step; in an early ending (its begin and end) along
     a line to zero."""
     if ending is not None and step >= ending[0]:
+        # From the rate that the cosine has come to, which asks for no ending.
         begin, end = ending
         return learning_rate(settings, begin, num_steps) * (end - step) / (end - begin)
     peak, warmup = settings.peak_learning_rate, round(settings.warmup_share * num_steps)

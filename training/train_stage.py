@@ -47,8 +47,15 @@ class Settings:
 
     def schedule(self, budget: int, length: int) -> TrainSchedule:
         """But for the size of micro-batches on GPUs, which changes no step."""
-        world, before = rank_and_world()[1], self.tokens_before
-        return make_schedule(self.train, budget, length, self.evaluated, world, "cpu", before)
+        return make_schedule(
+            self.train,
+            budget_tokens=budget,
+            seq_len=length,
+            evaluated_shares=self.evaluated,
+            world_size=rank_and_world()[1],
+            device_type="cpu",
+            tokens_before=self.tokens_before,
+        )
 
 
 def settings_of(config: Config) -> Settings:
@@ -154,6 +161,9 @@ def stage(
         from bosch.training.loop import TrainJob, train
 
         packed = open_tokens(tokens.folder, read_tokenizer(model.folder).hash)
+        # What fits is asked for only now: that takes minutes, and a training that is complete never
+        # comes here. The facts go into each checkpoint too, with what the folder's inputs are, so
+        # that it resumes no other training.
         job = TrainJob(
             fitted.train if fitted else settings.train,
             model.folder,
