@@ -61,6 +61,35 @@ def actions(path: Path, stages: Sequence[Stage], fresh: str | None = None) -> di
     return {step.stage.name: step.action for step in RunFolder(path).plan(stages, fresh)}
 
 
+def test_all_that_is_to_be_made_is_checked_before_anything_is_written(tmp_path: Path) -> None:
+    def refuse(what: str) -> None:
+        raise UserError(f"{what} is missing.")
+
+    def refuse_settings() -> object:
+        raise UserError("text.txt is missing.")
+
+    calibration, mask, model, tokens = chain()
+    calibration = replace(calibration, check=lambda: refuse("essays"))
+    # Its settings hold what it reads, so that they are refused too, once for all that need it.
+    tokens = replace(tokens, settings=refuse_settings, shared=True)
+    train = Stage("train", run=write_result, inputs={"model": model, "tokens": tokens})
+    train = replace(train, check=lambda: refuse("flash"))
+    run = RunFolder(tmp_path / "run")
+    with pytest.raises(UserError, match=r"3 things .* essays .* text.txt .* flash"):
+        run.check([calibration, mask, model, tokens, train])
+    assert not list(tmp_path.iterdir())
+
+    told = [replace(stage, check=lambda: ["the toy world"]) for stage in chain()]
+    assert run.check(told) == ["the toy world"]  # once
+    complete(run.path, told)
+    blind = [replace(stage, check=lambda: refuse("essays")) for stage in told]
+    assert run.check(blind) == []  # all are complete
+    with pytest.raises(UserError, match="essays"):
+        run.check(blind, redo=blind[:1])
+    with pytest.raises(UserError, match=r"model takes 100,000\.0 GB, and the disk has .* free"):
+        run.check([replace(model, num_bytes=10**14)], redo=[replace(model, num_bytes=10**14)])
+
+
 def test_complete_stages_are_reused_and_record_what_made_them(tmp_path: Path) -> None:
     stages = chain()
     complete(tmp_path / "run", stages)
