@@ -121,6 +121,16 @@ def test_help_shows_50_options_and_help_all_every_one(capsys: pytest.CaptureFixt
     assert "--mask.alpha" not in short
 
 
+def test_help_shows_the_defaults_of_the_preset_and_comes_beside_a_mistake(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for words in ("--help --preset smoke", "--preset smoke -h", "--ratio many --help"):
+        with pytest.raises(SystemExit, match="0"):
+            parse(*words.split())
+        window = 32 if "smoke" in words else 64
+        assert f"current token (default: {window})" in " ".join(capsys.readouterr().out.split())
+
+
 def test_unknown_option_suggests_the_nearest() -> None:
     for option, meant in {
         "--ration": "--ratio",
