@@ -57,7 +57,9 @@ class CalibrationConfig:
     questions_per_context: int = 1  # questions on each text; more of them are faster to score
     # needle tasks, in equal shares; none given: the paper's six
     tasks: Rarely[tuple[str, ...]] = ()
-    essays: str = "PaulGrahamEssays.json"  # file or folder of essays, or toy for the toy world
+    # File or folder of essays; text: made of the training text, what is held out of it;
+    # text:SOURCE: of another text; toy: of the toy world.
+    essays: str = "PaulGrahamEssays.json"
     punkt: Rarely[str | None] = speed_only(None)  # folder with nltk's Punkt data, to split essays
     # Your own in place of all this: .jsonl rows with text, question and answer, or text alone.
     questions: str | None = speed_only(None)
@@ -233,7 +235,7 @@ class EvaluationConfig:
     niah_tasks: Rarely[tuple[str, ...]] = ()
     niah_lengths: tuple[TokenCount, ...] = (4_096, 8_192, 16_384, 32_768)  # lengths of needle texts
     niah_samples: int = follows("samples")  # examples of each needle task and length
-    # essays of the needle tasks, or toy; None: the calibration's
+    # essays of the needle tasks, or text or toy; None: the calibration's
     niah_essays: Rarely[str | None] = None
     # LongBench: its data.zip, a folder of its files, a hub id, or toy for similar built-in tasks.
     longbench_data: str = "zai-org/LongBench"

@@ -155,6 +155,8 @@ def explain_library_errors(problem: str, kind: type[UserError] = UserError) -> I
         text = " ".join(str(error).split())
         if "trust_remote_code" in text:
             text = f"it needs code of its own. {NEVER_RUN}."
+        elif type(error).__name__ == "LocalEntryNotFoundError":
+            text = "the hub cannot be reached."
         elif not text or isinstance(error, LookupError | TypeError | AttributeError):
             text = f"{type(error).__name__} {text}".strip()
         raise kind(f"{problem}: {text if len(text) <= 300 else f'{text[:300]}...'}") from error

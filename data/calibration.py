@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from bosch.calibration import FILE, Calibration, Haystack, Question, write_calibration
 from bosch.config import CalibrationConfig
-from bosch.data import needles
+from bosch.data import needle_text, needles
 from bosch.data.essays import read_essays
 from bosch.data.key_words import wonderwords_keys
 from bosch.data.needles import TASKS, TOY_SIZES, Material, NeedleExample, NeedleTask
@@ -110,6 +110,8 @@ def gather_material(settings: CalibrationSettings) -> Material:
     if settings.essays == TOY:
         words = key_words("calibration")
         return Material(ToyEssays("calibration", settings.seed), words, TOY_SIZES, {"essays": TOY})
+    if needle_text.is_text(settings.essays):
+        return needle_text.gather_text(settings.essays, settings.length, "calibration")
     punkt = Path(settings.punkt) if settings.punkt else None
     essays = read_essays(Path(settings.essays), punkt).starting_at(REGION)
     keys = wonderwords_keys()

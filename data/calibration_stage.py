@@ -23,6 +23,7 @@ from bosch.data.calibration import (
     gather_material,
     write_set,
 )
+from bosch.data.needle_text import describe_text, is_text, resolve
 from bosch.data.needles import TASKS
 from bosch.data.tokenizer_files import describe_tokenizer, read_tokenizer
 from bosch.run.errors import UserError
@@ -32,7 +33,8 @@ from bosch.run.stage import Stage
 
 
 def settings_of(config: Config) -> CalibrationSettings:
-    return CalibrationSettings(**vars(config.calibration), seed=config.seed)
+    essays = resolve(config.calibration.essays, config.data)
+    return CalibrationSettings(**vars(config.calibration) | {"essays": essays}, seed=config.seed)
 
 
 def check(model: str, settings: CalibrationSettings) -> None:
@@ -68,7 +70,9 @@ def stage(
             facts["questions"] = hash_file(path)
     else:
         facts = usual | facts
-        if essays.is_file():
+        if is_text(settings.essays):
+            facts["essays_text"] = describe_text(settings.essays)
+        elif essays.is_file():
             facts["essays"] = hash_file(essays)
         elif essays.is_dir() and settings.essays != TOY:
             facts["essays"] = [hash_file(file) for file in sorted(essays.glob("*.txt"))]

@@ -11,6 +11,7 @@ from typing import Any
 
 from bosch.config import Config, EvaluationConfig
 from bosch.data.calibration import check_disjoint
+from bosch.data.needle_text import resolve
 from bosch.data.tokenizer_files import read_tokenizer
 from bosch.eval.elsewhere import check_elsewhere, predict_elsewhere, usual_python
 from bosch.eval.lm_eval_bridge import SUITE as LM_EVAL
@@ -81,13 +82,15 @@ def plan_evaluation(
 def plan_of_run(config: Config) -> EvaluationPlan:
     """How recover.py evaluates the models of a run."""
     settings, python = config.eval, config.eval.engine_python
+    if settings.niah_essays is not None:
+        settings = replace(settings, niah_essays=resolve(settings.niah_essays, config.data))
     if python is None and (settings.engine == "vllm" or settings.engine_gpus):
         python = usual_python()
     return plan_evaluation(
         settings,
         settings.suites,
         read_shape(config.model).positions,
-        essays=config.calibration.essays,
+        essays=resolve(config.calibration.essays, config.data),
         punkt=config.calibration.punkt,
         engine=settings.engine,
         python=python,

@@ -24,6 +24,7 @@ from bosch.config import (
     shared_fields,
     show_value,
 )
+from bosch.data.needle_text import resolve
 from bosch.eval import eval_stage
 from bosch.eval.evaluate import LM_EVAL, plan_evaluation
 from bosch.eval.results import show_evaluation
@@ -70,7 +71,7 @@ def main(arguments: Sequence[str]) -> None:
 def usual(given: Mapping[str, Any]) -> dict[str, Any]:
     config = presets.for_stage(given)
     settings = EvaluationConfig(**shared_fields(EvaluationConfig, config.eval))
-    essays = config.eval.niah_essays or config.calibration.essays
+    essays = resolve(config.eval.niah_essays or config.calibration.essays, config.data)
     return {"model": config.model, "settings": replace(settings, niah_essays=essays)}
 
 

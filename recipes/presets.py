@@ -24,7 +24,9 @@ from bosch.config import (
     TrainConfig,
 )
 from bosch.data.calibration import CalibrationSettings, gather_material, least_length
+from bosch.data.needle_text import TEXT, check_held_out, resolve
 from bosch.data.needles import PAPER_TASKS
+from bosch.data.sources.hub import is_of_network
 from bosch.eval.suites.niah import GROUPS
 from bosch.hybrid import model_stage
 from bosch.known_models import PAPER_MODELS
@@ -37,10 +39,15 @@ from bosch.model import (
     read_shape,
 )
 from bosch.plugins import suggest
-from bosch.run.errors import Refusals, UserError
+from bosch.run.errors import MissingFileError, Refusals, UserError
 from bosch.run.fingerprint import plain
+from bosch.run.hub import is_offline
 from bosch.run.stage import differences
 
+# Text to learn from that anybody may read (ODC-By): web pages, mostly shorter than 2,000 tokens,
+# and for long sequences PDF files. The name says no commit: the run's own is in its files.
+SHORT_TEXT = "hf:HuggingFaceFW/fineweb-edu?config=sample-10BT"
+LONG_TEXT = "hf:HuggingFaceFW/finepdfs?config=eng_Latn"
 TINY_MODEL, SMOKE_MODEL = "tiny-qwen3", "tiny-qwen3-2layer"
 SMALL_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 # Models with fewer positions or smaller weights, as the embedded ones, use the toy world.
@@ -127,10 +134,16 @@ def small(model: str = SMALL_MODEL) -> Config:
             length=length,
             questions_per_context=4,
             tasks=EASY_TASKS,
+            essays=TEXT,
             answers="own-words",
         ),
         mask=MaskConfig(kappa=6, precision="bf16" if in_bf16 else "auto"),
-        data=DataConfig(tokens=2 * SMALL_STEPS * length, sequence_length=length, repeats=0.3),
+        data=DataConfig(
+            source=(SHORT_TEXT,),
+            tokens=2 * SMALL_STEPS * length,
+            sequence_length=length,
+            repeats=0.3,
+        ),
         # Narrow products beside frozen weights: with so few tokens all weights drift from what the
         # dense model says even of texts that fit into the window (docs/real-model.md).
         train=TrainConfig(
@@ -208,9 +221,11 @@ def large(model: str = "Qwen/Qwen3-8B-Base") -> Config:
         sink="static",
         # The dense model's own answers: masks that were chosen by bare numbers lost the words in
         # front of them.
-        calibration=replace(config.calibration, answers="own-words"),
+        calibration=replace(config.calibration, answers="own-words", essays=TEXT),
         # As many steps as `small` has, of the paper's batch.
-        data=replace(config.data, tokens=SMALL_STEPS * tokens_of_step, repeats=0.3),
+        data=replace(
+            config.data, source=(LONG_TEXT,), tokens=SMALL_STEPS * tokens_of_step, repeats=0.3
+        ),
         train=replace(
             train,
             objective="distill",
@@ -281,19 +296,36 @@ def choose(preset: str | None, model: str | None) -> tuple[Config, list[str]]:
 
 def for_run(given: Mapping[str, Any]) -> tuple[Config, list[str]]:
     """The defaults of a whole run, by the options that were given, and lines on what was chosen."""
-    config, lines = choose(given.get("preset"), given.get("config.model"))
+    model = given.get("config.model")
+    try:
+        config, lines = choose(given.get("preset"), model)
+    except MissingFileError as error:
+        if not is_of_network(error):
+            raise
+        if "config.data.source" in given:
+            problem, remedy = f"{model} is on the hub, which cannot be reached", "--model DIR"
+        else:
+            problem = f"{model} and text to learn from are on the hub, which cannot be reached"
+            remedy = "--model DIR --data.source TEXT, a model's folder and a file or folder of text"
+        raise MissingFileError(f"{problem}: pass {remedy}.") from error
     if given.get("config.train.objective") == "next-token":
         # The preset's are of no use then. Those that the user names are refused.
         config = replace(config, train=replace(config.train, stored_shares=None))
     evaluation = config.eval
-    # Judged by LongBench too where its data is on this machine or is named. A preset that has the
-    # suite fetches the data; `small` and `brief` are complete without.
-    if "longbench" in evaluation.suites or "config.eval.suites" in given:
+    # Judged by LongBench too where its data is on this machine or is named. `paper` fetches the
+    # data, `large` (the one with this suite and made haystacks) where the hub can be reached;
+    # `small` and `brief` are complete without.
+    has_it, is_ours = "longbench" in evaluation.suites, config.calibration.essays == TEXT
+    if "config.eval.suites" in given or (has_it and not is_ours):
         return config, lines
-    if not ("config.eval.longbench_data" in given or is_on_this_machine(evaluation.longbench_data)):
+    is_here = "config.eval.longbench_data" in given or is_on_this_machine(evaluation.longbench_data)
+    if has_it and (is_here or not is_offline()):
+        return config, lines
+    if not is_here:
         remedy = "--eval.longbench-data FILE (its data.zip) adds it"
         left_out = f"LongBench is left out: its data is not on this machine; {remedy}"
-        return config, [*lines, left_out]
+        suites = tuple(name for name in evaluation.suites if name != "longbench")
+        return replace(config, eval=replace(evaluation, suites=suites)), [*lines, left_out]
     evaluation = replace(
         evaluation,
         suites=(*evaluation.suites, "longbench"),
@@ -355,7 +387,9 @@ def fit_needles(config: Config) -> Config:
 
 
 def check_needles(config: Config) -> None:
-    """Refuse short NIAH texts with no room for a group of tasks, in tokens of this model."""
+    """Refuse short NIAH texts with no room for a group of tasks, in tokens of this model, and
+    needles in text that is trained on."""
+    check_held_out(config)
     for length in config.eval.niah_lengths if "niah" in config.eval.suites else ():
         if length < TOY_POSITIONS and (group := lacking_group(config, length)):
             problem = f"no {group} task can be built in so few tokens of {config.model}"
@@ -365,7 +399,11 @@ def check_needles(config: Config) -> None:
 def lacking_group(config: Config, length: int, questions: int = 1) -> str | None:
     """A group of NIAH tasks of which none fits into texts of this length."""
     one_context = replace(
-        config.calibration, length=length, examples=questions, questions_per_context=questions
+        config.calibration,
+        length=length,
+        examples=questions,
+        questions_per_context=questions,
+        essays=resolve(config.calibration.essays, config.data),
     )
     settings = CalibrationSettings(**vars(one_context))
     material, tokenizer = gather_material(settings), load_tokenizer(config.model)

@@ -23,6 +23,12 @@ def prepare_hub() -> None:
             vars(module)["HF_HUB_OFFLINE"] = True
 
 
+def is_offline() -> bool:
+    """Whether the libraries will not ask the hub: somebody said so, or it cannot be reached."""
+    said = os.environ.get("HF_HUB_OFFLINE", "").upper()
+    return said in ("1", "ON", "YES", "TRUE") or not is_reachable()
+
+
 @functools.cache
 def is_reachable() -> bool:
     if any(os.environ.get(name) for name in ("HF_HUB_OFFLINE", *PROXIES)):

@@ -29,6 +29,9 @@ NETWORK_ERRORS = (
     *("ConnectionError", "TransportError", "ConnectTimeout", "ReadTimeout"),
     *("OfflineModeIsEnabled", "LocalEntryNotFoundError", "IncompleteSnapshotError"),
 )
+# Those of the presets. They have terabytes, so nobody is told to copy them, and nobody asked for
+# them by name: any text will do.
+PRESET_TEXTS = ("HuggingFaceFW/fineweb-edu", "HuggingFaceFW/finepdfs")
 
 
 @dataclass
@@ -57,10 +60,13 @@ class HubSource(Source):
         # the hub is asked.
         self.name = write_address(f"hf:{self.dataset}", options | {"revision": self.revision})
         remedy = (
+            "On a machine with a network run `hf download --repo-type dataset "
             f"{self.dataset} --local-dir {folder.name}`, copy that folder here and write "
             f"{write_address(f'hf:{folder.name}', options)}; or copy a cache (HF_HOME) into which "
             "`datasets` has loaded it, and add streaming=no."
         )
+        if self.dataset in PRESET_TEXTS:
+            remedy = "Pass --data.source TEXT, a file or folder of text to learn from."
         self.is_local = folder.is_dir()
         self._asking = partial(asking_the_hub, self.name, None if self.is_local else remedy)
 
@@ -136,26 +142,28 @@ class HubSource(Source):
 @contextlib.contextmanager
 def asking_the_hub(name: str, remedy: str | None) -> Iterator[None]:
     """Around the call of a library that may ask the hub: its errors, which have no common class,
-    become one sentence. `remedy`: how to go on without a network, from the name of the repository
-    on; None: the data are on this machine."""
+    become one sentence. `remedy`: how to go on without a network; None: the data are on this
+    machine."""
     if remedy is not None:
         prepare_hub()
     try:
         yield
     except Exception as error:
-        # Libraries wrap the network's errors, and the outermost says only that something failed. So
-        # every error behind it is looked at, by the names of its classes.
-        causes: list[BaseException] = [error]
-        while cause := causes[-1].__cause__ or causes[-1].__context__:
-            causes.append(cause)
-        kinds = {kind.__name__ for cause in causes for kind in type(cause).__mro__}
-        if remedy is not None and kinds & {*NETWORK_ERRORS}:
+        if remedy is not None and is_of_network(error):
             raise MissingFileError(
                 f"{name} is not in the cache of this machine and the hub cannot be reached "
-                f"({first_line(error)}). On a machine with a network run `hf download --repo-type "
-                f"dataset {remedy}"
+                f"({first_line(error)}). {remedy}"
             ) from error
         first: BaseException = error
         while first.__cause__ is not None:
             first = first.__cause__
         raise UserError(f"{name} cannot be loaded: {first_line(first)}.") from error
+
+
+def is_of_network(error: BaseException) -> bool:
+    """Whether the hub could not be reached. Libraries wrap the network's errors, and the outermost
+    says only that something failed."""
+    causes = [error]
+    while cause := causes[-1].__cause__ or causes[-1].__context__:
+        causes.append(cause)
+    return any(kind.__name__ in NETWORK_ERRORS for c in causes for kind in type(c).__mro__)

@@ -139,6 +139,7 @@ class ProLongSource(Source):
         from huggingface_hub import snapshot_download
 
         remedy = (
+            "On a machine with a network run `hf download --repo-type dataset "
             f"{self.repository} --include '*/proc00-*/*' --local-dir prolong`, copy the folder "
             "here and add ?folder=prolong (more proc folders for over 200M tokens)."
         )

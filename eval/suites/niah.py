@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bosch.command_line import run_subcommand
 from bosch.config import at_least
-from bosch.data import needles
+from bosch.data import needle_text, needles
 from bosch.data.essays import Essays, make_essays, read_essays
 from bosch.data.key_words import wonderwords_keys
 from bosch.data.needles import Material, NeedleTask, Sizes
@@ -40,7 +40,8 @@ COMPARED_WITH_CALIBRATION = True
 
 @dataclass(frozen=True)
 class Settings:
-    essays: str = TOY  # toy, a JSON or text file, a folder of .txt files, or a hub id
+    # toy, a JSON or text file, a folder of .txt files, a hub id, or text:SOURCE
+    essays: str = TOY
     punkt: Path | None = None  # folder of the English Punkt data, for essays that need it
     tasks: tuple[str, ...] = needles.PAPER_TASKS
     lengths: tuple[int, ...] = ()  # tokens with the answer; none: the paper's, or the toy's
@@ -76,7 +77,10 @@ def check(settings: Settings, positions: int) -> None:
 
 
 def files(settings: Settings) -> dict[str, str]:
-    return {} if settings.essays == TOY else {"essays": settings.essays}
+    essays: str | None = settings.essays
+    if needle_text.is_text(settings.essays):
+        essays = needle_text.local_files(settings.essays)
+    return {} if essays in (None, TOY) else {"essays": essays}
 
 
 def list_tasks(settings: Settings) -> list[Task]:
@@ -157,6 +161,9 @@ def gather(settings: Settings, task: NeedleTask) -> Material:
         facts = {"essays": TOY, "words": "toy world"}
         facts["toy_words_sha256"] = sha256(" ".join(toy_words).encode()).hexdigest()
         return Material(ToyEssays("test", settings.seed), toy_words, needles.TOY_SIZES, facts)
+    if needle_text.is_text(source):
+        longest = max(settings.lengths or PAPER_LENGTHS)
+        return needle_text.gather_text(source, longest, "test", task)
     words = wonderwords_keys()
     if task.haystack != "essay":
         return Material(None, words, Sizes(), {"essays": task.haystack, "words": words.name})

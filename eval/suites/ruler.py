@@ -52,7 +52,8 @@ class Settings:
 
     @property
     def needle(self) -> niah.Settings:
-        return niah.Settings(self.essays or "", self.punkt, samples=self.samples, seed=self.seed)
+        count, seed = self.samples, self.seed
+        return niah.Settings(self.essays or "", self.punkt, (), self.lengths, count, seed)
 
 
 def configure(request: Request) -> tuple[Settings, int]:

@@ -1,0 +1,62 @@
+"""From an empty folder to a report with one command, nothing prepared: the model and the text are
+on the hub, for which a local folder stands in. And the same without a hub."""
+
+from pathlib import Path
+
+import pytest
+
+from bosch.recipes import presets, recover
+from bosch.run.errors import MissingFileError
+from tests.stand_in_hub import connect, write_dataset, write_model, write_text
+
+MODEL = "Qwen/Qwen3-0.6B-Base"
+DATASET, _, CONFIG = presets.SHORT_TEXT.removeprefix("hf:").partition("?config=")
+COMMAND = f"--model {MODEL} --ratio 0.75".split()
+# Less of everything than the preset `small` has, which such a model gets.
+SHORT = (
+    "--data.tokens 8192 --data.repeats 0 --calibration.examples 8 --mask.kappa 2 "
+    "--eval.samples 1 --eval.suites niah --eval.checkpoints 0 1 --train.precision fp32"
+).split()
+
+
+@pytest.fixture
+def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current one. The hub is out of reach."""
+    connect(tmp_path / "hub", monkeypatch)
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    return tmp_path / "work"
+
+
+def test_one_command_leads_from_an_empty_folder_to_the_report(
+    empty_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub = empty_folder.parent / "hub"
+    write_model(hub, MODEL)
+    write_dataset(hub, DATASET, CONFIG, num_documents=400)
+    recover.main([*COMMAND, *SHORT])
+    assert "preset small" in capsys.readouterr().out
+    (run,) = (path for path in Path("runs").iterdir() if path.name != "shared")
+    assert (run / "report" / "report.html").is_file()
+    assert (run / "model" / "model.safetensors").is_file()
+
+
+def test_without_a_hub_it_names_the_two_options_that_it_needs(
+    empty_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is demanded before anything runs, and then that these two are enough."""
+    for more, named in (
+        ([], r"^\S+ and text .*--model DIR --data\.source TEXT, .*\.$"),
+        (["--data.source", "text.jsonl"], r"^\S+ is on the hub, .*--model DIR\.$"),
+    ):
+        with pytest.raises(MissingFileError, match=named):
+            recover.main([*COMMAND, *more, "--dry-run"])
+    folder = write_model(empty_folder.parent / "elsewhere", MODEL)
+    mine = ["--preset", "small", "--model", str(folder), "--ratio", "0.75"]
+    with pytest.raises(MissingFileError, match=r"--data\.source TEXT") as refused:
+        recover.main([*mine, "--dry-run"])
+    assert len(str(refused.value)) < 5 * 100
+    assert [*empty_folder.iterdir()] == []
+    write_text(empty_folder / "text.jsonl", 400)
+    recover.main([*mine, "--data.source", "text.jsonl", "--dry-run"])
+    assert "train: run" in capsys.readouterr().out
