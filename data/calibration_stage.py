@@ -23,7 +23,7 @@ from bosch.data.calibration import (
     gather_material,
     write_set,
 )
-from bosch.data.needle_text import describe_text, is_text, resolve
+from bosch.data.needle_text import hash_text, is_text, resolve
 from bosch.data.needles import TASKS
 from bosch.data.tokenizer_files import describe_tokenizer, read_tokenizer
 from bosch.run.errors import UserError
@@ -71,7 +71,7 @@ def stage(
     else:
         facts = usual | facts
         if is_text(settings.essays):
-            facts["essays_text"] = describe_text(settings.essays)
+            facts["essays_text"] = hash_text(settings.essays, settings.length)
         elif essays.is_file():
             facts["essays"] = hash_file(essays)
         elif essays.is_dir() and settings.essays != TOY:

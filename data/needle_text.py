@@ -8,8 +8,8 @@ calibration set's, so that the two share no passage, however long their texts ar
     block   0     1     2     3   ... |
             test  calib test  calib   |  the rest of the held-out tokens  |  trained on
 
-`text:SOURCE` names a source by itself, written as for --data.source. Needs no package and no data
-beside the text. Such texts are not RULER's: for its bytes name its essays.
+`text:SOURCE` names a source by itself, written as for --data.source. Nothing is needed beside the
+text, neither packages nor Punkt data. Such texts are not RULER's: for its bytes name its essays.
 """
 
 import hashlib
@@ -17,7 +17,6 @@ import re
 from collections.abc import Sequence
 from functools import cache
 from itertools import accumulate
-from pathlib import Path
 
 from bosch.config import Config, DataConfig
 from bosch.data.encode import as_texts
@@ -84,17 +83,14 @@ def check_held_out(config: Config) -> None:
         )
 
 
-def describe_text(essays: str) -> dict[str, object] | None:
-    """What decides a text on this machine, for fingerprints. One on the hub is known by its name,
-    so that nothing is fetched to learn whether a stage is complete."""
-    source = open_source(address_of(essays), seed=0, tokens=1)
-    return source.facts() if source.is_local else None
-
-
-def local_files(essays: str) -> str | None:
-    """The file or folder that `text:SOURCE` names, if it names one."""
-    path = address_of(essays).partition("?")[0].removeprefix("hf:")
-    return path if Path(path).exists() else None
+def hash_text(essays: str, length: int) -> str | None:
+    """Of what is read of a text on this machine, for fingerprints: it may be the start of a corpus
+    that takes minutes to read. None: on the hub; known by its name, so that nothing is fetched to
+    learn whether a stage is complete."""
+    if not open_source(address_of(essays), seed=0, tokens=1).is_local:
+        return None
+    documents = read_start(essays, bytes_for(length))
+    return hashlib.sha256("\0".join(documents).encode()).hexdigest()
 
 
 def address_of(essays: str) -> str:

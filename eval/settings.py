@@ -133,6 +133,8 @@ class EvaluationPlan:
                 if (path := Path(name)).exists():
                     content = fingerprint_files(path) if path.is_dir() else hash_file(path)
                     contents.setdefault(setting, []).append(content)
+            for setting, content in (run.call("hashes") or {}).items():
+                contents.setdefault(setting, []).append(content)
         return facts | contents
 
     def positions(self, native: int) -> int:

@@ -21,6 +21,7 @@ have
     describe(settings) -> str                    a log line about the data
     files(settings) -> dict[str, str]            setting -> the file or folder it names; when their
                                                  content changes, the model is evaluated again
+    hashes(settings) -> dict[str, str|None]      the same for what is read of other texts
     floor(example, window_tokens) -> float|None  the score of a model that sees only the end of the
                                                  prompt; None: unknown
     percent(task, scores) -> float               a task's result from its examples' scores, rounded

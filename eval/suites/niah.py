@@ -77,10 +77,15 @@ def check(settings: Settings, positions: int) -> None:
 
 
 def files(settings: Settings) -> dict[str, str]:
-    essays: str | None = settings.essays
-    if needle_text.is_text(settings.essays):
-        essays = needle_text.local_files(settings.essays)
-    return {} if essays in (None, TOY) else {"essays": essays}
+    is_file = settings.essays != TOY and not needle_text.is_text(settings.essays)
+    return {"essays": settings.essays} if is_file else {}
+
+
+def hashes(settings: Settings) -> dict[str, str | None]:
+    if not needle_text.is_text(settings.essays):
+        return {}
+    longest = max(settings.lengths or PAPER_LENGTHS)
+    return {"essays": needle_text.hash_text(settings.essays, longest)}
 
 
 def list_tasks(settings: Settings) -> list[Task]:

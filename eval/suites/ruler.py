@@ -80,6 +80,10 @@ def files(settings: Settings) -> dict[str, str]:
     return {name: str(path) for name in names if (path := getattr(settings, name))}
 
 
+def hashes(settings: Settings) -> dict[str, str | None]:
+    return niah.hashes(settings.needle)
+
+
 def list_tasks(settings: Settings) -> list[Task]:
     without = [name for name, file in FILES.items() if getattr(settings, file) is None]
     names = [name for name in settings.tasks if name not in without]
