@@ -18,7 +18,7 @@ from bosch.config import POSITIONAL
 from bosch.eval.report.compare import Comparison, compare
 from bosch.eval.report.page import warnings, write_report
 from bosch.eval.report.runs import RunResults, is_archive, is_run
-from bosch.eval.report.tables import align, baseline_table, short_table
+from bosch.eval.report.tables import align, baseline_table, dense_table, short_table
 from bosch.run.errors import MissingFileError, UserError, run_main
 from bosch.run.progress import say, set_up
 
@@ -51,8 +51,9 @@ def compare_and_show(runs: Sequence[Path | RunResults], out: Path, baseline: str
     comparison = compare(runs, baseline)
     written = write_report(comparison, out)
     lines = align(short_table(comparison))
-    if (differences := baseline_table(comparison)).rows:
-        lines += [f"{differences.title}:", *align(differences)]
+    for table in (dense_table(comparison), baseline_table(comparison)):
+        if table.rows:
+            lines += [f"{table.title}:", *align(table)]
     say(*lines)
     warn(comparison)
     say(f"report in {written[0]}")

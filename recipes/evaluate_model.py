@@ -4,6 +4,7 @@
     accelerate launch recipes/evaluate_model.py --model DIR --niah-lengths 4096 8192
     python recipes/evaluate_model.py --model DIR --niah-lengths 65536 --yarn 2
     python recipes/evaluate_model.py --model HYBRID --window 256 --suite lm-eval:arc_easy,piqa
+    python recipes/evaluate_model.py --model HYBRID --out hybrid --against evaluation
 
 Options of a suite of your own go behind `--options` (docs/extending.md). Run the same command again
 to continue where it stopped. Chat templates are not used.
@@ -27,13 +28,13 @@ from bosch.config import (
 from bosch.data.needle_text import resolve
 from bosch.eval import eval_stage
 from bosch.eval.evaluate import LM_EVAL, plan_evaluation
-from bosch.eval.results import show_evaluation
+from bosch.eval.results import SCORES, show_evaluation
 from bosch.eval.settings import SUITES, Engine, Label
 from bosch.masks.window import check_window
 from bosch.plugins import list_plugins
 from bosch.recipes import presets
 from bosch.run.dist import rank_and_world
-from bosch.run.errors import UserError, run_main
+from bosch.run.errors import MissingFileError, UserError, run_main
 from bosch.run.progress import say
 from bosch.run.stage import Stage
 
@@ -50,6 +51,9 @@ class Options:
     yarn: float | None = None  # stretch the positions by this factor: 2 for 64k, 4 for 128k
     # Positions the model was trained on, 32,768 for Qwen3; None: as in its config.json.
     yarn_from: Annotated[TokenCount | None, "POSITIONS"] = None
+    # Folders of other evaluations of the same examples, as the dense model's: differences from
+    # each are printed, with intervals.
+    against: tuple[Path, ...] = ()
     engine: Engine = "transformers"  # vllm: the same scores in fp32 (docs/serving.md)
 
     def __post_init__(self) -> None:
@@ -64,8 +68,21 @@ def main(arguments: Sequence[str]) -> None:
     options = run_stage(Options, arguments, build, usual)
     if rank_and_world()[0] == 0:
         show_evaluation(options.out.absolute())
+        for other in options.against:
+            show_differences(options.out.absolute(), other)
         if options.settings.samples:
             say(describe_samples(options.settings))
+
+
+def show_differences(folder: Path, other: Path) -> None:
+    from bosch.eval.report.paired import pair_evaluations  # takes .4 s, too long for --help
+    from bosch.eval.report.tables import align, paired_table
+
+    table = paired_table(f"beside {other}", pair_evaluations(folder, other))
+    if not table.rows:
+        say(f"{other} has no examples of these suites")
+    else:
+        say(f"{table.title}:", *align(table), table.note)
 
 
 def usual(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -102,6 +119,10 @@ def build(options: Options, name: str) -> Stage:
         if settings.attention != "auto" or tasks or rank_and_world()[1] > 1:
             problem = "cannot have --attention, lm-eval's tasks or more than one process"
             raise UserError(f"--engine vllm {problem}; leave it or them out.")
+    for other in options.against:
+        if not any(other.glob(f"*/{SCORES}")):
+            problem = "holds no evaluation; name a folder that evaluate_model.py or a run wrote"
+            raise MissingFileError(f"--against {other} {problem}, such as runs/NAME/eval/dense.")
     positions = models.read_shape(model).positions
     plan = plan_evaluation(
         settings,

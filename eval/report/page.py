@@ -18,6 +18,7 @@ from rich.text import Text
 from bosch.eval.report import tables
 from bosch.eval.report.compare import LOSS, TRAINING, Comparison, Recovery, is_as_long
 from bosch.eval.report.intervals import NEVER, Curve, Estimate, estimate, gap_at
+from bosch.eval.report.paired import beside_dense
 from bosch.eval.report.pictures import draw_pictures
 from bosch.eval.report.runs import RunResults
 from bosch.eval.rows import Row, write_rows
@@ -74,8 +75,8 @@ def write_report(comparison: Comparison, out: Path) -> list[Path]:
 
 
 def recovery_rows(comparison: Comparison) -> list[Row]:
-    """A row per run, suite and statistic; with a baseline also one per setup, score and statistic.
-    "never": not reached."""
+    """A row per run, suite and statistic; for its first and last checkpoint beside the dense model;
+    with a baseline also one per setup, score and statistic. "never": not reached."""
     rows: list[Row] = []
 
     def add(names: Row, statistic: str, found: Estimate, cost: Row | None = None) -> None:
@@ -96,6 +97,12 @@ def recovery_rows(comparison: Comparison) -> list[Row]:
             if spent and spent.lacks_lessons:
                 cost["lacks_lessons"] = True
             add(names, f"tokens_to_{100 * share:.0f}", tokens, cost)
+    for of_run, step, paired in beside_dense(comparison):
+        score = paired.score
+        names = {"run": of_run.name, "step": step, "suite": score.suite, "score": score.name}
+        names["n"] = paired.num_examples
+        add(names, "points_beside_dense", paired.difference)
+        add(names, "share_kept_of_dense", paired.kept)
     for row in comparison.differences:
         names = {"runs": row.setup, "suite": row.score.suite, "score": row.score.name}
         for statistic, points in (("start", row.start), ("end", row.end)):

@@ -9,7 +9,7 @@ weights and texts.
 import gzip
 import math
 import zlib
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -234,6 +234,16 @@ def read_config(stored: Mapping[str, object], mask: MaskFile | None) -> dict[str
     return config
 
 
+def read_evaluation(folder: Path) -> tuple[list[Row], dict[str, Samples]]:
+    """All results of one evaluation, and by suite the scores of single examples."""
+    rows: list[Row] = []
+    samples: dict[str, Samples] = {}
+    for suite_rows, suite_samples in _Reader().read_evaluation(folder):
+        rows += suite_rows
+        samples[suite_rows[0]["suite"]] = suite_samples
+    return rows, samples
+
+
 @dataclass(frozen=True)
 class _Reader:
     """Reads what can be read, and notes what cannot."""
@@ -275,17 +285,23 @@ class _Reader:
         rows: list[Row] = []
         samples: dict[EvaluationKey, Samples] = {}
         for _, path, columns in sorted(places, key=lambda place: place[:2]):
-            for file in sorted(self.follow(path).glob(f"*/{SCORES}")):
-                written = self.read_json(file).get("rows")
-                written = written if isinstance(written, list) else []
-                valid = [row | columns for row in written if _is_row(row)]
-                if num_damaged := len(written) - len(valid):
-                    self.problems.append(f"{file}: left out {num_damaged} rows without a value")
+            for suite_rows, suite_samples in self.read_evaluation(path):
+                valid: list[Row] = [{**row, **columns} for row in suite_rows]
                 rows += valid
-                if valid:
-                    key = (valid[0]["step"], valid[0]["suite"], condition(valid[0]))
-                    samples[key] = self._read_samples(file.with_name(PREDICTIONS), key[1])
+                key = (valid[0]["step"], valid[0]["suite"], condition(valid[0]))
+                samples[key] = suite_samples
         return rows, samples
+
+    def read_evaluation(self, folder: Path) -> Iterator[tuple[list[Row], Samples]]:
+        """Of each suite, if it has a result."""
+        for file in sorted(self.follow(folder).glob(f"*/{SCORES}")):
+            written = self.read_json(file).get("rows")
+            written = written if isinstance(written, list) else []
+            valid = [row for row in written if _is_row(row)]
+            if num_damaged := len(written) - len(valid):
+                self.problems.append(f"{file}: left out {num_damaged} rows without a value")
+            if valid:
+                yield valid, self._read_samples(file.with_name(PREDICTIONS), valid[0]["suite"])
 
     def _read_samples(self, file: Path, suite: str) -> Samples:
         """Scores of single examples, in percent, by the metric that counts."""

@@ -1,20 +1,26 @@
 """The tables of a report, as cells of text: the same for page, markdown and terminal."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
 
 from bosch.eval.report import compare
 from bosch.eval.report.compare import SHARES, Comparison, Recovery
-from bosch.eval.report.intervals import LEVEL, NEVER, Curve, Estimate, Point
+from bosch.eval.report.intervals import LEVEL, NEVER, Curve, Estimate, Point, estimate, gap_at
+from bosch.eval.report.paired import Paired, beside_dense
 from bosch.eval.report.runs import LOSSES, RunResults, Spent
 from bosch.eval.suites._reporting import ReportedScore, reporting_of
 from bosch.run.progress import describe_seconds
 
 MISSING = "–"
 EXAMPLES = "± standard error over examples."
+BESIDE = (
+    "In points above the other model, on the same examples. Kept: of what the other model answers, "
+    f"the share that this one answers. In brackets: {LEVEL:.0%} bootstrap interval over examples, "
+    "the same for both: where it holds 0, the difference may be as large as its ends say."
+)
 SEEDS = "± standard error over seeds; in parentheses: the number of seeds."
 
 
@@ -32,6 +38,7 @@ def make_tables(comparison: Comparison) -> dict[str, Table]:
     tables = {
         "runs": overview(comparison),
         "recovery": recovery_table(comparison),
+        "dense": dense_table(comparison),
         "baseline": baseline_table(comparison),
         "seeds_before": seed_table(comparison, at_end=False),
         "seeds_after": seed_table(comparison, at_end=True),
@@ -100,6 +107,30 @@ def recovery_table(comparison: Comparison) -> Table:
         f"{LEVEL:.0%} bootstrap interval over examples, the same for all models."
     )
     return Table("Recovery", header, rows, note)
+
+
+def dense_table(comparison: Comparison) -> Table:
+    found = beside_dense(comparison)
+    rows = [[run.name, show_step(step), *_beside(paired)] for run, step, paired in found]
+    header = ["run", "step", "score", "examples", "model", "dense", "difference", "kept"]
+    return Table("Difference from the dense model, in points", header, rows, BESIDE)
+
+
+def paired_table(title: str, found: Iterable[Paired]) -> Table:
+    """One model beside another."""
+    header = ["score", "examples", "model", "other", "difference", "kept"]
+    return Table(title, header, [_beside(one) for one in found], BESIDE)
+
+
+def _beside(paired: Paired) -> list[str]:
+    return [
+        paired.score.title,
+        f"{paired.num_examples:,}",
+        show_points(paired.value),
+        show_points(paired.other),
+        show_estimate(paired.difference, show_change),
+        show_estimate(paired.kept, show_share),
+    ]
 
 
 def baseline_table(comparison: Comparison) -> Table:
@@ -296,8 +327,14 @@ def show_ends(curve: Curve) -> str:
 def show_gap_share(recovery: Recovery) -> str:
     if math.isnan(recovery.curve.dense):
         return MISSING
-    share = show_estimate(recovery.gap_share, show_share)
-    return share if recovery.has_clear_gap else "no significant gap"
+    if recovery.has_clear_gap:
+        return show_estimate(recovery.gap_share, show_share)
+    # "No significant gap" says nothing without how large it may be.
+    gap = estimate([recovery.curve], gap_at(0))
+    if gap.low is None or gap.high is None:
+        return "no gap"
+    half, form = (gap.high - gap.low) / 2, ".3f" if recovery.curve.score is compare.LOSS else ".1f"
+    return f"no significant gap (± {half:{form}})"
 
 
 def kv_saved(run: RunResults) -> str:
