@@ -24,8 +24,8 @@ class Command:
     preset: Annotated[str | None, "NAME"] = None
     # In place of --ratio: the smallest whose KV cache fits, as 4GiB@128k.
     kv_budget: Annotated[str | None, "BYTES@TOKENS"] = None
-    # Hours that all of it may take here: sets the tokens to train on, from 0.3M (at least one step)
-    # to 30M.
+    # The most hours that all of it may take here: what is too long is cut (tokens, evaluations,
+    # questions, the search), each cut is said, and what cannot fit is refused.
     hours: Annotated[float | None, "HOURS"] = None
     run_dir: Annotated[Path | None, "DIR"] = None  # folder; None: runs/<model>-<method>-r<ratio>
     # Redo this stage (--dry-run lists all) and those that depend on it; old results are set aside.
@@ -41,6 +41,7 @@ class Command:
     named: Annotated[frozenset[str], NO_OPTION] = frozenset()
     # The method's settings, of its file, config.mask and --mask.options.
     settings: Annotated[Any, NO_OPTION] = None
+    promise: Annotated[Any, NO_OPTION] = None  # of --hours: recipes/hours.py's, which imports torch
 
     def __post_init__(self) -> None:
         if self.fresh is not None and self.from_ is not None:
@@ -54,7 +55,7 @@ class Command:
 
 def parse_command(arguments: Sequence[str], description: str = "") -> Command:
     """A preset's settings, changed by the options; then what is to be worked out: the method's
-    settings, the sink, the ratio that fits a memory budget, the tokens that fit a number of hours.
+    settings, the sink, the ratio that fits a memory budget, what fits a number of hours.
     """
     prog = called_as("recover.py")
     command = parse(Command, arguments, usual, prog, description, hides_rare=True)
@@ -66,15 +67,17 @@ def parse_command(arguments: Sequence[str], description: str = "") -> Command:
         config, line = with_kv_budget(config, command.kv_budget, settings, names_ratio)
         lines = (*lines, line)
     if command.hours is not None:
-        if "config.data.tokens" in command.named:
-            given = f"--data.tokens {config.data.tokens:,}"
-            raise UserError(f"--hours and {given} both set the tokens; pass one.")
-        from bosch.training.hours import with_hours  # imports torch, which --help does without
+        from bosch.recipes.hours import with_hours  # imports torch, which --help does without
 
-        # Last: a search that learns from tokens, and a longer training, take their share of them.
-        record = replace(command, config=config, settings=settings).run_path / RUN
-        config, more = with_hours(config, command.hours, record)
-        lines = (*lines, *more)
+        # The run's folder is named before anything is cut: a run that goes on has to be found.
+        path = replace(command, config=config, settings=settings).run_path
+        if command.run_dir is None:
+            path = path.with_name(f"{path.name}-hours{command.hours:g}")
+        named = {name.removeprefix("config.") for name in command.named}
+        config, promise = with_hours(config, command.hours, path / RUN, named, command.zero_shot)
+        settings = methods.default_settings(config.method, config.mask)
+        command = replace(command, run_dir=path, promise=promise)
+        lines = (*lines, *promise.lines())
     return replace(command, config=config, settings=settings, chosen_by=lines)
 
 

@@ -2,8 +2,7 @@
 
 The work of a stage is counted from its settings, as tokens that pass the model, in FLOPs, and
 divided by the speed at which this machine multiplies matrices in the stage's number format, which
-is measured. `REACHED` says how much of that speed each kind of work reaches. Rankings, packing and
-reports are too short to count.
+is measured. `REACHED` says how much of that speed each kind of work reaches.
 """
 
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ import torch
 from bosch.config import Config
 from bosch.eval.evaluate import plan_of_run
 from bosch.eval.settings import SuiteRun
-from bosch.methods._settings import default_settings, load_method
+from bosch.methods._settings import default_settings, learning_tokens, load_method
 from bosch.model import read_shape
 from bosch.recipes import presets
 from bosch.run.progress import describe_seconds
@@ -33,6 +32,12 @@ REACHED = {"calibration": 0.8, "search": 1.0, "evaluation": 0.8}
 # once for each, or for a batch of up to 16.
 WRITTEN = 3
 LONG_SECONDS = 3_600  # a run that takes longer than this is told of its shorter form
+# What the seconds are of. TRAINING: with stored lessons or without; GROWING: with the tokens.
+SEARCHING = ("search", "learning the mask")
+TRAINING = ("training", "lessons and training")
+GROWING = ("learning the mask", *TRAINING)
+REST = "start and report"  # and packing, rankings, loading the model for each evaluation
+START_SECONDS, MODEL_SECONDS = 20.0, 5.0  # of a run, and for each model that is evaluated
 UNKNOWN_EXAMPLES = 100  # of a task, where a suite reads all that its data has
 
 
@@ -89,6 +94,10 @@ def stage_seconds(config: Config, zero_shot: bool = False) -> dict[str, float]:
     if schedule is not None:
         name = "lessons and training" if config.train.stored_shares else "training"
         found[name] = training_seconds(plan, schedule)  # what the teacher says included
+        if used := learning_tokens(config):  # by steps like those of the training
+            share = used / (schedule.num_steps * schedule.batch_tokens)
+            found["learning the mask"] = share * found[name]
+    found[REST] = START_SECONDS + MODEL_SECONDS * len(models)
     return found
 
 

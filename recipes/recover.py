@@ -10,7 +10,8 @@ Run the same command again to resume where it stopped. --help-all shows all opti
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from contextlib import nullcontext
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from bosch.config import Config, describe_config
@@ -24,7 +25,7 @@ from bosch.recipes import compare_runs, presets
 from bosch.recipes.command import Command, parse_command
 from bosch.run.dist import rank_and_world
 from bosch.run.errors import Refusals, run_main
-from bosch.run.folder import RUN, RunFolder
+from bosch.run.folder import RUN, RunFolder, measured
 from bosch.run.progress import log_to, say, set_up
 from bosch.run.stage import Stage, refuse_blocked, stages_to_redo
 
@@ -68,9 +69,11 @@ def main(arguments: Sequence[str]) -> None:
     if any(stage in redo or not run.is_complete(stage) for stage in training):
         # It may take minutes, so all is checked before.
         config = replace(config, train=fitted.train)
-    with run:
+    promise = command.promise  # of --hours
+    record = {"hours": asdict(promise)} if promise else {}
+    with run, measured(run.path) if promise and rank == 0 else nullcontext() as clock:
         log_to(run.path / "recover.log")
-        if rank == 0 and not (run.path / RUN).is_file():
+        if rank == 0 and promise is None and not (run.path / RUN).is_file():
             say(*describe_time(command.preset, command.config, command.zero_shot))
         introduce(command, config)
         if rank == 0:
@@ -79,13 +82,17 @@ def main(arguments: Sequence[str]) -> None:
             say(*texts)
             run.set_aside(redo)
             # Without what is fitted to this machine: run.json tells runs apart.
-            run.save_config(command.config, arguments)
+            run.save_config(command.config, arguments, **record)
         for stage in stages:
             run.complete(stage)
             if stage.name == "eval/dense" and rank == 0:  # the test examples are there now
                 check_calibration(config, run.path)
         if rank == 0:
             report(run.path)
+            if clock is not None:
+                kept = promise.keep(run.path, stages, sum(clock()))
+                say(kept.describe_taken())
+                run.save_config(command.config, arguments, hours=asdict(kept))
 
 
 def introduce(command: Command, config: Config) -> None:
@@ -105,7 +112,8 @@ def show_plan(
     """What each stage would do and why, how long it takes, and what it would write."""
     from bosch.recipes.duration import describe_room, describe_time  # import torch: seconds
 
-    say(*describe_time(command.preset, command.config, command.zero_shot))
+    if command.promise is None:
+        say(*describe_time(command.preset, command.config, command.zero_shot))
     plan = run.plan(stages, command.fresh, command.from_)
     say(*(f"{step.stage.name}: {step.action} ({step.reason})" for step in plan))
     refuse_blocked(plan)

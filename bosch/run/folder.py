@@ -127,10 +127,10 @@ class RunFolder:
             decisions.append(decision)
         return decisions
 
-    def save_config(self, config: Any, command: Sequence[str]) -> None:
+    def save_config(self, config: Any, command: Sequence[str], **more: object) -> None:
         """Describe the run in run.json: every setting, the command, versions and commit."""
         if self.rank == 0:
-            content = {"config": dataclasses.asdict(config), "command": list(command)}
+            content = {"config": dataclasses.asdict(config), "command": list(command)} | more
             write_atomically(self.path / RUN, json.dumps(content | provenance(), indent=1) + "\n")
 
     def set_aside(self, stages: Sequence[Stage]) -> None:

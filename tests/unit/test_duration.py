@@ -19,7 +19,7 @@ def known_speed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_time_grows_with_the_work_of_each_stage() -> None:
     config = presets.tiny()
     usual = duration.stage_seconds(config)
-    assert usual.keys() == {"search", "evaluation", "training"}
+    assert usual.keys() == {"search", "evaluation", "training", duration.REST}
 
     more = replace(config, data=replace(config.data, tokens=2 * config.data.tokens))
     assert duration.stage_seconds(more)["training"] == pytest.approx(2 * usual["training"])
@@ -32,10 +32,11 @@ def test_time_grows_with_the_work_of_each_stage() -> None:
     assert "search" not in duration.stage_seconds(ranking)
     own_words = replace(config, calibration=replace(config.calibration, answers="own-words"))
     assert duration.stage_seconds(own_words)["calibration"] > 0
-    assert duration.stage_seconds(config, zero_shot=True).keys() == {
-        "search",
-        "evaluation",
-    }  # --zero-shot
+    untrained = duration.stage_seconds(config, zero_shot=True)
+    assert untrained.keys() == {"search", "evaluation", duration.REST}
+    # From a share of the tokens.
+    learned = duration.stage_seconds(replace(config, method="l1_gates"))
+    assert 0 < learned["learning the mask"] < learned["training"]
 
 
 def time_of(*words: str) -> list[str]:

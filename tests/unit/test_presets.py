@@ -1,7 +1,6 @@
 """The named setups. The paper's values are literals here; [ours] marks what it leaves open."""
 
 import json
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,9 +17,6 @@ from bosch.recipes.presets import check_lengths, choose, paper, scaled_paper, ti
 from bosch.recipes.recover import main
 from bosch.run.errors import UserError
 from bosch.training import rehearsal
-from bosch.training.hours import with_hours
-from bosch.training.train_stage import schedule_of
-from tests.fork_server import PATIENCE, launch_environment, start
 from tests.own_models import write_own_model
 
 SIX_TASKS = tuple(f"niah_{kind}_{n}" for kind in ("single", "multikey") for n in (1, 2, 3))
@@ -200,66 +196,6 @@ def test_brief_is_small_with_a_ranking_and_less_of_everything() -> None:
     assert (brief.method, 2 * brief.data.tokens) == ("razor", small.data.tokens)
     assert (brief.eval.suites, brief.train) == (small.eval.suites, small.train)
     assert brief.eval.checkpoints == (0, 1)
-
-
-def test_hours_choose_the_tokens(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    seconds = 300.0  # for the fewest tokens
-    monkeypatch.setattr(rehearsal, "training_seconds", lambda plan, schedule: seconds)
-    # Steps of 2 x 512 tokens: 293 hold 300,000, and 29,296 fit into 30,000,000.
-    for hours, tokens, words in (
-        (1.0, 2_109 * 1_024, "--hours 1: 2,159,616 tokens"),  # 293 x .6 of 3,600 s / 300 s
-        (0.01, 293 * 1_024, "the fewest that teach anything; they need about 0.1 hours"),
-        (100.0, 29_296 * 1_024, "--hours 100: 29,999,104 tokens, the most that --hours chooses"),
-    ):
-        config, (line,) = with_hours(tiny(), hours, tmp_path / "run.json")
-        assert config.data.tokens == tokens
-        assert words in line
-    for wrong in ("0", "-1", "nan"):
-        with pytest.raises(UserError, match="hours is"):
-            parse_command(["--hours", wrong])
-    with pytest.raises(UserError, match=r"--hours and --data\.tokens 1,000,000 both"):
-        parse_command(["--hours", "1", "--data.tokens", "1M"])
-
-
-@pytest.mark.parametrize(
-    ("hours", "steps", "method", "words"),
-    [
-        (0.01, 1, "bosch", "2,097,152 tokens, the fewest that teach anything"),
-        (1.0, 7, "bosch", "14,680,064 tokens"),  # .6 of 3,600 s / 300 s: 7.2 steps
-        (100.0, 14, "bosch", "29,360,128 tokens, the most that --hours chooses"),
-        # Learning the mask takes a share of the tokens, and a whole step has to be left.
-        (0.01, 2, "l1_gates", "4,194,304 tokens, the fewest"),
-    ],
-)
-def test_hours_choose_whole_steps_of_a_large_model(
-    hours: float,
-    steps: int,
-    method: str,
-    words: str,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> None:
-    monkeypatch.setattr(rehearsal, "training_seconds", lambda plan, schedule: 300.0)
-    config = replace(paper("Qwen/Qwen3-1.7B-Base"), method=method)  # 64 x 32,768 tokens a step
-    config, (line,) = with_hours(config, hours, tmp_path / "run.json")
-    assert config.data.tokens == steps * 2_097_152
-    assert words in line
-    assert schedule_of(config).num_steps == (1 if method == "l1_gates" else steps)
-
-
-def choose_tokens(environment: dict[str, str], out: Path) -> None:
-    os.environ |= environment
-    rank = int(environment["RANK"])
-    rehearsal.training_seconds = lambda plan, schedule: 300.0 * (1 + rank)
-    config, lines = with_hours(tiny(), 1, out / "run.json")
-    (out / f"rank-{rank}").write_text(f"{config.data.tokens} {len(lines)}")
-
-
-def test_all_ranks_train_on_the_tokens_that_rank_0_chose(tmp_path: Path) -> None:
-    ranks = [start(choose_tokens, one, tmp_path) for one in launch_environment(2)]
-    for process in ranks:
-        process.join(PATIENCE)
-    assert [(tmp_path / f"rank-{rank}").read_text() for rank in (0, 1)] == ["2159616 1"] * 2
 
 
 def test_a_small_model_without_preset_gets_settings_that_fit_it(tmp_path: Path) -> None:
