@@ -107,6 +107,8 @@ class Bar:
         self.title, self.total, self.unit, self.done = title, total, unit, done
         self.figures: dict[str, float | str] = {}
         self.draw: Callable[[], None] = lambda: None  # on a terminal
+        # How much work the first n units are: for the time left, where later ones cost more.
+        self.work: Callable[[int], float] = float
         self._done_at_start = done  # by an earlier attempt: it does not count for the speed
         # Not the clock of the day, which a machine may set while a run lasts.
         self.begin = self._reported = time.monotonic()
@@ -141,10 +143,11 @@ class Bar:
         seconds, done = time.monotonic() - self.begin, self.done - self._done_at_start
         parts = []
         if seconds > 0 and done > 0:
-            pace, left = done / seconds, self.total - self.done
+            pace, before = done / seconds, self.work(self.done)
             parts.append(f"{pace:{',.0f' if pace >= 100 else '.3g'}} {self.unit}/s")
+            left = (self.work(self.total) - before) / (before - self.work(self._done_at_start))
             total = f"in {describe_seconds(seconds)}"
-            parts.append(f"{describe_seconds(left / pace)} left" if left > 0 else total)
+            parts.append(f"{describe_seconds(left * seconds)} left" if left > 0 else total)
         for name, value in self.figures.items():
             shown = f"{value:.4g}" if isinstance(value, float) else value
             parts.append(f"{name.replace('_', ' ')} {shown}")
