@@ -37,6 +37,7 @@ SHAPE = ("num_layers", "num_query_heads", "num_groups", "head_dim")
 NO_DECISION = ("_name_or_path", "architectures", "transformers_version", "use_cache")
 # Files that decide which texts a model reads and writes, besides config.json.
 GENERATION = "generation_config.json"
+TOKENIZERS = ("*token*", "vocab*", "merges*", "*.model", "tekken*")
 TEXT_FILES = (GENERATION, "*token*", "vocab*", "merges*", "chat_template*")
 # Weights beside the safetensors files, which are never loaded.
 OTHER_WEIGHTS = ".bin .pt .pth .ckpt .h5 .msgpack .gguf .onnx .ot".split()
@@ -227,7 +228,12 @@ def read_model_config(folder: Path) -> dict[str, Any]:
     """The folder's config.json; missing fields of the shape are completed by transformers."""
     path = folder / "config.json"
     if not path.is_file():
-        raise MissingFileError(f"{folder} has no config.json; pass a Hugging Face model folder.")
+        remedy = "pass a Hugging Face model folder"
+        if models := [found.parent for found in sorted(folder.glob("*/config.json"))]:
+            remedy = f"pass a model in it, as {models[-1]}"
+        if trained := [found.parent for found in sorted(folder.glob("train/step-*/config.json"))]:
+            remedy = f"it is the folder of a run; pass a model in it, as {trained[-1]}"
+        raise MissingFileError(f"{folder} has no config.json; {remedy}.")
     if not folder.is_relative_to(PACKAGE):  # installers may link the package's own files
         refuse_foreign_links(folder)
     if (folder / INDEX).is_file():
@@ -310,12 +316,15 @@ def _read_tokenizer(model: str | Path, **arguments: Any) -> "PreTrainedTokenizer
     else:
         prepare_hub()
     problem = f"{folder or model} has no tokenizer that can be loaded"
+    if folder is not None and not any(list(folder.glob(one)) for one in TOKENIZERS):
+        lacks = f"{folder} has no tokenizer: neither tokenizer.json nor another file of one"
+        raise MissingFileError(f"{lacks}; copy those of the model that the weights are from.")
     with explain_library_errors(problem):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             folder or model, **{**LOCAL, "local_files_only": folder is not None}, **arguments
         )
     if len(tokenizer) < 2:  # some classes accept a folder without tokenizer files
-        raise UserError(f"{problem}: its vocabulary is empty.")
+        raise UserError(f"{problem}: there are no tokens in it.")
     if folder is not None:
         _mention_code(folder / TOKENIZER_CONFIG)
     return tokenizer

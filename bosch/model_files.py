@@ -16,7 +16,8 @@ MOST_LEVELS = 100  # of lists and objects in a JSON file; Python copies no more 
 
 def read_json_object(path: Path) -> dict[str, Any]:
     if not path.is_file():
-        raise MissingFileError(f"{path} does not exist.")
+        problem = "is a folder, not a file" if path.is_dir() else "does not exist"
+        raise MissingFileError(f"{path} {problem}.")
     try:
         content = json.loads(path.read_bytes().decode())
     except (ValueError, RecursionError) as error:  # a JSONDecodeError or UnicodeDecodeError

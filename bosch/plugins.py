@@ -70,8 +70,9 @@ def suggest(name: str, names: Sequence[str]) -> str:
     """The part of an error that helps after an unknown name: the nearest one, then all of them."""
     if not names:
         return "there are none."
-    nearest = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    there_are = f"did you mean {nearest[0]!r}? There are" if nearest else "there are"
+    lower = {each.lower(): each for each in names}
+    nearest = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.5)
+    there_are = f"did you mean {lower[nearest[0]]!r}? There are" if nearest else "there are"
     return f"{there_are} {', '.join(names)}."
 
 

@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -86,6 +87,11 @@ def read_questions(path: Path) -> list[ContextText]:
     contexts = []
     for number, row in rows_of(path):
         place = f"{path}, {number}"
+        lacking = [name for name in ("text", "question", "answer") if name not in row]
+        for key in row:
+            if meant := get_close_matches(str(key), lacking, n=1, cutoff=0.7):
+                problem = f"{place}: a question has no field {key!r}"
+                raise UserError(f"{problem}; did you mean {meant[0]!r}?")
         is_text = row.keys() & {"text", "question", "answer"} == {"text"}
         names = ("text",) if is_text else ("text", "question", "answer")
         text, *asked = (str(take_field(row, name, place, None)).strip() for name in names)

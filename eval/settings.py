@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from bosch.command_line import with_options
 from bosch.eval.suites._interface import Request, Task
-from bosch.plugins import load_plugin
+from bosch.plugins import list_plugins, load_plugin, suggest
 from bosch.run.errors import UserError
 from bosch.run.fingerprint import fingerprint_files, hash_file, plain
 
@@ -46,14 +46,18 @@ class SuiteRun:
 
 def configure_suites(names: Sequence[str], request: Request) -> tuple[SuiteRun, ...]:
     """These suites, with settings from the command. UserError for an unknown suite or option."""
+    known = list_plugins(SUITES)
+    for name in names:
+        if name not in known:
+            raise UserError(f"no suite {name!r}; {_meant(name, known)}")
     # A dict: a suite that was named twice is evaluated once.
     suites = {name: load_plugin(SUITES, name) for name in names}
     options: dict[str, list[str]] = {name: [] for name in suites}
     for word in request.config.options:
         name, _, option = word.partition(".")
         if name not in suites or not option:
-            known = ", ".join(suites)
-            raise UserError(f"suite option {word}: write SUITE.NAME=VALUE; suites here: {known}.")
+            here = ", ".join(suites)
+            raise UserError(f"suite option {word}: write SUITE.NAME=VALUE; suites here: {here}.")
         options[name].append(option)
     runs = []
     for name, suite in suites.items():
@@ -72,6 +76,16 @@ def configure_suites(names: Sequence[str], request: Request) -> tuple[SuiteRun, 
         settings = with_options(name, settings, options[name], f"suite option {name}:")
         runs.append(SuiteRun(name, settings, limit))
     return tuple(runs)
+
+
+def _meant(name: str, known: Sequence[str]) -> str:
+    parts = [part for part in name.split(",") if part]
+    if len(parts) > 1:
+        return f"suites are separated by blanks: {' '.join(parts)}."
+    help_with_name = suggest(name, known)
+    if help_with_name.startswith("did"):
+        return help_with_name
+    return f"{help_with_name} A task of lm-eval is `bosch evaluate --suite lm-eval:{name}`."
 
 
 @dataclass(frozen=True)

@@ -190,6 +190,7 @@ def masked(model: "PreTrainedModel", mask: MaskFile | GroupMask) -> "Iterator[Pr
 
 def materialize(model: "PreTrainedModel", mask: MaskFile | GroupMask) -> "PreTrainedModel":
     """The hybrid, with weights of its own: `save_pretrained` writes an ordinary folder."""
+    _need_loaded(model)
     if getattr(model, "peft_config", None):
         raise UserError("The model has an adapter: merge it first (peft's merge_and_unload()).")
     for name, weight in model.named_parameters():
@@ -222,6 +223,8 @@ def evaluate(
     no old score is taken for a new one. Pass a folder for each, such as scores/step-100.
     settings: fields of bosch.config.EvaluationConfig, such as samples=50 and niah_essays="toy".
     """
+    _need_loaded(model)
+    suites = (suites,) if isinstance(suites, str) else suites
     if lengths:
         settings["niah_lengths"] = tuple(lengths)
     positions = model.config.max_position_embeddings
@@ -321,7 +324,15 @@ def _evaluating(model: "PreTrainedModel", folder: str | Path | None) -> Iterator
             model.train(was_training)
 
 
+def _need_loaded(model: Any) -> None:
+    if isinstance(model, str | Path):
+        call = f'AutoModelForCausalLM.from_pretrained("{model}", attn_implementation="bosch")'
+        problem = f"{str(model)!r} is a path, and this takes a loaded model"
+        raise UserError(f"{problem}: {call}. `bosch --help` has commands for folders.")
+
+
 def _need_our_attention(model: "PreTrainedModel") -> None:
+    _need_loaded(model)
     used = model.config._attn_implementation
     if used != "bosch" or getattr(model.config, "bosch", None) is not None:
         found = "is a hybrid already" if used == "bosch" else f"computes attention by {used!r}"
@@ -346,8 +357,11 @@ def _settings(made: Any, known: Any, values: dict[str, Any], **further: Any) -> 
     for name, value in values.items():
         if name not in names:
             raise UserError(f"{name}: no such setting; {suggest(name, names)}")
+        takes_many = isinstance(known.__dataclass_fields__[name].default, tuple)
         if isinstance(value, Path):
             further[name] = str(value)
+        elif takes_many and isinstance(value, str):
+            further[name] = (value,)  # not its letters
         else:  # [512] and (512,) are the same setting
             further[name] = tuple(value) if isinstance(value, list) else value
     return made(**further)

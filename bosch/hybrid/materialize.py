@@ -123,7 +123,8 @@ def read_plain(folder: Path) -> PretrainedConfig:
     config = read_config(folder)
     if config.model_type.startswith(PREFIX):
         problem = f"{folder} is a hybrid already; use the model it was made from"
-        raise UserError(f"{problem}, or restore that model first with --reverse.")
+        command = f"bosch materialize --reverse --model {folder} --out DENSE"
+        raise UserError(f"{problem}, or restore that model first: `{command}`.")
     if getattr(config, "quantization_config", None) is not None:
         problem = f"{folder} is quantized, and quantized weights cannot be reordered"
         raise UserError(f"{problem}; materialize the unquantized model and quantize the result.")

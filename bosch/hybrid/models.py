@@ -215,7 +215,7 @@ def family_of(config: PretrainedConfig) -> ModuleType:
     known = list_plugins("bosch.families")
     if name not in known:
         problem = f"model_type {config.model_type!r} is no family that this package knows"
-        raise UserError(f"{problem}; it knows {', '.join(known)}. To add one: bosch/families.")
+        raise UserError(f"{problem}; it knows {', '.join(known)}. docs/extending.md adds one.")
     return load_plugin("bosch.families", name)
 
 

@@ -238,6 +238,11 @@ def write_mask(path: Path, record: MaskFile) -> None:
 def read_mask(path: Path, model: ModelInfo | None = None) -> MaskFile:
     """Read and check mask.json. With `model`, a mask made for another model is refused. Every
     UserError names the file and the field."""
+    if path.is_dir():  # of a mask, or of a run
+        inside = [path / name for name in ("mask.json", "mask/mask.json")]
+        found = [file for file in inside if file.is_file()]
+        meant = f"pass {found[0]}" if found else "it holds no mask.json; pass the file of a mask"
+        raise UserError(f"{path} is a folder; {meant}.")
     content = read_json_object(path)
     try:
         record = _parse(content)

@@ -35,7 +35,8 @@ class MissingFileError(UserError, FileNotFoundError):
 class CombinedError(UserError):
     def __init__(self, errors: Sequence[Exception]) -> None:
         self.errors = errors
-        self.lines = [f"{len(errors)} things are missing or cannot be used:", *map(str, errors)]
+        sentences = map(as_sentence, errors)
+        self.lines = [f"{len(errors)} things are missing or cannot be used:", *sentences]
         super().__init__(" ".join(self.lines))
 
 
@@ -71,6 +72,16 @@ class Refusals:
             raise CombinedError(errors) if len(errors) > 1 else errors[0]
 
 
+def as_sentence(error: BaseException) -> str:
+    """Of the machine's errors without the number."""
+    if isinstance(error, UserError) or not (isinstance(error, OSError) and error.filename):
+        return str(error)
+    remedy = "Name another place"
+    if error.errno in (errno.EACCES, errno.EPERM):
+        remedy += ", or change its permissions"
+    return f"{error.filename}: {(error.strerror or '').lower()}. {remedy}."
+
+
 def is_user_error(error: BaseException) -> bool:
     """Whether an exception is reported as one sentence."""
     number = error.errno if isinstance(error, OSError) else None
@@ -100,7 +111,7 @@ def exit_on_user_error(function: Callable[[], T], debug: bool) -> T:
         print("interrupted; run the same command again to continue", file=sys.stderr)
         raise SystemExit(130) from None  # as a shell reports it
     except Exception as error:
-        lines = getattr(error, "lines", [error])
+        lines = getattr(error, "lines", [as_sentence(error)])
         if is_out_of_memory(error):
             lines = [f"this machine, or a limit set on it, has too little memory: {error}"]
         elif not is_user_error(error):
