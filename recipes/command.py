@@ -3,14 +3,16 @@ once; what follows knows neither words nor presets, and no setting is left open 
 this machine's memory."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 from bosch.command_line import called_as, parse
-from bosch.config import FLAT, NO_OPTION, Config, above_0
+from bosch.config import FLAT, NO_OPTION, Config, above_0, fill_in
 from bosch.masks.kv_budget import with_kv_budget
 from bosch.methods import _settings as methods
+from bosch.model_files import read_json_object
+from bosch.plugins import suggest
 from bosch.recipes import presets
 from bosch.run.errors import UserError
 from bosch.run.folder import RUN
@@ -22,6 +24,9 @@ class Command:
     # Where defaults come from: tiny (the embedded model), small, brief (small in less time), large,
     # paper (as published), or smoke (for tests). None: what suits the model.
     preset: Annotated[str | None, "NAME"] = None
+    # Another run's run.json, or its folder, in the place of a preset: to repeat it; options change
+    # its settings.
+    config_: Annotated[Path | None, "FILE"] = None
     # In place of --ratio: the smallest whose KV cache fits, as 4GiB@128k.
     kv_budget: Annotated[str | None, "BYTES@TOKENS"] = None
     # The most hours that all of it may take here: what is too long is cut (tokens, evaluations,
@@ -83,10 +88,41 @@ def parse_command(arguments: Sequence[str], description: str = "") -> Command:
 
 def usual(given: Mapping[str, Any]) -> dict[str, Any]:
     """What the options do not say, by those that the user gave."""
-    config, lines = presets.for_run(given)
+    if (file := given.get("config_")) is None:
+        config, lines = presets.for_run(given)
+    elif "preset" in given:
+        raise UserError(f"--preset {given['preset']} and --config {file}: pass one of the two.")
+    else:
+        config, lines = read_config(file), [f"settings of {file}"]
     return {
         "config": config,
         "preset": given.get("preset"),  # for the help
         "chosen_by": tuple(lines),
         "named": frozenset(given),
     }
+
+
+def read_config(file: Path) -> Config:
+    """The settings that a run has recorded."""
+    path = file / RUN if file.is_dir() else file
+    stored = read_json_object(path).get("config")
+    if not isinstance(stored, dict):
+        raise UserError(f"--config {path} has no settings of a run; pass the {RUN} of one.")
+    try:
+        config: Config = _made(Config, fill_in(stored))
+    except (TypeError, ValueError) as error:  # a value of another kind, or one that is refused
+        raise UserError(f"--config {path}: {error}") from error
+    return config
+
+
+def _made(kind: Any, values: Mapping[str, Any]) -> Any:
+    """A dataclass of what JSON has made of one."""
+    known = {each.name: each.default_factory for each in fields(kind)}
+    made = {}
+    for name, value in values.items():
+        if name not in known:
+            raise UserError(f"there is no setting {name!r}; {suggest(name, tuple(known))}")
+        if isinstance(value, dict):
+            value = _made(known[name], value)
+        made[name] = tuple(value) if isinstance(value, list) else value
+    return kind(**made)
