@@ -163,6 +163,19 @@ def test_the_command_works_beside_modules_of_its_names(programs: Path, hostile: 
 
 
 @pytest.mark.slow
+def test_the_first_run_from_the_wheel_makes_a_hybrid_and_a_report(
+    programs: Path, hostile: Path
+) -> None:
+    shown = output_of(programs / "bosch", "recover", "--ratio", "0.75", "--preset", "smoke")
+    run = hostile / "runs" / "tiny-qwen3-2layer-bosch-r0.75"
+    assert "report in " in shown
+    assert (run / "report" / "report.html").is_file()
+    assert sorted(run.glob("train/step-*/config.json"))
+    # It is the installed package that ran, not this checkout.
+    assert json.loads((run / "run.json").read_text())["commit"] is None
+
+
+@pytest.mark.slow
 def test_the_six_calls_run_in_the_wheel(programs: Path, hostile: Path) -> None:
     """The program of docs/library.md, as it stands."""
     (program,) = re.findall(
@@ -193,6 +206,15 @@ print(json.dumps({
     "scores": {key: [row["value"] for row in rows] for key, rows in names["scores"].items()},
 }))
 """
+
+
+def test_the_notebook_has_its_outputs_and_no_path_of_a_machine() -> None:
+    code = [cell for cell in CELLS if cell["cell_type"] == "code"]
+    assert [cell["execution_count"] for cell in code] == [*range(1, len(code) + 1)]
+    outputs = [output for cell in code for output in cell["outputs"]]
+    assert sum("image/png" in output["data"] for output in outputs) == 4  # the mask's own too
+    shown = " ".join("".join(output["data"]["text/plain"]) for output in outputs)
+    assert not re.search(r"(^|[\s'\"])/\w+", shown)
 
 
 @pytest.mark.slow
