@@ -514,9 +514,11 @@ def hybridize_cache(
     elif cache.is_compileable:
         problem = f"this static cache already has {int(cache.get_seq_length())} tokens"
         raise UserError(f"{problem}; pass the hybrid an empty one, or use a DynamicCache.")
-    firsts = [
-        first for layer in cache.layers if (first := getattr(layer, "first", None)) is not None
-    ]
+    firsts: list[FirstLayer] = []
+    for layer in cache.layers:
+        # Compiled models come here too, and cannot trace an assignment within a comprehension.
+        if (first := getattr(layer, "first", None)) is not None:
+            firsts.append(first)
     if isinstance(attention_mask, dict):  # of static caches: one for each type of layer
         attention_mask = next(iter(attention_mask.values()))
     if attention_mask is not None and firsts and not firsts[0].knows_starts:
