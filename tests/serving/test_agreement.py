@@ -19,6 +19,7 @@ from bosch_vllm.packing import share_of_dense
 from transformers import AutoModelForCausalLM
 
 from bosch.hybrid.conversion import deploy, head_size
+from bosch.hybrid.models import read_sink
 from bosch.sink import KEY, NO_SINK, VALUE, Sink, SinkConstants
 from tests.model_factory import MIXED, tiny_model
 from tests.serving.hybrids import TINY, WINDOW, tiny_hybrid
@@ -143,6 +144,7 @@ def test_tokens_with_static_sinks_are_ours(
         for name in (KEY, VALUE):
             if hasattr(module, name):
                 delattr(module, name)
+    read_sink(hybrid)
     assert furthest(our_log_probs(hybrid, make_prompts(hybrid.config.vocab_size)), theirs) > 1e-2
 
 
