@@ -95,7 +95,8 @@ def calibrate(
 
     model: the dense one, for answers="own-words". settings: fields of
     bosch.config.CalibrationConfig, such as examples=48, length=4096 and
-    essays="PaulGrahamEssays.json"; essays="toy" needs no file, questions=FILE no essays.
+    essays="text:my-texts/", any text to hide needles in, without RULER's bytes
+    (essays="PaulGrahamEssays.json"); essays="toy" needs no file, questions=FILE no essays.
     """
     made = _settings(CalibrationSettings, CalibrationConfig, settings, seed=seed)
     if made.answers == "own-words" and model is None:

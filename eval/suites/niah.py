@@ -217,7 +217,8 @@ class Build:
     length: int  # tokens of prompt and answer together
     tokenizer: Path  # folder of a model or tokenizer
     out: Path  # JSONL: index, input, answer_prefix, outputs, length
-    # A JSON or text file, a folder of .txt files, a hub id, or toy; not for tasks without essays.
+    # A JSON or text file, a folder of .txt files, a hub id, text:SOURCE, or toy; not for tasks
+    # without essays.
     essays: str | None = None
     samples: int = 500
     seed: int = needles.DEFAULT_SEED

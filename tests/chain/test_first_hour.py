@@ -1,11 +1,12 @@
 """From an empty folder to a report with one command, nothing prepared: the model and the text are
 on the hub, for which a local folder stands in. And the same without a hub."""
 
+import json
 from pathlib import Path
 
 import pytest
 
-from bosch.recipes import presets, recover
+from bosch.recipes import generate_text, presets, recover
 from bosch.run.errors import MissingFileError
 from tests.stand_in_hub import connect, write_dataset, write_model, write_text
 
@@ -15,7 +16,7 @@ COMMAND = f"--model {MODEL} --ratio 0.75".split()
 # Less of everything than the preset `small` has, which such a model gets.
 SHORT = (
     "--data.tokens 8192 --data.repeats 0 --calibration.examples 8 --mask.kappa 2 "
-    "--eval.samples 1 --eval.suites niah --eval.checkpoints 0 1 --train.precision fp32"
+    "--data.held-out-sequences 8 --eval.samples 1 --eval.suites niah --eval.checkpoints 0 1"
 ).split()
 
 
@@ -28,17 +29,31 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "work"
 
 
+@pytest.mark.parametrize("offline", [False, True])
 def test_one_command_leads_from_an_empty_folder_to_the_report(
-    empty_folder: Path, capsys: pytest.CaptureFixture[str]
+    offline: bool, empty_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """And one more to text of the hybrid, whose folder is in the run."""
     hub = empty_folder.parent / "hub"
-    write_model(hub, MODEL)
-    write_dataset(hub, DATASET, CONFIG, num_documents=400)
-    recover.main([*COMMAND, *SHORT])
+    if offline:
+        folder = write_model(empty_folder.parent / "elsewhere", MODEL)
+        write_text(empty_folder / "text.jsonl", 400)
+        given = ["--model", str(folder), "--data.source", "text.jsonl", "--preset", "small"]
+    else:
+        write_model(hub, MODEL)
+        write_dataset(hub, DATASET, CONFIG, num_documents=400)
+        given = COMMAND
+    recover.main([*given, *SHORT])
     assert "preset small" in capsys.readouterr().out
     (run,) = (path for path in Path("runs").iterdir() if path.name != "shared")
     assert (run / "report" / "report.html").is_file()
-    assert (run / "model" / "model.safetensors").is_file()
+    facts = json.loads((run / "calibration" / "reference.json").read_text())["facts"]["settings"]
+    source = "text.jsonl" if offline else presets.SHORT_TEXT
+    assert facts["essays"] == f"text:{source}"
+    (trained,) = run.glob("train/step-*")
+    words = ["--model", str(trained), "--prompt", "Once upon a time", "--max-tokens", "4"]
+    generate_text.main(words)
+    assert "answer: 4 tokens" in capsys.readouterr().out
 
 
 def test_without_a_hub_it_names_the_two_options_that_it_needs(
