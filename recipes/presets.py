@@ -48,6 +48,7 @@ from bosch.run.stage import differences
 # and for long sequences PDF files. The name says no commit: the run's own is in its files.
 SHORT_TEXT = "hf:HuggingFaceFW/fineweb-edu?config=sample-10BT"
 LONG_TEXT = "hf:HuggingFaceFW/finepdfs?config=eng_Latn"
+HUB_TEXTS = ((SHORT_TEXT,), (LONG_TEXT,))
 TINY_MODEL, SMOKE_MODEL = "tiny-qwen3", "tiny-qwen3-2layer"
 SMALL_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 # Models with fewer positions or smaller weights, as the embedded ones, use the toy world.
@@ -300,14 +301,7 @@ def for_run(given: Mapping[str, Any]) -> tuple[Config, list[str]]:
     try:
         config, lines = choose(given.get("preset"), model)
     except MissingFileError as error:
-        if not is_of_network(error):
-            raise
-        if "config.data.source" in given:
-            problem, remedy = f"{model} is on the hub, which cannot be reached", "--model DIR"
-        else:
-            problem = f"{model} and text to learn from are on the hub, which cannot be reached"
-            remedy = "--model DIR --data.source TEXT, a model's folder and a file or folder of text"
-        raise MissingFileError(f"{problem}: pass {remedy}.") from error
+        raise explain_offline(error, model, "config.data.source" not in given) from error
     if given.get("config.train.objective") == "next-token":
         # The preset's are of no use then. Those that the user names are refused.
         config = replace(config, train=replace(config.train, stored_shares=None))
@@ -333,6 +327,20 @@ def for_run(given: Mapping[str, Any]) -> tuple[Config, list[str]]:
         longbench_categories="official",  # without GSM8K, which is data of its own
     )
     return replace(config, eval=evaluation), lines
+
+
+def explain_offline(
+    error: MissingFileError, model: str | None, needs_text: bool
+) -> MissingFileError:
+    """Without a hub, all options that a run needs in its place, in one sentence."""
+    if not is_of_network(error):
+        return error
+    if needs_text:
+        problem = f"{model} and text to learn from are on the hub, which cannot be reached"
+        remedy = "--model DIR --data.source TEXT, a model's folder and a file or folder of text"
+    else:
+        problem, remedy = f"{model} is on the hub, which cannot be reached", "--model DIR"
+    return MissingFileError(f"{problem}: pass {remedy}.")
 
 
 def is_on_this_machine(longbench_data: str) -> bool:

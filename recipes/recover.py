@@ -24,7 +24,7 @@ from bosch.methods import _settings as methods
 from bosch.recipes import compare_runs, presets
 from bosch.recipes.command import Command, parse_command
 from bosch.run.dist import rank_and_world
-from bosch.run.errors import Refusals, run_main
+from bosch.run.errors import MissingFileError, Refusals, run_main
 from bosch.run.folder import RUN, RunFolder, measured
 from bosch.run.progress import log_to, say, set_up
 from bosch.run.stage import Stage, refuse_blocked, stages_to_redo
@@ -56,7 +56,11 @@ def main(arguments: Sequence[str]) -> None:
     with refusals:
         presets.check_lengths(config)
     with refusals:
-        model_stage.check(config.model)  # first, since every stage reads it
+        try:
+            model_stage.check(config.model)  # first, since every stage reads it
+        except MissingFileError as error:
+            needs_text = config.data.source in presets.HUB_TEXTS
+            raise presets.explain_offline(error, config.model, needs_text) from error
         stages = stages_of_run(command, run, fitted)
         redo = stages_to_redo(stages, command.fresh, command.from_)
         texts = run.check(stages, redo)

@@ -90,7 +90,7 @@ def mask_layers(model: str) -> int:
 
 def dry_run(*words: str, capsys: pytest.CaptureFixture[str]) -> str:
     """What is printed before the sentence on what is missing offline."""
-    with pytest.raises(UserError, match="cannot be fetched from the hub"):
+    with pytest.raises(UserError, match="on the hub, which cannot be reached: pass --model DIR"):
         main([*words, "--dry-run"])
     return " ".join(capsys.readouterr().out.split())
 
