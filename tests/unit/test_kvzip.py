@@ -104,8 +104,8 @@ def weights_by_hand(model: Any, whole: Tensor, text_tokens: int, prompt_tokens: 
     loss = -sum(logits[i - 1].log_softmax(-1)[whole[i]] for i in range(first, len(whole)))
     values, outputs = seen[::2], seen[1::2]
     gradients = torch.autograd.grad(loss, outputs)
-    config = model.config
-    ratio, size = config.num_attention_heads // config.num_key_value_heads, config.head_dim
+    config, size = model.config, model.base_model.layers[0].self_attn.head_dim
+    ratio = config.num_attention_heads // config.num_key_value_heads
 
     def weight(layer: int, head: int, query: int, key: int) -> float:
         group = head // ratio
