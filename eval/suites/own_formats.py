@@ -21,6 +21,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from bosch.config import at_least
+from bosch.data import needle_text
 from bosch.data.needles import DoesNotFitError, distances_to_end, largest, token_counter
 from bosch.data.toy_world.world import ToyEssays
 from bosch.eval.averages import AVERAGE
@@ -131,6 +132,10 @@ class Settings:
         check_names(self.tasks, NUM_KEYS, "a task of own formats")
         at_least(1, self, "own_formats", "samples")
 
+    @property
+    def needle(self) -> niah.Settings:
+        return niah.Settings(self.essays, self.punkt, lengths=self.lengths)
+
 
 def configure(request: Request) -> tuple[Settings, int]:
     config = request.config
@@ -144,7 +149,11 @@ def configure(request: Request) -> tuple[Settings, int]:
 
 
 def files(settings: Settings) -> dict[str, str]:
-    return {} if settings.essays == niah.TOY else {"essays": settings.essays}
+    return niah.files(settings.needle)
+
+
+def hashes(settings: Settings) -> dict[str, str | None]:
+    return niah.hashes(settings.needle)
 
 
 def list_tasks(settings: Settings) -> list[Task]:
@@ -152,10 +161,8 @@ def list_tasks(settings: Settings) -> list[Task]:
 
 
 def sources(settings: Settings, task: Task) -> dict[str, str]:
-    facts = {"samples": str(settings.samples), "seed": str(settings.seed)}
-    if settings.essays == niah.TOY:
-        return facts | {"essays": niah.TOY}
-    return facts | {"essays": niah.load_essays(settings.essays, settings.punkt).sha256}
+    _, digest = read_text(settings)
+    return {"samples": str(settings.samples), "seed": str(settings.seed), "essays": digest}
 
 
 def build_examples(
@@ -167,7 +174,7 @@ def build_examples(
 def build(settings: Settings, task: Task, index: int, tokenizer: Tokenizer) -> Example:
     """Needs no other example. Each has a part of the text and depths of its needles of its own."""
     rng = random.Random(f"own_formats/{settings.seed}/{task.name}/{task.length}/{index}")
-    count, sentences = token_counter(tokenizer), read_sentences(settings.essays, settings.punkt)
+    count, (sentences, _) = token_counter(tokenizer), read_text(settings)
     needles, question, answers = write_needles(task.name, rng)
     depths = [rng.random() for _ in needles]
     first = rng.randrange(len(sentences))
@@ -225,11 +232,15 @@ def write_needles(task: str, rng: random.Random) -> tuple[list[str], str, tuple[
 
 
 @lru_cache(maxsize=2)
-def read_sentences(essays: str, punkt: Path | None) -> list[str]:
-    if essays == niah.TOY:
-        return ToyEssays("test", "own_formats").sentences(TOY_WORDS)
-    text = niah.load_essays(essays, punkt)
-    return text.sentences(len(text.words))
+def read_text(settings: Settings) -> tuple[list[str], str]:
+    """The sentences of the text, and its hash."""
+    if settings.essays == niah.TOY:
+        return ToyEssays("test", "own_formats").sentences(TOY_WORDS), niah.TOY
+    if needle_text.is_text(settings.essays):  # the passages that no calibration set has
+        text = needle_text.make_haystack(settings.essays, max(settings.lengths), "test")
+    else:
+        text = niah.load_essays(settings.essays, settings.punkt)
+    return text.sentences(len(text.words)), text.sha256
 
 
 def score(settings: Settings, task: Task, example: Example, prediction: str) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from transformers import AutoTokenizer
 
 from bosch.assets import asset_folder
 from bosch.config import EvaluationConfig
-from bosch.data import needles
+from bosch.data import needle_text, needles
 from bosch.data.essays import Essays, SentenceEnds
 from bosch.eval import averages
 from bosch.eval.suites import niah, own_formats
@@ -111,6 +112,23 @@ def test_the_text_is_the_users_own(tokenizer: Any, monkeypatch: pytest.MonkeyPat
     assert own_formats.files(settings) == {"essays": "mine.txt"}
     facts = own_formats.sources(settings, Task("word", 200))
     assert facts == {"samples": "3", "seed": "42", "essays": "f" * 64}
+
+
+def test_a_training_text_gives_the_passages_that_no_calibration_has(
+    tokenizer: Any, tmp_path: Path
+) -> None:
+    path = tmp_path / "text.jsonl"
+    words = (f"w{number:05}{'.' if number % 9 == 8 else ''}" for number in range(20_000))
+    path.write_text(json.dumps({"text": " ".join(words)}) + "\n")
+    settings = replace(SETTINGS, essays=f"text:{path}", samples=5)
+    calibration = needle_text.make_haystack(settings.essays, LENGTH, "calibration").words
+    for one in build_examples(settings, Task("list", LENGTH), tokenizer):
+        words_of_text = {word for word in one.prompt.split() if word.startswith("w")}
+        assert len(words_of_text) > 50
+        assert words_of_text.isdisjoint(calibration)
+    assert own_formats.files(settings) == {}
+    (digest,) = own_formats.hashes(settings).values()
+    assert digest
 
 
 def test_the_average_is_of_the_tasks_at_each_length() -> None:
