@@ -6,7 +6,6 @@ is measured. `REACHED` says how much of that speed each kind of work reaches.
 """
 
 from collections.abc import Iterator
-from functools import cache
 from typing import Any
 
 import torch
@@ -65,14 +64,13 @@ def stage_seconds(config: Config, zero_shot: bool = False) -> dict[str, float]:
     schedule = None if zero_shot else schedule_of(config)
     plan = make_plan(config, num_gpus=max(1, torch.cuda.device_count()))
     dense, hybrid = plain_config(plan.model), plan.model
-    speed = cache(matmul_speed)
 
     def reading(model: Any, texts: float, length: int, precision: str) -> float:
         """Seconds, at full speed, in which `texts` of this length pass the model once."""
         # Without the head, which only sees the ends of texts.
         weights = count_active_weights(build_on_meta(model)) - model.vocab_size * model.hidden_size
         forward = training_flops(model, weights, [length]) / 3  # a step is three forward passes
-        return texts * forward / speed(number_format(precision))
+        return texts * forward / matmul_speed(number_format(precision))
 
     found: dict[str, float] = {}
     calibration, evaluation = config.calibration, config.eval

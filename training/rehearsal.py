@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib.util import find_spec
 from multiprocessing import get_context
 from types import SimpleNamespace
@@ -394,8 +395,10 @@ def training_seconds(plan: Plan, schedule: TrainSchedule) -> float:
     return flops / (SPEED_SHARE * num_devices * speed)
 
 
+@cache
 def matmul_speed(dtype: torch.dtype) -> float:
-    """FLOPs per second of large matrix products on this rank's device."""
+    """FLOPs per second of large matrix products on this rank's device. Measured once, so that the
+    settings that --hours compares are all judged by one speed."""
     device = choose_device(os.environ)
     size = 1024 if device.type == "cpu" else 8192
     left, right = torch.ones(2, size, size, dtype=dtype, device=device)
