@@ -15,6 +15,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
@@ -75,7 +76,13 @@ def printed(*words: str) -> str:
     if words[0] == "-m":
         run, words = partial(runpy.run_module, words[1], alter_sys=True), words[1:]
     output = io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(output):
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.redirect_stdout(output),
+        warnings.catch_warnings(),
+    ):
+        # That another test has imported the module, which is run once more here.
+        warnings.simplefilter("ignore", RuntimeWarning)
         patch.setattr(sys, "argv", [*words])
         patch.setattr(sys, "path", [*sys.path])
         failed = False
