@@ -6,6 +6,8 @@
 Masks are chosen on the calibration set of the preset `small`, and judged on questions with other
 needles, at the same length and at 4,096 tokens (teacher forcing: right if each token of the answer,
 as the dense model writes it, is the arg-max), and by the loss on the second halves of other texts.
+With `--formats 60` also on so many questions of each task of the suite `own_formats`, whose formats
+no calibration has: greedy answers, by the model of the precision that the search has.
 A row is written when it is done; the same command goes on with those that are missing. A mask that
 another row or `--judged` has judged is not judged again.
 
@@ -22,6 +24,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import numpy as np
@@ -29,12 +32,16 @@ import torch
 from torch.nn.functional import cross_entropy
 from torch.nn.modules.module import register_module_forward_pre_hook
 
+import bosch
 from benchmarks._measure import DeviceOptions, Row, read_rows
 from bosch.calibration import Calibration
 from bosch.config import CalibrationConfig, Config, shared_fields
 from bosch.data import tokens_stage
 from bosch.data.calibration import CalibrationSettings, build_set
 from bosch.eval.own_words import rewording
+from bosch.eval.results import PREDICTIONS
+from bosch.eval.rows import read_rows as read_prediction_rows
+from bosch.eval.suites.own_formats import METRIC
 from bosch.hybrid.sinks import attach_sink
 from bosch.masks.mask import GroupMask
 from bosch.method import Inputs
@@ -47,7 +54,7 @@ from bosch.run.progress import say
 from bosch.run.stage import Artifact, Stage
 from bosch.search.score import Evaluator
 from bosch.search.settings import NO_ACCELERATIONS, SearchSettings
-from bosch.sink import Sink
+from bosch.sink import NO_SINK, Sink
 from bosch.training.learner import make_learning
 
 DENSE = "dense"
@@ -62,11 +69,13 @@ QUESTIONS = 4  # on each text
 TITLE = "{folder}, questions on {contexts} texts, the loss of {texts} texts, {place}"
 COLUMNS = {name: name for name in ("method", "ratio", "window", "sink", "seed")}
 COLUMNS |= {"questions": "accuracy:.1f", "against": "against", "at 4,096": "long_accuracy:.1f"}
+COLUMNS |= {"formats": "formats:.1f", "against dense": "formats_against_dense"}
 COLUMNS |= {"log-prob.": "log_probability:.3f", "loss": "value:.3f", "minutes": "minutes:.1f"}
 COLUMNS |= {"layer-forwards": "layer_forwards:,.0f"}
 # What judging a mask writes.
 ANSWERS = ("accuracy", "log_probability", "right", "log_probabilities")
-JUDGED = (*ANSWERS, *(f"long_{name}" for name in ANSWERS), "value", "unit", "losses")
+LONG_ANSWERS = tuple(f"long_{name}" for name in ANSWERS)
+FORMATS = ("formats", "formats_scores")
 
 
 @dataclass(frozen=True)
@@ -82,6 +91,7 @@ class Options(DeviceOptions):
     contexts: int = 30  # texts with four questions each, to judge by
     long_contexts: int = 4  # the same of 4,096 tokens
     texts: int = 12  # texts whose loss is measured
+    formats: int = 0  # questions of each task of own_formats, in formats that no calibration has
     options: tuple[str, ...] = ()  # settings of the methods, as steps=60
     answers: Literal["expected", "own-words"] = "own-words"  # that count, as in the calibration
     baseline: str = "single_group"  # method that the others are compared with, question by question
@@ -117,7 +127,9 @@ def measure(options: Options) -> Iterator[Row]:
                     file.write(json.dumps(found[0]) + "\n")
             row = found[0] | {"against": against(found[0], options.baseline, done)}
             row["minutes"] = row["seconds"] / 60
-            row.setdefault("layer_forwards", None)  # older rows have none
+            for name in ("layer_forwards", "long_accuracy", "formats"):
+                row.setdefault(name, None)  # older rows have none, or it was not asked for
+            row["formats_against_dense"] = formats_against_dense(row, done)
             yield row | {"name": f"{method} {ratio:g}, W {window}, sink {sink}, seed {seed}"}
 
 
@@ -140,6 +152,23 @@ def against(row: Row, baseline: str, others: Sequence[Row]) -> str:
             low, high = np.percentile(difference[draw].mean(1), [2.5, 97.5])
             return f"{difference.mean():+.1f} [{low:+.1f}, {high:+.1f}]"
     return ""
+
+
+def formats_against_dense(row: Row, others: Sequence[Row]) -> str:
+    """The paired difference in points, with a 95 % interval over questions, each on its own text.
+    The mean of the tasks counts, so questions are drawn within each."""
+    dense = [other for other in others if other["method"] == DENSE and "formats_scores" in other]
+    if not dense or row["method"] == DENSE or "formats_scores" not in row:
+        return ""
+    draw = np.random.default_rng(0)
+    drawn, means = np.zeros(2_000), []
+    for task, ours in row["formats_scores"].items():
+        difference = 100 * (np.array(ours) - np.array(dense[0]["formats_scores"][task]))
+        places = draw.integers(len(difference), size=(len(drawn), len(difference)))
+        drawn += difference[places].mean(1) / len(row["formats_scores"])
+        means.append(difference.mean())
+    low, high = np.percentile(drawn, [2.5, 97.5])
+    return f"{np.mean(means):+.1f} [{low:+.1f}, {high:+.1f}]"
 
 
 class Bench:
@@ -203,8 +232,13 @@ class Bench:
         row: Row = {"z": mask.row_texts(), "seconds": round(time.monotonic() - began, 1)}
         row |= {"cost": cost, "layer_forwards": round(work[0])}
         asked = None if self.options.answers == "expected" else self.options.answers
-        known = judged.get((tuple(row["z"]), window, sink, seed, asked))
-        return row | ({n: known[n] for n in JUDGED} if known else self.judge(mask, seed))
+        known = judged.get((tuple(row["z"]), window, sink, seed, asked), {})
+        needed = ["value", "unit", "losses", *(ANSWERS if self.options.contexts else ())]
+        needed += LONG_ANSWERS if self.options.long_contexts else ()
+        needed += FORMATS if self.options.formats else ()
+        if all(name in known for name in needed):
+            return row | {name: known[name] for name in needed}
+        return row | self.judge(mask, seed)
 
     def choose(
         self, method: str, ratio: float, window: int, sink: str, seed: int
@@ -253,6 +287,8 @@ class Bench:
         found: Row = {}
         lengths = (("", options.contexts, 0), ("long_", options.long_contexts, LONG))
         for name, contexts, length in lengths:
+            if not contexts:
+                continue
             asked = self.questions(seed, contexts, length)
             plainly = SearchSettings(accelerations=NO_ACCELERATIONS)
             evaluator = Evaluator(self.judged, asked, window, plainly)
@@ -283,7 +319,28 @@ class Bench:
             logits_TV = output.logits[0, :-1]
             losses.append(float(cross_entropy(logits_TV.float(), ids_BT[0, half:])))
         found |= {"value": float(np.mean(losses)), "unit": "nats a token"}
-        return found | {"losses": [round(loss, 4) for loss in losses]}
+        found |= {"losses": [round(loss, 4) for loss in losses]}
+        return found | (self.judge_formats(mask) if options.formats else {})
+
+    def judge_formats(self, mask: GroupMask) -> Row:
+        """The score of each question of own_formats, on the text of the needles."""
+        sink: Sink = getattr(self.judged, "window_sink", NO_SINK)
+        settings = {"samples": self.options.formats, "niah_essays": self.config.calibration.essays}
+        with TemporaryDirectory() as folder, bosch.masked(self.model, replace(mask, sink=sink)):
+            bosch.evaluate(
+                self.model,
+                ["own_formats"],
+                lengths=[self.config.calibration.length],
+                tokenizer=self.tokenizer,
+                folder=Path(folder) / "formats",
+                **settings,
+            )
+            rows = read_prediction_rows(Path(folder) / "formats" / "own_formats" / PREDICTIONS)
+        scores: dict[str, list[float]] = {}
+        for row in rows:
+            scores.setdefault(row["task"], []).append(row["scores"][METRIC])
+        mean = 100 * float(np.mean([np.mean(each) for each in scores.values()]))
+        return {"formats": mean, "formats_scores": scores}
 
 
 @contextmanager
