@@ -32,7 +32,6 @@ import torch
 from torch.nn.functional import cross_entropy
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-import bosch
 from benchmarks._measure import DeviceOptions, Row, read_rows
 from bosch.calibration import Calibration
 from bosch.config import CalibrationConfig, Config, shared_fields
@@ -49,6 +48,7 @@ from bosch.methods._choose import make_mask, write_selection
 from bosch.methods._settings import default_settings, load_method
 from bosch.model import load_for_search, load_tokenizer, read_model_info
 from bosch.recipes import presets
+from bosch.recipes.python_calls import evaluate, masked
 from bosch.run.folder import RunFolder
 from bosch.run.progress import say
 from bosch.run.stage import Artifact, Stage
@@ -326,8 +326,8 @@ class Bench:
         """The score of each question of own_formats, on the text of the needles."""
         sink: Sink = getattr(self.judged, "window_sink", NO_SINK)
         settings = {"samples": self.options.formats, "niah_essays": self.config.calibration.essays}
-        with TemporaryDirectory() as folder, bosch.masked(self.model, replace(mask, sink=sink)):
-            bosch.evaluate(
+        with TemporaryDirectory() as folder, masked(self.model, replace(mask, sink=sink)):
+            evaluate(
                 self.model,
                 ["own_formats"],
                 lengths=[self.config.calibration.length],
