@@ -325,7 +325,6 @@ class Bench:
     def judge_formats(self, mask: GroupMask) -> Row:
         """The score of each question of own_formats, on the text of the needles."""
         sink: Sink = getattr(self.judged, "window_sink", NO_SINK)
-        settings = {"samples": self.options.formats, "niah_essays": self.config.calibration.essays}
         with TemporaryDirectory() as folder, masked(self.model, replace(mask, sink=sink)):
             evaluate(
                 self.model,
@@ -333,7 +332,8 @@ class Bench:
                 lengths=[self.config.calibration.length],
                 tokenizer=self.tokenizer,
                 folder=Path(folder) / "formats",
-                **settings,
+                samples=self.options.formats,
+                niah_essays=self.config.calibration.essays,
             )
             rows = read_prediction_rows(Path(folder) / "formats" / "own_formats" / PREDICTIONS)
         scores: dict[str, list[float]] = {}

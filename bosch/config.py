@@ -54,7 +54,7 @@ class CalibrationConfig:
 
     examples: int = 64  # questions that a mask is scored on
     length: TokenCount = 32_768  # tokens of a text, its questions and answers included
-    questions_per_context: int = 1  # questions on each text; more of them are faster to score
+    questions_per_context: Rarely[int] = 1  # questions on each text; more of them are faster to score
     # needle tasks, in equal shares; none given: the paper's six
     tasks: Rarely[tuple[str, ...]] = ()
     # File or folder of essays; text: made of the training text, what is held out of it;
@@ -243,7 +243,7 @@ class EvaluationConfig:
     longbench_rows: int | None = follows("samples")
     # Average over the paper's seven categories (with GSM8K), or over LongBench's own six.
     longbench_categories: Rarely[Literal["paper", "official"]] = "paper"
-    gsm8k_data: str = "openai/gsm8k"  # GSM8K: a file of test rows, a folder or a hub id
+    gsm8k_data: Rarely[str] = "openai/gsm8k"  # GSM8K: a file of test rows, a folder or a hub id
     options: tuple[str, ...] = ()  # settings of suites, as mine.rows=5 (eval/suites/mine.py)
     # number format of the model; auto: bf16 on a GPU, else fp32
     precision: Rarely[Precision] = "auto"

@@ -118,11 +118,12 @@ def read_config(file: Path) -> Config:
 def _made(kind: Any, values: Mapping[str, Any]) -> Any:
     """A dataclass of what JSON has made of one."""
     known = {each.name: each.default_factory for each in fields(kind)}
-    made = {}
-    for name, value in values.items():
-        if name not in known:
-            raise UserError(f"there is no setting {name!r}; {suggest(name, tuple(known))}")
+    for name in values.keys() - known.keys():
+        raise UserError(f"there is no setting {name!r}; {suggest(name, tuple(known))}")
+
+    def value_of(name: str, value: Any) -> Any:
         if isinstance(value, dict):
-            value = _made(known[name], value)
-        made[name] = tuple(value) if isinstance(value, list) else value
-    return kind(**made)
+            return _made(known[name], value)
+        return tuple(value) if isinstance(value, list) else value
+
+    return kind(**{name: value_of(name, value) for name, value in values.items()})

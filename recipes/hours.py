@@ -237,14 +237,14 @@ def chosen_then(
             "on with it, or name another --run-dir."
         )
     stored: Any = fill_in(content.get("config") or {})
-    evaluation = {
-        name.removeprefix("eval."): stored["eval"][name.removeprefix("eval.")]
-        for name in ("eval.checkpoints", *QUESTIONS)
-        if name not in named
-    }
-    if "checkpoints" in evaluation:
-        evaluation["checkpoints"] = tuple(evaluation["checkpoints"])
-    config = replace(config, eval=replace(config.eval, **evaluation))
+    evaluation = config.eval
+    for option in ("eval.checkpoints", *QUESTIONS):
+        if option not in named:
+            name = option.removeprefix("eval.")
+            value = stored["eval"][name]
+            value = tuple(value) if isinstance(value, list) else value
+            evaluation = replace(evaluation, **{name: value})  # type: ignore[arg-type]  # of any kind
+    config = replace(config, eval=evaluation)
     if not {*named} & {*TOKENS}:
         config = replace(config, data=replace(config.data, tokens=stored["data"]["tokens"]))
     if not {*named} & {*SEARCH}:

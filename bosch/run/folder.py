@@ -84,9 +84,11 @@ class RunFolder:
         anything is written. Returns lines to print. `redo`: those that are made again."""
         refusals, lines = Refusals(), list[str]()
         place = next(one for one in (self.path, *self.path.absolute().parents) if one.exists())
-        by_whom = {"effective_ids": os.access in os.supports_effective_ids}
         with refusals:
-            if place.is_dir() and not os.access(place, os.W_OK | os.X_OK, **by_whom):
+            may_write = os.access(
+                place, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids
+            )
+            if place.is_dir() and not may_write:
                 problem = f"{self.path} cannot be written: this user may not write in {place}"
                 raise UserError(f"{problem}. Name another --run-dir, or change its permissions.")
         for stage in stages:
