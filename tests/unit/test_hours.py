@@ -156,6 +156,20 @@ def test_a_run_that_goes_on_has_what_was_chosen_first(
         parse_command(["--hours", "0.1"])
 
 
+def test_what_the_command_line_names_is_kept(known_speed: Callable[[float], None]) -> None:
+    known_speed(3e10)
+    usual = parse_command(["--hours", "0.15"])
+    assert [cut.split()[0] for cut in usual.promise.cuts][:2] == [
+        "--data.tokens",
+        "--eval.checkpoints",
+    ]
+    named = ["--eval.checkpoints", "0", "0.5", "1", "--method", "bosch"]
+    command = parse_command(["--hours", "0.15", *named])
+    assert command.config.eval.checkpoints == (0, 0.5, 1)
+    assert command.config.mask == tiny().mask
+    assert any("--eval.niah-samples 5 " in cut for cut in command.promise.cuts)
+
+
 def choose(environment: dict[str, str], out: Path) -> None:
     os.environ |= environment
     rank = int(environment["RANK"])
