@@ -191,6 +191,8 @@ def fitting_steps(
 def describe_cuts(before: Config, after: Config) -> tuple[str, ...]:
     """A line for each setting that was cut, as an option."""
     old, new = flatten(plain(asdict(before))), flatten(plain(asdict(after)))
+    if before.method != after.method:  # a ranking tries no masks
+        new["mask.kappa"] = old["mask.kappa"]
     return tuple(
         f"{option(name)} {show_value(new[name])} (it was {show_value(old[name])})"
         for name in CHOSEN

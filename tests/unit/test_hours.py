@@ -70,6 +70,7 @@ def test_what_costs_least_is_cut_first(
     assert ("--data.tokens" in said) == (steps < 1_000)
     assert ("--eval.checkpoints 0 1 (it was 0 0.5 1)" in said) == (checkpoints < 3)
     assert ("--eval.niah-samples 5 (it was 25)" in said) == (questions == 5)
+    assert ("--mask.kappa 6 (it was 30)" in said) == (kappa == 6 and method == "bosch")
     assert ("--method razor (it was bosch)" in said) == (method == "razor")
 
 
