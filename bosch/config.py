@@ -54,7 +54,8 @@ class CalibrationConfig:
 
     examples: int = 64  # questions that a mask is scored on
     length: TokenCount = 32_768  # tokens of a text, its questions and answers included
-    questions_per_context: Rarely[int] = 1  # questions on each text; more of them are faster to score
+    # Questions on each text; more of them are faster to score.
+    questions_per_context: Rarely[int] = 1
     # needle tasks, in equal shares; none given: the paper's six
     tasks: Rarely[tuple[str, ...]] = ()
     # File or folder of essays; text: made of the training text, what is held out of it;
