@@ -4,7 +4,8 @@ Kim et al. 2025, "KVzip: Query-Agnostic KV Cache Compression with Context Recons
 4.2. The model reads a text, is asked to repeat it, and is given the repetition, 2,000 tokens at a
 time. A key of the text counts as much as the most attention that any of these tokens pays to it, in
 any query head of its group; a group counts as much as its strongest key, over all texts. A large
-score is global. The texts are the haystacks, without a chat template.
+score is global. The texts are the haystacks, without a chat template. The authors place it above
+DuoAttention's trained scores, on models of 7B and more: not repeated here.
 
 Memory grows with the text, whose keys and values are kept, and not with its square: a process
 with two layers of SmolLM2's shape has at most .7 GiB at 8,192 tokens and 1.4 at 32,768, where one
