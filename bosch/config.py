@@ -79,6 +79,8 @@ class MaskConfig:
     """The search for the mask."""
 
     kappa: int = 100  # masks tried per layer: more take longer and find better masks
+    # rankings that the method bosch starts from, besides its own probes; (): the probes alone
+    starts: tuple[str, ...] = ("razor", "retrieval_head", "kvzip", "fisher")
     alpha: Rarely[float] = 100.0  # weight in NOMAD's loss of a wrong number of windowed groups
     gamma: Rarely[float] = 0.2  # headroom of the normalized score above the dense model's
     # ratios that a layer can get

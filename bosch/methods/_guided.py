@@ -1,13 +1,20 @@
-"""Starting points of a search: static rankings by other methods."""
+"""Starting points of a search: static rankings by other methods.
 
+A ranking does not depend on the ratio. So what one search has computed is kept in `runs/shared`, as
+outcomes of masks are, and serves all searches on the same model, calibration set and window."""
+
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from bosch.method import Inputs, Scores, Table
+from bosch.methods._examples import identify
 from bosch.methods._settings import METHODS, load_method
 from bosch.plugins import list_plugins, suggest
 from bosch.run.dist import Ranks
 from bosch.run.errors import UserError
+from bosch.run.files import STARTED, parse_lines, sealed_lines, write_atomically
 from bosch.run.progress import say
+from bosch.run.stage import SHARED
 from bosch.search.settings import SearchSettings, check_optimizer
 
 STARTS = ("fisher", "qada", "apl", "retrieval_head")  # each as costly as a few evaluations
@@ -23,15 +30,15 @@ class GuidedSettings(SearchSettings):
     rankings: tuple[str, ...] = STARTS  # ranking methods to start from
 
 
-def check_guides(settings: GuidedSettings) -> None:
-    """Refuse starting points that do not work, before work begins."""
+def check_rankings(settings: SearchSettings, field: str, names: Sequence[str]) -> None:
+    """Refuse starting points that do not work, before work begins. field: the setting's name."""
     check_optimizer(settings)
     methods = list_plugins(METHODS)
-    for name in settings.rankings:
+    for name in names:
         if name not in methods:
-            raise UserError(f"--rankings {name}: no such method; {suggest(name, methods)}")
+            raise UserError(f"--{field} {name}: no such method; {suggest(name, methods)}")
         if not hasattr(load_method(name), "score_groups"):
-            problem = f"--rankings {name}: this method does not rank groups"
+            problem = f"--{field} {name}: this method does not rank groups"
             raise UserError(f"{problem}; use one that does, such as {', '.join(STARTS)}.")
 
 
@@ -39,20 +46,46 @@ def rankings_of(inputs: Inputs) -> list[Table]:
     """How global each group is, by each ranking to start from."""
     tables = []
     for name in inputs.settings.rankings:
-        method, folder = load_method(name), inputs.folder / FOLDER / name
-        folder.mkdir(parents=True, exist_ok=True)
         say(f"ranking groups by {name}, as a starting point")
-        ranking_inputs = replace(
-            inputs,
-            # What the search has loaded, with its sink attached, and not a second copy of it.
-            load_model=lambda: inputs.model,
-            load_calibration=lambda: inputs.calibration,
-            settings=method.Settings(),
-            folder=folder,
-        )
-        scores: Scores = method.score_groups(ranking_inputs)
-        sign = 1 if scores.larger_is == "global" else -1
-        table = tuple(tuple(sign * value for value in row) for row in scores.groups)
-        # Rank 0's: a last digit that differs would send the ranks to different masks.
-        tables.append(Ranks.current().agree(table))
+        tables.append(global_table(scores_of(name, inputs)))
     return tables
+
+
+def global_table(scores: Scores) -> Table:
+    """How global each group is: the scores, or where large ones are local, the negative."""
+    sign = 1 if scores.larger_is == "global" else -1
+    return tuple(tuple(sign * value for value in row) for row in scores.groups)
+
+
+def scores_of(name: str, inputs: Inputs) -> Scores:
+    """The scores of a ranking with its usual settings, the same on every rank."""
+    method, folder = load_method(name), inputs.folder / FOLDER / name
+    folder.mkdir(parents=True, exist_ok=True)
+    ranking_inputs = replace(inputs, settings=method.Settings(), folder=folder)
+    # What the search has loaded, with its sink attached: no second copy, and no constants that are
+    # measured again.
+    vars(ranking_inputs).update(model=inputs.model, calibration=inputs.calibration)
+    made_of, ranks = identify(ranking_inputs, name), Ranks.current()
+    shared = None
+    if (inputs.folder / STARTED).is_file():  # a stage's folder: runs lie beside each other
+        shared = inputs.folder.parent.parent / SHARED / "rankings" / f"{name}-{made_of[:16]}.jsonl"
+
+    def find() -> Scores | None:
+        content = shared.read_bytes() if shared and shared.is_file() else b""
+        for _, line in parse_lines(content, made_of):
+            if line:
+                groups = tuple(map(tuple, line["groups"]))
+                return Scores(groups, line["larger_is"], drawn=line["drawn"])
+        return None
+
+    if found := ranks.from_rank_0(find):
+        return found
+    scores: Scores = method.score_groups(ranking_inputs)
+    # Rank 0's: a last digit that differs would send the ranks to different masks.
+    scores = replace(scores, groups=ranks.agree(scores.groups))
+    if shared and ranks.rank == 0:
+        shared.parent.mkdir(parents=True, exist_ok=True)
+        names = ("groups", "larger_is", "drawn")
+        content = {name: getattr(scores, name) for name in names}
+        write_atomically(shared, sealed_lines([content], made_of))
+    return scores

@@ -3,6 +3,9 @@
 Three stages as in the paper, each with a signal: stage 1 asks what every group is worth, stage 2
 ranks the groups of all layers and so gives each layer its share, stage 3 swaps groups, those first
 that promise most by the outcomes of each haystack so far. `bosch_paper` is the search as published.
+
+Before stage 1 the masks of rankings (`starts`) are scored like all others, and stage 3 improves on
+the best mask so far: so none of them scores higher than the result, however early it ends.
 """
 # N groups of the model, S scores
 
@@ -15,25 +18,37 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bosch.config import above_0
+from bosch.config import MaskConfig, above_0
+from bosch.masks.mask import Z
 from bosch.method import Inputs, MethodTraits, Selection, Table
-from bosch.methods._guided import GuidedSettings, check_guides, rankings_of
+from bosch.methods._choose import choose_most_local
+from bosch.methods._guided import check_rankings, global_table, scores_of
+from bosch.run.errors import UserError
 from bosch.run.progress import say, track
+from bosch.search.settings import SearchSettings
 
 if TYPE_CHECKING:
     from bosch.search.search import Search
 
 traits = MethodTraits(searches=True)
-check = check_guides
 
 LEAST_PATIENCE = 8  # masks, before a search is taken to gain nothing more
 LOWEST = -20.0  # log-probability: below it, worse answers are not told apart
 
 
+# About how often a ranking reads the calibration set: kvzip reads each text and its repetition, and
+# fisher computes each layer twice and its gradients; both compute all attention weights.
+PASSES = {"razor": 0.1, "retrieval_head": 1.0, "kvzip": 3.0, "fisher": 4.0}
+OTHER_PASSES = 3.0
+
+
 @dataclass(frozen=True)
-class Settings(GuidedSettings):
+class Settings(SearchSettings):
+    objective: str = "accuracy+probability"  # how masks are scored; as in SearchSettings
     optimizer: str = "guided"  # a file of bosch/search/optimizers
-    rankings: tuple[str, ...] = ()  # ranking methods to start from, in addition to the probes
+    # Rankings to start from, in addition to the probes; one that a model does not allow is left
+    # out. (): the probes alone.
+    starts: tuple[str, ...] = MaskConfig.starts
     probed: float = 1 / 3  # share of the haystacks that stage 1 reads
     # Stage 3 tries this share of kappa masks per layer.
     effort: float = 1 / 3
@@ -50,28 +65,46 @@ class Settings(GuidedSettings):
         above_0(self, "", "effort")
 
 
+def check(settings: Settings) -> None:
+    check_rankings(settings, "starts", settings.starts)
+
+
 def select(inputs: Inputs) -> Selection:
     from bosch.search.finish import announce, finish  # imports torch
     from bosch.search.search import count_solving, open_search
 
     settings = inputs.settings
     with open_search(inputs) as search:
-        groups, guides = search.groups, []
+        groups, guides, starts = search.groups, list[Table](), settings.starts
         swaps = max(2, round(settings.effort * settings.kappa * search.num_layers))
         swaps = count_solving(len(groups), search.num_windowed, swaps)
         is_choice = swaps > 1  # at a ratio of 0 or 1 there is none
-        announce(search, {"stage 1": len(groups), "stage 3": swaps} if is_choice else {"mask": 1})
+        enough = search.anchors.dense.value if settings.until_dense else math.inf
+        plan = {"mask": 1}
+        if is_choice:
+            plan = {"starts": len(starts) + 2} if starts else {}  # 2: what the probes add
+            plan |= {"stage 1": len(groups), "stage 3": swaps}
+        announce(search, plan)
         with search.until_ended():
             if is_choice:
-                worth = probe_groups(search, settings.probed)
-                guides = rank_groups(search, [worth, *rankings_of(inputs)])
-            enough = search.anchors.dense.value if settings.until_dense else math.inf
+                # Before the probes: a limit that ends the search early leaves the best of them.
+                rankings = score_rankings(search) if starts else []
+                if search.best is None or search.best[0] < enough:
+                    worth = probe_groups(search, settings.probed)
+                    guides = rank_groups(search, [worth, *rankings])
+                    if rankings:
+                        score_start(search, "probes", search.mask_by(worth))
+                        score_start(search, "all together", search.mask_by(guides[0]))
+            if starts and "starts" in search.details:
+                worths = search.details["starts"].items()
+                say("starts: " + ", ".join(f"{name} {each['value']:.4g}" for name, each in worths))
             search.solve(
                 "stage 3",
                 groups,
                 search.num_windowed,
                 swaps,
                 guides,
+                starts=[search.best[1]] if starts and search.best else [],
                 enough=enough,
                 patience=max(LEAST_PATIENCE, round(settings.patience * swaps)),
             )
@@ -81,9 +114,35 @@ def select(inputs: Inputs) -> Selection:
 def count_passes(settings: Settings, num_layers: int, num_groups: int) -> float:
     """About how often the model reads the calibration set: for the time said beforehand."""
     probes = num_layers * num_groups * settings.probed / 2  # from its layer on, half of them
+    starts = sum(PASSES.get(name, OTHER_PASSES) + 1 for name in settings.starts)  # 1: its mask
     # Stage 3 tried 25 of 60 planned masks on SmolLM2, 36 and 38 of 80 on the embedded model, and
     # most masks end early or share their lower layers with an earlier one.
-    return probes + 0.36 * settings.effort * settings.kappa * num_layers
+    return starts + probes + 0.36 * settings.effort * settings.kappa * num_layers
+
+
+def score_rankings(search: "Search") -> list[Table]:
+    """Score the masks of the rankings to start from. Returns how global each group is by each."""
+    tables = []
+    for name in search.inputs.settings.starts:
+        say(f"ranking groups by {name}, as a start")
+        try:
+            scores = scores_of(name, search.inputs)
+        except UserError as error:  # on every rank, or on none
+            say(f"{name} is left out: {error}")
+            continue
+        tables.append(global_table(scores))
+        selection = choose_most_local(scores, search.inputs)  # as the method itself would choose
+        search.drawn |= selection.drawn
+        score_start(search, name, selection.mask.z)
+    return tables
+
+
+def score_start(search: "Search", name: str, z: Z) -> None:
+    """Score a mask in full, and record what it is worth."""
+    (value,) = search.score([z], part=f"start {name}", num_windowed=search.num_windowed)
+    names = ("value", "accuracy", "probability", "log_probability")
+    worth = {each: round(getattr(value, each), 4) for each in names}
+    search.details.setdefault("starts", {})[name] = worth
 
 
 def probe_groups(search: "Search", share: float) -> Table:

@@ -3,12 +3,15 @@
 It gets as many evaluations as `bosch_paper` plans with the same kappa."""
 
 from bosch.method import Inputs, MethodTraits, Selection
-from bosch.methods._guided import GuidedSettings, check_guides, rankings_of
+from bosch.methods._guided import GuidedSettings, check_rankings, rankings_of
 from bosch.search.settings import StageSettings
 
 traits = MethodTraits(searches=True)
-check = check_guides
 Settings = GuidedSettings
+
+
+def check(settings: Settings) -> None:
+    check_rankings(settings, "rankings", settings.rankings)
 
 
 def select(inputs: Inputs) -> Selection:

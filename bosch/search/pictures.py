@@ -13,6 +13,7 @@ from bosch.masks.picture import write_picture
 from bosch.search.search import Search
 
 LINE, DOTS, MARK = "#d95f02", "#9ecae1", "#444444"
+START = "start "  # begins the names of the parts that score one
 DASHED: dict[str, Any] = {"color": MARK, "linewidth": 1, "linestyle": "--"}
 
 
@@ -63,9 +64,18 @@ def draw_ratios(axis: Axes, search: Search) -> None:
 
 
 def draw_evaluations(axis: Axes, search: Search) -> None:
-    """Every evaluation, and the best of its subproblem so far. Those stopped early have no dot."""
+    """Every evaluation, and the best of its subproblem so far. Those stopped early have no dot.
+    The starts have marks of their own, and are a subproblem together."""
+    for place, (part, value, _) in enumerate(search.course.values(), 1):
+        if part.startswith(START) and value is not None:
+            label = f"{part.removeprefix(START)} {value:.3f}"
+            axis.plot(place, value, marker="D", markersize=5, linestyle="", label=label, zorder=3)
+            axis.legend(frameon=False, fontsize=8, title="starts", title_fontsize=8)
     begin = 1
-    for number, (_, rows) in enumerate(groupby(search.course.values(), key=lambda row: row[0])):
+    parts = groupby(
+        search.course.values(), key=lambda row: START if row[0].startswith(START) else row[0]
+    )
+    for number, (_, rows) in enumerate(parts):
         table = list(rows)
         values = np.array([value for _, value, _ in table], float)  # None becomes nan
         counted = np.where([counts for _, _, counts in table], values, np.nan)

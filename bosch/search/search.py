@@ -29,6 +29,7 @@ from bosch.search.objective import Anchors, SearchEnded, Value, anchors_between
 from bosch.search.optimizers._interface import (
     PACKAGE,
     WITH_PENALTY,
+    Assignment,
     Problem,
     Trials,
     Variable,
@@ -84,12 +85,17 @@ class Search:
         """One variable for each group of some layers; the groups of a layer side by side."""
         return [((layer, group),) for layer in layers for group in range(self.num_groups)]
 
-    def meet_ratio(self, guide: Table | None = None) -> None:
+    def meet_ratio(self, guide: Table = ()) -> None:
         """Repair the current mask. guide: how global each group is."""
-        prior = [value for row in guide or () for value in row]
         current = tuple(bit for row in self.z for bit in row)
-        repaired = repair(current, self.num_windowed, prior)
+        repaired = repair(current, self.num_windowed, [value for row in guide for value in row])
         self.z = assign(self.z, self.groups, repaired)
+
+    def mask_by(self, guide: Table) -> Z:
+        """The mask at the ratio in which the most global groups are full."""
+        dense = (1,) * len(self.groups)
+        chosen = repair(dense, self.num_windowed, [value for row in guide for value in row])
+        return assign(self.z, self.groups, chosen)
 
     def solve(
         self,
@@ -98,6 +104,7 @@ class Search:
         quota: int,
         max_evaluations: int,
         guides: Sequence[Table] = (),
+        starts: Sequence[Z] = (),
         exact_values: bool = False,
         enough: float = math.inf,
         patience: int | None = None,
@@ -106,19 +113,22 @@ class Search:
         update the current mask. Other groups stay as they are.
 
         A guide is a table of how global each group is. Optimizers that keep the quota start from
-        the masks that the guides choose; the first guide also decides how masks are repaired. A
+        `starts`, or if there are none, from the masks that the guides choose; the first guide also
+        decides how masks are repaired. A
         mask with the value `enough` ends it, and so do `patience` masks in a row that gain next to
         nothing."""
         planned = count_solving(len(variables), quota, max_evaluations)
         enumerated = planned == math.comb(len(variables), quota)
         method = "exhaustive" if enumerated else self.settings.optimizer
         priors = [[sum(guide[l][g] for l, g in places) for places in variables] for guide in guides]
-        starts = [repair((1,) * len(variables), quota, prior) for prior in priors]
+        begin = [repair((1,) * len(variables), quota, prior) for prior in priors]
+        if starts:
+            begin = [values_of(z, variables) for z in starts]
         # An earlier mask tells something here if it differs from the current one in these variables
         # only: if the current mask with its values of them is that mask again.
         known = {}
         for z in self.course:
-            assignment = tuple(z[places[0][0]][places[0][1]] for places in variables)
+            assignment = values_of(z, variables)
             if assign(self.z, variables, assignment) == z:
                 known[assignment] = self.evaluator.values[z]
         # Groups on the window in a mask that solves this: a variable's groups share its value, and
@@ -132,7 +142,7 @@ class Search:
             max_evaluations=planned,
             # Each subproblem has its own; a small one, as NOMAD draws `seed` times first.
             seed=random.Random(f"{self.inputs.seed} {name}").randrange(1_000_000),
-            starts=() if self.settings.optimizer in WITH_PENALTY else tuple(starts),
+            starts=() if self.settings.optimizer in WITH_PENALTY else tuple(begin),
             prior=priors[0] if priors else (),
             anchors=self.anchors,
             settings=self.settings,
@@ -213,6 +223,10 @@ class Search:
         except SearchEnded as ended:
             self.cut_short = str(ended)
             self.reproducible &= not self.evaluator.out_of_time
+
+
+def values_of(z: Z, variables: Sequence[Variable]) -> Assignment:
+    return tuple(z[layer][group] for ((layer, group), *_) in variables)
 
 
 def count_solving(num_variables: int, quota: int, max_evaluations: int) -> int:

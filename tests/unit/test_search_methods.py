@@ -104,7 +104,7 @@ def test_stage_1_keeps_the_best_mask_of_each_layer(run: Any, tmp_path: Path) -> 
 def test_bosch_probes_every_group_and_orders_all_groups(run: Any, tmp_path: Path) -> None:
     """Each probe keeps one group of a layer, and reads a third of the haystacks. Without rankings
     the order of the groups, and the first mask of stage 3, is that of the probes."""
-    record = run("bosch", ratio=0.75, rankings=(), kappa=8)
+    record = run("bosch", ratio=0.75, starts=(), kappa=8)
     lines = lines_of(tmp_path / "mask")
     probes = [line for line in lines if line["stage"] == "stage 1"]
     kept = [(layer, group) for layer in (2, 1, 0) for group in range(4)]
@@ -199,7 +199,7 @@ def test_settings_come_from_the_mask_section() -> None:
         (lambda: bosch_paper.Settings(optimizer="swop"), "--optimizer swop: .*'swap'"),
         (lambda: bosch_paper.Settings(kappa=0), "kappa is 0"),
         (lambda: bosch.Settings(accelerations=Accelerations(memory_gb=math.nan)), "memory_gb"),
-        (lambda: bosch.check(bosch.Settings(rankings=("fischer",))), "'fisher'"),
+        (lambda: bosch.check(bosch.Settings(starts=("fischer",))), "--starts fischer.*'fisher'"),
     ],
 )
 def test_wrong_settings_are_refused(make: Any, message: str) -> None:
@@ -244,7 +244,7 @@ def test_a_mask_comes_to_the_backend_in_ten_frames_of_four_files(
         return attend(call)
 
     monkeypatch.setattr(sdpa, "attend", attend_and_count)
-    run("bosch", rankings=())
+    run("bosch", starts=())
     assert longest == 10
 
 
