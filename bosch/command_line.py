@@ -21,7 +21,7 @@ from types import UnionType
 from typing import Annotated, Any, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from bosch.config import FLAT, FOLLOWS, NO_OPTION, POSITIONAL, RARE, show_value
-from bosch.plugins import first_sentence, suggest
+from bosch.plugins import add_folders, first_sentence, suggest
 from bosch.run import progress
 from bosch.run.dist import rank_and_world
 from bosch.run.errors import UserError
@@ -170,6 +170,8 @@ def parse(
             about = "show also the rarely used options"
             parser.add_argument("--help-all", action="store_true", help=about)
         parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+        about = "folders with methods/, suites/ and so on of your own (default: BOSCH_PLUGINS)"
+        parser.add_argument("--plugins", nargs="+", metavar="DIR", help=about)
         parser.add_options(kind, usual)
         return parser
 
@@ -179,6 +181,7 @@ def parse(
     # Beside a mistake, too, --help shows what it can.
     with contextlib.suppress(UserError) if asks_help else contextlib.nullcontext():
         given, unknown = parser.read(arguments)
+        add_folders(given.pop("plugins", ()))  # before names of plug-ins are looked up
     if rest is not None:
         rest += unknown
     elif unknown and not asks_help:
@@ -295,9 +298,12 @@ def _with_values(kind: Any, settings: Any, given: Mapping[str, Any]) -> Any:
 def peek(arguments: Sequence[str], *names: str) -> dict[str, str | None]:
     """The values of a few options, on which the defaults of the others depend."""
     parser = Parser()
+    parser.add_argument("--plugins", nargs="+", default=())
     for name in names:
         parser.add_argument(f"--{name}", default=None, type=_reader(str, (), takes_none=False))
-    return parser.read(arguments)[0]
+    given = parser.read(arguments)[0]
+    add_folders(given.pop("plugins"))
+    return given
 
 
 def with_options(

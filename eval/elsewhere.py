@@ -11,7 +11,8 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from bosch.eval.settings import EvaluationPlan, Label
+from bosch.eval.settings import SUITES, EvaluationPlan, Label
+from bosch.plugins import list_plugins
 from bosch.run.checkout import ROOT, is_checkout
 from bosch.run.dist import rank_and_world
 from bosch.run.errors import UserError, exit_on_user_error
@@ -103,6 +104,7 @@ def with_this_code(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def main() -> None:
+    list_plugins(SUITES)  # first, so that suites of folders of one's own can be imported
     # Of the process that started this one.
     evaluate_folder, folder, plan, label, out, examples_folder = pickle.load(sys.stdin.buffer)
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from bosch.command_line import with_options
 from bosch.eval.suites._interface import Request, Task
-from bosch.plugins import list_plugins, load_plugin, suggest
+from bosch.plugins import KINDS, list_plugins, load_plugin, own_files, suggest
 from bosch.run.errors import UserError
 from bosch.run.fingerprint import fingerprint_files, hash_file, plain
 
@@ -34,10 +34,11 @@ class SuiteRun:
         return list(dict.fromkeys(self.suite.list_tasks(self.settings)))
 
     @property
-    def version_facts(self) -> dict[str, int]:
-        """The suite's VERSION, for fingerprints; empty if it has none."""
-        suite = self.suite
-        return {"suite_version": suite.VERSION} if hasattr(suite, "VERSION") else {}
+    def version_facts(self) -> dict[str, Any]:
+        """The suite's VERSION, and the file of one that is not ours, for fingerprints."""
+        suite, own = self.suite, own_files((SUITES, self.name))
+        facts = {"suite_version": suite.VERSION} if hasattr(suite, "VERSION") else {}
+        return facts | ({"plugins": own} if own else {})
 
     def call(self, function: str, *arguments: Any) -> Any:
         """Call an optional function of the suite; None if the suite does not have it."""
@@ -136,6 +137,8 @@ class EvaluationPlan:
                 del facts[name]  # runs from before this setting do not have it
         if self.lm_eval_folder is not None:
             facts["lm_eval_folder"] = fingerprint_files(self.lm_eval_folder)
+        if own := own_files((KINDS["backends"], self.attention)):
+            facts["plugins"] = own
         if self.precision != "fp32":  # in half precision these can decide near ties
             how = {"batch": self.generation.batch, "engine": self.generation.engine}
             facts |= {k: value for k, value in how.items() if value not in (None, "transformers")}

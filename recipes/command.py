@@ -2,6 +2,7 @@
 once; what follows knows neither words nor presets, and no setting is left open but what depends on
 this machine's memory."""
 
+import glob
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from bosch.config import FLAT, NO_OPTION, Config, above_0, fill_in
 from bosch.masks.kv_budget import with_kv_budget
 from bosch.methods import _settings as methods
 from bosch.model_files import read_json_object
-from bosch.plugins import suggest
+from bosch.plugins import list_plugins, own_folders, suggest
 from bosch.recipes import presets
 from bosch.run.errors import UserError
 from bosch.run.folder import RUN
@@ -65,6 +66,7 @@ def parse_command(arguments: Sequence[str], description: str = "") -> Command:
     prog = called_as("recover.py")
     command = parse(Command, arguments, usual, prog, description, hides_rare=True)
     config, lines = command.config, command.chosen_by
+    need_plugins(command)
     settings = methods.default_settings(config.method, config.mask)
     config = methods.resolve_sink(config, settings)
     if command.kv_budget is not None:
@@ -84,6 +86,26 @@ def parse_command(arguments: Sequence[str], description: str = "") -> Command:
         command = replace(command, run_dir=path, promise=promise)
         lines = (*lines, *promise.lines())
     return replace(command, config=config, settings=settings, chosen_by=lines)
+
+
+def need_plugins(command: Command) -> None:
+    """Where a run that has begun took its method from a folder of the user's, and it is not there
+    now, say so: that there is no such method would be a riddle."""
+    config = command.config
+    if config.method in list_plugins(methods.METHODS) and {*config.eval.suites} <= {
+        *list_plugins("bosch.eval.suites")
+    }:
+        return
+    # Its folder as far as it is known without the method.
+    start = "-".join([Path(config.model).name, config.method, *config.mask.options])
+    runs = Path("runs").glob(f"{glob.escape(start)}-r{config.ratio:g}*")
+    for run in [command.run_dir] if command.run_dir else sorted(runs):
+        if (record := run / RUN).is_file():
+            had = read_json_object(record).get("plugins", [])
+            if missing := [folder for folder in had if folder not in own_folders()]:
+                raise UserError(
+                    f"{run} was made with --plugins {' '.join(missing)}; pass it again."
+                )
 
 
 def usual(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from bosch.config import Config, describe_config
 from bosch.eval import eval_stage
@@ -21,6 +22,7 @@ from bosch.eval.report.compare import compare
 from bosch.eval.report.page import summarize, write_report
 from bosch.hybrid import model_stage
 from bosch.methods import _settings as methods
+from bosch.plugins import own_folders
 from bosch.recipes import compare_runs, presets
 from bosch.recipes.command import Command, parse_command
 from bosch.run.dist import rank_and_world
@@ -74,7 +76,9 @@ def main(arguments: Sequence[str]) -> None:
         # It may take minutes, so all is checked before.
         config = replace(config, train=fitted.train)
     promise = command.promise  # of --hours
-    record = {"hours": asdict(promise)} if promise else {}
+    record: dict[str, Any] = {"hours": asdict(promise)} if promise else {}
+    if folders := own_folders():
+        record["plugins"] = folders
     with run, measured(run.path) if promise and rank == 0 else nullcontext() as clock:
         log_to(run.path / "recover.log")
         if rank == 0 and promise is None and not (run.path / RUN).is_file():
@@ -96,7 +100,8 @@ def main(arguments: Sequence[str]) -> None:
             if clock is not None:
                 kept = promise.keep(run.path, stages, sum(clock()))
                 say(kept.describe_taken())
-                run.save_config(command.config, arguments, hours=asdict(kept))
+                record["hours"] = asdict(kept)
+                run.save_config(command.config, arguments, **record)
 
 
 def introduce(command: Command, config: Config) -> None:

@@ -47,13 +47,13 @@ class Options:
 
 
 def main(arguments: Sequence[str]) -> None:
+    # The method is read first, because its settings are options of the command line too.
+    named = peek(arguments, "preset", "model", "method", "ratio")
     if "--list" in arguments:
         print("\n".join(methods.list_methods()))
         return
     rank, world = rank_and_world()
     set_up(rank)
-    # The method is read first, because its settings are options of the command line too.
-    named = peek(arguments, "preset", "model", "method", "ratio")
     preset, method = named["preset"], named["method"]
     config, origin = presets.choose(preset, named["model"])
     config = replace(config, method=method or config.method)

@@ -48,6 +48,7 @@ from bosch.eval.settings import Label
 from bosch.hybrid import model_stage
 from bosch.methods._settings import brings_sink, learning_tokens
 from bosch.model import check_window_fits, find_model, read_model_info, read_shape
+from bosch.plugins import own_folders
 from bosch.recipes import compare_runs, presets
 from bosch.recipes.command import parse_command
 from bosch.run.errors import UserError, is_user_error, run_main
@@ -277,7 +278,10 @@ def finish_chain(chain: Chain, start: Sequence[str], place: str) -> str | None:
     else:
         say(place)
         # stderr passes through here, so that the last error can be repeated at the end.
-        process = subprocess.Popen([*start, *chain.arguments], stderr=subprocess.PIPE)
+        words = [*start, *chain.arguments]
+        if folders := own_folders():
+            words += ["--plugins", *folders]  # on other machines there is no variable
+        process = subprocess.Popen(words, stderr=subprocess.PIPE)
         assert process.stderr is not None
         tail = b""
         try:

@@ -7,6 +7,7 @@ rewritten.
 """
 
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from transformers import PretrainedConfig
 
 from bosch.attention.dispatch import BACKENDS
 from bosch.hybrid.models import family_of
+from bosch.plugins import KINDS, own_files
 from bosch.run.files import write_atomically
 
 ENTRY = "modeling_bosch.py"
@@ -27,6 +29,7 @@ from bosch.hybrid.models import share_conversions  # noqa: E402
 register()
 share_conversions(plain_config_class, config_class)
 """
+BACKENDS_PACKAGE = KINDS["backends"]
 PLUGINS_TEXT = Path(__file__).with_name("remote_plugins.txt")  # of an own PLUGINS
 
 PACKAGE = Path(__file__).parents[1]
@@ -66,7 +69,8 @@ def remote_code(family_module: str) -> Mapping[str, str]:
         if name in files:
             continue
         if module == PLUGINS:  # the imports make transformers fetch the backends' files
-            names = sorted(BACKENDS)
+            # Not those of one's own: the folder must not depend on them, and none is needed.
+            names = sorted(name for name in BACKENDS if not own_files((BACKENDS_PACKAGE, name)))
             imports = [
                 f"from bosch.attention.backends.{name} import attend as _{name}" for name in names
             ]
@@ -76,6 +80,8 @@ def remote_code(family_module: str) -> Mapping[str, str]:
             )
         else:
             path = PACKAGE.joinpath(*module.split(".")[1:]).with_suffix(".py")
+            if module == family_module:  # which may lie in a folder of one's own
+                path = Path(str(sys.modules[module].__file__))
             text = path.read_text("utf-8") + (REGISTER if module == family_module else "")
         waiting += [needed for _, needed in OUR_IMPORT.findall(text)]
         text = OUR_IMPORT.sub(

@@ -35,7 +35,9 @@ def load_method(name: str) -> ModuleType:
     """A file of bosch/methods that is a complete method."""
     known = list_plugins(METHODS)
     if name not in known:
-        raise UserError(f"--method {name}: no such method; {suggest(name, known)}")
+        raise UserError(
+            f"--method {name}: no such method; {suggest(name, known)} One of yours: --plugins DIR."
+        )
     method = load_plugin(METHODS, name)
     for problem in _problems(method):  # the first: others often follow from it
         raise UserError(f"{method.__file__} {problem}; docs/extending.md shows a complete method.")

@@ -19,6 +19,7 @@ from bosch.config import Config, TrainConfig
 from bosch.method import Inputs, Learning
 from bosch.methods import _settings as methods
 from bosch.methods._choose import deciding, make_mask, write_selection
+from bosch.plugins import KINDS, own_files
 from bosch.run.dist import rank_and_world
 from bosch.run.errors import UserError
 from bosch.run.fingerprint import hash_file
@@ -72,6 +73,14 @@ def stage(
             decides["settings"][name] = {"xxh3": hash_file(value)}
             if (constants := value.with_name(CONSTANTS_FILE)).is_file():
                 decides["settings"][name]["sinks"] = hash_file(constants)
+    rankings = getattr(settings, "rankings", ())  # of a guided search, which are methods too
+    own = own_files(
+        *((methods.METHODS, name) for name in (config.method, *rankings)),
+        (KINDS["optimizers"], getattr(settings, "optimizer", "")),
+        (KINDS["backends"], mask.attention),
+    )
+    if own:
+        decides["plugins"] = own
     inputs: dict[str, Stage | Artifact] = {}
     if traits.reads_calibration or measures_sinks:
         if calibration is None:

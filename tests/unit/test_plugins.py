@@ -2,6 +2,7 @@
 the examples of docs/extending.md, and broken ones, through the command lines. Also what naming a
 backend means for the search and the evaluation."""
 
+import importlib
 import json
 import os
 import re
@@ -23,7 +24,13 @@ from bosch.eval.evaluate import load_for_evaluation
 from bosch.eval.settings import EvaluationPlan
 from bosch.masks.mask import read_mask
 from bosch.model import load_tokenizer
-from bosch.plugins import BrokenPluginError, describe_plugin, list_plugins, load_plugin
+from bosch.plugins import (
+    BrokenPluginError,
+    add_folders,
+    describe_plugin,
+    list_plugins,
+    load_plugin,
+)
 from bosch.recipes import recover
 from bosch.run.errors import UserError
 from bosch.search.outcomes import scoring_facts
@@ -271,6 +278,104 @@ def test_a_whole_run_is_judged_by_a_suite(copy: PackageCopy, tmp_path: Path) -> 
     judged = {(row["step"], row["suite"]) for row in rows}
     assert judged == {(step, suite) for step in (None, 0) for suite in ("niah", "mine")}
     assert {row["n"] for row in rows if row["suite"] == "mine"} == {2}
+
+
+# --- folders of one's own, and installed packages ---
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    """A folder outside the repository with the examples of the page."""
+    for kind, file in (("methods", METHOD), ("suites", "eval/suites/mine.py")):
+        (tmp_path / "own" / kind).mkdir(parents=True)
+        (tmp_path / "own" / kind / "mine.py").write_text(example_of_page(file))
+    return tmp_path / "own"
+
+
+def run_outside(folder: Path, *words: str, code: int = 0, **variables: str) -> tuple[str, str]:
+    """What `bosch WORDS` prints, run in a folder outside the repository."""
+    path = os.pathsep.join(filter(None, (str(ROOT), variables.pop("PYTHONPATH", ""))))
+    done = subprocess.run(
+        [sys.executable, "-m", "bosch", *words],
+        cwd=folder,
+        env=os.environ | variables | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == code, done.stderr
+    return done.stdout, done.stderr
+
+
+MINE = (*MODEL, "--method", "mine", "--ratio", "0.5", "--sink", "none", "--run-dir", "run")
+
+
+def test_a_method_of_ones_own_folder_counts_by_its_content(own: Path) -> None:
+    outside, method = own.parent, own / "methods" / "mine.py"
+    run_outside(outside, "search", *MINE, "--plugins", "own")
+    facts = json.loads((outside / "run" / "mask" / "manifest.json").read_text())
+    assert [*facts["settings"]["plugins"]] == ["methods/mine.py"]
+    assert (outside / "run" / "mask" / "mask.json").is_file()
+    method.write_text(method.read_text() + "# another\n")
+    _, errors = run_outside(outside, "search", *MINE, "--plugins", "own", code=2)
+    assert "plugins.methods/mine.py: " in errors
+
+
+def test_folders_of_ones_own_come_by_a_variable_too_and_reach_suites(own: Path) -> None:
+    words = ("evaluate", *MODEL, "--suite", "mine", "--options", "mine.rows=2")
+    run_outside(own.parent, *words, BOSCH_PLUGINS=str(own))
+    text = (own.parent / "evaluation" / "manifest.json").read_text()
+    assert [*json.loads(text)["settings"]["suites"]["mine"]["plugins"]] == ["suites/mine.py"]
+
+
+def test_an_installed_package_brings_a_method(own: Path) -> None:
+    site, about = own.parent / "site", own.parent / "site" / "mine-1.0.dist-info"
+    about.mkdir(parents=True)
+    (site / "my_package.py").write_bytes((own / "methods" / "mine.py").read_bytes())
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text("[bosch.methods]\npackaged = my_package\n")
+    words = ["packaged" if word == "mine" else word for word in MINE]
+    out, _ = run_outside(own.parent, "search", "--list", PYTHONPATH=str(site))
+    assert re.search(r"^packaged +Upper layers stay full", out, re.M)
+    run_outside(own.parent, "search", *words, PYTHONPATH=str(site))
+    assert read_mask(own.parent / "run" / "mask" / "mask.json").method == "packaged"
+
+
+def test_a_run_that_is_repeated_without_its_folder_names_it(own: Path) -> None:
+    words = ("recover", "--method", "mine", "--run-dir", "run", "--dry-run")
+    _, errors = run_outside(own.parent, *words, code=2)
+    assert "--method mine: no such method" in errors
+    (own.parent / "run").mkdir()
+    (own.parent / "run" / "run.json").write_text(json.dumps({"plugins": [str(own)]}))
+    _, errors = run_outside(own.parent, *words, code=2)
+    assert f"run was made with --plugins {own}" in errors
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        ("", "does not exist"),
+        ("mine.py", "none of the subfolders methods, suites"),
+        ("methods/fisher.py", "has this name already"),
+    ],
+)
+def test_a_wrong_folder_of_ones_own_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: str, said: str
+) -> None:
+    if made:
+        file = tmp_path / "own" / made
+        file.parent.mkdir(parents=True)
+        file.touch()
+    monkeypatch.setenv("BOSCH_PLUGINS", "")
+    methods = importlib.import_module("bosch.methods")
+    monkeypatch.setattr(methods, "__path__", [*methods.__path__])
+
+    def use_them() -> None:
+        add_folders([tmp_path / "own"])
+        list_plugins("bosch.methods")
+
+    with pytest.raises(UserError, match=said):
+        use_them()
 
 
 # --- backends ---
