@@ -9,7 +9,7 @@
 Other options are passed on to recipes/recover.py (--model DIR, --zero-shot). Runs share
 calibration, tokens and the dense model's evaluation through runs/shared. Finished runs are skipped,
 and a run that fails does not stop the others: repeat the command to run the rest. --dry-run lists
-the runs, with their settings, and which of them are finished.
+the runs, with their settings, what each would reuse, and the hours of all.
 
 --windows and --lengths evaluate each finished run's untrained hybrid again, by the same tests:
 under each further window, with the mask that was chosen for the run's own window; and the suites
@@ -19,7 +19,7 @@ eval/length of the run folder.
 
 --rows FILE stores each finished run as one line: settings, mask, losses, scores by example. A run
 in that file, with the current settings and model, is not run again, on whatever machine, and is
-part of the report.
+part of the report; of a run that is there with other settings these are named.
 """
 
 import itertools
@@ -50,11 +50,12 @@ from bosch.methods._settings import brings_sink, learning_tokens
 from bosch.model import check_window_fits, find_model, read_model_info, read_shape
 from bosch.plugins import own_folders
 from bosch.recipes import compare_runs, presets
-from bosch.recipes.command import parse_command
+from bosch.recipes.command import Command, parse_command
+from bosch.recipes.sweep_plan import SweepPlan, why_another
 from bosch.run.errors import UserError, is_user_error, run_main
 from bosch.run.files import MANIFEST
 from bosch.run.folder import RunFolder
-from bosch.run.progress import say, set_up
+from bosch.run.progress import describe_seconds, say, set_up
 from bosch.run.stage import flatten
 
 RECOVER = Path(__file__).with_name("recover.py")
@@ -111,11 +112,18 @@ class Options:
 class Chain:
     path: Path
     arguments: list[str]  # of recover.py
-    config: Config  # the settings that the arguments give
-    is_zero_shot: bool
+    command: Command  # what they mean
     windows: Sequence[int]  # further ones to evaluate
     lengths: Sequence[int]
     varied: Sequence[tuple[str, str]] = ()  # settings of --vary, with their values
+
+    @property
+    def config(self) -> Config:
+        return self.command.config
+
+    @property
+    def is_zero_shot(self) -> bool:
+        return self.command.zero_shot
 
     @property
     def kinds(self) -> list[str]:
@@ -140,15 +148,20 @@ def main(arguments: Sequence[str]) -> None:
         model_stage.check(model)
     say(*mixed_sinks(chains))
     archived = archived_runs(chains, options.rows)
+    others = other_runs(chains, archived, options.rows)
     if options.dry_run:
-        say(*describe_plan(chains, archived, options.rows))
+        for line in describe_plan(chains, archived, others, options.rows):
+            say(line)  # as soon as it is known: each takes a moment
         return
     start, failures = start_command(options.command), {}
     for number, chain in enumerate(chains, 1):
         place = f"[{number}/{len(chains)}] {chain.path}"
         if chain.path in archived:
             say(f"{place}: in {options.rows}")
-        elif reason := finish_chain(chain, start, place):
+            continue
+        if chain.path in others:
+            say(f"{place}: {options.rows} has {others[chain.path]}")
+        if reason := finish_chain(chain, start, place):
             say(f"{place}: failed: {reason}")
             failures[chain.path] = reason
         elif options.rows:
@@ -208,7 +221,7 @@ def list_chains(options: Options, rest: Sequence[str]) -> list[Chain]:
             problem = "no suite has text lengths; --eval.suites niah has"
             raise UserError(f"--lengths {lengths[0]}: {problem}.")
         further = windows if config.ratio else []  # the dense control has no window
-        chains.append(Chain(path, words, config, command.zero_shot, further, lengths, varied))
+        chains.append(Chain(path, words, command, further, lengths, varied))
     if (baseline := options.baseline) and not any(baseline in chain.kinds for chain in chains):
         known = ", ".join(options.methods)
         raise UserError(f"--baseline {baseline} is none of {known} or the values of --vary.")
@@ -235,9 +248,13 @@ def mixed_sinks(chains: Sequence[Chain]) -> Iterator[str]:
 
 
 def describe_plan(
-    chains: Sequence[Chain], archived: Mapping[Path, RunResults], rows: Path | None
+    chains: Sequence[Chain],
+    archived: Mapping[Path, RunResults],
+    others: Mapping[Path, str],
+    rows: Path | None,
 ) -> Iterator[str]:
-    """A line for each run: its folder, its settings, and whether it is finished."""
+    """A line for each run: its folder, its settings, and what would be done. Then the hours."""
+    plan = SweepPlan()
     for number, chain in enumerate(chains, 1):
         config = chain.config
         settings = [config.method, f"ratio {config.ratio:g}", f"seed {config.seed}"]
@@ -246,12 +263,16 @@ def describe_plan(
         if chain.path in archived:
             state = f"in {rows}"
         elif not is_finished(chain):
-            state = "would run"
+            state = plan.describe(number, replace(chain.command, run_dir=chain.path))
+            if chain.path in others:
+                state += f"; {rows} has {others[chain.path]}"
         elif has_further(read_run(chain.path), chain):
             state = "finished"
         else:
             state = "finished, but for --windows and --lengths"
         yield f"[{number}/{len(chains)}] {chain.path}: {', '.join(settings)}: {state}"
+    further = ", without --windows and --lengths" if chains[0].windows or chains[0].lengths else ""
+    yield f"in all about {describe_seconds(plan.seconds)} on this machine{further}"
 
 
 def start_command(text: str | None) -> list[str]:
@@ -352,6 +373,33 @@ def archived_runs(chains: Sequence[Chain], archive: Path | None) -> dict[Path, R
     return found
 
 
+def other_runs(
+    chains: Sequence[Chain], archived: Mapping[Path, RunResults], archive: Path | None
+) -> dict[Path, str]:
+    """For a chain that the archive does not have, how the most similar run there differs."""
+    found = {}
+    runs = read_archive(archive) if archive and archive.is_file() else []
+    for chain in chains:
+        if chain.path in archived:
+            continue
+        wanted = [getattr(chain.config, name) for name in ("method", "ratio", "seed")]
+        alike = [
+            (differing_settings(run, chain.config), run)
+            for run in runs
+            if [run.config.get(name) for name in ("method", "ratio", "seed")] == wanted
+        ]
+        if alike:
+            differing, run = min(alike, key=lambda pair: len(pair[0]))
+            reaches = chain.is_zero_shot or "train" in run.stage_seconds
+            if differing or not is_same_run(run, chain.config):
+                found[chain.path] = why_another(run, differing)
+            elif not reaches:
+                found[chain.path] = f"{run.name} without training"
+            else:
+                found[chain.path] = f"{run.name} without these --windows and --lengths"
+    return found
+
+
 def has_further(run: RunResults, chain: Chain) -> bool:
     """Whether it was evaluated under all further windows and lengths."""
     wanted = [{"window": n} for n in chain.windows]
@@ -370,13 +418,23 @@ def has_begun(chain: Chain) -> bool:
 
 def has_settings(run: RunResults, config: Config) -> bool:
     """Whether all that decides a run's results is as in `config`."""
+    return not differing_settings(run, config)
+
+
+def differing_settings(run: RunResults, config: Config) -> dict[str, tuple[object, object]]:
+    """Of what decides results: the run's value and that of `config`."""
 
     def deciding(stored: Mapping[str, Any]) -> dict[str, object]:
         # The dense control has no windows, so that nothing comes of its sink.
         left_out = SPEED if config.ratio else SPEED | {"sink"}
         return {name: value for name, value in flatten(stored).items() if name not in left_out}
 
-    return deciding(run.config) == deciding(json.loads(json.dumps(asdict(config))))
+    theirs, ours = deciding(run.config), deciding(json.loads(json.dumps(asdict(config))))
+    return {
+        name: (theirs.get(name, "not there"), ours.get(name, "not there"))
+        for name in sorted(theirs.keys() | ours.keys())
+        if (name in theirs, theirs.get(name)) != (name in ours, ours.get(name))
+    }
 
 
 def is_same_run(run: RunResults, config: Config) -> bool:
