@@ -64,11 +64,13 @@ def stage_seconds(config: Config, zero_shot: bool = False) -> dict[str, float]:
     schedule = None if zero_shot else schedule_of(config)
     plan = make_plan(config, num_gpus=max(1, torch.cuda.device_count()))
     dense, hybrid = plain_config(plan.model), plan.model
+    # Counted once for each of the two, which are read in many lengths.
+    weights_of = {id(one): count_active_weights(build_on_meta(one)) for one in (dense, hybrid)}
 
     def reading(model: Any, texts: float, length: int, precision: str) -> float:
         """Seconds, at full speed, in which `texts` of this length pass the model once."""
         # Without the head, which only sees the ends of texts.
-        weights = count_active_weights(build_on_meta(model)) - model.vocab_size * model.hidden_size
+        weights = weights_of[id(model)] - model.vocab_size * model.hidden_size
         forward = training_flops(model, weights, [length]) / 3  # a step is three forward passes
         return texts * forward / matmul_speed(number_format(precision))
 
