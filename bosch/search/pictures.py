@@ -59,7 +59,9 @@ def draw_ratios(axis: Axes, search: Search) -> None:
     final = [row.count(0) / search.num_groups for row in search.z]
     axis.plot(layers, final, color=LINE, marker="_", markersize=9, linestyle="", label="mask")
     axis.axhline(search.inputs.ratio, label="asked", **DASHED)
-    axis.set(ylabel="share of groups on the window", ylim=(0, 1.02), title="ratios over depth")
+    axis.set(ylabel="share of groups on the window", title="ratios over depth")
+    # Room for the legend above the bars, which may reach 1.
+    axis.set(ylim=(0, 1.15), yticks=np.linspace(0, 1, 6))
     axis.legend(frameon=False, loc="upper center", ncols=3, fontsize=8)
 
 

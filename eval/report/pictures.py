@@ -29,8 +29,9 @@ if TYPE_CHECKING:
 TOKENS, RATIO = "training tokens", "share of groups on the window"
 MOST_BANDS = 6  # lines with bands in a panel; more of them would cover each other
 COLUMNS = 3  # panels side by side
-PANEL = (3.9, 2.9)  # inches
+PANEL = (4.2, 2.9)  # inches
 LEGEND_ROW = 0.19  # inches
+NAME_SHARE = 0.13  # of a panel's height, for the name of a dense model
 COLORS = "#d95f02 #1f6fb2 #1b9e77 #c2187a #7a5cc9 #8a6d00 #0aa3b5 #a3231f #4d7d16 #5b6470".split()
 DASHES = ("-", "--", ":", "-.")
 INK = "#1d2126"
@@ -200,20 +201,8 @@ def _draw_panel(axes: "Axes", panel: Panel, labels: Sequence[str]) -> None:
             axes.vlines(place, low, high, color=color, alpha=0.5, lw=1.5)
         elif known and len(panel.lines) <= MOST_BANDS:
             axes.fill_between(place, low, high, color=color, alpha=0.13, lw=0)
-    for label, score in panel.dense:
+    for _, score in panel.dense:
         axes.axhline(sign * score, color=INK, alpha=0.6, lw=1, ls=(0, (6, 2)))
-        text = f"{label} {-score:.3f}" if is_loss else f"{label} {show_points(score)}"
-        # On the side of the line that curves reach last.
-        side, up = ("bottom", 3) if is_loss else ("top", -3)
-        axes.annotate(
-            picture_label(text),
-            (0.01, sign * score),
-            xycoords=axes.get_yaxis_transform(),
-            textcoords="offset points",
-            xytext=(0, up),
-            va=side,
-            alpha=0.8,
-        )
     title = f"{panel.score.title}, before training" if over_ratios else panel.score.title
     unit = "nats per token" if is_loss else "score (%)"
     axes.set(title=picture_label(title), xlabel=panel.axis, ylabel=unit)
@@ -225,3 +214,26 @@ def _draw_panel(axes: "Axes", panel: Panel, labels: Sequence[str]) -> None:
     axes.grid(alpha=0.25)
     axes.tick_params(length=0)
     axes.spines[["top", "right"]].set_visible(False)
+    _name_dense(axes, panel, sign)
+
+
+def _name_dense(axes: "Axes", panel: Panel, sign: int) -> None:
+    """Each dense model's name and score, beside the panel: inside they would lie on curves."""
+    bottom, top = axes.get_ylim()  # of all that is drawn, so this comes last
+    places, lowest = [], -math.inf
+    for label, score in sorted(panel.dense, key=lambda one: sign * one[1]):
+        number = f"{-score:.3f}" if panel.score is LOSS else show_points(score)
+        # Names of lines that are close stand above each other: two lines of text take NAME_SHARE.
+        lowest = max((sign * score - bottom) / (top - bottom), lowest + NAME_SHARE)
+        places.append((f"{picture_label(label)}\n{number}", lowest))
+    axes.set_ylim(bottom, top)
+    for text, place in places:
+        axes.text(
+            1.02,
+            place,
+            text,
+            transform=axes.transAxes,
+            va="center",
+            fontsize=8,
+            alpha=0.8,
+        )

@@ -22,7 +22,7 @@ from bosch.eval.report.page import (
     warnings,
     write_report,
 )
-from bosch.eval.report.pictures import make_charts
+from bosch.eval.report.pictures import draw_chart, make_charts
 from bosch.eval.report.runs import append_run, read_archive, read_run
 from bosch.eval.report.tables import MISSING, make_tables, short_table, show_gap_share
 from bosch.eval.results import Label
@@ -125,6 +125,19 @@ def test_page_and_terminal_open_with_that(tmp_path: Path) -> None:
         assert "examples are too few to tell how much of the gap" in line
         assert line in list(summarize(comparison))
         assert line.replace("+", "&#43;") in page_file or line in page_file
+
+
+def test_names_of_dense_models_lie_beside_the_curves_and_beside_each_other(tmp_path: Path) -> None:
+    comparison = compare([FakeRun().write(tmp_path)])
+    chart = next(one for one in make_charts(comparison) if one.name == "recovery")
+    panels = [replace(one, dense=[("dense b", 99.9), ("dense a", 100.0)]) for one in chart.panels]
+    figure = draw_chart(replace(chart, panels=panels), chart.labels)
+    for axes in figure.axes:
+        lower, upper = axes.texts
+        assert (lower.get_text(), upper.get_text()) == ("dense b\n99.9", "dense a\n100.0")
+        boxes = [text.get_window_extent() for text in (lower, upper)]
+        assert not boxes[0].overlaps(boxes[1])
+        assert not any(box.overlaps(axes.get_window_extent()) for box in boxes)
 
 
 def test_what_stored_lessons_took_is_in_the_cost(tmp_path: Path) -> None:
