@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
+from bosch.hybrid.export import put_scores
 from bosch.hybrid.materialize import copy_companions
 from bosch.hybrid.shards import save_weights, weight_files
 from bosch.run import files
@@ -58,6 +59,7 @@ def export_model(model: PreTrainedModel, source: Path, folder: Path, ranks: Rank
         for pattern in ALSO_COPIED:
             for path in source.glob(pattern):
                 shutil.copyfile(path, temporary / path.name)
+        put_scores(temporary)  # the source's are not this model's
         content = files.describe_files(temporary)
         manifest = {"fingerprint": fingerprint(content), "source": str(source), **provenance()}
         files.write_sealed_json(temporary / files.MANIFEST, manifest | {"files": content})

@@ -1,4 +1,5 @@
-"""Writes what a hybrid's folder needs for publishing: model card, picture, loading code."""
+"""Writes what a hybrid's folder needs for publishing: model card, picture, loading code. The scores
+in a card come later: `put_scores` writes them when the model has been evaluated."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -10,15 +11,15 @@ import torch
 from transformers import PretrainedConfig
 
 from bosch.hybrid.conversion import head_size
+from bosch.hybrid.models import PREFIX
 from bosch.hybrid.remote_code import ENTRY, write_remote_code
 from bosch.masks.mask import ORIGIN, GroupMask, MaskFile, describe_bytes
 from bosch.masks.picture import draw_mask
 from bosch.model import ModelInfo
-from bosch.run.files import write_atomically
+from bosch.run.files import CARD, MANIFEST, read_sealed_json, write_atomically
 from bosch.run.plain_text import markdown, markdown_table, yaml_text
 from bosch.sink import Sink
 
-CARD = "README.md"
 PICTURE = "mask.png"
 MASK_KEY = "mask"  # in config.bosch: MaskFile.origin(), as materialize.py writes it
 SINKS = {  # by kind
@@ -26,6 +27,13 @@ SINKS = {  # by kind
     "static": "a constant key and value in each group on the window, which take no KV cache",
     "tokens": "the first {} tokens of a text stay in the cache of groups on the window",
 }
+# Families that serving/vllm serves, and its command (docs/serving.md).
+SERVED = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
+SERVE = "python -m vllm.entrypoints.openai.api_server --model {} --block-size 32"
+SERVE_ON_CPU = "--dtype float32 --enforce-eager"  # what it needs there
+# Around the scores in a card: between them the text is ours, whatever a user made of the rest.
+BEGIN, END = "<!-- scores -->\n", "<!-- end of scores -->\n"
+NOT_EVALUATED = ("This model has not been evaluated.",)
 CONTEXTS = (4_096, 32_768, 131_072)  # text lengths in the card's table of KV bytes
 
 CARD_TEXT = Path(__file__).with_name("card.txt")
@@ -37,7 +45,34 @@ def write_exports(out: Path, config: PretrainedConfig, source: Path) -> None:
     config.auto_map = write_remote_code(out, config)
     record = mask_record(config)
     draw_mask(record, out / PICTURE)
-    write_atomically(out / CARD, _model_card(config, record, _license_lines(source)))
+    write_atomically(out / CARD, _model_card(config, record, _license_lines(source, config)))
+
+
+def put_scores(folder: Path, lines: Sequence[str] = NOT_EVALUATED) -> None:
+    """Write lines of Markdown about the scores into a folder's card, if it has a place for them."""
+    card = folder / CARD
+    text = card.read_text("utf-8", errors="replace") if card.is_file() else ""
+    head, begin, rest = text.partition(BEGIN)
+    _, end, tail = rest.partition(END)
+    manifest = folder / MANIFEST
+    listed = read_sealed_json(manifest, "files")["files"] if manifest.is_file() else {}
+    # A manifest of an earlier version has the card's checksum, and a changed card would be damage.
+    if end and CARD not in listed:
+        new = head + begin + "\n".join(lines) + "\n" + end + tail
+        if new != text:
+            write_atomically(card, new)
+
+
+def why_not_served(config: PretrainedConfig) -> str | None:
+    """Why vLLM does not serve this hybrid, in a clause; None: it does (docs/serving.md)."""
+    sink, family = Sink.of_hybrid(config), config.model_type.removeprefix(PREFIX)
+    if family not in SERVED:
+        return f"its family is {family}, and served are {', '.join(SERVED)}"
+    if sink.kind == "tokens":
+        return f"its sink keeps first tokens ({sink})"
+    if all(all(row) for row in full_groups(config)):
+        return "it has no group on the window; serve the dense model"
+    return None
 
 
 def full_groups(config: PretrainedConfig) -> list[list[int]]:
@@ -85,6 +120,7 @@ def _model_card(config: PretrainedConfig, record: MaskFile, license_lines: Seque
     seed = "" if record.seed is None else f", seed {record.seed}"
     facts: list[tuple[str, object]] = [
         ("base model", model),
+        ("license", _license_of(license_lines)),
         ("groups on the window", f"{mask.num_windowed} of {mask.num_total}"),
         ("ratio", f"{mask.ratio:.4g}"),
         ("window", f"{mask.window_tokens:,} tokens, the token itself included"),
@@ -92,6 +128,13 @@ def _model_card(config: PretrainedConfig, record: MaskFile, license_lines: Seque
         ("chosen by", f"{record.method}{seed}"),
         ("chosen per", mask.unit),
     ]
+    if reason := why_not_served(config):
+        served = f"vLLM does not serve it: {reason}."
+    else:
+        served = (
+            f"With vLLM and the plug-in `serving/vllm` of the package's repository (on a CPU with "
+            f"`{SERVE_ON_CPU}`):\n\n```sh\n{SERVE.format('path/to/this/folder')}\n```"
+        )
     longest = config.max_position_embeddings
     dtype: Any = config.dtype or torch.float32
     size = (getattr(torch, dtype) if isinstance(dtype, str) else dtype).itemsize
@@ -107,17 +150,29 @@ def _model_card(config: PretrainedConfig, record: MaskFile, license_lines: Seque
         facts="\n".join(markdown_table(("", ""), facts)),
         picture=PICTURE,
         cache="\n".join(markdown_table(("tokens", "this model", "full attention", "share"), cache)),
+        scores=BEGIN + "\n".join(NOT_EVALUATED) + "\n" + END,
         entry=ENTRY,
+        served=served,
     )
 
 
-def _license_lines(source: Path) -> list[str]:
-    """The lines about the license in the source's own card, each a field with a text."""
+def _license_of(lines: Sequence[str]) -> str:
+    """That of the base model, in words."""
+    fields = dict(line.split(": ", 1) for line in lines)
+    found = [fields[name].strip('"') for name in ("license_name", "license") if name in fields]
+    return found[0] if found else "unknown: no card of the base model was found that names one"
+
+
+def _license_lines(source: Path, config: PretrainedConfig) -> list[str]:
+    """The lines about the license in the source's own card, each a field with a text; or what its
+    config says."""
     card = source / CARD
     # Line by line, not as YAML: whatever a card has in front, the model is written.
     text = card.read_text("utf-8", errors="replace") if card.is_file() else ""
-    if not text.startswith("---\n"):
-        return []
-    front = text.removeprefix("---\n").partition("\n---")[0]
+    front = ""
+    if text.startswith("---\n"):
+        front = text.removeprefix("---\n").partition("\n---")[0]
     fields = re.findall(r"^(license\w*):[ \t]*(\S.*)$", front, re.MULTILINE)
+    if not fields and isinstance(stated := getattr(config, "license", None), str):
+        fields = [("license", stated)]
     return [name + ": " + yaml_text(value.strip().strip("\"'")) for name, value in fields]

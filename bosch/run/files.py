@@ -27,6 +27,7 @@ from bosch.run.fingerprint import hash_file, plain, visible_files
 
 MANIFEST = "manifest.json"
 STARTED = "started.json"
+CARD = "README.md"  # of a model: its scores are written into it later, so it has no checksum
 # An empty file of this name keeps its folder out of the manifest of the folder above: checkpoints
 # are large, and useless after the run that wrote them has ended.
 NO_RESULT = ".no_result"
@@ -76,13 +77,13 @@ def verify_folder(folder: Path, rank: int = 0, world: int = 1) -> dict[str, Any]
 
 def describe_files(folder: Path) -> dict[str, dict[str, int | str]]:
     """Size and checksum of each file. An inner folder with a manifest of its own is represented by
-    that manifest: checkpoints are too large to read twice."""
+    that manifest: checkpoints are too large to read twice. A model's card has none."""
     sealed = {path.parent for path in folder.rglob(MANIFEST) if path.parent != folder}
     no_results = {path.parent for path in folder.rglob(NO_RESULT)}
     paths = [
         path
         for path in visible_files(folder)
-        if path != folder / MANIFEST
+        if path not in (folder / MANIFEST, folder / CARD)
         and not any(inner in path.parents and path != inner / MANIFEST for inner in sealed)
         and no_results.isdisjoint(path.parents)
     ]

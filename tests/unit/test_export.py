@@ -2,6 +2,7 @@
 
 import inspect
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,11 +13,14 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers import dynamic_module_utils as remote_files
 
-from bosch.hybrid.conversion import deploy
-from bosch.hybrid.export import full_groups, mask_record
+from bosch.hybrid.conversion import deploy, hybrid_config
+from bosch.hybrid.export import SERVED, full_groups, mask_record, put_scores, why_not_served
 from bosch.hybrid.materialize import export_hybrid, materialize, read_config
 from bosch.hybrid.remote_code import ENTRY, remote_code
 from bosch.recipes import materialize_model
+from bosch.run.files import seal_folder, verify_folder, write_sealed_json
+from bosch.run.fingerprint import hash_file
+from bosch.sink import NO_SINK, Sink
 from tests.hybrid_folders import WINDOW, plain_folder, record_for
 from tests.model_factory import FAMILIES, MIXED, tiny_model, undeploy
 
@@ -110,6 +114,9 @@ def test_card_tells_mask_cache_and_how_to_load(tmp_path: Path) -> None:
     card = (tmp_path / "hybrid" / "README.md").read_text()
     assert card.startswith("---\nlibrary_name: transformers\n")
     for line in (
+        "| license | unknown: no card of the base model was found that names one |",
+        "<!-- scores -->\nThis model has not been evaluated.\n<!-- end of scores -->\n",
+        "vllm.entrypoints.openai.api_server --model path/to/this/folder --block-size 32\n",
         "| groups on the window | 7 of 12 |",
         "| window | 16 tokens, the token itself included |",
         "trust_remote_code=True",
@@ -125,6 +132,46 @@ def test_card_tells_mask_cache_and_how_to_load(tmp_path: Path) -> None:
 
     export_hybrid(tmp_path / "hybrid", tmp_path / "again")
     assert (tmp_path / "again" / "README.md").read_text() == card
+
+
+def test_scores_are_put_into_a_card_and_nothing_else_of_it_changes(tmp_path: Path) -> None:
+    dense, hybrid = plain_folder(tmp_path / "dense"), tmp_path / "hybrid"
+    (dense / "README.md").write_text("---\nlicense: apache-2.0\n---\nA model.\n")
+    materialize(dense, record_for(dense), hybrid)
+    card = hybrid / "README.md"
+    assert "\nlicense: apache-2.0\n" in card.read_text()
+    assert "| license | apache-2.0 |" in card.read_text()
+    before = card.read_text() + "Words of its owner.\n"
+    card.write_text(before)
+    seal_folder(hybrid, {"fingerprint": ""})
+    put_scores(hybrid, ["| NIAH | 88.0 |"])
+    assert card.read_text() == before.replace(
+        "This model has not been evaluated.", "| NIAH | 88.0 |"
+    )
+    verify_folder(hybrid)
+    # Of an earlier version: the manifest has the card's checksum.
+    facts = {"files": {"README.md": {"bytes": card.stat().st_size, "xxh3": hash_file(card)}}}
+    write_sealed_json(hybrid / "manifest.json", facts)
+    put_scores(hybrid)
+    verify_folder(hybrid)
+    assert "88.0" in card.read_text()
+
+
+def test_a_card_says_what_vllm_does_not_serve(tmp_path: Path) -> None:
+    """The families are those of the plug-in."""
+    plugin = Path(__file__).parents[2] / "serving/vllm/bosch_vllm/__init__.py"
+    served = re.findall(r'": "(\w+):', plugin.read_text())
+    assert tuple(served) == SERVED
+    for family, z, sink, reason in (
+        ("qwen3", MIXED, NO_SINK, None),
+        ("qwen3", MIXED, Sink.parse("tokens=2"), "first tokens"),
+        ("qwen3", [[1] * len(row) for row in MIXED], NO_SINK, "no group on the window"),
+        ("olmo2", MIXED, NO_SINK, "its family is olmo2"),
+    ):
+        plain = read_config(plain_folder(tmp_path / f"{family}-{reason}", family))
+        config = hybrid_config(plain, z, WINDOW, sink)
+        found = why_not_served(config)
+        assert found is None if reason is None else reason in (found or "")
 
 
 def test_checkpoint_saved_in_training_is_exported_with_its_weights(tmp_path: Path) -> None:

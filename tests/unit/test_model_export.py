@@ -83,7 +83,7 @@ def test_a_half_written_or_damaged_export_is_made_anew_and_others_left(
     assert contents(folder) == contents(source)
     assert not (tmp_path / ".step-000001.tmp").exists()
     manifest = verify_folder(folder)
-    assert set(manifest["files"]) == set(contents(folder))
+    assert set(manifest["files"]) == set(contents(folder)) - {"README.md"}  # its scores come later
     assert Artifact.load(folder).fingerprint == manifest["fingerprint"]
     for name in ("model.safetensors", "config.json", "manifest.json"):
         flip_bit(folder / name, (folder / name).stat().st_size // 2)
