@@ -101,8 +101,12 @@ def stage_of_step(
 
 
 def publish(run_path: Path) -> None:
-    """Write results.jsonl and TensorBoard's curves from all evaluations of a run."""
-    from bosch.eval.report.tensorboard import rebuild_tensorboard  # takes .4 s, too long for --help
+    """Write results.jsonl, TensorBoard's curves and the scores in the models' cards from all
+    evaluations of a run."""
+    # These take .4 s to import, too long for --help.
+    from bosch.eval.report.tensorboard import rebuild_tensorboard
+    from bosch.eval.report.verdict import write_cards
 
     collect_results(run_path / "eval", run_path.name)
     rebuild_tensorboard(run_path)
+    write_cards(run_path)

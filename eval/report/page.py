@@ -21,6 +21,7 @@ from bosch.eval.report.intervals import NEVER, Curve, Estimate, estimate, gap_at
 from bosch.eval.report.paired import beside_dense
 from bosch.eval.report.pictures import draw_pictures
 from bosch.eval.report.runs import RunResults
+from bosch.eval.report.verdict import verdict
 from bosch.eval.rows import Row, write_rows
 from bosch.eval.suites._reporting import reporting_of
 from bosch.masks.picture import mask_lines, mask_title
@@ -116,9 +117,11 @@ def recovery_rows(comparison: Comparison) -> list[Row]:
 
 
 def summarize(comparison: Comparison) -> Iterator[str | Text]:
-    """The comparison's only run: its mask, what it costs and saves, and the scores of every
-    checkpoint."""
+    """The comparison's only run: in a sentence what came out, then its mask, what it costs and
+    saves, and the scores of every checkpoint."""
     (run,) = comparison.runs
+    if sentence := verdict(comparison, run):
+        yield Text(visible(sentence), "bold")
     if run.mask is not None:
         yield f"mask: {mask_title(run.mask)}; ## full, :: window, share windowed"
         yield from mask_lines(run.mask)
@@ -131,9 +134,9 @@ def summarize(comparison: Comparison) -> Iterator[str | Text]:
 
 
 def answers(comparison: Comparison) -> list[tuple[str, list[str]]]:
-    """Each run's name and what came out of it: its mask and the KV bytes saved, then for each suite
-    the gap to the dense model and how much of it was recovered. The best by the first suite come
-    first."""
+    """Each run's name and what came out of it: a sentence on how far it is from the dense model,
+    its mask and the KV bytes saved, then for each suite how much of the gap was recovered. The best
+    by the first suite come first."""
     recovered = {(row.curve.run.name, row.curve.score): row for row in comparison.recoveries}
     found = []
     for run in comparison.runs:
@@ -152,6 +155,8 @@ def answers(comparison: Comparison) -> list[tuple[str, list[str]]]:
             ends.append(-curve.values[-1] if curve.steps else math.inf)
             if recovery or (curve.steps and score is not LOSS):
                 lines.append(describe(curve, recovery))
+        if sentence := verdict(comparison, run):
+            lines.insert(0, sentence)
         found.append((ends, run.name, lines))
     return [(name, lines) for _, name, lines in sorted(found, key=lambda one: one[0])]
 
@@ -174,6 +179,9 @@ def describe(curve: Curve, recovery: Recovery | None) -> str:
         return f"{title}: {gap(-1)} points from the dense model {dense} {when}"
     unit = "" if curve.score is LOSS else " points"
     ends = f"from {gap(0)} to {gap(-1)}{unit} {when}"
+    if recovery.has_clear_gap and recovery.gap_share.low is None:
+        # A share of the gap that no interval carries is not shown.
+        return f"{title}: {ends}, beside the dense model {dense}"
     share, needed = tables.show_gap_share(recovery), recovery.num_needed
     if needed is None or not recovery.has_clear_gap:
         verdict = f"recovered {share} of the gap" if recovery.has_clear_gap else share

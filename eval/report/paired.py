@@ -80,10 +80,14 @@ def beside_dense(comparison: Comparison) -> Iterator[tuple[RunResults, int, Pair
         for score in comparison.headlines:
             steps = comparison.curves[run.name, score].steps
             for step in sorted({*steps[:1], *steps[-1:]}):
-                keys = [(each, score.suite, "") for each in (step, None)]
-                ours, dense = (run.samples.get(key, {}) for key in keys)
-                if found := pair(score, ours, dense):
+                if found := at_step(run, score, step):
                     yield run, step, found
+
+
+def at_step(run: RunResults, score: ReportedScore, step: int) -> Paired | None:
+    """A checkpoint beside the dense model."""
+    ours, dense = (run.samples.get((each, score.suite, ""), {}) for each in (step, None))
+    return pair(score, ours, dense)
 
 
 def pair_evaluations(folder: Path, other: Path) -> Iterator[Paired]:

@@ -129,7 +129,7 @@ def _beside(paired: Paired) -> list[str]:
         show_points(paired.value),
         show_points(paired.other),
         show_estimate(paired.difference, show_change),
-        show_estimate(paired.kept, show_share),
+        MISSING if paired.kept.low is None else show_estimate(paired.kept, show_share),
     ]
 
 
@@ -327,6 +327,8 @@ def show_ends(curve: Curve) -> str:
 def show_gap_share(recovery: Recovery) -> str:
     if math.isnan(recovery.curve.dense):
         return MISSING
+    if recovery.has_clear_gap and recovery.gap_share.low is None:
+        return "no interval"  # which a share needs to say something
     if recovery.has_clear_gap:
         return show_estimate(recovery.gap_share, show_share)
     # "No significant gap" says nothing without how large it may be.

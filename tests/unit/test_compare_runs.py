@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from bosch.eval import averages
+from bosch.eval.eval_stage import publish
 from bosch.eval.report import page
 from bosch.eval.report.compare import LOSS, Comparison, compare, has_recovered, seeds_of_setups
 from bosch.eval.report.intervals import Estimate
@@ -22,13 +23,22 @@ from bosch.eval.report.page import (
     warnings,
     write_report,
 )
+from bosch.eval.report.paired import Paired
 from bosch.eval.report.pictures import draw_chart, make_charts
 from bosch.eval.report.runs import append_run, read_archive, read_run
-from bosch.eval.report.tables import MISSING, make_tables, short_table, show_gap_share
+from bosch.eval.report.tables import (
+    MISSING,
+    make_tables,
+    short_table,
+    show_gap_share,
+    show_tokens,
+)
+from bosch.eval.report.verdict import describe_difference
 from bosch.eval.results import Label
 from bosch.eval.rows import read_rows, write_rows
 from bosch.eval.suites import longbench, ruler
 from bosch.eval.suites._interface import Task
+from bosch.eval.suites._reporting import ReportedScore
 from bosch.model_files import read_json_object
 from bosch.recipes import compare_runs
 from bosch.run.errors import MissingFileError, UserError
@@ -112,6 +122,63 @@ def test_a_headline_that_its_interval_cannot_carry_says_how_many_examples_would(
     assert show_gap_share(replace(niah, gap_share=wide)) == "17% [-100%, 120%]"
 
 
+def test_the_first_sentence_says_level_only_where_its_interval_is_narrow() -> None:
+    score = ReportedScore("niah", "average", "average", {})
+    for difference, num_examples, expected in (
+        (Estimate(0.5, -1.5, 1.9), 600, "level with the dense model within ±1.9 points (n = 600)"),
+        (Estimate(-9.1, -13.0, -5.0), 1_200, "9.1 points below the dense model [-13.0, -5.0]"),
+        (Estimate(3.0, 0.5, 6.0), 64, "3.0 points above the dense model [+0.5, +6.0] (n = 64)"),
+        (Estimate(-4.0, -9.0, 1.0), 64, "no clear difference from the dense model: -4.0 points"),
+        # No example differs: of so few, 3 in n could (the rule of three).
+        (
+            Estimate(0.0, 0.0, 0.0),
+            5,
+            "no clear difference from the dense model: ±60 points (n = 5)",
+        ),
+        (Estimate(0.0, 0.0, 0.0), 300, "level with the dense model within ±1.0 points (n = 300)"),
+        (Estimate(-33.3), 8, "33.3 points below the dense model (n = 8, no interval)"),
+        (Estimate(0.0), 8, "at the dense model's score (n = 8, no interval)"),
+    ):
+        value = 50.0 + (difference.value or 0)
+        paired = Paired(score, value, 50.0, difference, Estimate(None), num_examples)
+        assert describe_difference(paired).startswith(expected)
+
+
+def test_a_share_of_the_gap_is_not_shown_without_an_interval(tmp_path: Path) -> None:
+    folder = FakeRun(skill=recovering(0.1, 0.7), with_samples=False).write(tmp_path)
+    comparison = compare([folder])
+    ((_, lines),) = answers(comparison)
+    assert " points below the dense model (n = 96, no interval); LongBench: " in lines[0]
+    assert not [line for line in lines[2:] if "%" in line or "recovered" in line]
+    assert {row[2] for row in make_tables(comparison)["recovery"].rows} == {"no interval"}
+    # What counts by the number stays.
+    assert comparison.recoveries[0].gap_share.value is not None
+
+
+def test_a_card_has_each_model_s_scores_with_their_number_of_examples(tmp_path: Path) -> None:
+    folder = FakeRun(steps=(None, 0, 200)).write(tmp_path)
+    empty = "# A model\n\n<!-- scores -->\nNone.\n<!-- end of scores -->\n\nMore.\n"
+    for place in ("model", "train/step-000200"):
+        (folder / place).mkdir(parents=True, exist_ok=True)
+        (folder / place / "README.md").write_text(empty)
+    publish(folder)
+    untrained, trained = (
+        (folder / place / "README.md").read_text() for place in ("model", "train/step-000200")
+    )
+    assert "without training (run tiny-qwen3-bosch-r0.75)" in untrained
+    assert f"after {show_tokens(200 * STEP_TOKENS)} tokens of training" in trained
+    for card, step in ((untrained, "0"), (trained, "200")):
+        assert card.startswith("# A model\n\n<!-- scores -->\nIn percent, ")
+        assert card.endswith("\n<!-- end of scores -->\n\nMore.\n")
+        (cells,) = (
+            row[3:]
+            for row in make_tables(compare([folder]))["dense"].rows
+            if row[1:3] == [step, "NIAH average"]
+        )
+        count, ours, dense, difference, _ = cells
+        assert f"| NIAH average | {ours} | {dense} | {difference} | {count} |" in card
+
+
 def test_page_and_terminal_open_with_that(tmp_path: Path) -> None:
     """Training ends above the dense model, by more than the few examples can tell."""
 
@@ -121,7 +188,11 @@ def test_page_and_terminal_open_with_that(tmp_path: Path) -> None:
     comparison = compare([FakeRun(steps=(None, 0, 200), skill=skill).write(tmp_path)])
     ((_, lines),) = answers(comparison)
     page_file = write_report(comparison, tmp_path / "report")[0].read_text()
-    for line in lines[1:]:  # NIAH, LongBench
+    sentence, _, *suites = lines
+    assert sentence.startswith("NIAH: 7.3 points above the dense model [+3.1, ")
+    assert f'<span class="lead">{sentence}</span>' in page_file
+    assert str(next(summarize(comparison))) == sentence
+    for line in suites:
         assert "examples are too few to tell how much of the gap" in line
         assert line in list(summarize(comparison))
         assert line.replace("+", "&#43;") in page_file or line in page_file
@@ -455,14 +526,14 @@ def test_the_answers_begin_with_the_best_run(tmp_path: Path) -> None:
     trained = FakeRun().write(tmp_path)
     found = dict(answers(compare([dense, start, trained])))
     assert [*found] == [trained.name, start.name, dense.name]
-    mask, *suites = found[trained.name]
+    _, mask, *suites = found[trained.name]
     assert mask.startswith("bosch, 12 of 16 KV groups on a window of 64 tokens")
     # 4 groups have room for 1,024 + 128 tokens, 12 for 63 + 16: .339 of 16 times 1,024.
     assert mask.endswith("KV bytes saved: 60% at 512 tokens")
     assert suites == [describe(row.curve, row) for row in compare([trained]).recoveries]
     assert re.fullmatch(
         r"NIAH: -\S+ \[.+\] points from the dense model \(89.6\) before training",
-        found[start.name][1],
+        found[start.name][2],
     )
     assert len(found[dense.name]) == 1  # nothing but its mask
 
