@@ -4,12 +4,13 @@ this machine's memory."""
 
 import glob
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
+from textwrap import wrap
 from typing import Annotated, Any
 
 from bosch.command_line import called_as, parse
-from bosch.config import FLAT, NO_OPTION, Config, above_0, fill_in
+from bosch.config import FLAT, NO_OPTION, Config, above_0, fill_in, show_value
 from bosch.masks.kv_budget import with_kv_budget
 from bosch.methods import _settings as methods
 from bosch.model_files import read_json_object
@@ -17,6 +18,7 @@ from bosch.plugins import list_plugins, own_folders, suggest
 from bosch.recipes import presets
 from bosch.run.errors import UserError
 from bosch.run.folder import RUN
+from bosch.run.stage import flatten
 
 
 @dataclass(frozen=True)
@@ -38,11 +40,14 @@ class Command:
     fresh: Annotated[str | None, "STAGE"] = None
     from_: Annotated[str | None, "STAGE"] = None  # redo this stage and all later ones
     zero_shot: bool = False  # stop before training: choose the groups, evaluate the hybrid
-    dry_run: bool = False  # print all settings and what each stage would do, then stop
+    dry_run: bool = False  # print what each stage would do, then stop
+    show_settings: bool = False  # print all settings, not only those that differ from the preset
     # Say what memory a training step would take on this many GPUs, then stop.
     rehearse: Annotated[int | None, "GPUS"] = None
     # Lines on where the settings come from.
     chosen_by: Annotated[tuple[str, ...], NO_OPTION] = ()
+    # The settings before the options: the preset's, or those of --config.
+    usual_config: Annotated[Any, NO_OPTION] = None
     # The settings that the user named, as config.train.objective.
     named: Annotated[frozenset[str], NO_OPTION] = frozenset()
     # The method's settings, of its file, config.mask and --mask.options.
@@ -57,6 +62,19 @@ class Command:
     @property
     def run_path(self) -> Path:
         return self.run_dir or methods.usual_path(self.config, self.settings)
+
+    def describe_changes(self) -> list[str]:
+        """The settings that differ from the preset's, as they are typed. Ratio and sink have lines
+        of their own."""
+        before, after = (flatten(asdict(one)) for one in (self.usual_config, self.config))
+        changed = [
+            f"--{name.replace('_', '-')} {show_value(value)}"
+            for name, value in after.items()
+            if value != before[name] and name not in ("ratio", "sink")
+        ]
+        source = "the preset" if self.config_ is None else "that run"
+        line = f"unlike {source}: {' '.join(changed)}" if changed else f"all else as in {source}"
+        return wrap(f"{line} (--show-settings lists all)", 100, subsequent_indent="  ")
 
 
 def parse_command(arguments: Sequence[str], description: str = "") -> Command:
@@ -118,6 +136,7 @@ def usual(given: Mapping[str, Any]) -> dict[str, Any]:
         config, lines = read_config(file), [f"settings of {file}"]
     return {
         "config": config,
+        "usual_config": config,
         "preset": given.get("preset"),  # for the help
         "chosen_by": tuple(lines),
         "named": frozenset(given),

@@ -8,6 +8,7 @@ Run the same command again to resume where it stopped. --help-all shows all opti
 """
 
 import shlex
+import shutil
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -20,6 +21,7 @@ from bosch.eval import eval_stage
 from bosch.eval.evaluate import check_calibration
 from bosch.eval.report.compare import compare
 from bosch.eval.report.page import summarize, write_report
+from bosch.eval.report.verdict import model_of
 from bosch.hybrid import model_stage
 from bosch.methods import _settings as methods
 from bosch.plugins import own_folders
@@ -96,19 +98,23 @@ def main(arguments: Sequence[str]) -> None:
             if stage.name == "eval/dense" and rank == 0:  # the test examples are there now
                 check_calibration(config, run.path)
         if rank == 0:
-            report(run.path)
+            written = report(run.path)
             if clock is not None:
                 kept = promise.keep(run.path, stages, sum(clock()))
                 say(kept.describe_taken())
                 record["hours"] = asdict(kept)
                 run.save_config(command.config, arguments, **record)
+            say(*describe_product(run.path, written))
 
 
 def introduce(command: Command, config: Config) -> None:
     """Print what this run will do, before work begins."""
     say(f"run folder {command.run_path}")
     say(*methods.describe_choice(config, command.settings), *command.chosen_by)
-    say(*describe_config(config), *methods.describe_settings(config.method, command.settings))
+    if command.show_settings:
+        say(*describe_config(config), *methods.describe_settings(config.method, command.settings))
+    else:
+        say(*command.describe_changes())
     say(*presets.warnings(config))
     if used := methods.learning_tokens(config):
         of = f"{used:,} of the {config.data.tokens:,} tokens"
@@ -131,17 +137,49 @@ def show_plan(
         say(*describe_room(command.config, run.world, command.zero_shot))
 
 
-def report(run_path: Path) -> None:
-    """Write the report, each time: what only shows results has no checksum. And print it."""
+def report(run_path: Path) -> Path:
+    """Write the report, each time: what only shows results has no checksum. And print it. Returns
+    its page."""
     eval_stage.publish(run_path)
     comparison = compare([run_path])
     written = write_report(comparison, run_path / "report")
     say(*summarize(comparison))
     compare_runs.warn(comparison)
-    say(f"report in {written[0]}; for details:")
-    programs, runs = Path(sys.executable).parent, shlex.quote(str(run_path.parent))
-    say(f"  {programs / 'tensorboard'} --logdir {runs}")
-    say(f"  {programs / 'bosch'} compare {runs}/*")
+    return written[0]
+
+
+def describe_product(run_path: Path, page: Path) -> list[str]:
+    """What there is now and what to do with it: the last lines of a run."""
+    import torch  # seconds, as what follows
+
+    from bosch.hybrid.export import SERVE, SERVE_ON_CPU, why_not_served
+    from bosch.hybrid.materialize import read_hybrid
+
+    steps = [int(path.name.removeprefix("step-")) for path in (run_path / "eval").glob("step-*/")]
+    # A training that ends early leaves stages of evaluations without a model.
+    step = max(step for step in steps if model_of(run_path, step).is_dir())
+    folder = model_of(run_path, step)
+    model, runs = shlex.quote(str(folder)), shlex.quote(str(run_path.parent))
+    if reason := why_not_served(read_hybrid(folder)):
+        served = f"  vLLM does not serve it: {reason}"
+    else:
+        on_cpu = "" if torch.cuda.is_available() else f" {SERVE_ON_CPU}"
+        served = f"  serve (docs/serving.md): {SERVE.format(model)}{on_cpu}"
+    return [
+        f"compare runs: {program('bosch')} compare {runs}/*",
+        f"curves: {program('tensorboard')} --logdir {runs}",
+        f"the hybrid is in {folder}",
+        f'  generate: {program("bosch")} generate --model {model} --prompt "Once upon a time"',
+        served,
+        f"report in {page}",
+    ]
+
+
+def program(name: str) -> str:
+    """As it is typed here: its name, or its path where the shell would find none or another."""
+    path = Path(sys.executable).parent / name
+    found = shutil.which(name)
+    return name if found and Path(found) == path else shlex.quote(str(path))
 
 
 if __name__ == "__main__":

@@ -91,12 +91,13 @@ def mask_layers(model: str) -> int:
 def dry_run(*words: str, capsys: pytest.CaptureFixture[str]) -> str:
     """What is printed before the sentence on what is missing offline."""
     with pytest.raises(UserError, match="on the hub, which cannot be reached: pass --model DIR"):
-        main([*words, "--dry-run"])
+        main([*words, "--dry-run", "--show-settings"])
     return " ".join(capsys.readouterr().out.split())
 
 
 def test_the_preset_paper_is_printed_as_published(capsys: pytest.CaptureFixture[str]) -> None:
-    """`--dry-run` prints it before anything is fetched, and then what is missing offline."""
+    """`--dry-run --show-settings` prints it before anything is fetched, and then what is missing
+    offline."""
     printed = dry_run("--preset", "paper", "--model", "Qwen/Qwen3-1.7B-Base", capsys=capsys)
     for expected in (
         "method bosch_paper,",

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -9,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from bosch.__main__ import main as bosch
 from bosch.assets import asset_folder
+from bosch.hybrid.export import SERVE
 from bosch.recipes import recover as recipe
 from bosch.run.errors import exit_on_user_error
 
@@ -74,6 +77,48 @@ def test_dry_run_says_what_the_run_will_take_and_leave(tmp_path: Path, recover: 
     refused = recover(*words, "--run-dir", str(folder), "--sink", "none")
     assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
     assert "sink: static -> (not there)" in refused.stderr
+
+
+def test_it_begins_with_what_differs_and_ends_with_what_there_is_now(
+    tmp_path: Path, recover: Recover
+) -> None:
+    words = ("--preset", "smoke", "--window", "16", "--zero-shot", "--eval.suites", "niah")
+    run = recover(*words)
+    assert run.returncode == 0, run.stderr
+    first, *rest = run.stdout.split("run folder ", 1)[1].splitlines()
+    assert first == "runs/tiny-qwen3-2layer-bosch-r0.75"
+    changes = "unlike the preset: --window 16 --eval.suites niah (--show-settings lists all)"
+    assert rest[:4] == [
+        "--ratio 0.75 means 12 of 16 groups",
+        "sink static",
+        "preset smoke",
+        changes,
+    ]
+    assert "max_variables" not in run.stdout
+
+    *_, hybrid, generate, serve, report = run.stdout.splitlines()
+    assert hybrid == f"the hybrid is in {first}/model"
+    assert report == f"report in {first}/report/report.html"
+    place, command = serve.split(": ", 1)
+    assert place == "  serve (docs/serving.md)"
+    assert command.startswith(f"{SERVE.format(f'{first}/model')}")
+    words = shlex.split(generate.removeprefix("  generate: "))
+    assert Path(words[0]).name == "bosch"
+    bosch([*words[1:], "--max-tokens", "4"])  # as a user would go on
+    assert "| NIAH average | " in (tmp_path / first / "model" / "README.md").read_text()
+
+    shown = recover("--preset", "smoke", "--dry-run", "--show-settings").stdout
+    assert "max_variables 49" in shown
+    assert "--show-settings" not in shown
+    assert "all else as in the preset (--show" in recover("--preset", "smoke", "--dry-run").stdout
+
+
+def test_commands_are_named_as_they_can_be_typed(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = Path(sys.executable).parent
+    monkeypatch.setenv("PATH", "")
+    assert recipe.program("python") == str(own / "python")
+    monkeypatch.setenv("PATH", str(own))
+    assert recipe.program("python") == "python"
 
 
 def test_all_that_is_missing_is_said_at_once(tmp_path: Path, recover: Recover) -> None:
