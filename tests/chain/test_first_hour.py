@@ -29,7 +29,7 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "work"
 
 
-@pytest.mark.parametrize("offline", [False, True])
+@pytest.mark.parametrize("offline", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_one_command_leads_from_an_empty_folder_to_the_report(
     offline: bool, empty_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -188,6 +188,7 @@ def test_all_ranks_have_what_rank_0_chose(tmp_path: Path) -> None:
     assert "data.tokens" in first
 
 
+@pytest.mark.slow
 def test_a_run_says_what_was_promised_and_taken(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

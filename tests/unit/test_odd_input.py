@@ -89,6 +89,7 @@ def test_a_hub_that_answers_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     hub.is_reachable.cache_clear()
 
 
+@pytest.mark.slow
 def test_a_newer_transformers_is_told_and_runs() -> None:
     program = "import transformers; transformers.__version__ = '5.999.0'; import bosch; "
     done = run_python(program + "from transformers import AutoConfig; print('ran')")

@@ -92,10 +92,10 @@ def everything(run: Run) -> Iterator[Tensor]:
     "changes",
     [
         {},
-        {"precision": "bf16"},
+        pytest.param({"precision": "bf16"}, marks=pytest.mark.slow),
         {"objective": "distill", "precision": "bf16"},
-        {"trained": "lora", "lora_rank": 2},
-        {"trained": "norms", "objective": "distill"},
+        pytest.param({"trained": "lora", "lora_rank": 2}, marks=pytest.mark.slow),
+        pytest.param({"trained": "norms", "objective": "distill"}, marks=pytest.mark.slow),
     ],
 )
 def test_the_room_is_asked_for_before_a_step_and_is_what_parking_takes(
