@@ -208,12 +208,20 @@ def _draw_panel(axes: "Axes", panel: Panel, labels: Sequence[str]) -> None:
     axes.set(title=picture_label(title), xlabel=panel.axis, ylabel=unit)
     axes.xaxis.set_major_locator(MaxNLocator(5))
     if over_ratios:
-        axes.set_xticks(sorted({ratio for points in panel.lines.values() for ratio, _ in points}))
+        ratios = sorted({ratio for points in panel.lines.values() for ratio, _ in points})
+        ticks = ratios[:1]  # those that are so close that their labels would overlap are left out
+        for ratio in ratios[1:]:
+            if ratio - ticks[-1] > (ratios[-1] - ratios[0]) / 12:
+                ticks.append(ratio)
+        axes.set_xticks(ticks)
     else:
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.grid(alpha=0.25)
     axes.tick_params(length=0)
     axes.spines[["top", "right"]].set_visible(False)
+    if not is_loss:  # no room for scores that cannot be
+        bottom, top = axes.get_ylim()
+        axes.set_ylim(max(bottom, -2), min(top, 102))
     _name_dense(axes, panel, sign)
 
 

@@ -374,8 +374,8 @@ def calibration_score(run: RunResults) -> str:
 
 
 show_points = "{:.1f}".format
-show_change = "{:+.1f}".format  # points
-show_share = "{:.0%}".format
+show_change = "{:+z.1f}".format  # points; z: no -0.0
+show_share = "{:z.0%}".format
 
 
 def show_tokens(count: float | None) -> str:
