@@ -10,7 +10,7 @@ from textwrap import wrap
 from typing import Annotated, Any
 
 from bosch.command_line import called_as, parse
-from bosch.config import FLAT, NO_OPTION, Config, above_0, fill_in, show_value
+from bosch.config import FLAT, FOLLOWS, NO_OPTION, Config, above_0, fill_in, show_value
 from bosch.masks.kv_budget import with_kv_budget
 from bosch.methods import _settings as methods
 from bosch.model_files import read_json_object
@@ -67,10 +67,15 @@ class Command:
         """The settings that differ from the preset's, as they are typed. Ratio and sink have lines
         of their own."""
         before, after = (flatten(asdict(one)) for one in (self.usual_config, self.config))
+        shown_elsewhere = {"ratio", "sink"}
+        for each in fields(self.config.eval):  # what only follows a more general option
+            general = each.metadata.get(FOLLOWS)
+            if general and after[f"eval.{each.name}"] == after[f"eval.{general}"]:
+                shown_elsewhere.add(f"eval.{each.name}")
         changed = [
             f"--{name.replace('_', '-')} {show_value(value)}"
             for name, value in after.items()
-            if value != before[name] and name not in ("ratio", "sink")
+            if value != before[name] and name not in shown_elsewhere
         ]
         source = "the preset" if self.config_ is None else "that run"
         line = f"unlike {source}: {' '.join(changed)}" if changed else f"all else as in {source}"

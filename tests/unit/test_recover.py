@@ -110,6 +110,8 @@ def test_it_begins_with_what_differs_and_ends_with_what_there_is_now(
     shown = recover("--preset", "smoke", "--dry-run", "--show-settings").stdout
     assert "max_variables 49" in shown
     assert "--show-settings" not in shown
+    brief = recover("--preset", "smoke", "--dry-run", "--eval.samples", "2").stdout
+    assert "unlike the preset: --eval.samples 2 (--show" in brief
     assert "all else as in the preset (--show" in recover("--preset", "smoke", "--dry-run").stdout
 
 
