@@ -27,6 +27,7 @@ PROGRAMS = {  # word -> module and what it does
     "compare": ("bosch.recipes.compare_runs", "Compare runs and write a report."),
     "sweep": ("bosch.recipes.sweep", "Run the chain for many methods, ratios and seeds."),
     "generate": ("bosch.recipes.generate_text", "Generate text; print speed and cache size."),
+    "serve": ("bosch.recipes.serve_model", "Serve a model with vLLM, where that is installed."),
     "analyze": ("bosch.recipes.analyze_masks", "Compare masks with each other."),
     "mask": ("bosch.masks.__main__", "Show, import or export a mask file."),
     "niah": ("bosch.eval.suites.niah", "Build examples of the suite niah."),

@@ -34,16 +34,21 @@ def check_elsewhere(plan: EvaluationPlan) -> None:
     if engine == "vllm" and plan.attention != "auto":
         raise UserError("eval.engine vllm cannot have eval.attention; leave one of the two out.")
     needed = ["bosch", *(["vllm", "bosch_vllm"] if engine == "vllm" else [])]
-    program = "from importlib.util import find_spec as find"
-    program += f"; print(*[name for name in {needed} if find(name) is None])"
     way_out = "make serving makes one (docs/serving.md); or name another, --eval.engine-python"
     try:
-        command, environment = [str(python), "-c", program], with_this_code(os.environ)
-        missing = subprocess.check_output(command, env=environment, text=True).split()
+        missing = lacking(str(python), needed)
     except (OSError, subprocess.CalledProcessError) as error:
         raise UserError(f"eval.engine-python {python} does not run ({error}): {way_out}.") from None
     if missing:
         raise UserError(f"eval.engine {engine}: {python} lacks {', '.join(missing)}: {way_out}.")
+
+
+def lacking(python: str, packages: Sequence[str]) -> list[str]:
+    """Those that this interpreter does not find."""
+    program = "from importlib.util import find_spec as find"
+    program += f"; print(*[name for name in {list(packages)} if find(name) is None])"
+    environment = with_this_code(os.environ)
+    return subprocess.check_output([python, "-c", program], env=environment, text=True).split()
 
 
 def predict_elsewhere(

@@ -111,6 +111,8 @@ WRONG_LINES = {
     f"generate --model {SMALL}": "--prompt --prompt-file",
     f"generate --model {SMALL} --prompt-file notes.npz": "notes.npz",
     f"generate --model {SMALL} --prompt a --top-p 2": "top_p 2.0",
+    f"serve --model {SMALL}": "bosch_vllm docs/serving.md",
+    "serve --model nothing-there": "nothing-there",
     "generate --model nan_weights --prompt a": "nan_weights finite",
     # analyze, mask
     "analyze": "",
