@@ -16,6 +16,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -37,6 +38,29 @@ Commands = Mapping[str, Callable[[Any], None]]  # word -> what runs it, given it
 # user named, each under the fields that lead to it: {"config.model": "tiny-qwen3"}.
 Defaults = Mapping[str, Any] | Callable[[Mapping[str, Any]], Mapping[str, Any]]
 HELP = ("-h", "--help", "--help-all")
+
+
+class ListAction(argparse.Action):
+    """An option that takes several values, separated by blanks, or by commas: `niah ruler` and
+    `niah,ruler`. A word that is a file, or an entry such as NAME=VALUE,VALUE, stays whole."""
+
+    def __init__(self, read: Callable[[str], Any], count: int | None = None, **options: Any):
+        super().__init__(**options)
+        self.read, self.count = read, count
+
+    def __call__(self, parser: Any, namespace: Any, words: Any, option: str | None = None) -> None:
+        try:
+            values = [self.read(part) for word in words for part in self.split(word)]
+        except argparse.ArgumentTypeError as error:
+            raise argparse.ArgumentError(self, str(error)) from None
+        if self.count not in (None, len(values)):
+            raise argparse.ArgumentError(self, f"expected {self.count} arguments")
+        setattr(namespace, self.dest, values)
+
+    @staticmethod
+    def split(word: str) -> list[str]:
+        is_list = re.fullmatch(r"[\w.@+-]+(,[\w.@+-]+)+", word)
+        return word.split(",") if is_list and not Path(word).exists() else [word]
 
 
 class Parser(argparse.ArgumentParser):
@@ -93,10 +117,11 @@ class Parser(argparse.ArgumentParser):
                 section = prefix if FLAT in marks else f"{name}."
                 self.add_options(hint, inner, into, section, f"{dest}.")
                 continue
-            nargs: int | str | None = None
+            nargs: str | None = None
+            count = None  # of values in a list
             if get_origin(hint) is tuple:
                 first, *others = get_args(hint)
-                nargs = "*" if others == [...] else 1 + len(others)
+                nargs, count = "*", None if others == [...] else 1 + len(others)
                 hint, _, more = _take_apart(first)
                 marks += more
             note = "required" if is_required else f"default: {show_value(default)}"
@@ -126,14 +151,13 @@ class Parser(argparse.ArgumentParser):
                 )
                 place.required = False
                 continue
-            into.add_argument(
-                f"--{name}",
-                dest=dest,
-                nargs=nargs,
-                metavar=metavar,
-                type=read,
-                help=text,
-            )
+            if nargs:
+                listed: Any = partial(ListAction, read=read, count=count)
+                into.add_argument(
+                    f"--{name}", dest=dest, nargs=nargs, metavar=metavar, action=listed, help=text
+                )
+            else:
+                into.add_argument(f"--{name}", dest=dest, metavar=metavar, type=read, help=text)
 
 
 def parse(
@@ -328,12 +352,15 @@ def with_options(
         if action.dest in set_elsewhere:
             raise UserError(f"{flag} {word}: {name} has its own option, --mask.{action.dest}.")
         # A flag takes no word on the command line, so argparse has no reader of one.
-        read: Any = action.type or _reader(bool, (), takes_none=False)
+        read: Any
+        is_list, read = False, action.type or _reader(bool, (), takes_none=False)
+        if isinstance(action, ListAction):
+            is_list, read = True, action.read
         try:
-            values = [read(each) for each in (value.split(",") if action.nargs else [value])]
+            values = [read(each) for each in (value.split(",") if is_list else [value])]
         except argparse.ArgumentTypeError as error:
             raise UserError(f"{flag} {word}: {str(error).rstrip('.')}.") from None
-        given[action.dest] = values if action.nargs else values[0]
+        given[action.dest] = values if is_list else values[0]
     return _with_values(type(settings), settings, given)
 
 

@@ -80,9 +80,6 @@ def configure_suites(names: Sequence[str], request: Request) -> tuple[SuiteRun, 
 
 
 def _meant(name: str, known: Sequence[str]) -> str:
-    parts = [part for part in name.split(",") if part]
-    if len(parts) > 1:
-        return f"suites are separated by blanks: {' '.join(parts)}."
     help_with_name = suggest(name, known)
     if help_with_name.startswith("did"):
         return help_with_name

@@ -39,7 +39,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from bosch.command_line import parse
-from bosch.config import Config, at_least
+from bosch.config import Config, TokenCount, at_least, show_value
 from bosch.eval import eval_stage
 from bosch.eval.evaluate import plan_of_run
 from bosch.eval.report.compare import SPEED
@@ -74,26 +74,16 @@ def split(text: str) -> tuple[str, ...]:
     return words
 
 
-def split_counts(text: str) -> tuple[int, ...]:
-    if not all(word.isdecimal() and int(word) for word in split(text)):
-        raise UserError(f"{text}: give numbers of tokens, separated by commas.")
-    return tuple(map(int, split(text)))
-
-
-Words = Annotated[Any, split, "A,B"]
-Counts = Annotated[Any, split_counts, "TOKENS,TOKENS"]
-
-
 @dataclass(frozen=True)
 class Options:
-    methods: Words  # names of files in bosch/methods
-    ratios: Words = ("0.75",)  # shares of KV groups on the sliding window
+    methods: tuple[str, ...]  # names of files in bosch/methods
+    ratios: tuple[str, ...] = ("0.75",)  # shares of KV groups on the sliding window
     seeds: int = 1  # number of seeds: 0, 1, ...
     # Further settings of recover.py, each with its values: window=32,64 train.clip-norm=0.5,1
     vary: Annotated[tuple[str, ...], "NAME=VALUE,VALUE"] = ()
     baseline: str | None = None  # method, or NAME=VALUE of --vary, to compare the others with
-    windows: Counts = ()  # further window sizes to evaluate
-    lengths: Counts = ()  # further text lengths to evaluate (NIAH)
+    windows: tuple[TokenCount, ...] = ()  # further window sizes to evaluate
+    lengths: tuple[TokenCount, ...] = ()  # further text lengths to evaluate (NIAH)
     rows: Path | None = None  # .jsonl or .jsonl.gz file of finished runs, which are not run again
     out: Path | None = None  # folder for the report; None: runs/comparison
     # Command that runs one chain; None: recover.py, by accelerate launch if there are several GPUs.
@@ -102,6 +92,13 @@ class Options:
 
     def __post_init__(self) -> None:
         at_least(1, self, "", "seeds")
+        for name in ("methods", "ratios"):
+            if not getattr(self, name):
+                raise UserError(f"--{name} is empty; name at least one.")
+        for name in ("windows", "lengths"):
+            if any(count < 1 for count in getattr(self, name)):
+                problem = f"--{name} {show_value(getattr(self, name))}"
+                raise UserError(f"{problem}: give numbers of tokens, each at least 1.")
         if self.out and self.out.is_file():
             raise UserError(f"--out {self.out} is a file; name a folder for the report.")
         if self.rows and not self.rows.name.endswith((".jsonl", ".jsonl.gz")):

@@ -103,7 +103,7 @@ WRONG_LINES = {
     "sweep --methods bosch --vary window=32,64 --baseline window=16": "window=16 --vary",
     "sweep --methods bosch --vary run_dir=a,b": "run_dir=a,b --run-dir",
     "sweep --methods bosch --vary model=tiny-qwen3,nothing-there": "nothing-there",
-    "sweep --methods bosch --windows 64,x": "--windows 64,x",
+    "sweep --methods bosch --windows 64,x": "--windows 'x'",
     "sweep --methods bosch --lengths 512 --eval.suites longbench": "--lengths 512: niah",
     "sweep --methods bosch --rows finished.csv": "--rows finished.csv",
     "sweep --methods bosch --command nothing-there": "--command 'nothing-there'",

@@ -19,6 +19,7 @@ from bosch.hybrid.materialize import materialize
 from bosch.hybrid.models import family_of
 from bosch.masks.mask import read_mask
 from bosch.model import load_model, load_tokenizer, read_model_config
+from bosch.recipes.command import parse_command
 from bosch.recipes.evaluate_model import main as evaluate_model
 from bosch.recipes.python_calls import _settings
 from bosch.recipes.recover import main as recover
@@ -134,7 +135,6 @@ def test_a_misspelled_field_of_a_question_is_told_the_right_one(tmp_path: Path) 
     [
         ("NIAH", "did you mean 'niah'"),
         ("LongBenchv2", "did you mean 'longbench_v2'"),
-        ("niah,longbench", "separated by blanks: niah longbench"),
         ("mmlu", "--suite lm-eval:mmlu"),
     ],
 )
@@ -145,6 +145,27 @@ def test_an_unknown_suite_is_told_what_was_meant(name: str, words: str) -> None:
     assert repr(name) in str(refused.value)
     with pytest.raises(UserError, match=words):
         evaluate_model(["--suite", name])
+
+
+@pytest.mark.parametrize("between", [" ", ","])
+def test_lists_are_separated_by_blanks_or_commas(between: str, tmp_path: Path) -> None:
+    def given(option: str, *words: str) -> Config:
+        return parse_command([f"--{option}", *between.join(words).split()]).config
+
+    assert given("eval.suites", "niah", "ruler").eval.suites == ("niah", "ruler")
+    assert given("eval.niah-lengths", "1k", "2048").eval.niah_lengths == (1000, 2048)
+    assert given("train.betas", ".9", ".99").train.betas == (0.9, 0.99)
+    with pytest.raises(UserError, match="betas: expected 2 arguments"):
+        given("train.betas", ".9", ".99", ".999")
+
+
+def test_a_word_with_commas_that_is_no_list_stays_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a,b.txt").touch()
+    monkeypatch.chdir(tmp_path)
+    for words in (["a,b.txt"], ["name=a,b"], ["lm-eval:piqa,mmlu"], ["owner/a,owner/b"]):
+        assert parse_command(["--data.source", *words]).config.data.source == tuple(words)
 
 
 def test_one_word_where_several_are_taken_is_not_read_letter_by_letter() -> None:
