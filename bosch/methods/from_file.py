@@ -1,4 +1,4 @@
-"""An existing mask: a mask.json, or a table of DuoAttention or PruLong.
+"""An existing mask: a mask.json, a ready mask by its name, or a table of DuoAttention or PruLong.
 
 A table (its file ends in .tsv) is cut at exactly the ratio. A mask.json must have the
 requested ratio. The window is always the requested one, so a mask can be tried with windows other
@@ -11,6 +11,7 @@ from typing import Any
 
 from bosch.masks.formats import import_mask, sink_beside
 from bosch.masks.mask import read_mask
+from bosch.masks.ready import find_mask
 from bosch.method import Inputs, MethodTraits, Selection
 from bosch.run.errors import MissingFileError, UserError
 from bosch.run.fingerprint import hash_file
@@ -21,14 +22,19 @@ traits = MethodTraits(reads_calibration=False)
 
 @dataclass(frozen=True)
 class Settings:
-    path: Path | None = None  # a mask.json or full_attention_heads.tsv
+    # A mask.json, full_attention_heads.tsv, or the name of a ready mask (smollm2-135m@0.75).
+    path: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.path is not None:  # the file at once: its content decides
+            object.__setattr__(self, "path", find_mask(self.path))
 
 
 def check(settings: Settings) -> None:
     if settings.path is None:
         raise UserError(
             "--method from_file needs --path (in recover.py --mask.options path=FILE): a mask.json "
-            "or a .tsv of DuoAttention."
+            "or a .tsv of DuoAttention, or the name of a ready mask."
         )
     if not settings.path.is_file():
         raise MissingFileError(f"--path {settings.path} does not exist; name a mask file.")
