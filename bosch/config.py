@@ -81,6 +81,7 @@ class MaskConfig:
     kappa: int = 100  # masks tried per layer: more take longer and find better masks
     # rankings that the method bosch starts from, besides its own probes; (): the probes alone
     starts: tuple[str, ...] = ("razor", "retrieval_head", "kvzip", "fisher")
+    min_full_per_layer: int = 0  # groups of each layer that keep full attention in any case
     alpha: Rarely[float] = 100.0  # weight in NOMAD's loss of a wrong number of windowed groups
     gamma: Rarely[float] = 0.2  # headroom of the normalized score above the dense model's
     # ratios that a layer can get
@@ -99,7 +100,7 @@ class MaskConfig:
 
     def __post_init__(self) -> None:
         at_least(1, self, "mask", "kappa", "max_variables", "max_layers")
-        at_least(0, self, "mask", "alpha", "gamma", "razor_recent_share")
+        at_least(0, self, "mask", "alpha", "gamma", "razor_recent_share", "min_full_per_layer")
         for ratio in self.ratio_buckets:
             check_ratio(ratio)
         _must_rise("mask.ratio_buckets", self.ratio_buckets)

@@ -51,6 +51,8 @@ class MethodTraits:
     # measure what its ranking is made of (bosch/methods/_examples.py).
     searches: bool = False
     measures: bool = False
+    # Its `select` heeds inputs.min_full_per_layer; for rankings this is done for them.
+    keeps_full: bool = False
     learns_from_tokens: bool = False  # it trains; `inputs.learning` holds tokens and the training
 
 
@@ -142,6 +144,7 @@ class Inputs:
     folder: Path  # of the stage; a method may keep notes here to resume from
     load_tokenizer: "Callable[[], PreTrainedTokenizerBase | None]" = lambda: None  # None: has none
     learning: Learning | None = None  # for methods that learn from tokens
+    min_full_per_layer: int = 0  # groups of each layer that must keep full attention
     sink: Sink = NO_SINK  # of the windows; `model` has it attached, with constants
     chunk_elements: int = 1 << 24  # q.k scores held at once; affects memory and speed only
 

@@ -115,12 +115,14 @@ def search_mask(
     folder: str | Path | None = None,
     sink: str = "auto",
     seed: int = 0,
+    min_full_per_layer: int = 0,
     **settings: Any,
 ) -> Mask:
     """The mask that a method of bosch/methods chooses. The model stays as it is.
 
     sink: what windows see besides their tokens: none, static or tokens=S. auto: static, or that of
     the file for from_file.
+    min_full_per_layer: groups of each layer that keep full attention in any case.
     folder: gets the mask, and what a search notes to resume from: call again with the same
     arguments after an interruption.
     settings: the method's, such as kappa=30 (`bosch search --method NAME --help` lists them).
@@ -150,6 +152,7 @@ def search_mask(
             folder=path,
             load_tokenizer=lambda: find_tokenizer(Path(origin_of(model))),
             sink=Sink.parse(config.sink),
+            min_full_per_layer=min_full_per_layer,
         )
         # Off while the method works, which attaches its own; the model may be inside `masked`.
         before = attach_sink(model, NO_SINK)

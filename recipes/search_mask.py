@@ -36,6 +36,7 @@ class Options:
     settings: Annotated[Any, FLAT]  # the method's
     kv_budget: str | None = None  # in place of --ratio: 4GiB@128k, the smallest ratio that fits
     attention: str = "auto"  # attention backend: auto, or a file of bosch/attention/backends
+    min_full_per_layer: int = 0  # groups of each layer that keep full attention in any case
     # Source of the defaults: tiny, small, brief, large, paper or smoke.
     preset: str | None = None
     calibration: Path | None = None  # folder of the calibration set; None: the run's, if any
@@ -61,10 +62,12 @@ def main(arguments: Sequence[str]) -> None:
         "dials": Dials(**shared_fields(Dials, config)),
         "settings": methods.default_settings(config.method, config.mask),
         "attention": config.mask.attention,
+        "min_full_per_layer": config.mask.min_full_per_layer,
         "preset": preset,
     }
     options = parse(Options, arguments, usual)
-    settings, mask = options.settings, replace(config.mask, attention=options.attention)
+    settings, least_full = options.settings, options.min_full_per_layer
+    mask = replace(config.mask, attention=options.attention, min_full_per_layer=least_full)
     config = replace(config, mask=mask, **vars(options.dials))
     config = methods.resolve_sink(config, settings)
     if options.kv_budget is not None:

@@ -90,15 +90,22 @@ def sink_beside(path: Path, window_tokens: int) -> Sink:
 
 
 def smallest(
-    table: list[list[float]], count: int, seed: int
+    table: list[list[float]], count: int, seed: int, least_full: int = 0
 ) -> tuple[list[tuple[int, int]], dict[str, Any] | None]:
-    """The `count` groups with the smallest values, and the tie if the seed had to break one."""
+    """The `count` groups with the smallest values, and the tie if the seed had to break one. The
+    `least_full` groups of each layer with the largest values are never among them."""
     # Shuffled before they are sorted, so that ties fall by the seed alone: where many values are
     # equal, the first layers would get all windows.
     groups = [(layer, group) for layer, row in enumerate(table) for group in range(len(row))]
     random.Random(seed).shuffle(groups)
     # The sort is stable: equal values stay shuffled.
     ranked = sorted(groups, key=lambda place: table[place[0]][place[1]])
+    if least_full:
+        kept: list[tuple[int, int]] = []
+        for layer, _ in enumerate(table):
+            own = [place for place in ranked if place[0] == layer]
+            kept += own[len(own) - least_full :]
+        ranked = [place for place in ranked if place not in kept]
     values = [table[layer][group] for layer, group in ranked]
     if not 0 < count < len(ranked) or values[count - 1] != values[count]:
         return ranked[:count], None

@@ -11,7 +11,7 @@ from bosch.masks.formats import smallest
 from bosch.masks.mask import MaskFile, write_mask
 from bosch.method import Inputs, Scores, Selection
 from bosch.methods._examples import FILE, identify
-from bosch.methods._settings import load_method
+from bosch.methods._settings import check_min_full, load_method
 from bosch.run.checkout import provenance
 from bosch.run.errors import UserError
 from bosch.run.files import read_lines, write_atomically
@@ -20,7 +20,8 @@ from bosch.run.fingerprint import plain
 
 def make_mask(name: str, inputs: Inputs) -> Selection:
     """The mask a method chooses, at exactly the requested ratio."""
-    method = load_method(name)
+    method, shape = load_method(name), (inputs.num_layers, inputs.num_groups)
+    check_min_full(name, inputs.settings, inputs.min_full_per_layer, inputs.ratio, shape)
     if method.traits.learns_from_tokens:
         if inputs.learning is None:
             problem = f"--method {name} learns from tokens but got none"
@@ -38,7 +39,8 @@ def choose_most_local(scores: Scores, inputs: Inputs) -> Selection:
     """Window the most local groups, up to the budget. The seed breaks ties between equal scores."""
     sign = -1 if scores.larger_is == "local" else 1  # so that small is local
     table = [[sign * value for value in row] for row in scores.groups]
-    windowed, tie = smallest(table, inputs.num_windowed, inputs.seed)
+    least_full = inputs.min_full_per_layer
+    windowed, tie = smallest(table, inputs.num_windowed, inputs.seed, least_full)
     notes = []
     if tie:
         tie["value"] *= sign
@@ -46,7 +48,9 @@ def choose_most_local(scores: Scores, inputs: Inputs) -> Selection:
             f"{tie['num_tied']} groups are tied at the cutoff score {tie['value']:g}; seed "
             f"{inputs.seed} chose the {tie['num_windowed']} of them that get the window"
         )
-    mask, drawn = inputs.mask_of(windowed), scores.drawn or tie is not None
+    # Which of a layer's groups stay full may be drawn too, where their scores are equal.
+    drawn = scores.drawn or tie is not None or least_full > 0
+    mask = inputs.mask_of(windowed)
     return Selection(mask, scores, details={"tie": tie}, drawn=drawn, notes=tuple(notes))
 
 
@@ -54,6 +58,9 @@ def write_selection(name: str, inputs: Inputs, selection: Selection, began: floa
     """Write what a method chose into the stage's folder. `began`: time.monotonic() at the start."""
     settings, folder, scores = deciding(inputs.settings), inputs.folder, selection.scores
     sink = inputs.sink
+    details = dict(selection.details)
+    if least := inputs.min_full_per_layer:
+        details["min_full_per_layer"] = least
     if sink.kind == "static":
         from bosch.hybrid.sinks import write_constants  # imports torch
 
@@ -67,7 +74,7 @@ def write_selection(name: str, inputs: Inputs, selection: Selection, began: floa
         model=selection.model or inputs.model_info,
         method=name,
         ratio_asked=inputs.ratio,
-        settings=_plain(settings | dict(selection.details)),
+        settings=_plain(settings | details),
         seed=inputs.seed if selection.drawn else None,
         score_trace=selection.score_trace,
         provenance=provenance(),

@@ -73,6 +73,28 @@ def check_settings(name: str, settings: object) -> None:
     getattr(load_method(name), "check", lambda settings: None)(settings)
 
 
+def check_min_full(
+    name: str, settings: object, least: int, ratio: float, shape: tuple[int, int]
+) -> None:
+    """Refuse full groups in every layer that a ratio does not leave, or a method cannot keep.
+    shape: layers and groups a layer."""
+    if not least:
+        return
+    method, (layers, groups) = load_method(name), shape
+    option, full = f"min_full_per_layer {least}", layers * groups - num_windowed(ratio, *shape)
+    ranks = hasattr(method, "score_groups") and unit_of(name, settings) == "group"
+    if not (ranks or method.traits.keeps_full):
+        problem = f"{option}: method {name} cannot keep full groups in every layer"
+        raise UserError(f"{problem}; bosch, global_swap and rankings of groups can.")
+    if getattr(settings, "optimizer", "") in ("nomad", "one_plus_one"):
+        remedy = "use optimizer=guided or swap"
+        raise UserError(f"{option}: the optimizer may leave the ratio; {remedy}.")
+    if full < least * layers:
+        problem = f"{option} needs {least * layers} full groups in {layers} layers"
+        most = f"choose a ratio of up to {1 - least / groups:g}"
+        raise UserError(f"{problem}, but --ratio {ratio:g} leaves {full}; {most}.")
+
+
 def default_settings(name: str, mask: MaskConfig) -> Any:
     """A method's settings: its defaults, overridden by MaskConfig's fields of the same names and
     then by `mask.options`."""

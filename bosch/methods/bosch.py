@@ -30,7 +30,7 @@ from bosch.search.settings import SearchSettings
 if TYPE_CHECKING:
     from bosch.search.search import Search
 
-traits = MethodTraits(searches=True)
+traits = MethodTraits(searches=True, keeps_full=True)
 
 LEAST_PATIENCE = 8  # masks, before a search is taken to gain nothing more
 LOWEST = -20.0  # log-probability: below it, worse answers are not told apart

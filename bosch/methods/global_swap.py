@@ -6,7 +6,7 @@ from bosch.method import Inputs, MethodTraits, Selection
 from bosch.methods._guided import GuidedSettings, check_rankings, rankings_of
 from bosch.search.settings import StageSettings
 
-traits = MethodTraits(searches=True)
+traits = MethodTraits(searches=True, keeps_full=True)
 Settings = GuidedSettings
 
 

@@ -58,6 +58,9 @@ def stage(
     is_shared = traits.searches or traits.measures or traits.learns_from_tokens
     settings = settings or methods.default_settings(config.method, mask)
     methods.check_settings(config.method, settings)
+    if mask.min_full_per_layer:
+        size = models.read_shape(config.model)[:2]  # layers, groups
+        methods.check_min_full(config.method, settings, mask.min_full_per_layer, config.ratio, size)
     assert config.sink != "auto"  # whoever reads the settings resolves it
     measures_sinks = config.sink == "static" and not methods.brings_sink(config.method)
     decides: dict[str, Any] = {
@@ -106,6 +109,8 @@ def stage(
         decides["precision"] = mask.precision
     if config.sink != "none":
         decides["sink"] = config.sink
+    if mask.min_full_per_layer:
+        decides["min_full_per_layer"] = mask.min_full_per_layer
 
     return Stage(
         "mask",
@@ -157,6 +162,7 @@ def write_mask(
         load_tokenizer=partial(models.find_tokenizer, model),
         learning=make_learning(config, model, tokens) if tokens else None,
         sink=Sink.parse(config.sink),
+        min_full_per_layer=mask.min_full_per_layer,
     )
     began = time.monotonic()
     selection = make_mask(config.method, inputs)

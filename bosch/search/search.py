@@ -65,6 +65,7 @@ class Search:
         self.settings: SearchSettings = inputs.settings
         self.num_layers, self.num_groups = inputs.num_layers, inputs.num_groups
         self.num_windowed = inputs.num_windowed  # groups that end up on the window
+        self.least_full = inputs.min_full_per_layer
         if unit == "layer":
             self.num_windowed = inputs.num_windowed_layers * self.num_groups
         self.groups = self.groups_of(range(self.num_layers))  # every group decides for itself
@@ -88,14 +89,17 @@ class Search:
     def meet_ratio(self, guide: Table = ()) -> None:
         """Repair the current mask. guide: how global each group is."""
         current = tuple(bit for row in self.z for bit in row)
-        repaired = repair(current, self.num_windowed, [value for row in guide for value in row])
-        self.z = assign(self.z, self.groups, repaired)
+        self.z = assign(self.z, self.groups, self._repaired(current, guide))
 
     def mask_by(self, guide: Table) -> Z:
         """The mask at the ratio in which the most global groups are full."""
-        dense = (1,) * len(self.groups)
-        chosen = repair(dense, self.num_windowed, [value for row in guide for value in row])
-        return assign(self.z, self.groups, chosen)
+        return assign(self.z, self.groups, self._repaired((1,) * len(self.groups), guide))
+
+    def _repaired(self, assignment: Assignment, guide: Table) -> Assignment:
+        """Of all groups, at the ratio."""
+        prior = [value for row in guide for value in row]
+        layers = [layer for ((layer, _),) in self.groups]
+        return repair(assignment, self.num_windowed, prior, layers, self.least_full)
 
     def solve(
         self,
@@ -121,7 +125,8 @@ class Search:
         enumerated = planned == math.comb(len(variables), quota)
         method = "exhaustive" if enumerated else self.settings.optimizer
         priors = [[sum(guide[l][g] for l, g in places) for places in variables] for guide in guides]
-        begin = [repair((1,) * len(variables), quota, prior) for prior in priors]
+        dense, layers = (1,) * len(variables), [layer for ((layer, _), *_) in variables]
+        begin = [repair(dense, quota, prior, layers, self.least_full) for prior in priors]
         if starts:
             begin = [values_of(z, variables) for z in starts]
         # An earlier mask tells something here if it differs from the current one in these variables
@@ -151,6 +156,7 @@ class Search:
             exact_values=exact_values,
             questions=self.evaluator.questions,
             known=known,
+            least_full=self.least_full,
         )
         with track(name, planned, "evaluations") as bar:
             score = partial(self.score, part=name, num_windowed=num_windowed, bar=bar)
@@ -203,7 +209,7 @@ class Search:
                 best = float(bar.figures.get("best", -math.inf))
                 bar.figures["best"] = max(best, value.value)
             # A subproblem's quota is of its own layers: a mask may meet it and not the ratio.
-            meets_ratio = windowed == self.num_windowed
+            meets_ratio = windowed == self.num_windowed and min(map(sum, z)) >= self.least_full
             if meets_ratio and (self.best is None or value.value > self.best[0]):
                 self.best = value.value, z
         return values

@@ -13,6 +13,7 @@ Several masks may be proposed at once, for ranks to share; their values are boun
 False) where they do not exceed the threshold. Repeating a mask is free."""
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -51,10 +52,23 @@ class Problem:
     exact_values: bool = False  # for statistics: no evaluation is stopped early
     known: Mapping[Assignment, Value] = field(default_factory=dict)  # from before
     questions: Sequence[int] = ()  # on each haystack
+    # Groups of each layer that must stay full, where every group is a variable of its own.
+    least_full: int = 0
 
     def __post_init__(self) -> None:
         if not self.starts:
             object.__setattr__(self, "starts", ((1,) * len(self.variables),))
+
+    def allows(self, assignment: Assignment) -> bool:
+        """Whether enough groups of each layer are full."""
+        if not self.least_full:
+            return True
+        z = assign(self.around, self.variables, assignment)
+        return min(map(sum, z)) >= self.least_full
+
+    def repair(self, assignment: Assignment) -> Assignment:
+        layers = [layer for ((layer, _), *_) in self.variables]
+        return repair(assignment, self.quota, self.prior, layers, self.least_full)
 
     def loss(self, assignment: Assignment, value: float) -> float:
         """Equation 5, which an optimizer that may leave the quota minimizes:
@@ -76,13 +90,28 @@ def assign(z: Z, variables: Sequence[Variable], assignment: Assignment) -> Z:
     return tuple(map(tuple, rows))
 
 
-def repair(assignment: Assignment, quota: int, prior: Sequence[float] = ()) -> Assignment:
+def repair(
+    assignment: Assignment,
+    quota: int,
+    prior: Sequence[float] = (),
+    layers: Sequence[int] = (),
+    least_full: int = 0,
+) -> Assignment:
     """Change as many variables as the quota needs: window the most local full ones, or make the
-    most global windowed ones full. `prior`: how global each is; of equals the first are local."""
+    most global windowed ones full. `prior`: how global each is; of equals the first are local.
+    `layers`: of each variable; with `least_full`, so many of each layer stay full."""
     # The most local first. `sorted` is stable: of equals, and so without a prior, by number.
     order = sorted(range(len(assignment)), key=lambda v: prior[v] if prior else 0)
     missing = quota - assignment.count(0)  # to be windowed; below 0, so many get full again
     candidates = [v for v in order if assignment[v] == int(missing > 0)]
+    if least_full and missing > 0:
+        # The most global come last, so those that a layer may not lose are its last ones.
+        left, free = Counter(layers[v] for v in candidates), []
+        for v in candidates:
+            if left[layers[v]] > least_full:
+                left[layers[v]] -= 1
+                free.append(v)
+        candidates = free
     changed = candidates[:missing] if missing >= 0 else candidates[missing:]
     return tuple(1 - bit if v in changed else bit for v, bit in enumerate(assignment))
 
@@ -120,7 +149,7 @@ class Trials:
     def assignment(self) -> Assignment:
         """The best mask, or if none meets the quota, the one with the lowest loss, repaired."""
         nearest = self.nearest[1] if self.nearest else self.problem.starts[0]
-        return self.best or repair(nearest, self.problem.quota, self.problem.prior)
+        return self.best or self.problem.repair(nearest)
 
     @property
     def value(self) -> Value | None:

@@ -8,4 +8,6 @@ from bosch.search.optimizers._interface import Proposals, Trials
 def search(trials: Trials) -> Proposals:
     variables = range(len(trials.problem.variables))
     for windowed in combinations(variables, trials.problem.quota):
-        yield [tuple(int(v not in windowed) for v in variables)], trials.best_value
+        assignment = tuple(int(v not in windowed) for v in variables)
+        if trials.problem.allows(assignment):
+            yield [assignment], trials.best_value

@@ -40,6 +40,7 @@ def search(trials: Trials) -> Proposals:
             (gain, draw.random(), neighbor)
             for gain, i, j in surrogate.gains(current)
             if (neighbor := swapped(current, [i], [j])) not in trials.table
+            and problem.allows(neighbor)
         )
         proposals = [mask for *_, mask in heapq.nlargest(problem.settings.masks_at_once, untried)]
         if not proposals:

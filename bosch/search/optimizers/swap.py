@@ -15,7 +15,6 @@ from bosch.search.optimizers._interface import (
     Assignment,
     Proposals,
     Trials,
-    repair,
 )
 
 KICKS = (2, 3, 4)  # swaps of a kick
@@ -37,7 +36,7 @@ def search(trials: Trials) -> Proposals:
 def best_start(trials: Trials) -> Step:
     problem = trials.problem
     for start in problem.starts:
-        yield [repair(start, problem.quota, problem.prior)], trials.best_value
+        yield [problem.repair(start)], trials.best_value
     return trials.best
 
 
@@ -50,7 +49,7 @@ def first_step(trials: Trials, current: Assignment, draw: random.Random) -> Step
     draw.shuffle(pairs)
     for i, j in pairs:
         neighbor = swapped(current, [i], [j])
-        if neighbor not in trials.table:
+        if neighbor not in trials.table and trials.problem.allows(neighbor):
             # Any threshold in the upper half of the last step tests the same: is it >= present?
             yield [neighbor], present - 0.75 * SMALLEST_STEP
             value = trials.table[neighbor]
@@ -70,7 +69,7 @@ def kick(trials: Trials, draw: random.Random) -> Step:
     for _ in range(KICKS_IN_VAIN if len(trials.table) < num_candidates else 0):
         count = min(draw.choice(KICKS), len(windowed), len(full))
         kicked = swapped(best, draw.sample(windowed, count), draw.sample(full, count))
-        if kicked not in trials.table:
+        if kicked not in trials.table and problem.allows(kicked):
             yield [kicked], None  # the search goes on from it, even if it is worse
             return kicked
     return None
