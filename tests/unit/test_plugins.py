@@ -214,8 +214,11 @@ def test_the_example_of_the_page_makes_a_mask(copy: PackageCopy, tmp_path: Path)
     ("right", "wrong", "named"),
     [
         ("reads_calibration=False", "read_calibration=False", "'read_calibration'"),
-        ("def score_groups", "def score_group", "score_groups(inputs)"),
-        ("@dataclass(frozen=True)\n", "", "dataclass"),
+        pytest.param(
+            *("def score_groups", "def score_group", "score_groups(inputs)"),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param("@dataclass(frozen=True)\n", "", "dataclass", marks=pytest.mark.slow),
     ],
 )
 def test_a_mistake_in_a_method_is_one_sentence_that_names_it(
@@ -231,6 +234,7 @@ def test_a_mistake_in_a_method_is_one_sentence_that_names_it(
     assert not run.exists()
 
 
+@pytest.mark.slow
 def test_a_bug_in_the_method_keeps_its_traceback(copy: PackageCopy, tmp_path: Path) -> None:
     """Even if it raises a ValueError, as mistakes of the user do."""
     wrong = "list(zip([1], [1, 2], strict=True))[0]"
@@ -251,6 +255,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_a_suite_runs_with_its_options(copy: PackageCopy, tmp_path: Path) -> None:
     out, words = tmp_path / "judged", ("--suite", "mine", "--options", "mine.rows=5")
     text, _ = copy.run(*EVALUATE, *words, "mine.largest=4", "--out", str(out))
@@ -310,6 +315,7 @@ def run_outside(folder: Path, *words: str, code: int = 0, **variables: str) -> t
 MINE = (*MODEL, "--method", "mine", "--ratio", "0.5", "--sink", "none", "--run-dir", "run")
 
 
+@pytest.mark.slow
 def test_a_method_of_ones_own_folder_counts_by_its_content(own: Path) -> None:
     outside, method = own.parent, own / "methods" / "mine.py"
     run_outside(outside, "search", *MINE, "--plugins", "own")
@@ -321,6 +327,7 @@ def test_a_method_of_ones_own_folder_counts_by_its_content(own: Path) -> None:
     assert "plugins.methods/mine.py: " in errors
 
 
+@pytest.mark.slow
 def test_folders_of_ones_own_come_by_a_variable_too_and_reach_suites(own: Path) -> None:
     words = ("evaluate", *MODEL, "--suite", "mine", "--options", "mine.rows=2")
     run_outside(own.parent, *words, BOSCH_PLUGINS=str(own))
@@ -328,6 +335,7 @@ def test_folders_of_ones_own_come_by_a_variable_too_and_reach_suites(own: Path) 
     assert [*json.loads(text)["settings"]["suites"]["mine"]["plugins"]] == ["suites/mine.py"]
 
 
+@pytest.mark.slow
 def test_an_installed_package_brings_a_method(own: Path) -> None:
     site, about = own.parent / "site", own.parent / "site" / "mine-1.0.dist-info"
     about.mkdir(parents=True)

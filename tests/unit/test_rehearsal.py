@@ -230,6 +230,7 @@ def test_too_large_a_training_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
     assert not run.exists()
 
 
+@pytest.mark.slow
 def test_recover_rehearses_on_gpus_that_are_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     recover.main(["--preset", "smoke", "--rehearse", "2"])
     table = capsys.readouterr().out

@@ -115,6 +115,7 @@ def test_what_is_wrong_is_named(copied: Path, damage: Any, action: str, reason: 
     assert reason in why
 
 
+@pytest.mark.slow
 def test_killed_setup_is_repaired_by_the_one_that_waited_for_it(tmp_path: Path) -> None:
     checkout = new_checkout(tmp_path / "checkout")
     for pipe in ("hold", "never"):
@@ -146,6 +147,7 @@ def test_the_tested_versions_are_installed_or_named(made: Path, tmp_path: Path) 
     assert "launch/constraints.txt" in last
 
 
+@pytest.mark.slow
 def test_both_ends_of_the_ranges_have_their_own_environments(made: Path) -> None:
     lowest = setup_environment.versions(REPOSITORY / ".venv-oldest").split()
     assert {"torch==2.11", "transformers==5.17"} <= set(lowest)

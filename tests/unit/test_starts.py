@@ -65,7 +65,7 @@ def choose(inputs: Inputs) -> MaskFile:
     return _choose.write_selection("bosch", inputs, _choose.make_mask("bosch", inputs), 0.0)
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2))])
 def test_bosch_is_never_below_a_ranking_by_its_own_objective(
     tiny: PreTrainedModel, tmp_path: Path, seed: int
 ) -> None:

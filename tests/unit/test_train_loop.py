@@ -201,6 +201,7 @@ def assert_close(ours: Trace, plain: Trace, weight_tolerance: float) -> None:
         assert difference <= weight_tolerance * torch.linalg.norm(weight), name
 
 
+@pytest.mark.slow
 def test_two_processes_train_as_plain_torch(tmp_path: Path) -> None:
     untied = model_folder(tmp_path / "untied")
     tied = model_folder(tmp_path / "tied", tie_word_embeddings=True)

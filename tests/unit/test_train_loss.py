@@ -119,6 +119,7 @@ def run_with_the_interpreter(*parts: str) -> None:
     assert done.stdout.split() == [*parts]
 
 
+@pytest.mark.slow
 def test_liger_kernels_compute_what_torch_computes() -> None:
     run_with_the_interpreter("models", "forward")
 

@@ -251,6 +251,7 @@ def test_what_is_kept_survives_compiled_graphs(masks_documents: bool, tmp_path: 
     torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_every_block_of_a_deep_hybrid_is_compiled() -> None:
     """Each has different groups on the window, and so its own graph."""
     num_layers = 10
