@@ -91,7 +91,8 @@ class MaskConfig:
     max_layers: Rarely[int | None] = None  # most layers in one search; None: max(1, 32 // groups)
     # method razor: share of an example that counts as recent
     razor_recent_share: Rarely[float] = 0.25
-    attention: str = "auto"  # attention backend: auto, or a file of bosch/attention/backends
+    # Attention backend: auto, or a file of bosch/attention/backends.
+    attention: Rarely[str] = "auto"
     # number format of the model; auto: fp32 on the CPU, else its own
     precision: Rarely[Precision] = "auto"
     # Settings of the chosen method, for example granularity=layer; `bosch search --method NAME
@@ -158,9 +159,10 @@ class TrainConfig:
     # Number format of the computation; fp8: bf16, but products of linear layers, by torchao, with a
     # scale for each tensor; fp8-rowwise: for each of its rows.
     precision: Literal["bf16", "fp32", "fp8", "fp8-rowwise"] = "bf16"
-    attention: str = "auto"  # attention backend: auto, or a file of bosch/attention/backends
+    # Attention backend: auto, or a file of bosch/attention/backends.
+    attention: Rarely[str] = "auto"
     # liger: fused ones, on a GPU, for the loss and blocks that are not compiled.
-    kernels: Literal["auto", "liger", "torch"] = "auto"
+    kernels: Rarely[Literal["auto", "liger", "torch"]] = "auto"
     # What is learned: the text, or the dense model's distribution of every token.
     objective: Literal["next-token", "distill"] = "next-token"
     # share of the dense model's distribution; the rest: next-token
@@ -244,7 +246,7 @@ class EvaluationConfig:
     # LongBench: its data.zip, a folder of its files, a hub id, or toy for similar built-in tasks.
     longbench_data: str = "zai-org/LongBench"
     # The first examples of each data set; None: all.
-    longbench_rows: int | None = follows("samples")
+    longbench_rows: Rarely[int | None] = follows("samples")
     # Average over the paper's seven categories (with GSM8K), or over LongBench's own six.
     longbench_categories: Rarely[Literal["paper", "official"]] = "paper"
     gsm8k_data: Rarely[str] = "openai/gsm8k"  # GSM8K: a file of test rows, a folder or a hub id
