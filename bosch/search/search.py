@@ -71,6 +71,7 @@ class Search:
         self.groups = self.groups_of(range(self.num_layers))  # every group decides for itself
         self.z: Z = ((1,) * self.num_groups,) * self.num_layers  # the current mask
         self.best: tuple[float, Z] | None = None  # of those that window `num_windowed` groups
+        self.best_standing = -math.inf, 0.0
         self.cut_short: str | None = None  # the limit that ended it
         self.reproducible = True
         self.drawn = False  # whether the mask depends on the seed
@@ -210,8 +211,9 @@ class Search:
                 bar.figures["best"] = max(best, value.value)
             # A subproblem's quota is of its own layers: a mask may meet it and not the ratio.
             meets_ratio = windowed == self.num_windowed and min(map(sum, z)) >= self.least_full
-            if meets_ratio and (self.best is None or value.value > self.best[0]):
-                self.best = value.value, z
+            standing = self.settings.standing(value)
+            if meets_ratio and (self.best is None or standing > self.best_standing):
+                self.best, self.best_standing = (value.value, z), standing
         return values
 
     def score_of(self, value: Value) -> float:

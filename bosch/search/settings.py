@@ -8,7 +8,7 @@ from bosch.config import MaskConfig, at_least
 from bosch.plugins import list_plugins, suggest
 from bosch.run.errors import UserError
 from bosch.run.fingerprint import speed_only
-from bosch.search.objective import WEIGHTS
+from bosch.search.objective import WEIGHTS, Value, rounded
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,17 @@ class SearchSettings:
         at_least(2, self, "", "max_evaluations")  # the dense model and the fully windowed one
         at_least(0, self, "", "alpha", "gamma", "max_hours")
         at_least(0, self.accelerations, "accelerations", "memory_gb")
+
+    @property
+    def breaks_ties(self) -> bool:
+        """Whether log-probability decides between masks of the same value: accuracy has only as
+        many values as there are questions. In the search as published the first of equals wins."""
+        return self.objective == "accuracy" and self.optimizer not in ("nomad", "one_plus_one")
+
+    def standing(self, value: Value) -> tuple[float, float]:
+        """By which exact values are compared."""
+        log = value.log_probability if self.breaks_ties else None
+        return value.value, rounded(log or 0.0)
 
 
 def check_optimizer(settings: SearchSettings) -> None:

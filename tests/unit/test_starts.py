@@ -21,8 +21,11 @@ from bosch.methods._settings import load_method
 from bosch.run.errors import UserError
 from bosch.run.files import STARTED
 from bosch.search import finish
-from bosch.search.objective import rounded, weighted
+from bosch.search.objective import Anchors, Means, Value, rounded, weighted
+from bosch.search.optimizers._interface import Problem
 from bosch.search.score import Evaluator
+from bosch.search.search import optimize
+from bosch.search.settings import SearchSettings
 from tests.attention_matrices import inputs_of
 from tests.search_cases import WINDOW, answered_calibration, lines_of, small_model
 
@@ -186,3 +189,30 @@ def test_a_search_killed_in_a_ranking_ends_in_the_same_bytes(
     assert whole.read_bytes() == killed.read_bytes()
     examples = (tmp_path / "killed" / "rankings" / "kvzip" / "examples.jsonl").read_text()
     assert [json.loads(line)["index"] for line in examples.splitlines()] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("name", ["swap", "guided", "exhaustive"])
+def test_ties_of_accuracy_are_broken_by_log_probability(name: str) -> None:
+    """All masks answer half of the questions, and one of them with the highest probability."""
+    best, asked = (0, 1, 0, 1), []
+
+    def score(masks: Any, threshold: float | None) -> list[Value]:
+        asked.extend(masks)
+        logs = [-1.0 - sum(a != b for a, b in zip(z[0], best, strict=True)) for z in masks]
+        return [Value(0.5, True, 0.5, 0.1, log, {0: Means(0.5, 0.1, log)}) for log in logs]
+
+    settings = SearchSettings(objective="accuracy", optimizer="guided")
+    end = Value(1.0, True, 1.0, 1.0, 0.0)
+    problem = Problem(
+        variables=[((0, group),) for group in range(4)],
+        around=((1, 1, 1, 1),),
+        quota=2,
+        max_evaluations=6,
+        anchors=Anchors(end, 0.0, 1.2),
+        settings=settings,
+        questions=[1],
+    )
+    assert optimize(name, problem, score).best == best
+    as_published = replace(settings, optimizer="nomad")
+    first = optimize("exhaustive", replace(problem, settings=as_published), score).best
+    assert first == (0, 0, 1, 1)

@@ -124,6 +124,7 @@ class Trials:
     table: dict[Assignment, Value] = field(default_factory=dict)  # in the order of the trials
     best: Assignment | None = None  # of those that meet the quota; the first of equals
     best_value: float = -math.inf
+    best_standing: tuple[float, float] = (-math.inf, 0.0)
     nearest: tuple[float, Assignment] | None = None  # the lowest loss, and its mask
     notes: list[str] = field(default_factory=list)  # lines to print
     reproducible: bool = True  # False: a clock or a failed process affected the result
@@ -133,6 +134,12 @@ class Trials:
     def left(self) -> int:
         return self.problem.max_evaluations - len(self.table)
 
+    @property
+    def to_beat(self) -> float:
+        """The threshold for a mask to become the best. Where ties are broken, equal ones may too:
+        then they must be read in full."""
+        return self.best_value - self.problem.settings.breaks_ties * 0.75 * SMALLEST_STEP
+
     def add(self, assignment: Assignment, value: Value, threshold: float | None) -> None:
         self.table[assignment] = value
         # Below the threshold it may be a value or a bound, as the accelerations decide. The search
@@ -140,8 +147,9 @@ class Trials:
         if threshold is not None and value.value <= threshold:
             return
         meets_quota = assignment.count(0) == self.problem.quota
-        if meets_quota and value.value > self.best_value:
-            self.best, self.best_value = assignment, value.value
+        standing = self.problem.settings.standing(value)
+        if meets_quota and standing > self.best_standing:
+            self.best, self.best_value, self.best_standing = assignment, value.value, standing
         candidate = self.problem.loss(assignment, value.value), assignment
         self.nearest = min(self.nearest or candidate, candidate)
 

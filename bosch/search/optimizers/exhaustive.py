@@ -1,4 +1,5 @@
-"""Tries every mask of the quota in a fixed order; the first of equals wins."""
+"""Tries every mask of the quota in a fixed order; the first of equals wins, unless log-probability
+decides between them."""
 
 from itertools import combinations
 
@@ -10,4 +11,4 @@ def search(trials: Trials) -> Proposals:
     for windowed in combinations(variables, trials.problem.quota):
         assignment = tuple(int(v not in windowed) for v in variables)
         if trials.problem.allows(assignment):
-            yield [assignment], trials.best_value
+            yield [assignment], trials.to_beat

@@ -36,7 +36,7 @@ def search(trials: Trials) -> Proposals:
 def best_start(trials: Trials) -> Step:
     problem = trials.problem
     for start in problem.starts:
-        yield [problem.repair(start)], trials.best_value
+        yield [problem.repair(start)], trials.to_beat
     return trials.best
 
 
