@@ -246,7 +246,7 @@ class EvaluationConfig:
     # LongBench: its data.zip, a folder of its files, a hub id, or toy for similar built-in tasks.
     longbench_data: str = "zai-org/LongBench"
     # The first examples of each data set; None: all.
-    longbench_rows: Rarely[int | None] = follows("samples")
+    longbench_rows: int | None = follows("samples")
     # Average over the paper's seven categories (with GSM8K), or over LongBench's own six.
     longbench_categories: Rarely[Literal["paper", "official"]] = "paper"
     gsm8k_data: Rarely[str] = "openai/gsm8k"  # GSM8K: a file of test rows, a folder or a hub id
