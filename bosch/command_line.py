@@ -195,6 +195,7 @@ def parse(
             parser.add_argument("--help-all", action="store_true", help=about)
         parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
         about = "folders with methods/, suites/ and so on of your own (default: BOSCH_PLUGINS)"
+        about = argparse.SUPPRESS if parser.hides_rare else about
         parser.add_argument("--plugins", nargs="+", metavar="DIR", help=about)
         parser.add_options(kind, usual)
         return parser
