@@ -5,6 +5,7 @@ the paper's; presets are functions in recipes/presets.py. The comment on a field
 import json
 import math
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from decimal import Decimal
@@ -191,7 +192,7 @@ class TrainConfig:
     # `matmuls`; None: as the accelerate config says, else as much as a GPU's memory asks for.
     activation_checkpointing: Literal[True, False, "attention", "matmuls"] | None = speed_only(None)
     # Keep weights and optimizer in CPU memory; None: as the accelerate config says, else no.
-    cpu_offload: bool | None = speed_only(None)
+    cpu_offload: Rarely[bool | None] = speed_only(None)
     # Free a block's gathered weights after its forward pass; None: as accelerate says, else yes.
     reshard_after_forward: Rarely[bool | None] = speed_only(None)
     # Reduce gradients after every micro-batch; without it training is faster and needs more memory.
@@ -356,16 +357,36 @@ def fill_in(stored: Mapping[str, object]) -> dict[str, Any]:
 
 
 def describe_config(config: Config) -> list[str]:
-    """Every setting, in a table with a row for each section."""
+    """Every setting as the option that gives it, the dials first and then each section."""
     dials = {name: value for name, value in vars(config).items() if not is_dataclass(value)}
-    sections = {name: vars(value) for name, value in vars(config).items() if name not in dials}
-    hard, lines = "\N{NO-BREAK SPACE}", []  # `wrap` leaves a name with its value
-    for section, values in {"": dials, **sections}.items():
-        indent = " " * (max(map(len, sections)) + 2) if section else ""
-        text = ", ".join(f"{name}{hard}{show_value(value)}" for name, value in values.items())
-        parts = wrap(text, 100 - len(indent), break_long_words=False, break_on_hyphens=False)
-        lines += [section.ljust(len(indent)) + parts[0], *(indent + part for part in parts[1:])]
+    sections = {name: value for name, value in vars(config).items() if name not in dials}
+    hard, lines = "\N{NO-BREAK SPACE}", []  # `wrap` leaves an option with its value
+    for section, owner in {"": config, **sections}.items():
+        values = vars(owner) if section else dials
+        # A switch that may be left open (None) is given by a word: `--train.compile False`.
+        kinds = {each.name: str(each.type) for each in fields(owner)}
+        switches = {n for n, v in values.items() if isinstance(v, bool) and "None" not in kinds[n]}
+        prefix = f"{section}." if section else ""
+        options = [
+            as_option(prefix, name, value, name in switches).replace(" ", hard)
+            for name, value in values.items()
+        ]
+        lines += wrap(" ".join(options), 100, break_long_words=False, break_on_hyphens=False)
     return [line.replace(hard, " ") for line in lines]
+
+
+def as_option(prefix: str, name: str, value: object, is_switch: bool) -> str:
+    """As it is typed: `--train.clip-norm 1`, `--train.no-deterministic`."""
+    name = name.replace("_", "-")
+    if is_switch:
+        return f"--{prefix}{name if value else f'no-{name}'}"
+    values = value if isinstance(value, tuple | list) else [value]
+    # repr: all digits of a number such as 1/3, since the option is to give the same run.
+    exact = [
+        repr(each) if isinstance(each, float) and float(f"{each:g}") != each else show_value(each)
+        for each in values
+    ]
+    return " ".join([f"--{prefix}{name}", *map(shlex.quote, exact)])
 
 
 def show_value(value: object) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ import pytest
 
 import bosch
 from bosch.assets import asset_folder
-from bosch.config import Config
+from bosch.config import Config, describe_config
 from bosch.data.calibration import read_questions
 from bosch.eval.settings import configure_suites
 from bosch.eval.suites._interface import Request
@@ -166,6 +167,14 @@ def test_a_word_with_commas_that_is_no_list_stays_whole(
     monkeypatch.chdir(tmp_path)
     for words in (["a,b.txt"], ["name=a,b"], ["lm-eval:piqa,mmlu"], ["owner/a,owner/b"]):
         assert parse_command(["--data.source", *words]).config.data.source == tuple(words)
+
+
+def test_the_settings_of_a_run_are_printed_as_they_are_typed() -> None:
+    words = ["--ratio", ".5", "--train.compile", "False", "--eval.checkpoints", "0", "0.1234567891"]
+    config = parse_command([*words, "--data.source", "my texts/", "toy"]).config
+    lines = describe_config(config)
+    assert "--data.source 'my texts/' toy" in " ".join(lines)
+    assert parse_command(shlex.split(" ".join(lines))).config == config
 
 
 def test_one_word_where_several_are_taken_is_not_read_letter_by_letter() -> None:
