@@ -91,20 +91,21 @@ def in_rank(environment: dict[str, str], arguments: list[str]) -> None:
     main(arguments)
 
 
-@pytest.mark.parametrize("method", sampled(["fisher", "proxy", "global_swap"], slice(1)))
+@pytest.mark.parametrize("method", sampled(["bosch", "fisher", "proxy", "global_swap"], slice(1)))
 def test_ranks_share_the_examples_and_find_what_one_finds(
     method: str, command: list[str], model_folder: Path, tmp_path: Path
 ) -> None:
-    """Three texts for two ranks; global_swap starts from rankings."""
+    """Three texts for two ranks; bosch and global_swap start from rankings."""
     calibration = tmp_path / "three"
     calibration.mkdir()
     model = load_for_search(model_folder)
     write_calibration(calibration, answered_calibration(model, (40, 52, 64)))
-    search = ["--kappa", "4"] if method == "global_swap" else []
+    search = ["--kappa", "4"] if method in ("bosch", "global_swap") else []
+    search += ["--starts", "razor", "kvzip", "fisher"] if method == "bosch" else []
     words = [*command, "--calibration", str(calibration), "--method", method, *search]
     found = {}
     for world in (1, 2):
-        folder = tmp_path / f"ranks-{world}"
+        folder = tmp_path / f"ranks-{world}" / "run"  # each with a folder `shared` of its own
         own = [*words, "--run-dir", str(folder)]
         ranks = [start(in_rank, each, own) for each in launch_environment(world)]
         assert wait(ranks) == [0] * world
