@@ -38,6 +38,10 @@ from bosch.search.optimizers.guided import Surrogate
 from bosch.search.search import optimize
 
 OPTIMIZERS = list_plugins(PACKAGE)
+# Each search of NOMAD's is a process of its own, of seconds.
+NOMAD_IN_SLOW = [
+    pytest.param(name, marks=pytest.mark.slow if name == "nomad" else ()) for name in OPTIMIZERS
+]
 DENSE = Value(1.0, True, 1.0, 1.0, 0.0)
 ROOT = Path(__file__).parents[2]
 
@@ -131,7 +135,7 @@ def test_the_quota_and_the_evaluations_are_met(name: str, quota: int, evaluation
     assert solution.ended_by is None
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", NOMAD_IN_SLOW)
 def test_the_same_seed_tries_the_same_masks_whatever_ends_early(name: str) -> None:
     tried = []
     for end_early in (True, False, True):
@@ -143,7 +147,7 @@ def test_the_same_seed_tries_the_same_masks_whatever_ends_early(name: str) -> No
         assert tried[0][0] == (1,) * 8  # the first start, as it is
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", NOMAD_IN_SLOW)
 @pytest.mark.parametrize("seed", range(3))
 def test_a_small_space_is_searched_to_its_optimum(name: str, seed: int) -> None:
     judge = Judge(entangled(6, seed))

@@ -100,20 +100,20 @@ def test_the_preset_paper_is_printed_as_published(capsys: pytest.CaptureFixture[
     offline."""
     printed = dry_run("--preset", "paper", "--model", "Qwen/Qwen3-1.7B-Base", capsys=capsys)
     for expected in (
-        "method bosch_paper,",
-        "sink none",
+        "--method bosch_paper",
+        "--sink none",
         "optimizer nomad",
-        "kappa 100",
-        "objective next-token",
-        "trained all",
-        "peak_learning_rate 1e-05",
+        "--mask.kappa 100",
+        "--train.objective next-token",
+        "--train.trained all",
+        "--train.peak-learning-rate 1e-05",
     ):
         assert expected in printed
 
 
 def test_large_models_get_our_search_with_sinks(capsys: pytest.CaptureFixture[str]) -> None:
     printed = dry_run("--model", "Qwen/Qwen3-8B-Base", capsys=capsys)
-    for expected in ("preset large", "method bosch,", "sink static", "optimizer guided"):
+    for expected in ("preset large", "--method bosch", "--sink static", "optimizer guided"):
         assert expected in printed
     config = presets.large("Qwen/Qwen3-8B-Base")
     learned = config.train.objective, config.train.trained, config.calibration.answers

@@ -94,7 +94,7 @@ def test_it_begins_with_what_differs_and_ends_with_what_there_is_now(
         "preset smoke",
         changes,
     ]
-    assert "max_variables" not in run.stdout
+    assert "max-variables" not in run.stdout
 
     *_, hybrid, generate, serve, report = run.stdout.splitlines()
     assert hybrid == f"the hybrid is in {first}/model"
@@ -108,7 +108,7 @@ def test_it_begins_with_what_differs_and_ends_with_what_there_is_now(
     assert "| NIAH average | " in (tmp_path / first / "model" / "README.md").read_text()
 
     shown = recover("--preset", "smoke", "--dry-run", "--show-settings").stdout
-    assert "max_variables 49" in shown
+    assert "--mask.max-variables 49" in shown
     assert "--show-settings" not in shown
     brief = recover("--preset", "smoke", "--dry-run", "--eval.samples", "2").stdout
     assert "unlike the preset: --eval.samples 2 (--show" in brief

@@ -163,6 +163,7 @@ def test_a_search_cut_short_returns_its_best_exact_mask(run: Any, tmp_path: Path
     assert record.mask.row_texts() == best["z"]
 
 
+@pytest.mark.slow
 def test_the_papers_search_ends_with_stage_3_and_keep_best_with_a_better_earlier_mask(
     run: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -87,6 +87,7 @@ def change_folder(checkout: Path, folder: str) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | {"folder": folder}))
 
 
+@pytest.mark.slow
 def test_a_second_setup_reuses_the_first_until_extras_or_requirements_change(made: Path) -> None:
     assert run(made) == "set-up: reuse .venv (it is up to date)\n"
     assert "update .venv (it lacks the extras dev)" in run(made, "dev")
