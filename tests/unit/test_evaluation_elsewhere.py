@@ -105,6 +105,7 @@ def test_what_cannot_evaluate_is_refused_in_a_sentence(tmp_path: Path) -> None:
     assert "engine" in replace(vllm, precision="bf16").facts()
 
 
+@pytest.mark.slow
 def test_a_failed_process_is_named(tmp_path: Path) -> None:
     one = GenerationSettings(python=sys.executable, gpus=("5",))
     short = replace(HERE, generation=one, yarn=0.01)  # positions for 10 tokens

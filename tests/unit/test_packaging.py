@@ -44,6 +44,7 @@ def module_names() -> list[str]:
     return sorted(".".join(module.parts).removesuffix(".__init__") for module in modules)
 
 
+@pytest.mark.slow
 def test_every_module_imports_without_the_optional_packages() -> None:
     names = module_names()
     parts = {"bosch", "bosch.data", "bosch.training", "bosch.eval", "bosch.recipes"}

@@ -145,6 +145,7 @@ def test_a_broken_file_is_named(fruits: Path, text: str, parts: list[str], descr
 # --- families: OLMo-2. What it computes is checked by tests/contracts/test_families.py. ---
 
 
+@pytest.mark.slow
 def test_a_broken_family_is_named_and_the_others_are_registered(tmp_path: Path) -> None:
     copy = PackageCopy(tmp_path / "copy")
     copy.write("bosch/families/a_broken_one.py", "raise RuntimeError('at import')\n")
