@@ -10,6 +10,7 @@ from bosch.eval.evaluate import check_attention, check_data, evaluate_folder, pl
 from bosch.eval.results import collect_results
 from bosch.eval.settings import EvaluationPlan, Label
 from bosch.run.errors import Refusals
+from bosch.run.files import ENDING
 from bosch.run.stage import Artifact, Stage
 
 Check = Callable[[], list[str]]  # of a stage (bosch/run/stage.py)
@@ -79,7 +80,8 @@ def stage_of_step(
 
     def run(out: Path, source: Artifact) -> Callable[[], None] | None:
         folder = source.folder / f"step-{step:06d}" if step else source.folder
-        if config.train.until == "recovered" and not folder.is_dir():
+        ends_early = config.train.until == "recovered" or (source.folder / ENDING).is_file()
+        if ends_early and not folder.is_dir():
             return None  # the training ended before
         score = evaluate_folder(folder, plan, label, out, run_path.parent / "shared")
 

@@ -1,5 +1,6 @@
 """The stages of a whole run, in their order: what each takes, and what it makes for the next."""
 
+from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
 
@@ -14,17 +15,21 @@ from bosch.methods import _settings as methods
 from bosch.recipes import presets
 from bosch.recipes.command import Command
 from bosch.run.errors import Refusals
+from bosch.run.files import ENDING, read_sealed_json
 from bosch.run.folder import RunFolder
-from bosch.run.stage import Stage
+from bosch.run.stage import Stage, locate
 from bosch.search import mask_stage
 from bosch.training import lessons_stage, train_stage
 from bosch.training.fitting import Fitted
 from bosch.training.learner import make_learning
 
 
-def stages_of_run(command: Command, run: RunFolder, fitted: Fitted) -> list[Stage]:
+def stages_of_run(
+    command: Command, run: RunFolder, fitted: Fitted, taken: Callable[[], float] | None = None
+) -> list[Stage]:
     """Nothing is done yet. `run`: its folder, in which the training has checkpoints evaluated;
-    `fitted`: the training's settings with a micro-batch that fits this machine."""
+    `fitted`: the training's settings with a micro-batch that fits this machine; `taken`: seconds
+    that the run has taken so far, for --hours."""
     config, train = command.config, command.config.train
     learns = methods.load_method(config.method).traits.learns_from_tokens
     # One check for all evaluations, which have the same data.
@@ -74,8 +79,13 @@ def stages_of_run(command: Command, run: RunFolder, fitted: Fitted) -> list[Stag
     def evaluate(step: int, tokens: int, exported: Path) -> bool:
         """What the training does with the model it exports at a step: True ends it."""
         if step:  # step 0 is evaluated before training
-            run.complete(checkpoints[step])
+            evaluated = checkpoints.get(step)  # none of a step where the time has ended it
+            run.complete(evaluated or evaluation_of_step(step, tokens, training))
         return train.until == "recovered" and has_recovered(compare([run.path]), step)
+
+    seconds_left = None
+    if command.promise and taken:
+        seconds_left = partial(command.promise.seconds_left, taken, locate(run.path, untrained))
 
     sink = config.sink if config.ratio else "none"  # without windows there is none
     training = train_stage.stage(
@@ -85,14 +95,22 @@ def stages_of_run(command: Command, run: RunFolder, fitted: Fitted) -> list[Stag
         lessons=lessons,
         on_checkpoint=evaluate,
         fitted=fitted,
+        seconds_left=seconds_left,
         check=partial(train_stage.check, train, config.data.document_mask, config.model, sink=sink),
     )
     schedule = train_stage.schedule_of(config)
-    for step in filter(None, schedule.all_evaluated_steps):
+    steps = {*schedule.all_evaluated_steps, ended_at(run.path)}
+    for step in sorted(filter(None, steps)):
         checkpoints[step] = evaluation_of_step(
             step=step, tokens=schedule.tokens_at(step), source=training
         )
     return [*stages, training, *checkpoints.values()]
+
+
+def ended_at(run_path: Path) -> int | None:
+    """The last step of a training that its time ends early."""
+    ending = run_path / "train" / ENDING
+    return int(read_sealed_json(ending, "end")["end"]) if ending.is_file() else None
 
 
 def check_evaluation(config: Config) -> list[str]:

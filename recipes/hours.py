@@ -3,6 +3,7 @@
 The time of each stage is estimated before it begins (duration.py). If that is too long, what can be
 cut is cut: the tokens down to half, then CUTS in their order, then the tokens down to the fewest
 that teach. What the user names is never cut, and a run that does not fit even then is refused.
+If the run is slower than that, its training ends early, so that the hours hold.
 run.json keeps what was chosen, for a resumed run, and what was promised and taken.
 """
 
@@ -16,7 +17,15 @@ from typing import Any
 from bosch.config import Config, fill_in, show_value
 from bosch.methods._settings import learning_tokens, load_method
 from bosch.model_files import read_json_object
-from bosch.recipes.duration import GROWING, REST, SEARCHING, TRAINING, describe, stage_seconds
+from bosch.recipes.duration import (
+    GROWING,
+    REST,
+    SEARCHING,
+    START_SECONDS,
+    TRAINING,
+    describe,
+    stage_seconds,
+)
 from bosch.run.dist import Ranks, rank_and_world
 from bosch.run.errors import UserError
 from bosch.run.files import MANIFEST, read_sealed_json
@@ -26,7 +35,8 @@ from bosch.run.stage import Stage, flatten, locate
 from bosch.training.parallel import start_world
 from bosch.training.train_stage import schedule_of
 
-# Of the hours; the rest is for what an estimate does not foresee.
+# Of the hours; the rest is for what an estimate does not foresee. If that is not enough, the
+# training ends early.
 PROMISED = 0.8
 # 19 steps of the preset `small` closed 40 % of the loss' gap, and 75 as much as 150
 # (docs/real-model.md).
@@ -53,6 +63,14 @@ class Promise:
             return [f"--hours {self.asked:g}: nothing is cut; promised: {describe(self.seconds)}"]
         first = f"--hours {self.asked:g}, so that it fits:"
         return [first, *(f"  {cut}" for cut in self.cuts), f"promised: {describe(self.seconds)}"]
+
+    def seconds_left(
+        self, taken: Callable[[], float], evaluation: Path, num_evaluations: int
+    ) -> float:
+        """How long the training may still take. The evaluations that follow take as long as the one
+        before it did (`evaluation`: its folder), of as many questions."""
+        each = sum(read_sealed_json(evaluation / MANIFEST, "wall_seconds")["wall_seconds"])
+        return 3600 * self.asked - taken() - num_evaluations * each - START_SECONDS
 
     def keep(self, run_path: Path, stages: Sequence[Stage], all_seconds: float) -> "Promise":
         """With what a complete run has taken, `all_seconds` by the clock; once it was written, a
@@ -255,7 +273,7 @@ def chosen_then(
     if not {*named} & {*SEARCH}:
         mask = replace(config.mask, kappa=stored["mask"]["kappa"])
         config = replace(config, mask=mask, method=stored["method"])
-    return config, Promise(**kept | {"cuts": tuple(kept["cuts"])})
+    return config, Promise(**kept | {"asked": hours, "cuts": tuple(kept["cuts"])})
 
 
 def seconds_taken(

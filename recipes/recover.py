@@ -65,7 +65,7 @@ def main(arguments: Sequence[str]) -> None:
         except MissingFileError as error:
             needs_text = config.data.source in presets.HUB_TEXTS
             raise presets.explain_offline(error, config.model, needs_text) from error
-        stages = stages_of_run(command, run, fitted)
+        stages = stages_of_run(command, run, fitted, lambda: sum(clock()) if clock else 0.0)
         redo = stages_to_redo(stages, command.fresh, command.from_)
         texts = run.check(stages, redo)
     refusals.raise_all()

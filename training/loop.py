@@ -3,6 +3,7 @@
     train/checkpoints/step-000500/   for resuming (training/checkpoint.py)
     train/step-000500/               the model at an evaluated step, an ordinary Hugging Face folder
     train/metrics.jsonl              one line per step
+    train/ending.json                if its time ends it early: the last step
 
 Data order and learning rate are functions of the step. So a run that was killed and resumed with
 the same number of processes gives the same results, bit for bit; on GPUs with
@@ -13,6 +14,7 @@ the same number of processes gives the same results, bit for bit; on GPUs with
 import itertools
 import math
 import os
+import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -32,6 +34,7 @@ from bosch.data.loader import IGNORED, Batch, Loader, TokenFolder, prefetch
 from bosch.hybrid.sinks import attach_sink
 from bosch.method import Learner
 from bosch.run.dist import Ranks
+from bosch.run.files import ENDING, read_sealed_json, write_sealed_json
 from bosch.run.folder import free_memory
 from bosch.run.progress import say, track
 from bosch.sink import NO_SINK, Sink
@@ -51,6 +54,8 @@ from bosch.training.teacher import Lessons, Teacher, start_teacher
 # step. After a kill it is called again for these steps, and must recognize work it has done. With
 # train.until `recovered`, True on rank 0 ends the training; every call must give the same answer.
 OnCheckpoint = Callable[[int, int, Path], bool | None]
+# seconds_left(number of evaluations that follow): how long the training may still take.
+SecondsLeft = Callable[[int], float]
 ModelInputs = dict[str, Any]
 MicroBatch = tuple[ModelInputs, Tensor, Sequence[int]]  # the labels, the numbers of its sequences
 Teach = Callable[[ModelInputs, Tensor, float, Sequence[int]], Lesson | StoredLesson]
@@ -70,6 +75,7 @@ class TrainJob:
     document_mask: bool = True
     facts: Mapping[str, object] = field(default_factory=dict)  # a resumed run must have the same
     on_checkpoint: OnCheckpoint | None = None
+    seconds_left: SecondsLeft | None = None  # rank 0's is asked; None: there is no limit
     learner: Learner | None = None  # a method's parameters, trained together with the model
     sink: Sink = NO_SINK  # what the windows of a learned mask see
     run_folder: Path | None = None  # its `tb` gets the curves; None: the parent of `folder`
@@ -99,7 +105,7 @@ def train(job: TrainJob) -> str | None:
         else:
             log.write({"step": 0, "tokens": schedule.tokens_at(0), **run.validation_loss(0)})
         # Whether the model had recovered is not in a checkpoint: the answers are asked for again.
-        for step in [n for n in schedule.endings if n < first]:
+        for step in [n for n in schedule.endings if n < first and n in run.evaluated_steps]:
             run.consult(step)
         if first in run.evaluated_steps:  # a kill may have interrupted this
             run.publish(first)
@@ -145,6 +151,7 @@ def train(job: TrainJob) -> str | None:
                     learner.after_step(step)
                     gates = {"gate_grad_norm": gate_norm, **learner.figures()}
                 timer.record("compute")
+                run.mind_the_time(step, timer.seconds["data"] + timer.seconds["compute"])
 
                 # The record of it.
                 is_evaluated = step in run.evaluated_steps
@@ -286,9 +293,14 @@ class Run:
         if job.on_checkpoint is not None and schedule.evaluated_steps:
             sizes = sizes_to_park(self.device_tensors(), optimizer)
             self.pins = check_parking(sizes, self.ranks)
-        # Until an evaluation says that the model has recovered (`consult`).
+        # Until an evaluation says that the model has recovered (`consult`), or too little time is
+        # left (`mind_the_time`).
         self.ending: tuple[int, int] | None = None  # first and last step of an early ending
         self.last_step, self.evaluated_steps = schedule.num_steps, {*schedule.evaluated_steps}
+        self.step_seconds: list[float] = []  # of this launch
+        ending = job.folder / ENDING
+        if self.ranks.agree(ending.is_file()):  # decided by an earlier launch
+            self.end_in_time(read_sealed_json(ending, "begin", "end"))
 
     def make_batch(self, step: int) -> Batch:
         batch = self.loader.batch(step, self.ranks.rank, self.ranks.world)
@@ -383,6 +395,39 @@ class Run:
             self.ending, self.last_step = (step, end), end
             self.evaluated_steps.add(end)
             say(f"step {step}: recovered; training ends at step {end:,}")
+
+    def mind_the_time(self, step: int, seconds: float) -> None:
+        """After a step that took so many seconds: let the training end early if the time would not
+        suffice otherwise. As after a recovery, the rate falls to zero in a tenth of all steps, or
+        in those that still fit. Evaluations on the way are left out."""
+        job, num_steps = self.job, self.schedule.num_steps
+        if job.seconds_left is None or self.ending is not None or step + 1 >= num_steps:
+            return
+        self.step_seconds.append(seconds)
+        seconds_left = job.seconds_left
+
+        def decide() -> dict[str, int] | None:
+            # The first step of a launch is slow: it compiles kernels and fills caches.
+            if not (usual := self.step_seconds[1:][-20:]):
+                return None
+            one = statistics.median_low(usual)
+            most = min(max(1, num_steps // 10), num_steps - step)
+            if seconds_left(2 if step in self.evaluated_steps else 1) >= most * one:
+                return None
+            fitting = max(1, min(most, int(seconds_left(1) / one)))
+            # Before the rate differs: a launch after a kill has to find the same end.
+            ending = {"begin": step, "end": step + fitting, "of": num_steps}
+            write_sealed_json(job.folder / ENDING, ending)
+            return ending
+
+        if ending := self.ranks.from_rank_0(decide):
+            self.end_in_time(ending)
+            say(f"step {step:,} of {num_steps:,}: too slow; training ends at {self.last_step:,}")
+
+    def end_in_time(self, ending: Mapping[str, int]) -> None:
+        begin, end = ending["begin"], ending["end"]
+        self.ending, self.last_step = (begin, end), end
+        self.evaluated_steps = {n for n in self.evaluated_steps if n < begin} | {end}
 
     def device_tensors(self) -> Iterator[Tensor]:
         """What the training holds in the memory of a GPU."""

@@ -137,10 +137,12 @@ def stage(
     name: str = "train",
     on_checkpoint: Callable[[int, int, Path], bool | None] | None = None,
     fitted: "Fitted | None" = None,
+    seconds_left: Callable[[int], float] | None = None,
     check: Callable[[], None] | None = None,
 ) -> Stage:
     """`lessons`: of training/lessons_stage.py, in place of a teacher. `on_checkpoint`: of
-    training/loop.py. `fitted`: settings with a micro-batch that fits here; None: as they are."""
+    training/loop.py, as `seconds_left`. `fitted`: settings with a micro-batch that fits here; None:
+    as they are."""
     inputs = {"model": model, "tokens": tokens}
     facts = dict(vars(settings))
     if not settings.tokens_before:
@@ -174,6 +176,7 @@ def stage(
             document_mask=settings.document_mask,
             facts=facts | {"model": model.fingerprint, "tokens_folder": tokens.fingerprint},
             on_checkpoint=on_checkpoint,
+            seconds_left=seconds_left,
             run_folder=home_of(out),
             tokens_before=settings.tokens_before,
             lessons=lessons.folder if lessons else None,

@@ -27,6 +27,7 @@ from bosch.run.fingerprint import hash_file, plain, visible_files
 
 MANIFEST = "manifest.json"
 STARTED = "started.json"
+ENDING = "ending.json"  # of a training that --hours ends early: its last step
 CARD = "README.md"  # of a model: its scores are written into it later, so it has no checksum
 # An empty file of this name keeps its folder out of the manifest of the folder above: checkpoints
 # are large, and useless after the run that wrote them has ended.

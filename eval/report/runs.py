@@ -209,6 +209,9 @@ def read_run(path: Path) -> RunResults:
         attempts = manifest.get("wall_seconds")
         if isinstance(attempts, list):
             stage_seconds[stage] = float(sum(attempts))
+    if ending := reader.read_json(path / "train" / files.ENDING):
+        steps = f"step {ending.get('end')} of {ending.get('of')}"
+        reader.problems.append(f"its training ended early, at {steps}, so that --hours held")
     return RunResults(
         path=path,
         name=path.resolve().name,

@@ -4,14 +4,16 @@ but in the last test, which runs a chain."""
 import json
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 from bosch.config import Config
+from bosch.eval.rows import read_rows
 from bosch.methods._settings import learning_tokens, load_method
-from bosch.recipes import duration, hours
+from bosch.recipes import duration, hours, recover
 from bosch.recipes.command import parse_command
 from bosch.recipes.hours import Promise, fit, with_hours
 from bosch.recipes.presets import paper, small, smoke, tiny
@@ -186,6 +188,29 @@ def test_all_ranks_have_what_rank_0_chose(tmp_path: Path) -> None:
     first, second = [(tmp_path / f"rank-{rank}").read_text() for rank in (0, 1)]
     assert first == second
     assert "data.tokens" in first
+
+
+def test_a_run_that_falls_behind_trains_less(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a clock by which all of its hours are over when the training begins."""
+    run = tmp_path / "run"
+    command = ["--preset", "smoke", "--hours", "2", "--run-dir", str(run)]
+    with monkeypatch.context() as patched:
+        patched.setattr(recover, "measured", lambda folder: nullcontext(lambda: [7_200.0]))
+        main(command)
+    said = capsys.readouterr().out
+    assert "step 2 of 8: too slow; training ends at 3" in said
+    assert "its training ended early, at step 3 of 8, so that --hours held" in said
+    assert (run / "train" / "step-000003").is_dir()
+    steps = {row["step"] for row in read_rows(run / "report" / "results.jsonl")}
+    assert steps == {None, 0, 3}
+    assert "at step 3 of 8" in (run / "report" / "report.html").read_text()
+    main(command)  # by another clock
+    said = capsys.readouterr().out
+    assert "train: complete, reused" in said
+    assert "eval/step-000003: complete, reused" in said
+    assert "at step 3 of 8" in said
 
 
 @pytest.mark.slow

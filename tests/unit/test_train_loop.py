@@ -2,6 +2,7 @@
 accelerate's launcher, fully sharded on CPUs over gloo in place of GPUs over NCCL."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import bosch.training.loop
 from bosch.data.loader import Loader
 from bosch.run.dist import leave_ranks
 from bosch.run.errors import UserError
+from bosch.run.tensorboard import read_metrics
 from bosch.training.loop import train
 from bosch.training.model_start import start_model
 from bosch.training.parallel import start_world, whole
@@ -127,6 +129,53 @@ def test_recovered_model_ends_the_training_a_tenth_later(tmp_path: Path) -> None
     assert_same(Trace.of_run(folder, 10), Trace.of_run(tmp_path / "whole", 10))
 
 
+def test_training_that_is_too_slow_ends_in_time(tmp_path: Path) -> None:
+    """The rate falls to zero over a tenth of all steps, and evaluations on the way are left out.
+    Stopped in these steps and resumed, it ends with the same weights, whatever the clock says
+    then."""
+    model = model_folder(tmp_path / "model")
+    settings = replace(SETTINGS, batch_sequences=2, max_steps=20)
+    asked: list[tuple[int, int]] = []
+
+    def train_with(name: str, left: Callable[[int, int], float], stop: int = 0) -> list[int]:
+        """With so many seconds left after a step if so many evaluations follow. Returns the
+        evaluated steps."""
+        folder, evaluated = tmp_path / name / "train", list[int]()
+
+        def seconds_left(num_evaluations: int) -> float:
+            step = read_metrics(folder / "metrics.jsonl")[-1]["step"] + 1
+            asked.append((step, num_evaluations))
+            if step == stop:
+                (tmp_path / name / "STOP").touch()
+            return left(step, num_evaluations)
+
+        def note(step: int, tokens: int, exported: Path) -> None:
+            evaluated.append(step)
+
+        shares = (0.0, 0.5, 1.0)
+        more = {"on_checkpoint": note, "evaluated_shares": shares, "seconds_left": seconds_left}
+        assert bool(train(plain_training.job_of(folder, model, settings, **more))) == bool(stop)
+        leave_ranks()  # as another process
+        return evaluated
+
+    assert train_with("enough", lambda step, evaluations: 1e9) == [0, 10, 20]
+    assert {step for step, evaluations in asked if evaluations == 2} == {10}
+    # It has time for a tenth, and for one evaluation, but not for that of step 10 too.
+    assert train_with("whole", lambda step, evaluations: 1e9 * (2 - evaluations)) == [0, 12]
+    rows = read_metrics(tmp_path / "whole" / "train" / "metrics.jsonl")
+    at_10 = learning_rate(settings, 10, 20)
+    rates = [row["learning_rate"] for row in rows if row["step"] > 10]
+    assert rates == pytest.approx([at_10, at_10 / 2])
+    assert "validation_loss" in rows[-1]
+
+    assert train_with("stopped", lambda step, evaluations: 1e9 * (2 - evaluations), stop=10) == [0]
+    assert train_with("stopped", lambda step, evaluations: 1e9) == [12]
+    ends = [Trace.of_run(tmp_path / name / "train", 12) for name in ("stopped", "whole")]
+    assert_same(*ends)
+    # With no time at all: after the first step whose speed is known, one more.
+    assert train_with("late", lambda step, evaluations: -1.0) == [0, 3]
+
+
 def held_out_loss(folder: Path) -> float:
     """Of a folder's model, sequence by sequence, with transformers alone."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
@@ -220,6 +269,9 @@ def test_two_processes_train_as_plain_torch(tmp_path: Path) -> None:
         {"model": str(model), "out": str(tmp_path / name), "settings": settings}
         for name, (model, settings) in cases.items()
     ]
+    # Rank 0 has no time left, and the other one has all: both end at the same step.
+    late = {"model": str(untied), "out": str(tmp_path / "late"), "settings": {}}
+    content.append(late | {"seconds_left": [-1.0, 1e9]})
     (tmp_path / "cases.json").write_text(json.dumps(content))
     launch_two("training_program.py", tmp_path / "cases.json")
     for name, (model, settings) in cases.items():
@@ -231,3 +283,6 @@ def test_two_processes_train_as_plain_torch(tmp_path: Path) -> None:
         # AdamW steps by the rate however small the gradient is, and a divergence has small ones.
         tolerance = (5 if "distilled" in name else 1) * WEIGHT_TOLERANCE
         assert_close(Trace.of_run(tmp_path / name, 5), plain, tolerance)
+    run(tmp_path / "late alone", untied, SETTINGS, seconds_left=lambda num_evaluations: -1.0)
+    plain = Trace.of_run(tmp_path / "late alone", 3)
+    assert_close(Trace.of_run(tmp_path / "late", 3), plain, WEIGHT_TOLERANCE)
