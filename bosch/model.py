@@ -19,6 +19,7 @@ from filelock import FileLock
 from bosch.assets import asset_folder
 from bosch.known_models import PAPER_MODELS, SHAPES
 from bosch.model_files import INDEX, TOKENIZER_CONFIG, hash_weights, read_json_object, weight_names
+from bosch.plugins import KINDS, list_plugins, own_files
 from bosch.run.errors import MissingFileError, UserError, is_user_error
 from bosch.run.files import path_inside, refuse_foreign_links
 from bosch.run.fingerprint import fingerprint, hash_file
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 PACKAGE = Path(__file__).parent
+FAMILIES = KINDS["families"]
 # A model's shape: the names in config.json, and those of our fields in ModelInfo.
 NEEDED = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim")
 SHAPE = ("num_layers", "num_query_heads", "num_groups", "head_dim")
@@ -205,16 +207,30 @@ def read_model_info(folder: Path) -> ModelInfo:
 
 
 def describe_source(model: str) -> str | dict[str, object]:
-    """For a stage's settings. A hub model is its id, so that planning a run downloads nothing."""
+    """For a stage's settings. A hub model is its id, so that planning a run downloads nothing; but
+    with families of the user's own it has to be known which one it is of."""
     folder = find_model(model)
-    return model if folder is None else describe_model(folder)
+    if folder is not None:
+        return describe_model(folder)
+    there_are_own = own_files(*((FAMILIES, name) for name in list_plugins(FAMILIES)))
+    family = own_family(read_model_config(fetch_config(model))) if there_are_own else {}
+    return {"model": model, **family} if family else model
 
 
 def describe_model(folder: Path) -> dict[str, object]:
     """What decides the output of the model in a folder, for a stage's settings."""
     config = read_model_config(folder)
     deciding = {name: value for name, value in config.items() if name not in NO_DECISION}
-    return {**asdict(read_model_info(folder)), "config": fingerprint(deciding)}
+    info = asdict(read_model_info(folder))
+    return {**info, "config": fingerprint(deciding), **own_family(config)}
+
+
+def own_family(config: dict[str, Any]) -> dict[str, object]:
+    """The content of the family's file if it is the user's own: it decides what the model
+    computes."""
+    name = str(config.get("model_type", "")).removeprefix("bosch_")  # of a hybrid
+    own = own_files((FAMILIES, name))
+    return {"plugins": own} if own else {}
 
 
 def hash_text_files(model: str) -> dict[str, str]:

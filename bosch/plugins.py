@@ -111,6 +111,13 @@ def own_files(*named: tuple[str, str]) -> dict[str, str]:
     return checksums
 
 
+def own_backend_files(attention: str) -> dict[str, str]:
+    """`own_files` of the attention backend of this name; `auto` may choose any."""
+    package = KINDS["backends"]
+    names = list_plugins(package) if attention == "auto" else [attention]
+    return own_files(*((package, name) for name in names))
+
+
 def describe_plugin(package: str, name: str) -> str:
     """First sentence of a plug-in's docstring, or what is wrong with it. It is not imported."""
     # From its text: a list of all methods must not wait for torch, nor end at one broken file.

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from bosch.command_line import with_options
 from bosch.eval.suites._interface import Request, Task
-from bosch.plugins import KINDS, list_plugins, load_plugin, own_files, suggest
+from bosch.plugins import list_plugins, load_plugin, own_backend_files, own_files, suggest
 from bosch.run.errors import UserError
 from bosch.run.fingerprint import fingerprint_files, hash_file, plain
 
@@ -134,7 +134,7 @@ class EvaluationPlan:
                 del facts[name]  # runs from before this setting do not have it
         if self.lm_eval_folder is not None:
             facts["lm_eval_folder"] = fingerprint_files(self.lm_eval_folder)
-        if own := own_files((KINDS["backends"], self.attention)):
+        if own := own_backend_files(self.attention):
             facts["plugins"] = own
         if self.precision != "fp32":  # in half precision these can decide near ties
             how = {"batch": self.generation.batch, "engine": self.generation.engine}

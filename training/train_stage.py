@@ -18,6 +18,7 @@ from bosch.config import (
 from bosch.data.tokenizer_files import read_tokenizer
 from bosch.methods._settings import learning_tokens
 from bosch.model import check_length, check_weights, fetch_config, fetch_model
+from bosch.plugins import own_backend_files
 from bosch.run.dist import rank_and_world
 from bosch.run.errors import UserError
 from bosch.run.folder import home_of
@@ -147,6 +148,8 @@ def stage(
     facts = dict(vars(settings))
     if not settings.tokens_before:
         del facts["tokens_before"]  # as in runs without a learned mask from the first on
+    if own := own_backend_files(settings.train.attention):
+        facts["plugins"] = own
     if lessons is not None:
         inputs["lessons"] = lessons
     elif settings.train.objective == "distill" and settings.train.teacher is not None:

@@ -19,7 +19,7 @@ from bosch.config import Config, TrainConfig
 from bosch.method import Inputs, Learning
 from bosch.methods import _settings as methods
 from bosch.methods._choose import deciding, make_mask, write_selection
-from bosch.plugins import KINDS, own_files
+from bosch.plugins import KINDS, own_backend_files, own_files
 from bosch.run.dist import rank_and_world
 from bosch.run.errors import UserError
 from bosch.run.fingerprint import hash_file
@@ -80,9 +80,8 @@ def stage(
     own = own_files(
         *((methods.METHODS, name) for name in (config.method, *rankings)),
         (KINDS["optimizers"], getattr(settings, "optimizer", "")),
-        (KINDS["backends"], mask.attention),
     )
-    if own:
+    if own := own | own_backend_files(mask.attention):
         decides["plugins"] = own
     inputs: dict[str, Stage | Artifact] = {}
     if traits.reads_calibration or measures_sinks:

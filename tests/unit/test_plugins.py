@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,12 @@ import bosch
 from bosch.attention.backends import reference
 from bosch.attention.call import AttentionCall
 from bosch.calibration import Calibration, Haystack, Question
-from bosch.eval.evaluate import load_for_evaluation
+from bosch.eval.evaluate import load_for_evaluation, plan_of_run
 from bosch.eval.settings import EvaluationPlan
 from bosch.masks.mask import read_mask
-from bosch.model import load_tokenizer
+from bosch.model import describe_source, load_tokenizer, read_model_config
 from bosch.plugins import (
+    KINDS,
     BrokenPluginError,
     add_folders,
     describe_plugin,
@@ -32,10 +34,14 @@ from bosch.plugins import (
     load_plugin,
 )
 from bosch.recipes import recover
+from bosch.recipes.presets import smoke
 from bosch.run.errors import UserError
+from bosch.run.stage import Artifact
+from bosch.search import mask_stage
 from bosch.search.outcomes import scoring_facts
 from bosch.search.score import Evaluator
 from bosch.search.settings import Accelerations
+from bosch.training import train_stage
 from tests.attention_matrices import info_of, toy_calibration
 from tests.model_factory import MIXED, random_tokens, tiny_model
 
@@ -326,6 +332,53 @@ def test_a_method_of_ones_own_folder_counts_by_its_content(own: Path) -> None:
     method.write_text(method.read_text() + "# another\n")
     _, errors = run_outside(outside, "search", *MINE, "--plugins", "own", code=2)
     assert "plugins.methods/mine.py: " in errors
+
+
+def test_families_and_backends_of_ones_own_count_by_their_content(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the stages that they decide; those of other families and backends stay as they are."""
+    folder, zero = tmp_path / "model", Artifact(tmp_path, "0")
+    tiny_model("qwen3").save_pretrained(folder)
+    usual = read_model_config(folder)
+
+    def family_in(model_type: str) -> Any:
+        (folder / "config.json").write_text(json.dumps(usual | {"model_type": model_type}))
+        return plugins_in(describe_source(str(folder)))
+
+    def backend_in(attention: str) -> list[Any]:
+        config = smoke("tiny-qwen3-2layer")
+        train, mask, judge = (
+            replace(part, attention=attention) for part in (config.train, config.mask, config.eval)
+        )
+        config = replace(config, method="interleave", sink="none", mask=mask, eval=judge)
+        stages = [
+            mask_stage.stage(config, lambda *_: None, lambda *_: None),
+            train_stage.stage(train_stage.Settings(train), zero, zero),
+        ]
+        facts = [stage.facts["settings"] for stage in stages]
+        return [plugins_in(each) for each in (*facts, plan_of_run(config).facts())]
+
+    def plugins_in(facts: Any) -> Any:
+        return facts.get("plugins")
+
+    assert (family_in("mine"), backend_in("auto")) == (None, [None] * 3)
+    monkeypatch.setenv("BOSCH_PLUGINS", str(tmp_path / "own"))
+    for kind in ("families", "backends"):
+        package = importlib.import_module(KINDS[kind])
+        monkeypatch.setattr(package, "__path__", [*package.__path__])
+        (tmp_path / "own" / kind).mkdir(parents=True)
+        (tmp_path / "own" / kind / "mine.py").write_text("first = 1\n")
+    assert (family_in("qwen3"), backend_in("sdpa")) == (None, [None] * 3)
+    family, backends = family_in("mine"), backend_in("mine")
+    assert [*family] == ["families/mine.py"]
+    assert [[*each] for each in backends] == [["backends/mine.py"]] * 3
+    assert family_in("bosch_mine") == family  # of a hybrid
+    assert backend_in("auto") == backends  # which may choose it
+    for kind in ("families", "backends"):
+        (tmp_path / "own" / kind / "mine.py").write_text("second = 2\n")
+    assert family_in("mine") != family
+    assert all(one != other for one, other in zip(backend_in("mine"), backends, strict=True))
 
 
 @pytest.mark.slow
