@@ -332,7 +332,10 @@ def _read_tokenizer(model: str | Path, **arguments: Any) -> "PreTrainedTokenizer
     else:
         prepare_hub()
     problem = f"{folder or model} has no tokenizer that can be loaded"
-    if folder is not None and not any(list(folder.glob(one)) for one in TOKENIZERS):
+    if folder is not None and not any(
+        path.is_file() for one in TOKENIZERS for path in folder.glob(one)
+    ):
+        read_model_config(folder)  # of a run's folder it names the model in it
         lacks = f"{folder} has no tokenizer: neither tokenizer.json nor another file of one"
         raise MissingFileError(f"{lacks}; copy those of the model that the weights are from.")
     with explain_library_errors(problem):

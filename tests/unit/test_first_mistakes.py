@@ -22,6 +22,7 @@ from bosch.masks.mask import read_mask
 from bosch.model import load_model, load_tokenizer, read_model_config
 from bosch.recipes.command import parse_command
 from bosch.recipes.evaluate_model import main as evaluate_model
+from bosch.recipes.generate_text import main as generate_text
 from bosch.recipes.python_calls import _settings
 from bosch.recipes.recover import main as recover
 from bosch.run.errors import MissingFileError, UserError, as_sentence, exit_on_user_error
@@ -56,6 +57,9 @@ def test_the_folder_of_a_run_offers_its_trained_model(tmp_path: Path) -> None:
         shutil.copytree(SMALL, tmp_path / "train" / f"step-{step:06d}")
     with pytest.raises(MissingFileError, match=r"folder of a run; .*/train/step-000100"):
         read_model_config(tmp_path)
+    (tmp_path / "tokens").mkdir()
+    with pytest.raises(MissingFileError, match=r"folder of a run; .*/train/step-000100"):
+        generate_text(["--model", str(tmp_path), "--prompt", "Once"])
 
 
 def test_a_model_without_a_tokenizer_is_told_that(tmp_path: Path) -> None:
