@@ -221,7 +221,8 @@ def _draw_panel(axes: "Axes", panel: Panel, labels: Sequence[str]) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     if not is_loss:  # no room for scores that cannot be
         bottom, top = axes.get_ylim()
-        axes.set_ylim(max(bottom, -2), min(top, 102))
+        margin = min(2.0, 0.04 * (top - bottom))  # so that dots at 0 and 100 are whole
+        axes.set_ylim(max(bottom, -margin), min(top, 100 + margin))
     _name_dense(axes, panel, sign)
 
 

@@ -335,7 +335,10 @@ def show_gap_share(recovery: Recovery) -> str:
     gap = estimate([recovery.curve], gap_at(0))
     if gap.low is None or gap.high is None:
         return "no gap"
-    half, form = (gap.high - gap.low) / 2, ".3f" if recovery.curve.score is compare.LOSS else ".1f"
+    half, form = (gap.high - gap.low) / 2, ".3f"
+    if recovery.curve.score is not compare.LOSS:
+        # Where every example has the dense model's score, resamples have it too: verdict.py.
+        half, form = half or min(100.0, 300 / recovery.num_examples), ".1f"
     return f"no significant gap (± {half:{form}})"
 
 

@@ -209,6 +209,7 @@ def test_names_of_dense_models_lie_beside_the_curves_and_beside_each_other(tmp_p
         boxes = [text.get_window_extent() for text in (lower, upper)]
         assert not boxes[0].overlaps(boxes[1])
         assert not any(box.overlaps(axes.get_window_extent()) for box in boxes)
+        assert axes.get_ylim()[1] <= 102  # where no score can be
 
 
 def test_what_stored_lessons_took_is_in_the_cost(tmp_path: Path) -> None:
