@@ -1,7 +1,16 @@
 """From an empty folder to a report with one command, nothing prepared: the model and the text are
-on the hub, for which a local folder stands in. And the same without a hub."""
+on the hub, for which a local folder stands in. And the same without a hub.
 
+What is typed and answered is shown by
+
+    python -m pytest tests/chain/test_first_hour.py -m "slow or not slow" -k leads -rP
+"""
+
+import contextlib
+import io
 import json
+import shlex
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -29,22 +38,32 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "work"
 
 
+def type_in(main: Callable[[Sequence[str]], None], *words: str) -> str:
+    """Run a command. Its output is returned, and shown by `pytest -rP`."""
+    answer = io.StringIO()
+    with contextlib.redirect_stdout(answer):
+        main(words)
+    verb = {recover.main: "recover", generate_text.main: "generate"}[main]
+    print(f"$ bosch {verb} {shlex.join(words)}\n{answer.getvalue()}")
+    return answer.getvalue()
+
+
 @pytest.mark.parametrize("offline", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_one_command_leads_from_an_empty_folder_to_the_report(
-    offline: bool, empty_folder: Path, capsys: pytest.CaptureFixture[str]
+    offline: bool, empty_folder: Path
 ) -> None:
     """And one more to text of the hybrid, whose folder is in the run."""
     hub = empty_folder.parent / "hub"
     if offline:
-        folder = write_model(empty_folder.parent / "elsewhere", MODEL)
+        write_model(empty_folder.parent / "elsewhere", MODEL).rename("model")
+        folder = Path("model")
         write_text(empty_folder / "text.jsonl", 400)
         given = ["--model", str(folder), "--data.source", "text.jsonl", "--preset", "small"]
     else:
         write_model(hub, MODEL)
         write_dataset(hub, DATASET, CONFIG, num_documents=400)
         given = COMMAND
-    recover.main([*given, *SHORT])
-    assert "preset small" in capsys.readouterr().out
+    assert "preset small" in type_in(recover.main, *given, *SHORT)
     (run,) = (path for path in Path("runs").iterdir() if path.name != "shared")
     assert (run / "report" / "report.html").is_file()
     facts = json.loads((run / "calibration" / "reference.json").read_text())["facts"]["settings"]
@@ -52,8 +71,7 @@ def test_one_command_leads_from_an_empty_folder_to_the_report(
     assert facts["essays"] == f"text:{source}"
     (trained,) = run.glob("train/step-*")
     words = ["--model", str(trained), "--prompt", "Once upon a time", "--max-tokens", "4"]
-    generate_text.main(words)
-    assert "answer: 4 tokens" in capsys.readouterr().out
+    assert "answer: 4 tokens" in type_in(generate_text.main, *words)
 
 
 def test_without_a_hub_it_names_the_two_options_that_it_needs(
