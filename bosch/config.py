@@ -57,7 +57,8 @@ class CalibrationConfig:
     length: TokenCount = 32_768  # tokens of a text, its questions and answers included
     # Questions on each text; more of them are faster to score.
     questions_per_context: Rarely[int] = 1
-    # needle tasks, in equal shares; none given: the paper's six
+    # Tasks, in equal shares: needles (niah_single_1), or of the text itself copy, look_up, quote,
+    # continue and summarize. None given: the paper's six of needles.
     tasks: Rarely[tuple[str, ...]] = ()
     # File or folder of essays; text: made of the training text, what is held out of it;
     # text:SOURCE: of another text; toy: of the toy world.

@@ -1,5 +1,5 @@
-"""The calibration set: texts with hidden needles and questions about them, or questions of the
-user's own, on which masks are scored.
+"""The calibration set: texts with hidden needles and questions about them, other tasks made of the
+same text (text_tasks.py), or questions of the user's own, on which masks are scored.
 
 Needles are hidden as in the test set, but with other seeds and in another region of the essays, or
 in the toy world's calibration split. With q questions per context, one text hides q needles and
@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 from bosch.calibration import FILE, Calibration, Haystack, Question, write_calibration
 from bosch.config import CalibrationConfig
-from bosch.data import needle_text, needles
-from bosch.data.essays import read_essays
+from bosch.data import needle_text, needles, text_tasks
+from bosch.data.essays import Essays, read_essays
 from bosch.data.key_words import wonderwords_keys
 from bosch.data.needles import TASKS, TOY_SIZES, Material, NeedleExample, NeedleTask
 from bosch.data.sources.files import rows_of
@@ -38,6 +38,11 @@ SEED = 1_000_003  # added to the user's: the seeds of the test set count up from
 REGION = 0.5  # share of the essays at which calibration's texts begin; those of the test set: 0
 TOY = "toy"
 LEAD = 8  # tokens that a model's own answer may have beyond those of the expected one
+OWN_TOKENS = 8  # of an answer that only the model knows, for each question
+# Texts of which so many are made, since questions that the dense model does not get are left out.
+SPARE = 2
+TOY_WORDS = 20_000
+ALL_TASKS = (*TASKS, *text_tasks.TASKS)
 NO_TASK_FITS = "No task can be built in {} tokens; use a greater --length, or fewer questions."
 
 
@@ -53,8 +58,13 @@ class CalibrationSettings(CalibrationConfig):
         for name in self.tasks:
             if self.tasks.count(name) > 1:
                 raise UserError(f"Task {name} is named twice; name each task once.")
-            if name not in TASKS:
-                raise UserError(f"{name!r} is no needle task: {suggest(name, tuple(TASKS))}")
+            if name not in ALL_TASKS:
+                raise UserError(f"{name!r} is no task: {suggest(name, ALL_TASKS)}")
+            if name in text_tasks.OWN_WORDS and self.answers != "own-words":
+                problem = f"the task {name} has no answer but what the model itself writes"
+                raise UserError(f"{problem}; add --calibration.answers own-words.")
+            if name in text_tasks.TASKS:
+                continue
             if self.questions_per_context > 1 and TASKS[name].num_queries > 1:
                 problem = f"{name} asks for {TASKS[name].num_queries} keys in one question"
                 raise UserError(f"{problem}; leave it out, or ask one question a context.")
@@ -67,8 +77,11 @@ class ContextText:
     task: str
     pieces: tuple[tuple[str, str], ...]  # (prompt, answer) of each question, encoded apart
     answers: tuple[tuple[str, ...], ...]  # the values in them
-    example: NeedleExample | None = None  # None: a question of the user's own,
-    place: str = ""  # from this file and line
+    example: NeedleExample | None = None  # None: a task of text_tasks.py, or a question of
+    place: str = ""  # the user's own, from this file and line
+    sources: tuple[str, ...] = ()  # of a task of text_tasks.py: the passages with the answers
+    own_answers: int = 0  # of such a task: parts of an answer that the model is to write itself
+    left_out: tuple[int, ...] = ()  # questions that do not count: the dense model gets them wrong
 
     @property
     def text(self) -> str:
@@ -165,6 +178,8 @@ def build_task(
 ) -> list[ContextText]:
     """Contexts of one task. Further questions need room like the answer does; if a context is too
     long, all are drawn again with that much more room."""
+    if name in text_tasks.TASKS:
+        return build_text_task(name, count, settings, material, tokenizer)
     task = task_with_keys(name, settings)
     # The model's own answers are known only later, and replace these: room for longer ones.
     spare = LEAD * settings.questions_per_context if settings.answers == "own-words" else 0
@@ -181,6 +196,45 @@ def build_task(
             return contexts
         room = material.sizes.answer_tokens + longest - settings.length
         material = replace(material, sizes=replace(material.sizes, answer_tokens=room))
+
+
+def build_text_task(
+    name: str, count: int, settings: CalibrationSettings, material: Material, tokenizer: "Tokenizer"
+) -> list[ContextText]:
+    """Contexts of a task of text_tasks.py, with spare ones if questions may be left out."""
+    text = text_tasks.make_text(sentences_of(settings, material))
+    count_tokens, asked_for = needles.token_counter(tokenizer), settings.questions_per_context
+    spare = SPARE if settings.answers == "own-words" and name not in text_tasks.OWN_WORDS else 1
+    contexts = []
+    for number in range(count * spare):
+        asked = text_tasks.ask(
+            name,
+            text,
+            # Room for the model's own answers, and for tokens that seams and a beginning add.
+            settings.length - LEAD * asked_for,
+            count_tokens,
+            seed=f"calibration/{settings.seed}/{name}/{number}",
+            questions=asked_for,
+            answer_tokens=OWN_TOKENS * asked_for,
+        )
+        context = ContextText(
+            name,
+            tuple((one.prompt, one.answer or "") for one in asked),
+            tuple(((one.answer or "").strip(),) for one in asked),
+            sources=tuple(one.source for one in asked),
+            own_answers=asked_for if name in text_tasks.OWN_WORDS else 0,
+        )
+        contexts.append(context)
+    return contexts
+
+
+def sentences_of(settings: CalibrationSettings, material: Material) -> list[str]:
+    """Those of the material that no test set begins with."""
+    essays = material.essays
+    if not isinstance(essays, Essays):
+        return ToyEssays("calibration", settings.seed).sentences(TOY_WORDS)
+    share = 1.0 if needle_text.is_text(settings.essays) else 1 - REGION
+    return essays.sentences(int(share * len(essays.words)))
 
 
 def task_with_keys(name: str, settings: CalibrationSettings) -> NeedleTask:
@@ -207,26 +261,42 @@ def encode(context: ContextText, tokenizer: "Tokenizer") -> Haystack:
     answer is."""
     import torch
 
-    hidden = {}
-    if context.example:
-        encoded = tokenizer(context.example.prompt, return_offsets_mapping=True)
-        offsets = list(enumerate(encoded["offset_mapping"]))
-        # Every token with a character of the sentence; `max`: a token without any, such as the one
-        # that begins a text, has first == last and is in none.
-        for each in context.example.needles:
-            begin, end = each.start, each.start + len(each.sentence)
-            inside = [i for i, (first, last) in offsets if first < end and last > max(begin, first)]
-            hidden[each.value] = range(inside[0], inside[-1] + 1)
+    hidden = hidden_passages(context, tokenizer)
     ids: list[int] = []
     questions = []
-    for (prompt, answer), values in zip(context.pieces, context.answers, strict=True):
+    for number, (prompt, answer) in enumerate(context.pieces):
         # Tokens that a tokenizer puts before any text come before the first piece only.
         ids += encode_after(ids, prompt, tokenizer) if ids else tokenizer(prompt)["input_ids"]
         start = len(ids)
         ids += encode_after(ids, answer, tokenizer)
-        needle = hidden[values[0]] if context.example else range(start)
-        questions.append(Question(range(start, len(ids)), needle, context.task))
+        if number not in context.left_out:
+            needle = hidden.get(number, range(start))
+            questions.append(Question(range(start, len(ids)), needle, context.task))
     return Haystack(torch.tensor(ids), tuple(questions))
+
+
+def hidden_passages(context: ContextText, tokenizer: "Tokenizer") -> dict[int, range]:
+    """For each question of which it is known, the tokens of the passage with its answer."""
+    prompt, places = context.pieces[0][0], dict[int, tuple[int, int]]()  # places: in characters
+    if context.example:
+        needles = {each.value: each for each in context.example.needles}
+        for number, values in enumerate(context.answers):
+            needle = needles[values[0]]
+            places[number] = needle.start, needle.start + len(needle.sentence)
+    for number, source in enumerate(context.sources):
+        if source:
+            begin = prompt.index(source)
+            places[number] = begin, begin + len(source)
+    if not places:
+        return {}
+    encoded = tokenizer(prompt, return_offsets_mapping=True)
+    offsets, found = list(enumerate(encoded["offset_mapping"])), {}
+    for number, (begin, end) in places.items():
+        # Every token with a character of the passage; `max`: a token without any, such as the one
+        # that begins a text, has first == last and is in none.
+        inside = [i for i, (first, last) in offsets if first < end and last > max(begin, first)]
+        found[number] = range(inside[0], inside[-1] + 1)
+    return found
 
 
 def encode_after(ids: Sequence[int], text: str, tokenizer: "Tokenizer") -> list[int]:
@@ -280,7 +350,7 @@ def build_set(
         material = gather_material(settings)
         contexts, facts = build_contexts(settings, material, tokenizer), material.facts
     if settings.answers == "own-words" and reword is not None:
-        contexts = reword(contexts)
+        contexts = without_spare(reword(contexts), settings)
     haystacks = [encode(context, tokenizer) for context in contexts]
     for context, haystack in zip(contexts, haystacks, strict=True):
         if context.example is None and len(haystack.ids_T) > (positions or math.inf):
@@ -289,6 +359,25 @@ def build_set(
                 f"{problem}, the model has {positions:,} positions; shorten or omit it."
             )
     return Calibration(haystacks), contexts, facts
+
+
+def without_spare(contexts: list[ContextText], settings: CalibrationSettings) -> list[ContextText]:
+    """Of each task of text_tasks.py as many questions as are asked for, if so many are left, with
+    the first of its contexts."""
+    drawn, counts = Counter(context.task for context in contexts), Counter[str]()
+    kept = []
+    for context in contexts:
+        if context.sources:
+            spare = 1 if context.own_answers else SPARE
+            wanted = drawn[context.task] // spare * settings.questions_per_context
+            open_ones = [n for n in range(len(context.pieces)) if n not in context.left_out]
+            surplus = open_ones[max(0, wanted - counts[context.task]) :]
+            counts[context.task] += len(open_ones) - len(surplus)
+            context = replace(context, left_out=(*context.left_out, *surplus))
+            if len(open_ones) == len(surplus):
+                continue
+        kept.append(context)
+    return kept
 
 
 def write_set(

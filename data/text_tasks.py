@@ -49,6 +49,7 @@ SUMMARIES = (
     "What is the text above about? It is about",
 )
 NUM_ENTRIES = 8
+MOST_COMMON = 50
 BEGIN_WORDS, QUOTED_WORDS = 4, 6
 WORD = re.compile(r"\b[a-z]{4,9}\b")
 
@@ -64,7 +65,7 @@ class Asked(NamedTuple):
 @dataclass(frozen=True)
 class Text:
     sentences: tuple[str, ...]
-    words: tuple[str, ...]  # usual ones, in lower case
+    words: tuple[str, ...]  # those of lists and entries, in lower case
 
 
 Writer = Callable[[Sequence[str], Sequence[str], int, random.Random], list[Asked]]
@@ -72,11 +73,12 @@ Writer = Callable[[Sequence[str], Sequence[str], int, random.Random], list[Asked
 
 def make_text(sentences: Sequence[str]) -> Text:
     counts = Counter(word for sentence in sentences for word in WORD.findall(sentence))
-    words = tuple(word for word, count in sorted(counts.items()) if count > 1)
-    if len(words) < 100:
-        problem = f"A text of {len(sentences)} sentences has {len(words)} usual words"
-        raise UserError(f"{problem}, too few for lists and entries; name more text.")
-    return Text(tuple(sentences), words)
+    # Without the most common, "that" and "with": as names of things they read oddly.
+    words = sorted(word for word, _ in counts.most_common()[MOST_COMMON:])
+    if len(words) < 50:
+        problem = f"A text of {len(sentences)} sentences has {len(words)} words"
+        raise UserError(f"{problem} for lists and entries, too few; name more text.")
+    return Text(tuple(sentences), tuple(words))
 
 
 def ask(

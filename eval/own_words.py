@@ -3,18 +3,22 @@
 An example counts when every token of its answer is the arg-max. A model that answers ": 123" where
 " 123" is expected would be wrong, though every benchmark finds the number, and a search for masks
 that answer " 123" moves away from it. So each answer becomes what the dense model writes, greedily,
-up to the end of the expected values. Where it does not write them, the expected answer stays.
+up to the end of the expected values. Where it does not write them, the expected answer stays. A
+question of data/text_tasks.py is left out then; where such a task has no expected answer, what the
+model writes is the answer.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import torch
 from transformers import Cache, PreTrainedTokenizerBase
 
 from bosch.attention.cache import CACHE
-from bosch.data.calibration import LEAD, ContextText, Rewording, encode_after
+from bosch.data.calibration import LEAD, OWN_TOKENS, ContextText, Rewording, encode_after
 from bosch.eval.prompt_cache import copy_cache, new_cache
 from bosch.run.progress import say, track
 
@@ -32,7 +36,7 @@ def rewording(load_model: Callable[[], Any], tokenizer: PreTrainedTokenizerBase)
             for context in contexts:
                 found.append(in_own_words(context, model, tokenizer))
                 bar.advance()
-        asked = sum(len(context.pieces) for context in contexts)
+        asked = sum(len(context.pieces) for context, _ in found)
         count = sum(number for _, number in found)
         say(f"calibration: the dense model answers {count} of {asked} questions, in its own words")
         return [context for context, _ in found]
@@ -45,9 +49,14 @@ def in_own_words(
     context: ContextText, model: Any, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[ContextText, int]:
     """The context with these answers, each after those before it, and how many there are."""
-    ids, pieces, answered = list[int](), [], 0
+    ids, pieces, left_out = list[int](), [], list[int]()
+    answered = 0
     cache = new_cache(model.config)
-    for (prompt, answer), values in zip(context.pieces, context.answers, strict=True):
+    if context.own_answers:
+        return freely_answered(context, model, tokenizer)
+    for number, ((prompt, answer), values) in enumerate(
+        zip(context.pieces, context.answers, strict=True)
+    ):
         ids += encode_after(ids, prompt, tokenizer) if ids else tokenizer(prompt)["input_ids"]
         expected = encode_after(ids, answer, tokenizer)
         if len(expected) <= MOST_TOKENS:
@@ -55,12 +64,48 @@ def in_own_words(
             # In a copy, since the answer as it is encoded may have other tokens.
             copy, most = copy_cache(cache, len(ids)), len(expected) + LEAD
             written = write(model, copy, tokenizer, ids[-8:], first, most, values)
+            # Of several lines or entries, the one that is asked for comes first.
+            if context.sources and written and any(map(str.isalnum, written[: -len(values[0])])):
+                written = None
+            if context.sources and not written:
+                left_out.append(number)
             answer, answered = written or answer, answered + bool(written)
         # The next question follows the answer that counts, in the same tokens as a search reads
         # them.
         ids += encode_after(ids, answer, tokenizer)
         pieces.append((prompt, answer))
-    return replace(context, pieces=tuple(pieces)), answered
+    return replace(context, pieces=tuple(pieces), left_out=tuple(left_out)), answered
+
+
+def freely_answered(
+    context: ContextText, model: Any, tokenizer: Any
+) -> tuple[ContextText, int]:
+    """The context with what the model writes, in so many parts, each an answer of its own: a mask
+    that changes the last words still has the first ones right."""
+    ((prompt, _),) = context.pieces
+    ids, cache = list(tokenizer(prompt)["input_ids"]), new_cache(model.config)
+    token, written = read(model, cache, ids), list[int]()
+    ends = model.generation_config.eos_token_id
+    ends = {ends} if isinstance(ends, int) else set(ends or ())
+    for _ in range(OWN_TOKENS * context.own_answers):
+        if token in ends:
+            break
+        written.append(token)
+        token = read(model, cache, [token])
+    before = list(ids[-8:])
+    text = tokenizer.decode(before + written)[len(tokenizer.decode(before)) :]
+    # Whole words, each with the blanks before it. The last one may be cut.
+    words = re.findall(r"\s*\S+", text)
+    words = words[:-1] or words
+    count = min(context.own_answers, len(words))
+    cuts = [len(words) * number // max(1, count) for number in range(count + 1)]
+    parts = ["".join(words[begin:end]) for begin, end in pairwise(cuts)]
+    if not parts:
+        return replace(context, left_out=(0,)), 0
+    pieces = [(prompt, parts[0]), *(("", part) for part in parts[1:])]
+    answers, sources = tuple((part.strip(),) for part in parts), ("",) * len(parts)
+    found = replace(context, pieces=tuple(pieces), answers=answers, sources=sources)
+    return found, len(parts)
 
 
 def read(model: Any, cache: Cache, tokens: Sequence[int]) -> int:

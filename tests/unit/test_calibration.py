@@ -258,6 +258,88 @@ def test_own_words_are_what_the_dense_model_writes_up_to_the_answer(tmp_path: Pa
     assert build(config).fingerprint != build(asked).fingerprint
 
 
+TEXT_TASKS = replace(SETTINGS, examples=16, length=500, tasks=("copy", "look_up", "quote"))
+
+
+def test_tasks_of_the_text_stand_beside_needles(tokenizer: PreTrainedTokenizerFast) -> None:
+    settings = replace(TEXT_TASKS, tasks=("niah_single_2", *TEXT_TASKS.tasks))
+    found, contexts, _ = sets.build_set(settings, tokenizer)
+    assert Counter(context.task for context in contexts) == dict.fromkeys(settings.tasks, 2)
+    for context, haystack in zip(contexts, found.haystacks, strict=True):
+        assert tokenizer.decode(haystack.ids_T) == context.text
+        assert 400 < len(haystack.ids_T) <= 500
+        assert [question.task for question in haystack.questions] == [context.task] * 2
+        for question, values in zip(haystack.questions, context.answers, strict=True):
+            answer, passage = (
+                tokenizer.decode(haystack.ids_T[list(part)])
+                for part in (question.answer, question.needle)
+            )
+            assert str(answer).strip() == values[0]
+            assert values[0] in str(passage)
+            assert len(question.needle) < 60
+    # Without the last task, with more questions or with another seed the others are as before.
+    fewer = sets.build_set(replace(settings, tasks=settings.tasks[:-1], examples=18), tokenizer)[1]
+    assert [c for c in fewer if c in contexts] == contexts[:-2]
+    other = sets.build_set(replace(settings, seed=1), tokenizer)[1]
+    assert not {context.text for context in other} & {context.text for context in contexts}
+
+
+def test_what_the_dense_model_does_not_get_is_left_out(tokenizer: PreTrainedTokenizerFast) -> None:
+    """The first question of every text, as if the model had been asked."""
+    settings = replace(TEXT_TASKS, answers="own-words", examples=12)
+    asked: list[sets.ContextText] = []
+
+    def reword(contexts: list[sets.ContextText]) -> list[sets.ContextText]:
+        asked.extend(contexts)
+        return [replace(context, left_out=(0,)) for context in contexts]
+
+    found, contexts, _ = sets.build_set(settings, tokenizer, reword=reword)
+    # Four questions of each task are wanted, and two texts have four: the spare two fill up.
+    assert Counter(context.task for context in contexts) == dict.fromkeys(settings.tasks, 4)
+    assert len(asked) == 12
+    assert found.num_questions == 12
+    for context, haystack in zip(contexts, found.haystacks, strict=True):
+        (question,) = haystack.questions
+        answer = tokenizer.decode(haystack.ids_T[list(question.answer)])
+        assert str(answer).strip() == context.answers[1][0]
+    enough = sets.build_set(settings, tokenizer, reword=lambda contexts: contexts)[0]
+    assert len(enough.haystacks) == 6
+    assert enough.num_questions == 12
+
+
+def test_the_model_itself_answers_what_only_it_can(tmp_path: Path) -> None:
+    folder = fetch_model(smoke().model)
+    model, tokenizer = load_for_search(folder), load_tokenizer(smoke().model)
+    tasks = ("copy", "look_up", "continue", "summarize")
+    settings = replace(SETTINGS, examples=8, length=256, tasks=tasks, answers="own-words")
+    reword = rewording(lambda: model, tokenizer)
+    found, contexts, _ = sets.build_set(settings, tokenizer, reword=reword)
+    assert {"continue", "summarize"} <= {context.task for context in contexts}
+    evaluator = Evaluator(model, found, 8)
+    for number, (context, haystack) in enumerate(zip(contexts, found.haystacks, strict=True)):
+        assert len(haystack.ids_T) <= 256
+        answers = evaluator.answers(((1,) * 8,) * 2, number)
+        assert all(answer.correct for answer in answers)
+        if context.task == "continue":
+            # What generation writes, in two answers.
+            begin = haystack.questions[0].answer.start
+            written = model.generate(haystack.ids_T[None, :begin], max_new_tokens=16)[0, begin:]
+            own = tokenizer.decode(haystack.ids_T[begin:])
+            assert len(answers) == 2
+            assert own
+            assert str(tokenizer.decode(written)).startswith(str(own))
+    # Of several lines or entries the first must be right: a later one does not count.
+    (one,) = (context for context in contexts if context.task == "continue")
+    prompt, words = one.pieces[0][0], one.pieces[0][1].split()
+    for value, left_out in ((words[0], ()), (words[1], (0,))):
+        asked = sets.ContextText("copy", ((prompt, f" {value}"),), ((value,),), sources=(prompt,))
+        assert reword([asked])[0].left_out == left_out
+    with pytest.raises(UserError, match="continue has no answer but what the model itself writes"):
+        replace(settings, answers="expected")
+    with pytest.raises(UserError, match=r"'look_it' is no task.*look_up"):
+        replace(settings, tasks=("look_it",))
+
+
 def test_a_text_alone_is_judged_by_its_last_quarter(tmp_path: Path) -> None:
     words, no_blanks = "The key is under the mat, as always.", "abcdefgh"
     path = write_questions(tmp_path / "own.jsonl", {"text": words, "by": "me"}, {"text": no_blanks})

@@ -81,5 +81,5 @@ def test_what_does_not_fit_is_refused(tokenizer: Any) -> None:
     count = token_counter(tokenizer)
     with pytest.raises(DoesNotFitError, match="look_up cannot be built in 60 tokens"):
         ask("look_up", TEXT, 60, count, "0")
-    with pytest.raises(UserError, match="too few for lists and entries"):
+    with pytest.raises(UserError, match="0 words for lists and entries"):
         make_text(["Only one sentence."])
