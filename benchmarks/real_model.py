@@ -8,6 +8,7 @@ needles, at the same length and at 4,096 tokens (teacher forcing: right if each 
 as the dense model writes it, is the arg-max), and by the loss on the second halves of other texts.
 With `--formats 60` also on so many questions of each task of the suite `own_formats`, whose formats
 no calibration has: greedy answers, by the model of the precision that the search has.
+`--tasks copy look_up` calibrates by other tasks than the preset's; the questions that judge stay.
 A row is written when it is done; the same command goes on with those that are missing. A mask that
 another row or `--judged` has judged is not judged again.
 
@@ -70,6 +71,7 @@ TITLE = "{folder}, questions on {contexts} texts, the loss of {texts} texts, {pl
 COLUMNS = {name: name for name in ("method", "ratio", "window", "sink", "seed")}
 COLUMNS |= {"questions": "accuracy:.1f", "against": "against", "at 4,096": "long_accuracy:.1f"}
 COLUMNS |= {"formats": "formats:.1f", "against dense": "formats_against_dense"}
+COLUMNS |= {"against baseline": "formats_against"}
 COLUMNS |= {"log-prob.": "log_probability:.3f", "loss": "value:.3f", "minutes": "minutes:.1f"}
 COLUMNS |= {"layer-forwards": "layer_forwards:,.0f"}
 # What judging a mask writes.
@@ -93,6 +95,7 @@ class Options(DeviceOptions):
     texts: int = 12  # texts whose loss is measured
     formats: int = 0  # questions of each task of own_formats, in formats that no calibration has
     options: tuple[str, ...] = ()  # settings of the methods, as steps=60
+    tasks: tuple[str, ...] = ()  # of the calibration set; (): the preset's
     answers: Literal["expected", "own-words"] = "own-words"  # that count, as in the calibration
     baseline: str = "single_group"  # method that the others are compared with, question by question
 
@@ -111,11 +114,13 @@ def measure(options: Options) -> Iterator[Row]:
             key["seed"] = seed
             if options.options and method != DENSE:
                 key["options"] = options.options
+            if options.tasks and method != DENSE:
+                key["tasks"] = options.tasks
             if options.answers != "expected":
                 key["answers"] = options.answers
             # As rows of the file have it: a tuple is a list there.
             key = json.loads(json.dumps(key))
-            names = {"options", "answers", *key}
+            names = {"options", "tasks", "answers", *key}
             found = [row for row in done if all(row.get(n) == key.get(n) for n in names)]
             if not found:
                 # What another method chose may be the same mask, and judging it takes most of the
@@ -129,41 +134,53 @@ def measure(options: Options) -> Iterator[Row]:
             row["minutes"] = row["seconds"] / 60
             for name in ("layer_forwards", "long_accuracy", "formats"):
                 row.setdefault(name, None)  # older rows have none, or it was not asked for
-            row["formats_against_dense"] = formats_against_dense(row, done)
+            row["formats_against_dense"] = formats_against(row, DENSE, done)
+            row["formats_against"] = formats_against(row, options.baseline, done)
             yield row | {"name": f"{method} {ratio:g}, W {window}, sink {sink}, seed {seed}"}
 
 
 def same_answers(row: Row) -> tuple[Any, ...]:
     """Rows that agree in this have the same model to judge: static sinks come from the set."""
-    return tuple(row["z"]), row["window"], row["sink"], row["seed"], row.get("answers")
+    tasks = tuple(row.get("tasks") or ())
+    return tuple(row["z"]), row["window"], row["sink"], row["seed"], row.get("answers"), tasks
+
+
+def baseline_of(row: Row, method: str, others: Sequence[Row]) -> Row | None:
+    """The row of this method, with the preset's settings, that a row is compared with."""
+    same = ("ratio", "window", "sink", "seed", "answers")
+    for other in others:
+        is_usual = other["method"] == method and not other.get("options") and not other.get("tasks")
+        is_same = method == DENSE or all(other.get(name) == row.get(name) for name in same)
+        if is_usual and is_same:
+            is_itself = all(other.get(n) == row.get(n) for n in ("method", "options", "tasks"))
+            return None if is_itself else other
+    return None
 
 
 def against(row: Row, baseline: str, others: Sequence[Row]) -> str:
     """The paired difference in points, with a 95 % interval over texts, each with its questions."""
-    same = ("ratio", "window", "sink", "seed", "answers")
-    for other in others:
-        is_same = "options" not in other and all(other.get(n) == row.get(n) for n in same)
-        if other["method"] == baseline != row["method"] and is_same:
-            rights = ([int(bit) for bit in one["right"]] for one in (row, other))
-            ours, theirs = (np.array(bits).reshape(-1, QUESTIONS) for bits in rights)
-            difference = 100 * (ours - theirs).mean(1)
-            # Texts are drawn, not questions: questions on one text are right or wrong together.
-            draw = np.random.default_rng(0).integers(len(difference), size=(2_000, len(difference)))
-            low, high = np.percentile(difference[draw].mean(1), [2.5, 97.5])
-            return f"{difference.mean():+.1f} [{low:+.1f}, {high:+.1f}]"
-    return ""
+    other = baseline_of(row, baseline, others)
+    if other is None or "right" not in row or "right" not in other:
+        return ""
+    rights = ([int(bit) for bit in one["right"]] for one in (row, other))
+    ours, theirs = (np.array(bits).reshape(-1, QUESTIONS) for bits in rights)
+    difference = 100 * (ours - theirs).mean(1)
+    # Texts are drawn, not questions: questions on one text are right or wrong together.
+    draw = np.random.default_rng(0).integers(len(difference), size=(2_000, len(difference)))
+    low, high = np.percentile(difference[draw].mean(1), [2.5, 97.5])
+    return f"{difference.mean():+.1f} [{low:+.1f}, {high:+.1f}]"
 
 
-def formats_against_dense(row: Row, others: Sequence[Row]) -> str:
+def formats_against(row: Row, baseline: str, others: Sequence[Row]) -> str:
     """The paired difference in points, with a 95 % interval over questions, each on its own text.
     The mean of the tasks counts, so questions are drawn within each."""
-    dense = [other for other in others if other["method"] == DENSE and "formats_scores" in other]
-    if not dense or row["method"] == DENSE or "formats_scores" not in row:
+    other = baseline_of(row, baseline, others)
+    if other is None or "formats_scores" not in row or "formats_scores" not in other:
         return ""
     draw = np.random.default_rng(0)
     drawn, means = np.zeros(2_000), []
     for task, ours in row["formats_scores"].items():
-        difference = 100 * (np.array(ours) - np.array(dense[0]["formats_scores"][task]))
+        difference = 100 * (np.array(ours) - np.array(other["formats_scores"][task]))
         places = draw.integers(len(difference), size=(len(drawn), len(difference)))
         drawn += difference[places].mean(1) / len(row["formats_scores"])
         means.append(difference.mean())
@@ -210,6 +227,8 @@ class Bench:
     def questions(self, seed: int, contexts: int = 0, length: int = 0) -> Calibration:
         """The calibration set of the preset, or so many other texts."""
         asked: dict[str, Any] = shared_fields(CalibrationConfig, self.config.calibration)
+        if self.options.tasks and not contexts:
+            asked["tasks"] = self.options.tasks
         if contexts:
             asked |= {"examples": QUESTIONS * contexts, "length": length or asked["length"]}
             seed += JUDGING_SEED
@@ -232,7 +251,8 @@ class Bench:
         row: Row = {"z": mask.row_texts(), "seconds": round(time.monotonic() - began, 1)}
         row |= {"cost": cost, "layer_forwards": round(work[0])}
         asked = None if self.options.answers == "expected" else self.options.answers
-        known = judged.get((tuple(row["z"]), window, sink, seed, asked), {})
+        tasks = () if method == DENSE else self.options.tasks
+        known = judged.get((tuple(row["z"]), window, sink, seed, asked, tasks), {})
         needed = ["value", "unit", "losses", *(ANSWERS if self.options.contexts else ())]
         needed += LONG_ANSWERS if self.options.long_contexts else ()
         needed += FORMATS if self.options.formats else ()
@@ -251,7 +271,8 @@ class Bench:
         if load_method(method).traits.learns_from_tokens:
             # Scores of groups serve every ratio; a learned mask is trained for one.
             name += f"-r{ratio}"
-        folder = self.options.folder / "masks" / "-".join([name, *self.options.options])
+        names = [name, *self.options.options, *self.options.tasks]
+        folder = self.options.folder / "masks" / "-".join(names)
         folder.mkdir(parents=True, exist_ok=True)
         inputs = Inputs(
             model_info=read_model_info(self.path),
