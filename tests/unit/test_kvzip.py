@@ -3,6 +3,8 @@ repetition in one sequence: no cache, no chunks of rows, no groups."""
 # L layers, G kv heads
 
 import math
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,9 +31,11 @@ def make_inputs(
     model: PreTrainedModel, folder: Path, calibration: Calibration | None = None, **settings: Any
 ) -> Inputs:
     settings = {"chunk_tokens": CHUNK} | settings
+    # Few scores at once, so that rows of a short text are cut too; else the default.
+    elements = 1 if settings["chunk_tokens"] == CHUNK else Inputs.chunk_elements
     texts = calibration or toy_calibration(40, count=2)
     return inputs_of(
-        kvzip, model, texts, folder, settings, window_tokens=WINDOW, chunk_elements=1,
+        kvzip, model, texts, folder, settings, window_tokens=WINDOW, chunk_elements=elements,
         load_tokenizer=lambda: TOKENIZER,
     )  # fmt: skip
 
@@ -174,3 +178,39 @@ def test_settings_out_of_range_are_refused() -> None:
     for wrong in ({"quantile": 0.0}, {"chunk_tokens": 0}, {"sink_tokens": -1}):
         with pytest.raises(UserError, match=next(iter(wrong))):
             kvzip.Settings(**wrong)
+
+
+MEASURE = """
+import resource, sys, tempfile
+from pathlib import Path
+from bosch.methods import kvzip
+from tests.attention_matrices import toy_calibration
+from tests.model_factory import tiny_model
+from tests.unit.test_kvzip import make_inputs
+
+tokens, weighted_by = int(sys.argv[1]), sys.argv[2]
+shape = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2}
+model = tiny_model("llama", max_position_embeddings=2 * tokens, **shape)
+settings = {"chunk_tokens": 2_000, "weighted_by": weighted_by}
+with tempfile.TemporaryDirectory() as folder:
+    inputs = make_inputs(model, Path(folder), toy_calibration(tokens, count=1), **settings)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    kvzip.score_groups(inputs)
+    print(before // 1024, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+"""
+
+
+@pytest.mark.slow  # half a minute of an idle core
+@pytest.mark.parametrize("weighted_by", ["nothing", "gradient"])
+def test_memory_does_not_grow_with_the_square_of_the_text(weighted_by: str) -> None:
+    """pytest -s -m slow -k square prints the MiB that a process has before and at its peak. One
+    matrix of attention would have 1,024 MiB at 8,192 tokens and 16 GiB at 32,768."""
+    added = []
+    for tokens in (8_192, 32_768):
+        program = [sys.executable, "-c", MEASURE, str(tokens), weighted_by]
+        done = subprocess.run(program, capture_output=True, text=True, check=True)
+        before, peak = map(int, done.stdout.split())
+        print(f"{weighted_by}, {tokens} tokens: {before} MiB before, {peak} at most")
+        added.append(peak - before)
+    assert added[1] < 5 * max(added[0], 100)
+    assert added[1] < 1_500
