@@ -20,11 +20,14 @@ from transformers import PreTrainedModel
 
 from bosch.hybrid.models import family_of
 from bosch.run.errors import UserError
-from bosch.run.progress import say, say_once
+from bosch.run.progress import say_once
 
 # The function of a family's module, by which its attention rotates queries and keys; and the name
 # of the fused one as an attribute of an attention that has it.
 ROTATE = "apply_rotary_pos_emb"
+# Families whose fused kernels were compared with torch's (tests/liger_program.py). Others rotate or
+# normalize in ways of their own, which Liger's kernels would not notice.
+COMPARED = ("llama", "mistral", "olmo2", "qwen2", "qwen3", "qwen3_moe")
 
 
 def choose_kernels(setting: str, device: torch.device) -> tuple[str, str]:
@@ -51,6 +54,8 @@ def fuse_forward(model: PreTrainedModel) -> None:
         if model.device.type == "cuda":
             say_once(f"torch computes norms and rotary embeddings, slower: {reason}")
         return
+    if not is_compared(model):
+        return
     before: dict[Any, Callable[..., Any]] = {m: m.forward for m in model.modules()}
     # Not the experts of a MoE: their kernel multiplies matrices, float32 perhaps as TF32 (10 bits).
     fuse_blocks(model, mlps=not hasattr(model.config, "num_experts"))
@@ -67,13 +72,11 @@ def fuse_blocks(model: PreTrainedModel, mlps: bool = True) -> None:
     can only replace for the whole process."""
     from liger_kernel import transformers as liger
 
-    family = family_of(model.config)
-    model_type = family.plain_config_class.model_type
-    module = sys.modules[family.plain_model_class.__module__]
-    apply = getattr(liger, f"apply_liger_kernel_to_{model_type}", None)
-    if apply is None:
-        say(f"Liger has no kernels for the family {model_type}; torch computes its norms and MLPs")
+    if not is_compared(model):
         return
+    family = family_of(model.config)
+    module = sys.modules[family.plain_model_class.__module__]
+    apply = getattr(liger, f"apply_liger_kernel_to_{family.plain_config_class.model_type}")
     # Liger also replaces transformers' own classes for all later models. Restored, so that all
     # evaluations of a run use the same kernels.
     before = dict(vars(module))
@@ -82,6 +85,14 @@ def fuse_blocks(model: PreTrainedModel, mlps: bool = True) -> None:
     mlps = mlps and model.config.hidden_act in ("silu", "swish")
     apply(rms_norm=True, swiglu=mlps, model=model, **unused)
     vars(module).update(before)
+
+
+def is_compared(model: PreTrainedModel) -> bool:
+    """Whether Liger's kernels may replace the blocks of this model; a line says if not."""
+    model_type = family_of(model.config).plain_config_class.model_type
+    if model_type not in COMPARED:
+        say_once(f"torch computes the blocks of a {model_type}: no test compares fused kernels for it")
+    return model_type in COMPARED
 
 
 def rotation_of(attention: nn.Module) -> Callable[..., Any]:

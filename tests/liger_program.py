@@ -26,7 +26,7 @@ from bosch.calibration import Calibration, Haystack, Question
 from bosch.config import TrainConfig
 from bosch.data.loader import IGNORED
 from bosch.hybrid.conversion import deploy
-from bosch.kernels import choose_kernels, fuse_forward, rotation_of
+from bosch.kernels import COMPARED, choose_kernels, fuse_forward, rotation_of
 from bosch.run.dist import leave_ranks
 from bosch.search.score import Evaluator
 from bosch.search.settings import Accelerations
@@ -34,7 +34,7 @@ from bosch.training import parallel
 from bosch.training.loss import Lesson, head_loss, install_kernels, model_loss
 from bosch.training.model_start import start_model
 from bosch.training.parallel import start_world, whole
-from tests.model_factory import FAMILIES, packed_positions, random_tokens, tiny_model
+from tests.model_factory import packed_positions, random_tokens, tiny_model
 from tests.plain_training import model_folder
 
 # Of the outputs and gradients, in norm. In fp16 a value has 11 bits.
@@ -95,7 +95,7 @@ def forward() -> None:
     ids, z = random_tokens(2, 9), ((1, 0, 1, 0), (0, 1, 0, 0))
     padding = torch.ones(2, 10, dtype=torch.long)
     padding[1, :4] = 0
-    for family in FAMILIES:
+    for family in COMPARED:
         stock: Any = tiny_model(family, num_hidden_layers=2, initializer_range=0.1)
         module = sys.modules[type(stock).__module__]
         before = dict(vars(module))

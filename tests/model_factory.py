@@ -3,15 +3,19 @@
 import dataclasses
 from typing import Any
 
+import pytest
 import torch
 from transformers import Cache, PreTrainedModel
 
 from bosch.attention.cache import held_tensors
 from bosch.hybrid.conversion import convert, inverse, plain_config
 from bosch.hybrid.models import family_of
-from bosch.plugins import list_plugins, load_plugin
+from bosch.plugins import list_plugins, load_plugin, own_files
 
 FAMILIES = list_plugins("bosch.families")
+# Every run takes these, and families of one's own, through all tests of families, and the others
+# through those of tests/contracts/test_every_family.py alone; `make slow` takes all through all.
+USUAL = ("llama", "mistral", "olmo2", "qwen2", "qwen3", "qwen3_moe")
 
 # Each family takes the fields that its config has. Weights are large, so that attention changes the
 # logits.
@@ -34,6 +38,37 @@ TINY = {
     "pad_token_id": 0,
 }
 
+# What single families need besides, or else would not compute as their real models do.
+FULL: dict[str, Any] = {"layer_types": ["full_attention"] * 3, "sliding_window": 24}
+SPECIAL: dict[str, dict[str, Any]] = {
+    "cohere": {"use_qk_norm": True, "logit_scale": 0.3},
+    "cohere2": FULL,
+    "exaone4": {"layer_types": FULL["layer_types"], "sliding_window_pattern": None},
+    "gemma3_text": FULL,
+    "granite": {
+        "attention_multiplier": 0.1,
+        "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.5,
+        "logits_scaling": 3.0,
+    },
+    "helium": {"head_dim": 8},
+    "ministral": FULL,
+    "mixtral": {"num_local_experts": 4},
+    "olmo": {"clip_qkv": 2.0},
+    "olmo3": FULL,
+    "olmoe": {"clip_qkv": 2.0},
+    "qwen2_moe": {"shared_expert_intermediate_size": 48},
+    "smollm3": {"no_rope_layers": [1, 0, 1]},
+}
+
+
+def family_parameters(*others: Any) -> list[Any]:
+    """pytest's parameters: each family with these, slow if neither usual nor of one's own."""
+    fast = {name for name in FAMILIES if name in USUAL or own_files(("bosch.families", name))}
+    marks = {name: () if name in fast else (pytest.mark.slow,) for name in FAMILIES}
+    return [pytest.param(name, *others, marks=marks[name]) for name in FAMILIES]
+
+
 # Layers of the tiny model: mixed, all windowed, mixed the other way round.
 MIXED = ((1, 0, 1, 0), (0, 0, 0, 0), (0, 1, 1, 1))
 
@@ -46,7 +81,7 @@ def tiny_model(
     fields = {field.name for field in dataclasses.fields(module.plain_config_class)}
     values = {
         name: value
-        for name, value in {**TINY, **changes}.items()
+        for name, value in {**TINY, **SPECIAL.get(family, {}), **changes}.items()
         if name in fields or name in changes
     }
     torch.manual_seed(seed)
@@ -55,6 +90,15 @@ def tiny_model(
     config._experts_implementation = "eager"  # the grouped kernel has no float64
     model: PreTrainedModel = module.plain_model_class(config)
     return model.eval()
+
+
+def shaken(model: PreTrainedModel) -> PreTrainedModel:
+    """Biases and norms start as 0 and 1: other numbers, or a permutation would not show in them."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim == 1 or "norm" in name:  # some norms have a weight for each head
+                parameter.add_(0.3 * torch.randn_like(parameter))
+    return model
 
 
 def undeploy(model: PreTrainedModel) -> PreTrainedModel:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from bosch.data.loader import IGNORED  # which torch and Liger ignore by default
+from bosch.hybrid.models import logit_factor
 from bosch.kernels import fuse_blocks
 
 # Rows whose logits exist at once. On a CPU with a vocabulary of 2,048, chunks of 512 rows take 90 %
@@ -78,12 +79,17 @@ class LossHead(nn.Linear):
     forward calls it: no forward is replaced, and fully_shard's hooks run."""
 
     kernels: str = "torch"
+    factor: float = 1.0  # what the model multiplies the head's output by
     loss: Callable[[Tensor, Tensor], Tensor] | None = None  # of hidden states and weight
 
     def forward(self, hidden_BTH: Tensor) -> Tensor:
         if self.loss is None:
             return super().forward(hidden_BTH)
-        return self.loss(hidden_BTH, self.weight)
+        if self.factor == 1:
+            return self.loss(hidden_BTH, self.weight)
+        # The loss is of the logits, so of the factor times the head's output. The model then
+        # multiplies the loss by it as if that were logits, which is undone here.
+        return self.loss(hidden_BTH * self.factor, self.weight) / self.factor
 
 
 def install_kernels(model: PreTrainedModel, kernels: str, in_blocks: bool = True) -> None:
@@ -94,6 +100,7 @@ def install_kernels(model: PreTrainedModel, kernels: str, in_blocks: bool = True
     head: Any = model.get_submodule("lm_head")
     assert head.bias is None, "no family's head has a bias"
     head.__class__, head.kernels = LossHead, kernels
+    head.factor = logit_factor(model.config)
     if kernels == "liger" and in_blocks:
         fuse_blocks(model)
 

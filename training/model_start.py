@@ -7,6 +7,7 @@ does not. An export adds the products to the weights, so that its folder looks l
 """
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
 
 import bosch  # noqa: F401  registers hybrids and their attention with transformers
 from bosch.attention.backends import flash
@@ -37,6 +39,7 @@ from bosch.training.parallel import own_rows, shard_model, whole
 
 LORA_SCALE = 2.0  # of the product that is added to a weight
 DOWN, UP = "lora_down.weight", "lora_up.weight"
+EXPERT = re.compile(r"\.experts\.\d+\.")
 
 
 def start_model(folder: Path, settings: TrainConfig, device: torch.device) -> PreTrainedModel:
@@ -105,20 +108,27 @@ def fill_model(
             slices.setdefault("lm_head.weight", slices["model.embed_tokens.weight"])
         filled: set[Tensor] = set()
         # `keep_vars` gives the parameters themselves, to be written into; a tied one comes twice.
-        for name, parameter in model.state_dict(keep_vars=True).items():
+        state = model.state_dict(keep_vars=True)
+        for name, parameter in state.items():
             if parameter in filled:  # tied to one that was read
                 continue
             filled.add(parameter)
             values: Any = first_lora_values(name, parameter.shape)
             if values is None:
-                values = find_values(name, list(parameter.shape), slices, folder)
+                values = find_values(name, list(parameter.shape), slices, folder, model)
             # This rank's rows, converted from the file's type. Of a small tensor it may have none.
             target, begin = own_rows(parameter)
-            if target.numel():
+            if target.dim() == 0:  # a buffer that is in the files, as Apertus's activation has
+                target.copy_(values[...])
+            elif target.numel():
                 target.copy_(values[begin : begin + target.shape[0]])
 
-    for module in model.modules():
-        if not (buffers := dict(module.named_buffers(recurse=False))):
+    for prefix, module in model.named_modules():
+        own = dict(module.named_buffers(recurse=False))
+        if not (buffers := [name for name in own if f"{prefix}.{name}" not in state]):
+            continue
+        if (scale := getattr(module, "scalar_embed_scale", None)) is not None:  # Gemma's embedding
+            module.embed_scale = torch.tensor(scale, device=device)
             continue
         if (config := getattr(module, "config", None)) is None:
             problem = f"{type(module).__name__} has buffers that are in no file"
@@ -177,20 +187,23 @@ class Experts:
         return torch.stack(list(map(torch.cat, parts)))
 
 
-def find_values(name: str, shape: list[int], slices: dict[str, Any], folder: Path) -> Any:
+def find_values(
+    name: str, shape: list[int], slices: dict[str, Any], folder: Path, model: PreTrainedModel
+) -> Any:
     """What gives a parameter's rows when it is sliced."""
-    if name in slices:
-        if (there := slices[name].get_shape()) != shape:
-            problem = f"{folder}: {name} has the shape {there}, by config.json {shape}"
-            raise UserError(f"{problem}. Pass a folder whose config.json belongs to its weights.")
-        return slices[name]
-    prefix, _, kind = name.rpartition(".")
-    parts = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}.get(kind, ())
-    names = [f"{prefix}.{{}}.{part}.weight" for part in parts]
-    if not names or names[0].format(0) not in slices:
+    names = [name]
+    if name not in slices:  # in files it may have another name, or be many tensors
+        tensor = torch.empty(shape, device="meta")
+        names = list(revert_weight_conversion(model, {name: tensor}))
+    if any(each not in slices for each in names):
         problem = f"{folder} has no weights {name!r}, which its config.json asks for"
         raise UserError(f"{problem}. It is incomplete or its config.json is that of another model.")
-    return Experts(slices, names)
+    if len(names) > 1:
+        return Experts(slices, [*dict.fromkeys(EXPERT.sub(".experts.{}.", n) for n in names)])
+    if (there := slices[names[0]].get_shape()) != shape:
+        problem = f"{folder}: {name} has the shape {there}, by config.json {shape}"
+        raise UserError(f"{problem}. Pass a folder whose config.json belongs to its weights.")
+    return slices[names[0]]
 
 
 # --------------------------------------------------------------------------- what is trained

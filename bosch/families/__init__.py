@@ -5,6 +5,9 @@ names in NEEDS and, where they apply:
                         Without them the search runs every block as a whole, which takes longer.
     head_dimensions     attention parameters beside the usual ones that have one part per head, and
                         the dimension that holds the heads (bosch/hybrid/conversion.py)
+    fused               attention parameters that hold several projections, and which in what order,
+                        as {"qkv_proj.weight": "qkv"}
+    logit_factor        a function of the config: what the model multiplies its head's output by
 """
 
 NEEDS = ("plain_config_class", "plain_model_class", "config_class", "model_class")

@@ -2,8 +2,9 @@
 
 A group is a block of rows of q_proj, k_proj and v_proj (and of their biases) and a block of columns
 of o_proj. In each layer of a hybrid the full groups come first. A family whose attention has
-further parameters with one part per head names them in its file. The model's function does not
-change, and `inverse` restores the original bit for bit.
+further parameters with one part per head names them in its file, and so does one that has several
+projections in one tensor. The model's function does not change, and `inverse` restores the original
+bit for bit.
 """
 
 import copy
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
-from bosch.hybrid.models import family_of
+from bosch.hybrid.models import family_of, head_size
 from bosch.run.errors import UserError
 from bosch.sink import KEY, NO_SINK, VALUE, Sink, is_sink_parameter
 
@@ -71,11 +72,6 @@ def _common_fields(config: PretrainedConfig) -> dict[str, object]:
     """What a plain config and that of its hybrid have in common."""
     own = ("model_type", "architectures", "auto_map", "bosch")
     return {key: value for key, value in config.to_dict().items() if key not in own}
-
-
-def head_size(config: PretrainedConfig) -> int:
-    size = getattr(config, "head_dim", None)
-    return int(size or config.hidden_size // config.num_attention_heads)
 
 
 def deploy(
@@ -151,6 +147,11 @@ def permute_groups(
     if match is None:
         return tensor
     row, parameter = permutation[int(match[1])], match[2]
+    if (fused := getattr(family_of(config), "fused", {}).get(parameter)) is not None:
+        # Each projection's rows by themselves, and together again.
+        heads = {"q": config.num_attention_heads, "k": len(row), "v": len(row)}
+        parts = tensor.split([heads[part] * head_size(config) for part in fused])
+        return torch.cat([_permute_blocks(part, row, 0) for part in parts])
     dimensions = {**HEAD_DIMENSIONS, **getattr(family_of(config), "head_dimensions", {})}
     is_shared = parameter in PER_HEAD_NORMS and tensor.numel() == head_size(config)
     if parameter not in dimensions and not (is_shared or parameter.startswith("rotary_emb.")):
@@ -163,6 +164,10 @@ def permute_groups(
     dim = dimensions.get(parameter)
     if dim is None:
         return tensor
+    return _permute_blocks(tensor, row, dim)
+
+
+def _permute_blocks(tensor: Tensor, row: Sequence[int], dim: int) -> Tensor:
     # A group's part of the dimension is one block, of one head in k_proj and v_proj and of all
     # query heads that share it in q_proj and o_proj: so one permutation of blocks serves all four.
     blocks = tensor.unflatten(dim, (len(row), -1))

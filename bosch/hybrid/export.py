@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from transformers import PretrainedConfig
 
-from bosch.hybrid.conversion import head_size
-from bosch.hybrid.models import PREFIX
+from bosch.hybrid.models import PREFIX, head_size
 from bosch.hybrid.remote_code import ENTRY, write_remote_code
 from bosch.masks.mask import ORIGIN, GroupMask, MaskFile, describe_bytes
 from bosch.masks.picture import draw_mask

@@ -43,6 +43,22 @@ PREFIX = "bosch_"  # of the model_type
 GUARD = "bosch_hybrid"
 
 
+# Causal models of transformers whose attention is like that of our families, and why they are none.
+REFUSED = {
+    **dict.fromkeys(
+        ("nemotron", "stablelm"),
+        "their layers do not pass what a call is given on to attention, so that masks and packed "
+        "documents would be lost",
+    ),
+    **dict.fromkeys(
+        ("gemma2", "vaultgemma"), "their attention scores have a soft cap, which no backend has"
+    ),
+    **dict.fromkeys(("phi", "phimoe"), "their head has a bias, which no loss of a training has"),
+    "diffllama": "its attention is the difference of two",
+    "gpt_neox": "its projections have queries, keys and values in turn, head by head",
+}
+
+
 @dataclass
 class HybridConfig:
     """In front of a family's config class."""
@@ -157,8 +173,8 @@ def read_sink(model: Any) -> None:
         attention = layer.self_attn
         attention.window_sink = sink
         if sink.kind == "static" and num_full < num_groups:
-            weight = attention.k_proj.weight
-            shape = (num_groups - num_full, weight.shape[0] // num_groups)
+            weight = attention.o_proj.weight
+            shape = (num_groups - num_full, head_size(config))
             attention.register_parameter(KEY, nn.Parameter(weight.new_zeros(shape)))
             attention.register_parameter(VALUE, nn.Parameter(weight.new_zeros(shape)))
 
@@ -205,6 +221,24 @@ def hybrid_classes(
     return config, model
 
 
+def head_size(config: PretrainedConfig) -> int:
+    size = getattr(config, "head_dim", None)
+    return int(size or config.hidden_size // config.num_attention_heads)
+
+
+def logit_factor(config: PretrainedConfig) -> float:
+    """What a model of our families multiplies the output of its head by."""
+    of_family = getattr(family_of(config), "logit_factor", None)
+    return 1.0 if of_family is None else float(of_family(config))
+
+
+def logits_of(model: PreTrainedModel, hidden_NC: Tensor) -> Tensor:
+    """The logits of a model's last hidden states."""
+    head: Any = model.get_output_embeddings()
+    logits: Tensor = head(hidden_NC) * logit_factor(model.config)
+    return logits
+
+
 def apply_norm(block: nn.Module, name: str | None, hidden_BTC: Tensor) -> Tensor:
     return hidden_BTC if name is None else getattr(block, name)(hidden_BTC)
 
@@ -213,6 +247,8 @@ def family_of(config: PretrainedConfig) -> ModuleType:
     """The file in bosch/families for a plain or a hybrid config."""
     name = config.model_type.removeprefix(PREFIX)
     known = list_plugins("bosch.families")
+    if name in REFUSED and name not in known:
+        raise UserError(f"models of type {name} cannot become hybrids: {REFUSED[name]}.")
     if name not in known:
         problem = f"model_type {config.model_type!r} is no family that this package knows"
         raise UserError(f"{problem}; it knows {', '.join(known)}. docs/extending.md adds one.")

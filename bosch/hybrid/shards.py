@@ -15,7 +15,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from bosch.hybrid.conversion import Permutation, head_size, permute_groups
+from bosch.hybrid.conversion import Permutation, permute_groups
+from bosch.hybrid.models import head_size
 from bosch.model_files import INDEX, read_json_object, weight_names
 from bosch.run.errors import MissingFileError, UserError
 from bosch.run.files import path_inside, sync_directory, temporary_file, write_atomically
@@ -41,7 +42,7 @@ def rewrite_weights(
     """
     names, constants = weight_files(source), constants or {}
     # Beside which parameter of the source each constant goes: the layer may be in any file.
-    neighbors = {key: key.rpartition(".")[0] + ".k_proj.weight" for key in constants}
+    neighbors = {key: key.rpartition(".")[0] + ".o_proj.weight" for key in constants}
     files = {name: (source / name).stat().st_size for name in names}
     # What decides the files: progress that another job has left here is not continued.
     facts: dict[str, object] = {

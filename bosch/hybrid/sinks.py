@@ -13,7 +13,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from bosch.attention.cache import CACHE
-from bosch.hybrid.conversion import head_size
+from bosch.hybrid.models import head_size
 from bosch.masks.mask import MaskFile
 from bosch.model import explain_library_errors
 from bosch.run.errors import MissingFileError, UserError

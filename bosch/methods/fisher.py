@@ -25,6 +25,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from bosch.calibration import Haystack
+from bosch.hybrid.models import logits_of
 from bosch.method import Inputs, MethodTraits, Scores
 from bosch.methods._examples import Result, measure_haystacks
 from bosch.methods._statistics import add_up, attention_rows, exact_sum, row_scores
@@ -91,12 +92,12 @@ def measure_haystack(inputs: Inputs, haystack: Haystack) -> Result:
         spans = [question.predicting for question in haystack.questions]
         if inputs.settings.loss_tokens == "all":
             spans = [range(len(ids_T) - 1)]
-        gradient_TD, head = torch.zeros_like(hidden_BTD[0]), model.get_output_embeddings()
+        gradient_TD = torch.zeros_like(hidden_BTD[0])
         for span in spans:
             for start in range(span.start, span.stop, HEAD_ROWS):
                 stop = min(start + HEAD_ROWS, span.stop)
                 last_ND = hidden_BTD[0, start:stop].detach().requires_grad_()
-                logits_NV = head(last_ND)
+                logits_NV = logits_of(model, last_ND)
                 logits_NV = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32))
                 next_N = ids_T[start + 1 : stop + 1].to(logits_NV.device)
                 loss = F.cross_entropy(logits_NV, next_N, reduction="sum") / len(span)

@@ -27,6 +27,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from bosch.attention.cache import CACHE
 from bosch.calibration import Haystack
+from bosch.hybrid.models import logits_of
 from bosch.method import Inputs, MethodTraits, Scores
 from bosch.methods._examples import Result, measure_haystacks
 from bosch.methods._statistics import LEAST_ROWS, row_scores
@@ -225,12 +226,13 @@ def gradient_lengths(
                 inputs_embeds=embeddings_BQE.requires_grad_(), **{CACHE: cache}
             ).last_hidden_state
             # The gradient at the last hidden states, a few rows of logits at a time.
-            gradient_QE, head = torch.zeros_like(hidden_BQE[0]), model.get_output_embeddings()
+            gradient_QE = torch.zeros_like(hidden_BQE[0])
             for start in range(max(0, prompt_tokens - 1), len(given_Q) - 1, HEAD_ROWS):
                 rows = slice(start, min(start + HEAD_ROWS, len(given_Q) - 1))
                 last_CE = hidden_BQE[0, rows].detach().requires_grad_()
                 next_C = given_Q[start + 1 : rows.stop + 1]
-                loss = F.cross_entropy(head(last_CE).to(exact), next_C, reduction="sum")
+                logits_CV = logits_of(model, last_CE).to(exact)
+                loss = F.cross_entropy(logits_CV, next_C, reduction="sum")
                 gradient_QE[rows] = torch.autograd.grad(loss, last_CE)[0]
             torch.autograd.grad(hidden_BQE, embeddings_BQE, gradient_QE[None])
     finally:

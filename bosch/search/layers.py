@@ -18,14 +18,14 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from bosch.attention.call import AttentionCall
 from bosch.attention.dispatch import attend, refusal
 from bosch.attention.register import NAME
 from bosch.attention.sink_keys import keys_beyond
-from bosch.hybrid.models import apply_norm, family_of
+from bosch.hybrid.models import apply_norm, family_of, logit_factor
 from bosch.kernels import rotation_of
 from bosch.masks.mask import Z
 from bosch.masks.window import check_window
@@ -38,6 +38,9 @@ OVERFLOW = (
 )
 MOST_ROUNDING = 0.05  # of hidden states, relative, in any number format
 Rotary = tuple[Tensor, Tensor]  # cosines and sines of a haystack's positions, (1, T, D) each
+Arguments = dict[str, Any]  # of a block, by name, besides the hidden states
+# What a model also gives a block, and a search without a cache or packed documents does not need.
+NOT_NEEDED = ("position_ids", "cache", "past_key_values", "use_cache", "cache_position")
 
 
 class Layers:
@@ -66,18 +69,24 @@ class Layers:
         takes_masks = self.backend is None or refusal(self.backend, call) is None
         self.takes_rows = self.block_norms is not None and takes_masks
 
-    def embed(self, ids_T: Tensor) -> tuple[Tensor, Rotary]:
-        """The hidden states that enter layer 0, and the rotary positions."""
-        hidden_BTC = self.core.embed_tokens(ids_T[None])
-        positions_BT = torch.arange(len(ids_T), device=ids_T.device)[None]
-        return hidden_BTC, self.core.rotary_emb(hidden_BTC, positions_BT)
+    def embed(self, ids_T: Tensor) -> tuple[Tensor, list[Arguments]]:
+        """The hidden states that enter layer 0, and the arguments that each layer gets."""
+        # By the model's own forward, without its layers: some scale what they embed, and some have
+        # other rotary positions in some layers.
+        recorders = [_Recorder() for _ in self.blocks]
+        self.core.layers = nn.ModuleList(recorders)
+        try:
+            self.core(ids_T[None], use_cache=False)
+        finally:
+            self.core.layers = self.blocks
+        return recorders[0].hidden_BTC, [recorder.arguments for recorder in recorders]
 
     def answer_rows(
-        self, layer: int, hidden_BTC: Tensor, rotary: Rotary, row: Sequence[int], rows_N: Tensor
+        self, layer: int, hidden_BTC: Tensor, given: Arguments, row: Sequence[int], rows_N: Tensor
     ) -> Tensor:
         """(1, N, C): the output of a layer in these rows, under this row of a mask. Keys and values
         are computed for all tokens; queries, attention and MLP for the rows only."""
-        block, norms = self.blocks[layer], self.block_norms
+        block, norms, rotary = self.blocks[layer], self.block_norms, given["position_embeddings"]
         assert norms is not None  # as `takes_rows` says
         entering_BTC = apply_norm(block, norms.before_attention, hidden_BTC)
         mixed_BNE = self._attention(block.self_attn, entering_BTC, rotary, row, rows_N)
@@ -134,7 +143,10 @@ class Layers:
         row often tie."""
         weight, bias = self._head
         hidden_NC = self.core.norm(hidden_BNC)[0].to(weight.dtype)
-        return F.linear(hidden_NC, weight, bias).log_softmax(-1)
+        logits_NV = F.linear(hidden_NC, weight, bias)
+        if (factor := logit_factor(self.model.config)) != 1:
+            logits_NV *= factor
+        return logits_NV.log_softmax(-1)
 
     @cached_property
     def _head(self) -> tuple[Tensor, Tensor | None]:
@@ -187,7 +199,7 @@ class Layers:
     def _weights(self) -> list[dict[str, float]]:
         """For each layer, the multiplications per row in its weight matrices."""
         config = self.model.config
-        experts = getattr(config, "num_experts", None)
+        experts = getattr(config, "num_experts", getattr(config, "num_local_experts", None))
         used = config.num_experts_per_tok / experts if experts else 1.0
         table = []
         for block in self.blocks:
@@ -197,6 +209,15 @@ class Layers:
             q, k, v, out = (getattr(attention, f"{name}_proj").weight.numel() for name in "qkvo")
             table.append({"q": q, "kv": k + v, "rest": out + mlp})
         return table
+
+
+class _Recorder(nn.Module):
+    """In the place of a block: keeps what the model gives it, and computes nothing."""
+
+    def forward(self, hidden_BTC: Tensor, **arguments: Any) -> Tensor:
+        self.hidden_BTC = hidden_BTC
+        self.arguments = {k: v for k, v in arguments.items() if k not in NOT_NEEDED}
+        return hidden_BTC
 
 
 def _heads(attention: Any, name: str, x_BTC: Tensor) -> Tensor:

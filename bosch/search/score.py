@@ -304,7 +304,7 @@ class Evaluator:
         Haystacks run one at a time, layer by layer. Batches of them are not faster, even on a CPU
         with haystacks of 500 tokens (measured: 4 to 22 % slower)."""
         layers, top, start = self.layers, len(z) - 1, 0
-        hidden_BTC, rotary = layers.embed(haystack.ids_T)
+        hidden_BTC, given = layers.embed(haystack.ids_T)
         kept = set[int]()  # layers whose entering states are cached
         if use.prefixes:
             branch = self._branches.branch(z)
@@ -326,12 +326,11 @@ class Evaluator:
             if layer == top and use.answer_rows and layers.takes_rows:
                 rows_N, row = haystack.rows_N, z[layer]
                 self.work += layers.share(layer, hidden_BTC.shape[1], row, rows_N.tolist())
-                return layers.answer_rows(layer, hidden_BTC, rotary, row, rows_N)
+                return layers.answer_rows(layer, hidden_BTC, given[layer], row, rows_N)
             self.work += 1
             hidden_BTC = layers.blocks[layer](  # as the model itself calls it
                 hidden_BTC,
-                attention_mask=None,
-                position_embeddings=rotary,
+                **given[layer],
                 use_cache=False,
                 bosch_mask=z,
                 bosch_window=layers.window_tokens,

@@ -16,7 +16,7 @@ from bosch.attention.register import mention_plain_cache
 from bosch.eval.prompt_cache import keep_everything, keep_windows_only, new_cache
 from bosch.hybrid.conversion import deploy, head_size
 from bosch.masks.mask import GroupMask
-from tests.model_factory import FAMILIES, MIXED, generate_anew, random_tokens, tiny_model
+from tests.model_factory import MIXED, family_parameters, generate_anew, random_tokens, tiny_model
 
 WINDOW, PROMPT, NEW = 16, 50, 12
 MASK = GroupMask.from_rows(MIXED, WINDOW)
@@ -99,7 +99,7 @@ def generated(model: PreTrainedModel, way: str, prompt: int, anew: Tensor) -> An
 )
 @pytest.mark.parametrize(
     ("family", "prompt"),
-    [*((f, PROMPT) for f in FAMILIES), *(("qwen3", WINDOW + more) for more in (-1, 0, 1))],
+    [*family_parameters(PROMPT), *(("qwen3", WINDOW + more) for more in (-1, 0, 1))],
 )
 @pytest.mark.parametrize("way", WAYS)
 def test_tokens_are_right_and_only_the_needed_is_held(way: str, family: str, prompt: int) -> None:
@@ -127,7 +127,7 @@ def test_tokens_are_right_and_only_the_needed_is_held(way: str, family: str, pro
         assert allocated_bytes(held) <= MASK.allocated_bytes(length, size, number) * rows
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", family_parameters())
 @torch.no_grad()
 def test_what_is_allocated_is_what_was_computed(family: str) -> None:
     """By ours, for a hybrid and for the dense model; transformers' own has no spare room."""

@@ -37,9 +37,9 @@ from bosch.training.model_start import make_optimizer
 from tests.contracts.test_memory_saved import NEW, PROMPT, WAYS, generated
 from tests.hybrid_folders import plain_folder, record_for
 from tests.model_factory import (
-    FAMILIES,
     MIXED,
     assert_close,
+    family_parameters,
     generate_anew,
     logits,
     packed_positions,
@@ -50,7 +50,7 @@ from tests.model_factory import (
 
 WINDOW = 16
 FIRST = Sink("tokens", 3)
-every_family = pytest.mark.parametrize("family", FAMILIES)
+every_family = pytest.mark.parametrize("family", family_parameters())
 
 
 def model_and_sink(family: str) -> tuple[PreTrainedModel, Sink]:

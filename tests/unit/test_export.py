@@ -22,7 +22,7 @@ from bosch.run.files import seal_folder, verify_folder, write_sealed_json
 from bosch.run.fingerprint import hash_file
 from bosch.sink import NO_SINK, Sink
 from tests.hybrid_folders import WINDOW, plain_folder, record_for
-from tests.model_factory import FAMILIES, MIXED, tiny_model, undeploy
+from tests.model_factory import FAMILIES, MIXED, family_parameters, tiny_model, undeploy
 
 # Loads a folder where `bosch` cannot be imported, and generates with it.
 ALONE = """
@@ -94,7 +94,7 @@ def test_checkpoint_code_lives_beside_ours(tmp_path: Path, monkeypatch: pytest.M
     assert inspect.signature(theirs.forward) == inspect.signature(undeploy(ours).forward)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", family_parameters())
 def test_code_demands_nothing_but_torch_and_transformers(family: str, tmp_path: Path) -> None:
     files = remote_code(f"bosch.families.{family}")
     for name, text in files.items():

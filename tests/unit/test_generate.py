@@ -16,7 +16,7 @@ from bosch.hybrid.conversion import deploy
 from bosch.hybrid.materialize import materialize
 from bosch.recipes import generate_text
 from tests.hybrid_folders import plain_folder, record_for
-from tests.model_factory import FAMILIES, MIXED, generate_anew, random_tokens, tiny_model
+from tests.model_factory import MIXED, family_parameters, generate_anew, random_tokens, tiny_model
 
 row = pytest.mark.ecosystem
 WINDOW = 16
@@ -98,7 +98,7 @@ def test_stop_strings_of_generate_and_pipelines_end_the_text() -> None:
 
 @row("generate: `torch.compile`", "works", "With a static cache.")
 @pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", family_parameters())
 def test_a_compiled_static_cache_gives_the_recomputed_tokens_in_two_graphs(family: str) -> None:
     graphs = []
 

@@ -18,7 +18,7 @@ from bosch.eval.suites._interface import Example, LeftOutError, Stop, Task
 from bosch.hybrid.conversion import deploy
 from bosch.run.errors import UserError
 from tests.hybrid_folders import WINDOW, tiny_tokenizer
-from tests.model_factory import FAMILIES, MIXED, TINY, tiny_model
+from tests.model_factory import MIXED, TINY, family_parameters, tiny_model
 
 Examples = list[tuple[Key, Example]]
 
@@ -126,7 +126,7 @@ PROMPTS = (
 )
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", family_parameters())
 def test_shared_beginnings_and_batches_of_any_lengths_change_no_token(family: str) -> None:
     plain_model = tiny_model(family)
     examples, settings = texts(PROMPTS), replace(FAST, batch=3, prefill_chunk=9)

@@ -32,10 +32,17 @@ from bosch.run.errors import UserError
 from bosch.sink import Sink, SinkConstants
 from tests import odd_tokenizers
 from tests.hybrid_folders import WINDOW, files_of, mask_file, plain_folder, record_for
-from tests.model_factory import FAMILIES, MIXED, logits, random_tokens, tiny_model, undeploy
+from tests.model_factory import (
+    MIXED,
+    family_parameters,
+    logits,
+    random_tokens,
+    tiny_model,
+    undeploy,
+)
 
 WHOLE = [[1] * 4, [0] * 4, [1] * 4]
-every_family = pytest.mark.parametrize("family", FAMILIES)
+every_family = pytest.mark.parametrize("family", family_parameters())
 
 
 @pytest.mark.parametrize("family", ["qwen2", "qwen3"])

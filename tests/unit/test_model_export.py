@@ -18,7 +18,7 @@ from bosch.training.model_start import start_model
 from bosch.training.parallel import start_world
 from tests.damage import flip_bit
 from tests.hybrid_folders import files_of, plain_folder, record_for
-from tests.model_factory import FAMILIES, random_tokens
+from tests.model_factory import family_parameters, random_tokens
 
 SETTINGS = TrainConfig(precision="fp32", kernels="torch", activation_checkpointing=True)
 
@@ -38,7 +38,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {name: data for name, data in files_of(folder).items() if name != "manifest.json"}
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", family_parameters())
 def test_an_untrained_model_is_exported_as_the_same_bytes(family: str, tmp_path: Path) -> None:
     """With the code that came with it."""
     source = hybrid_folder(tmp_path, family=family, dtype=torch.bfloat16, shard_size="60kB")

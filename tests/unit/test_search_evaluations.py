@@ -31,7 +31,7 @@ from bosch.search.outcomes import FILE, Outcomes
 from bosch.search.score import Evaluator, open_evaluator
 from bosch.search.settings import NO_ACCELERATIONS, Accelerations, SearchSettings
 from tests.attention_matrices import inputs_of
-from tests.model_factory import FAMILIES, MIXED, tiny_model
+from tests.model_factory import MIXED, family_parameters, tiny_model
 from tests.search_cases import (
     FULL,
     GROUPS,
@@ -207,7 +207,7 @@ ALL = Accelerations()
 ONE_OFF = [replace(ALL, **{name: False}) for name, value in vars(ALL).items() if value is True]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", family_parameters())
 @pytest.mark.parametrize("accelerations", [NO_ACCELERATIONS, ALL], ids=["none", "all"])
 def test_scores_are_those_of_a_plain_loop(family: str, accelerations: Accelerations) -> None:
     model = tiny_model(family)

@@ -23,7 +23,7 @@ from bosch.method import Scores
 from bosch.methods import apl, dcam, fisher, proxy, qada, razor, retrieval_head, single_group
 from bosch.sink import Sink
 from tests.attention_matrices import inputs_of, lag_histogram, lags, matrices, toy_calibration
-from tests.model_factory import FAMILIES, tiny_model
+from tests.model_factory import family_parameters, tiny_model
 from tests.sampled import sampled
 
 WINDOW = 32
@@ -218,7 +218,7 @@ def test_razor(model: Any, calibration: Any, tmp_path: Path, settings: Any, sour
     assert scores.drawn  # the probe is random
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, "float32"])
+@pytest.mark.parametrize("family", [*family_parameters(), "float32"])
 def test_every_family_shows_its_attention(family: str, tmp_path: Path) -> None:
     """And a model in float32 has the same scores."""
     methods = {dcam: dcam_by_hand, fisher: FISHER}

@@ -23,7 +23,7 @@ from bosch.training.model_start import start_model
 from bosch.training.parallel import start_world, whole
 from bosch.training.schedule import learning_rate
 from tests import plain_training
-from tests.model_factory import FAMILIES
+from tests.model_factory import family_parameters
 from tests.plain_training import (
     SEQ_LEN,
     SETTINGS,
@@ -219,7 +219,7 @@ def test_weights_that_are_not_finite_end_training_without_a_step(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("family", "dtype"), [*((name, torch.float32) for name in FAMILIES), ("qwen3", torch.bfloat16)]
+    ("family", "dtype"), [*family_parameters(torch.float32), ("qwen3", torch.bfloat16)]
 )
 def test_start_loads_as_transformers_does(family: str, dtype: torch.dtype, tmp_path: Path) -> None:
     """In fp32, whatever type the files have."""
