@@ -91,7 +91,7 @@ def is_compared(model: PreTrainedModel) -> bool:
     """Whether Liger's kernels may replace the blocks of this model; a line says if not."""
     model_type = family_of(model.config).plain_config_class.model_type
     if model_type not in COMPARED:
-        say_once(f"torch computes the blocks of a {model_type}: no test compares fused kernels for it")
+        say_once(f"torch computes the blocks of {model_type}: no test compares fused kernels")
     return model_type in COMPARED
 
 
