@@ -11,6 +11,7 @@ from bosch.eval.results import collect_results
 from bosch.eval.settings import EvaluationPlan, Label
 from bosch.run.errors import Refusals
 from bosch.run.files import ENDING
+from bosch.run.progress import say
 from bosch.run.stage import Artifact, Stage
 
 Check = Callable[[], list[str]]  # of a stage (bosch/run/stage.py)
@@ -82,7 +83,8 @@ def stage_of_step(
         folder = source.folder / f"step-{step:06d}" if step else source.folder
         ends_early = config.train.until == "recovered" or (source.folder / ENDING).is_file()
         if ends_early and not folder.is_dir():
-            return None  # the training ended before
+            say(f"eval/step-{step:06d}: left out, as the training ended before")
+            return None
         score = evaluate_folder(folder, plan, label, out, run_path.parent / "shared")
 
         def finish() -> None:

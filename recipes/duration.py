@@ -20,7 +20,7 @@ from bosch.run.progress import describe_seconds
 from bosch.training.fitting import make_plan
 from bosch.training.metrics import count_active_weights, training_flops
 from bosch.training.model_start import build_on_meta
-from bosch.training.rehearsal import estimate, matmul_speed, plain_config, training_seconds
+from bosch.training.rehearsal import estimate, plain_config, training_seconds, work_speed
 from bosch.training.train_stage import schedule_of
 
 # Share of the speed of large products that the kinds of work reached on two CPU cores, in runs of
@@ -72,7 +72,7 @@ def stage_seconds(config: Config, zero_shot: bool = False) -> dict[str, float]:
         # Without the head, which only sees the ends of texts.
         weights = weights_of[id(model)] - model.vocab_size * model.hidden_size
         forward = training_flops(model, weights, [length]) / 3  # a step is three forward passes
-        return texts * forward / matmul_speed(number_format(precision))
+        return texts * forward / work_speed(number_format(precision))
 
     found: dict[str, float] = {}
     calibration, evaluation = config.calibration, config.eval

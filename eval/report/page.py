@@ -200,6 +200,10 @@ def describe(curve: Curve, recovery: Recovery | None) -> str:
 def warnings(comparison: Comparison) -> list[str]:
     """What a reader must know before the numbers: missing parts, runs that are not comparable."""
     lines = [f"{run.name}: {problem}" for run in comparison.runs for problem in run.problems]
+    for run in comparison.runs:
+        if run.ending:
+            steps = f"step {run.ending.get('end')} of {run.ending.get('of')}"
+            lines.append(f"{run.name}: training ended early, at {steps}, so that --hours held")
     lacking: dict[str, list[str]] = {}
     for run in comparison.runs:
         for part in missing_parts(comparison, run):

@@ -32,7 +32,7 @@ from bosch.sink import Sink
 # eval/window/128 and eval/length/4096 hold more evaluations: the column that names the condition.
 VARIANTS = {"window": "window", "length": "text_tokens"}
 # What an archive has of a run besides its mask, rows and samples, and of a row of metrics.jsonl.
-COPIED_FIELDS = ("name", "commit", "config", "mask_cost", "stage_seconds")
+COPIED_FIELDS = ("name", "commit", "config", "mask_cost", "stage_seconds", "ending")
 LOSSES = ("validation_loss", "dense_validation_loss")
 LESSONS = ("lesson_flops", "lesson_seconds")  # a step's share of the stored lessons
 TRAINING_FIELDS = (
@@ -65,6 +65,7 @@ class RunResults:
     training: Sequence[Row] = ()  # metrics.jsonl
     mask_cost: Mapping[str, Any] = field(default_factory=dict)  # seconds, evaluations, ...
     stage_seconds: Mapping[str, float] = field(default_factory=dict)  # of complete stages
+    ending: Mapping[str, Any] = field(default_factory=dict)  # of a training that --hours ended
     problems: Sequence[str] = ()
     commit: str | None = None  # of the code that started the run
     # Further settings in which it differs from runs that are read with it.
@@ -209,9 +210,6 @@ def read_run(path: Path) -> RunResults:
         attempts = manifest.get("wall_seconds")
         if isinstance(attempts, list):
             stage_seconds[stage] = float(sum(attempts))
-    if ending := reader.read_json(path / "train" / files.ENDING):
-        steps = f"step {ending.get('end')} of {ending.get('of')}"
-        reader.problems.append(f"its training ended early, at {steps}, so that --hours held")
     return RunResults(
         path=path,
         name=path.resolve().name,
@@ -223,6 +221,7 @@ def read_run(path: Path) -> RunResults:
         training=training,
         mask_cost=cost | dict(mask.settings) | dict(mask.score_trace or {}) if mask else cost,
         stage_seconds=stage_seconds,
+        ending=reader.read_json(path / "train" / files.ENDING),
         problems=reader.problems,
         commit=record.get("commit"),
     )
@@ -416,4 +415,5 @@ def _parse_run(archive: Path, record: Mapping[str, Any]) -> RunResults:
         training=record["training"],
         mask_cost=record["mask_cost"],
         stage_seconds=record["stage_seconds"],
+        ending=record.get("ending", {}),  # earlier archives have none
     )

@@ -12,8 +12,7 @@ from bosch.training import rehearsal
 
 @pytest.fixture(autouse=True)
 def known_speed(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (duration, rehearsal):
-        monkeypatch.setattr(module, "matmul_speed", lambda dtype: 1e11)
+    monkeypatch.setattr(rehearsal, "matmul_speed", lambda dtype: 1e11)
 
 
 def test_time_grows_with_the_work_of_each_stage() -> None:
@@ -48,8 +47,7 @@ def test_a_long_run_names_its_shorter_form(monkeypatch: pytest.MonkeyPatch) -> N
     words = ["--model", "tiny-qwen3", "--calibration.essays", "toy"]
     (line,) = time_of("--preset", "small", *words)
     assert line.startswith("time here, of the whole run: about ")
-    for module in (duration, rehearsal):
-        monkeypatch.setattr(module, "matmul_speed", lambda dtype: 1e8)
+    monkeypatch.setattr(rehearsal, "matmul_speed", lambda dtype: 1e8)
     _, offer = time_of("--preset", "small", *words)
     assert "--preset brief: about " in offer
     assert len(time_of("--preset", "brief", *words)) == 1
@@ -60,3 +58,11 @@ def test_the_number_format_is_that_of_the_device(monkeypatch: pytest.MonkeyPatch
     assert formats == {"auto": torch.float32, "fp32": torch.float32, "bf16": torch.bfloat16}
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert duration.number_format("auto") == torch.bfloat16
+
+
+def test_what_is_no_product_is_as_slow_in_every_format(monkeypatch: pytest.MonkeyPatch) -> None:
+    speeds = {torch.float32: 1e11, torch.bfloat16: 8e11}
+    monkeypatch.setattr(rehearsal, "matmul_speed", speeds.__getitem__)
+    # Of 10 seconds in fp32, 8 of products become 1, and 2 stay.
+    assert rehearsal.work_speed(torch.float32) == 1e11
+    assert rehearsal.work_speed(torch.bfloat16) == pytest.approx(10 / 3 * 1e11)

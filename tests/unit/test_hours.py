@@ -13,7 +13,7 @@ import pytest
 from bosch.config import Config
 from bosch.eval.rows import read_rows
 from bosch.methods._settings import learning_tokens, load_method
-from bosch.recipes import duration, hours, recover
+from bosch.recipes import hours, recover
 from bosch.recipes.command import parse_command
 from bosch.recipes.hours import Promise, fit, with_hours
 from bosch.recipes.presets import paper, small, smoke, tiny
@@ -134,8 +134,7 @@ def test_hours_are_a_limit_and_add_nothing() -> None:
 @pytest.fixture
 def known_speed(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     def have(speed: float) -> None:
-        for module in (duration, rehearsal):
-            monkeypatch.setattr(module, "matmul_speed", lambda dtype: speed)
+        monkeypatch.setattr(rehearsal, "matmul_speed", lambda dtype: speed)
 
     return have
 
@@ -176,7 +175,7 @@ def test_what_the_command_line_names_is_kept(known_speed: Callable[[float], None
 def choose(environment: dict[str, str], out: Path) -> None:
     os.environ |= environment
     rank = int(environment["RANK"])
-    duration.matmul_speed = rehearsal.matmul_speed = lambda dtype: 3e10 * (1 + rank)
+    rehearsal.matmul_speed = lambda dtype: 3e10 * (1 + rank)
     config, promise = with_hours(tiny(), 0.1, out / "run.json", [], False)
     (out / f"rank-{rank}").write_text(f"{config} {promise}")
 
@@ -201,7 +200,8 @@ def test_a_run_that_falls_behind_trains_less(
         main(command)
     said = capsys.readouterr().out
     assert "step 2 of 8: too slow; training ends at 3" in said
-    assert "its training ended early, at step 3 of 8, so that --hours held" in said
+    assert "run: training ended early, at step 3 of 8, so that --hours held" in said
+    assert "eval/step-000008: left out" in said
     assert (run / "train" / "step-000003").is_dir()
     steps = {row["step"] for row in read_rows(run / "report" / "results.jsonl")}
     assert steps == {None, 0, 3}
