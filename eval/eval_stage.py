@@ -10,7 +10,6 @@ from bosch.eval.evaluate import check_attention, check_data, evaluate_folder, pl
 from bosch.eval.results import collect_results
 from bosch.eval.settings import EvaluationPlan, Label
 from bosch.run.errors import Refusals
-from bosch.run.files import ENDING
 from bosch.run.progress import say
 from bosch.run.stage import Artifact, Stage
 
@@ -81,9 +80,8 @@ def stage_of_step(
 
     def run(out: Path, source: Artifact) -> Callable[[], None] | None:
         folder = source.folder / f"step-{step:06d}" if step else source.folder
-        ends_early = config.train.until == "recovered" or (source.folder / ENDING).is_file()
-        if ends_early and not folder.is_dir():
-            say(f"eval/step-{step:06d}: left out, as the training ended before")
+        if not folder.is_dir():  # the training, whose files are verified, has ended elsewhere
+            say(f"eval/step-{step:06d}: left out, as the training has no model of this step")
             return None
         score = evaluate_folder(folder, plan, label, out, run_path.parent / "shared")
 

@@ -107,10 +107,10 @@ def stages_of_run(
     return [*stages, training, *checkpoints.values()]
 
 
-def ended_at(run_path: Path) -> int | None:
-    """The last step of a training that its time ends early."""
+def ended_at(run_path: Path) -> int:
+    """The last step of a training that its time ends early; 0: none."""
     ending = run_path / "train" / ENDING
-    return int(read_sealed_json(ending, "end")["end"]) if ending.is_file() else None
+    return int(read_sealed_json(ending, "end")["end"]) if ending.is_file() else 0
 
 
 def check_evaluation(config: Config) -> list[str]:

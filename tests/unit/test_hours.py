@@ -211,6 +211,11 @@ def test_a_run_that_falls_behind_trains_less(
     assert "train: complete, reused" in said
     assert "eval/step-000003: complete, reused" in said
     assert "at step 3 of 8" in said
+    main([*command, "--fresh", "train"])
+    assert "at step 3 of 8" not in capsys.readouterr().out
+    assert (run / "train" / "step-000008").is_dir()
+    steps = {row["step"] for row in read_rows(run / "report" / "results.jsonl")}
+    assert steps == {None, 0, 8}
 
 
 @pytest.mark.slow
