@@ -422,7 +422,8 @@ class Run:
 
         if ending := self.ranks.from_rank_0(decide):
             self.end_in_time(ending)
-            say(f"step {step:,} of {num_steps:,}: too slow; training ends at {self.last_step:,}")
+            ends = f"training ends at {self.last_step:,}"
+            say(f"step {step:,} of {num_steps:,}: little time is left; {ends}")
 
     def end_in_time(self, ending: Mapping[str, int]) -> None:
         begin, end = ending["begin"], ending["end"]

@@ -199,7 +199,7 @@ def test_a_run_that_falls_behind_trains_less(
         patched.setattr(recover, "measured", lambda folder: nullcontext(lambda: [7_200.0]))
         main(command)
     said = capsys.readouterr().out
-    assert "step 2 of 8: too slow; training ends at 3" in said
+    assert "step 2 of 8: little time is left; training ends at 3" in said
     assert "run: training ended early, at step 3 of 8, so that --hours held" in said
     assert "eval/step-000008: left out" in said
     assert (run / "train" / "step-000003").is_dir()
