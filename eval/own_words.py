@@ -77,9 +77,7 @@ def in_own_words(
     return replace(context, pieces=tuple(pieces), left_out=tuple(left_out)), answered
 
 
-def freely_answered(
-    context: ContextText, model: Any, tokenizer: Any
-) -> tuple[ContextText, int]:
+def freely_answered(context: ContextText, model: Any, tokenizer: Any) -> tuple[ContextText, int]:
     """The context with what the model writes, in so many parts, each an answer of its own: a mask
     that changes the last words still has the first ones right."""
     ((prompt, _),) = context.pieces
