@@ -8,7 +8,10 @@ What a `HybridLayer` consists of:
 
     cache      full groups                    groups with a window    and with the sink tokens=S
     dynamic    GrowingLayer, or quantized     RollingLayer            FirstLayer
-    static     StaticLayer of transformers    RingLayer               FirstLayer
+    static     SlotLayer                      RingLayer               FirstLayer      (slots.py)
+
+A token that is decoded sees a static sink as one more entry of the window's keys and values: the
+cache has a place for it, and the attention function, which knows the constants, writes them there.
 """
 # B batch, G kv heads, T new tokens, S tokens held, L tokens of the window part, N first tokens, D
 # head size
@@ -24,6 +27,8 @@ from torch import Tensor
 from transformers import Cache, GenerationMixin, PretrainedConfig
 from transformers.cache_utils import CacheLayerMixin, DynamicLayer, StaticLayer
 
+from bosch.attention.documents import hides_nothing
+from bosch.attention.slots import Clock, RingLayer, SlotLayer, Step
 from bosch.masks.window import spare_tokens
 from bosch.run.errors import UserError
 from bosch.sink import Sink
@@ -39,10 +44,13 @@ class Split(NamedTuple):
     """Keys and values of one layer, with the new tokens; a part without groups is None."""
 
     full: Pair | None
-    window: Pair | None  # the last L positions in order, unless `positions_L` is set
+    window: Pair | None  # the last L positions in order, or with `step` the ring (slots.py)
     first_query: int | Tensor  # position of the first new token; a 0-dim tensor in a static cache
-    positions_L: Tensor | None = None  # of the window's entries; negative: the entry is empty
     first: Pair | None = None  # of the window's groups, the first tokens that they keep
+    step: Step | None = None  # a static cache decodes one token: both parts have empty slots
+    # The window has a static sink as an entry: its first one, or with `step` its last.
+    has_sink_entry: bool = False
+    sink_place: Pair | None = None  # (B, G, D), where the constants have to be written
 
 
 class GrowingLayer(DynamicLayer):
@@ -135,7 +143,7 @@ class GrowingLayer(DynamicLayer):
             self._hold(torch.cat([k, k_BGTD], 2), torch.cat([v, v_BGTD], 2))
             return
         if self._stop + new > buffer.shape[2] or _is_frozen(buffer):
-            self._move(self._most_room(held + new))
+            self._move(self._most_room(held + new), new)
         for target, x_BGTD in zip(self._buffers, (k_BGTD, v_BGTD), strict=True):
             target[:, :, self._stop : self._stop + new] = x_BGTD
         self._stop += new
@@ -144,13 +152,13 @@ class GrowingLayer(DynamicLayer):
         """Of a buffer for so many tokens."""
         return num_tokens + spare_tokens(num_tokens)
 
-    def _move(self, room: int) -> None:
-        """What is held, to the beginning of new buffers."""
-        held = self.num_held
+    def _move(self, room: int, new: int = 0, start: int = 0) -> None:
+        """What is held, to new buffers of this room, in which so many new tokens must have some."""
+        stop = start + self.num_held
         k, v = (x.new_empty(*x.shape[:2], room, x.shape[3]) for x in self._held())
         for target, x_BGSD in zip((k, v), self._held(), strict=True):
-            target[:, :, :held] = x_BGSD
-        self._buffers, self._start, self._stop = (k, v), 0, held
+            target[:, :, start:stop] = x_BGSD
+        self._buffers, self._start, self._stop = (k, v), start, stop
 
     def _shrink(self) -> None:
         """Give memory back after tokens were removed, perhaps most of them: the buffer of a long
@@ -180,9 +188,12 @@ class RollingLayer(GrowingLayer):
     rejected tokens can be removed.
     """
 
-    def __init__(self, window_tokens: int) -> None:
+    def __init__(self, window_tokens: int, has_sink: bool = False) -> None:
         super().__init__()
         self.window_tokens = window_tokens
+        # A static one. Its place is before the window, where a token was that has left it; a new
+        # buffer begins with an empty place for it.
+        self.has_sink = has_sink
         self.num_spare = spare_tokens(window_tokens - 1)
         self.record_past = False
 
@@ -212,6 +223,16 @@ class RollingLayer(GrowingLayer):
         self._hold(keys[:, :, keep].clone(), values[:, :, keep].clone())
         return keys, values
 
+    def with_sink(self) -> Pair | None:
+        """After the update by a single token: the window with one more entry before it, which is
+        the sink's; None if the sink is not seen yet, or the entry may be needed again."""
+        assert self._buffers is not None
+        begin = self._stop - self.window_tokens - 1
+        is_seen = self.has_sink and self.cumulative_length > self.window_tokens
+        if not is_seen or begin < 0 or self.record_past or self._buffers[0].requires_grad:
+            return None
+        return self._held(self.window_tokens + 1)
+
     def crop(self, tokens_to_remove: int) -> None:
         remove = min(_tokens_to_remove(tokens_to_remove), self.cumulative_length)
         left = self.cumulative_length - remove
@@ -231,57 +252,12 @@ class RollingLayer(GrowingLayer):
         room = super()._most_room(num_tokens)
         return room if self.record_past else min(room, self.window_tokens - 1 + self.num_spare)
 
+    def _move(self, room: int, new: int = 0, start: int = 0) -> None:
+        start = int(self.has_sink and self.num_held + new < room)  # the sink's place
+        super()._move(room, new, start)
+
     def _drop_old(self) -> None:
         self._start = max(self._start, self._stop - (self.window_tokens - 1))
-
-
-class RingLayer(StaticLayer):
-    """W slots for the static cache: position p is in slot p % W, so a new token is one small write.
-    With W = 4, after the positions 0 to 5:
-
-        slot         0 1 2 3        Slots are out of order, and attention does not mind: it is told
-        position     4 5 2 3        the position of each, and its mask says what a query sees.
-
-    All positions are tensors, so that a compiled step contains no number that changes. W slots and
-    not W - 1: the new token is written before it is read, and sees itself.
-    """
-
-    is_croppable = False  # a rejected token has overwritten what the window still needs
-
-    def __init__(self, window_tokens: int, max_cache_len: int) -> None:
-        super().__init__(max_cache_len=min(window_tokens, max_cache_len))
-        self.window_tokens = window_tokens
-
-    def roll(self, k_BGTD: Tensor, v_BGTD: Tensor) -> tuple[Pair, Tensor | None]:
-        """Keys and values that the new tokens can see, and their positions. None: these are only
-        the new tokens."""
-        slots, new = self.max_cache_len, k_BGTD.shape[2]
-        is_first = not self.is_initialized
-        if is_first:
-            self.lazy_initialization(k_BGTD, v_BGTD)
-        first = self.cumulative_length.clone()
-        self.cumulative_length.add_(new)
-        pairs: Any = ((self.keys, k_BGTD), (self.values, v_BGTD))
-        seen, positions_L = (k_BGTD, v_BGTD), None
-        if new > 1 and not is_first:
-            # The last of several tokens would overwrite what the first sees. So that is read
-            # before, in the order of its positions. Those before the text's beginning are negative,
-            # and the caller hides them.
-            positions_L = first + torch.arange(1 - slots, new, device=self.device)
-            past_slots = positions_L[: slots - 1] % slots
-            k, v = (torch.cat([held.index_select(2, past_slots), x], 2) for held, x in pairs)
-            seen = k, v
-        # Only the last of the new tokens: of two for one slot, index_copy_ may keep either.
-        count = min(new, slots)
-        to_slots = (self.cumulative_length + torch.arange(-count, 0, device=self.device)) % slots
-        for held, x_BGTD in pairs:
-            held.index_copy_(2, to_slots, x_BGTD[:, :, -count:])
-        if new > 1 or is_first:
-            return seen, positions_L
-        # A step of decoding reads the slots where they are. Slot s holds the newest position that
-        # is s modulo the number of slots: it is (first - s) % slots tokens old.
-        age_L = (first - torch.arange(slots, device=self.device)) % slots
-        return (self.keys, self.values), first - age_L  # type: ignore[return-value]
 
 
 class FirstLayer(GrowingLayer):
@@ -388,9 +364,12 @@ class HybridLayer(CacheLayerMixin):
         num_full: int,
         max_tokens: int,  # -1: no maximum
         num_first: int = 0,
+        clock: Clock | None = None,  # of a static cache,
+        number: int = 0,  # of whose layers this is the n-th
     ) -> None:
         # No super().__init__(): it would assign attributes that the parts have.
         self.full, self.window, self.num_full = full, window, num_full
+        self.clock, self.number = clock, number
         self.first = FirstLayer(num_first) if window is not None and num_first else None
         self.max_tokens = max_tokens
         # In the order of their heads, for `_cut`.
@@ -434,28 +413,72 @@ class HybridLayer(CacheLayerMixin):
         cuts = zip(self.parts, self._cut(key_states), self._cut(value_states), strict=True)
         for part, k_BGTD, v_BGTD in cuts:
             part.lazy_initialization(k_BGTD, v_BGTD)
+        if self.clock is not None:
+            self.clock.move_to(key_states.device)
 
     def update(  # type: ignore[override]
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Split, Split]:
+        if self.clock is not None:
+            split = self._update_slots(self.clock, key_states, value_states)
+            return split, split
         first_query = self.get_seq_length()
-        if isinstance(first_query, Tensor):
-            first_query = first_query.clone()  # a static layer returns its own counter
         k, v = self._cut(key_states), self._cut(value_states)
-        first = full = window = positions_L = None
+        first = full = window = with_sink = place = None
         if self.first is not None:
             first = self.first.keep(k[-1], v[-1], first_query)
         if self.full is not None:
             full = self.full.update(k[0], v[0], *args, **kwargs)
-        if isinstance(self.window, RingLayer):
-            window, positions_L = self.window.roll(k[-1], v[-1])
-        elif self.window is not None:
+        if isinstance(self.window, RollingLayer):
             window = self.window.update(k[-1], v[-1], *args, **kwargs)
-        split = Split(full, window, first_query, positions_L, first)
+            if key_states.shape[2] == 1 and (with_sink := self.window.with_sink()) is not None:
+                window, place = with_sink, (with_sink[0][:, :, 0], with_sink[1][:, :, 0])
+        split = Split(
+            full, window, first_query, first,
+            has_sink_entry=with_sink is not None, sink_place=place,
+        )  # fmt: skip
         return split, split
 
+    def _update_slots(self, clock: Clock, key_states: Tensor, value_states: Tensor) -> Split:
+        is_first, num_new = not self.is_initialized, key_states.shape[2]
+        if is_first:
+            self.lazy_initialization(key_states, value_states)
+        step = clock.step_of(self.number, num_new, key_states.device)
+        k, v = self._cut(key_states), self._cut(value_states)
+        first_query = 0 if is_first else step.first
+        first = full = window = place = None
+        if self.first is not None:
+            first = self.first.keep(k[-1], v[-1], first_query)
+        if isinstance(self.full, SlotLayer):
+            self.full.write(step, k[0], v[0])
+            full = self.full.pair
+        has_sink = False
+        if isinstance(ring := self.window, RingLayer):
+            # What several new tokens see is read before the last of them overwrites it.
+            window = (k[-1], v[-1]) if is_first else ring.read(step, k[-1], v[-1])
+            ring.write(step, k[-1], v[-1])
+            place, has_sink = ring.empty_sink_place(), ring.has_sink
+        is_decoding = num_new == 1 and not is_first
+        return Split(
+            full, window, first_query, first, step=step if is_decoding else None,
+            has_sink_entry=is_decoding and has_sink, sink_place=place,
+        )  # fmt: skip
+
+    def fill(self, held: HybridLayer) -> None:
+        """A layer of an empty static cache with what this one of a dynamic cache holds."""
+        assert self.clock is not None
+        num_tokens = held.get_seq_length()
+        for part, of_part in zip(self.parts, held.parts, strict=True):
+            part.fill(of_part.keys, of_part.values, num_tokens)
+        self.clock.move_to(self.parts[0].device)
+        self.clock.length.fill_(num_tokens)
+
     def get_seq_length(self) -> int:
-        return self.parts[0].get_seq_length()
+        if self.clock is None:
+            length: int = self.parts[0].get_seq_length()
+            return length
+        # A tensor, as static layers of transformers say it; 0 as long as no token was seen.
+        return self.clock.length if self.is_initialized else 0  # type: ignore[return-value]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         if self.is_compileable:
@@ -470,11 +493,21 @@ class HybridLayer(CacheLayerMixin):
 
     offload = _of_each_part("offload")
     prefetch = _of_each_part("prefetch")
-    reset = _of_each_part("reset")
-    crop = _of_each_part("crop")
+    _reset_parts = _of_each_part("reset")
+    _crop_parts = _of_each_part("crop")
     reorder_cache = _of_each_part("reorder_cache")
     batch_repeat_interleave = _of_each_part("batch_repeat_interleave")
     batch_select_indices = _of_each_part("batch_select_indices")
+
+    def reset(self) -> None:
+        self._reset_parts()
+        if self.clock is not None:
+            self.clock.length.zero_()
+
+    def crop(self, tokens_to_remove: int) -> None:
+        self._crop_parts(tokens_to_remove)
+        if self.clock is not None and self.number == 0:
+            self.clock.length.sub_(_tokens_to_remove(tokens_to_remove))
 
     def _cut(self, x_BGTD: Tensor) -> tuple[Tensor, ...]:
         if len(self.parts) == 1:
@@ -502,14 +535,19 @@ def hybridize_cache(
         # A DynamicCache() without a config makes its layers later.
         if not layers and cache.layer_class_to_replicate is not None:
             layers = [cache.layer_class_to_replicate() for _ in config.bosch["num_full"]]
+        clock = Clock(len(layers)) if isinstance(layers[0], StaticLayer) else None
         cache.layers = [
             _hybrid_layer(
                 layer,
                 num_full,
                 window_tokens=window_tokens if num_full < num_groups else None,
-                num_first=sink.num_tokens,
+                sink=sink,
+                clock=clock,
+                number=number,
             )
-            for layer, num_full in zip(layers, config.bosch["num_full"], strict=True)
+            for number, (layer, num_full) in enumerate(
+                zip(layers, config.bosch["num_full"], strict=True)
+            )
         ]
     elif cache.is_compileable:
         problem = f"this static cache already has {int(cache.get_seq_length())} tokens"
@@ -521,7 +559,8 @@ def hybridize_cache(
             firsts.append(first)
     if isinstance(attention_mask, dict):  # of static caches: one for each type of layer
         attention_mask = next(iter(attention_mask.values()))
-    if attention_mask is not None and firsts and not firsts[0].knows_starts:
+    hides = attention_mask is not None and not hides_nothing(attention_mask)
+    if hides and firsts and not firsts[0].knows_starts:
         starts = _text_starts(attention_mask)
         for first in firsts:
             first.starts_B, first.last_start, first.knows_starts = starts
@@ -542,22 +581,28 @@ def _text_starts(attention_mask: Tensor) -> tuple[Tensor | None, int, bool]:
 
 
 def _hybrid_layer(
-    layer: Any, num_full: int, window_tokens: int | None, num_first: int
+    layer: Any,
+    num_full: int,
+    window_tokens: int | None,
+    sink: Sink,
+    clock: Clock | None,
+    number: int,
 ) -> HybridLayer:
     """In place of a plain layer. `window_tokens`: None if it has no groups with a window."""
     window: RollingLayer | RingLayer | None = None
-    if not isinstance(layer, StaticLayer):
+    has_sink, num_first = sink.kind == "static", sink.num_tokens
+    if clock is None:
         full = GrowingLayer() if type(layer) is DynamicLayer else layer  # quantized stays quantized
         if window_tokens is not None:
-            window = RollingLayer(window_tokens)
+            window = RollingLayer(window_tokens, has_sink)
         return HybridLayer(
             full if num_full else None, window, num_full, max_tokens=-1, num_first=num_first
         )
     size = layer.max_cache_len
     if window_tokens is not None:
-        window = RingLayer(window_tokens, max_cache_len=size)
-    full = StaticLayer(max_cache_len=size) if num_full else None
-    hybrid = HybridLayer(full, window, num_full, max_tokens=size, num_first=num_first)
+        window = RingLayer(window_tokens, max_cache_len=size, has_sink=has_sink)
+    full = SlotLayer(max_cache_len=size) if num_full else None
+    hybrid = HybridLayer(full, window, num_full, size, num_first, clock, number)
     if layer.is_initialized and layer.keys is not None:
         # generate(cache_implementation="static", prefill_chunk_size=...) has allocated all groups
         # in one layer; allocate those of each part.

@@ -89,6 +89,9 @@ class AttentionCall:
     documents: Documents | None = None  # packed documents do not see each other; only where S == T
     dropout: float = 0.0
     sink: SinkKeys | None = None
+    # Of a token decoded over the slots of a static cache, a 0-dim tensor: how many of the first
+    # keys it sees. The mask says the same, for backends that cannot be told a number.
+    num_seen: Tensor | None = None
 
     @property
     def needs_grad(self) -> bool:

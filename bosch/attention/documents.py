@@ -62,6 +62,16 @@ def bosch_mask_function(
     return None if mask_BNTS is None else as_type(mask_BNTS, MASK_TYPE)
 
 
+def nothing_hidden(device: torch.device) -> Tensor:
+    """In the place of a mask for a step of decoding in which a static cache knows all that the new
+    token sees: a mask without columns. (For None, transformers would make one at each step.)"""
+    return torch.empty(1, 1, 1, 0, dtype=MASK_TYPE, device=device)
+
+
+def hides_nothing(mask: Tensor) -> bool:
+    return mask.dim() == 4 and mask.shape[-1] == 0
+
+
 def _hides_the_next(q_length: int, mask_function: Any = None, device: Any = None, **_: Any) -> bool:
     """Whether no query sees the next token, as in causal and packed masks."""
     if mask_function is None or q_length < 2:

@@ -29,10 +29,12 @@ from bosch.attention.documents import (
     MASK_TYPE,
     NOT_CAUSAL,
     bosch_mask_function,
+    hides_nothing,
     keep_documents_apart,
 )
 from bosch.attention.search_mode import Mask, has_empty_slots, search_parts
 from bosch.attention.sink_keys import sink_keys
+from bosch.attention.slots import Step, num_seen, sees_sink, visible_slots
 from bosch.masks.window import check_window
 from bosch.plugins import list_plugins
 from bosch.run.errors import UserError
@@ -88,6 +90,8 @@ def bosch_attention(
             f"{', '.join(FAMILIES)}; to add one, write a file in bosch/families."
         )
     _refuse_unknown(others)
+    if isinstance(key, Split) and attention_mask is not None and hides_nothing(attention_mask):
+        attention_mask = None
     if attention_mask is not None and attention_mask.dtype not in (torch.bool, MASK_TYPE):
         problem = f"attn_implementation='bosch' was given a mask of type {attention_mask.dtype}"
         raise UserError(f"{problem}; it needs a boolean one (True: visible).")
@@ -168,39 +172,66 @@ def _calls_of_hybrid(
     calls = []
     num_full_heads = num_full * (query_BHTD.shape[1] // num_groups)
     if num_full:
-        # A static cache has empty slots after the keys.
-        end = key.first_query + num_queries if isinstance(key.first_query, int) else None
-        k_BGSD, v_BGSD = key.full
-        if k_BGSD.shape[2] != end:
-            k_BGSD, v_BGSD = k_BGSD[:, :, :end], v_BGSD[:, :, :end]
-        calls.append(make_call(query_BHTD[:, :num_full_heads], k_BGSD, v_BGSD))
+        q_BHTD, (k_BGSD, v_BGSD) = query_BHTD[:, :num_full_heads], key.full
+        if key.step is not None:
+            calls.append(_over_slots(make_call(q_BHTD, k_BGSD, v_BGSD), key.step))
+        else:
+            # A static cache has empty slots after the keys.
+            end = key.first_query + num_queries if isinstance(key.first_query, int) else None
+            if k_BGSD.shape[2] != end:
+                k_BGSD, v_BGSD = k_BGSD[:, :, :end], v_BGSD[:, :, :end]
+            calls.append(make_call(q_BHTD, k_BGSD, v_BGSD))
     if num_full < num_groups:
-        window_tokens = check_window(bosch["window"])
-        k_BGLD, v_BGLD = key.window
-        windowed = make_call(
-            query_BHTD[:, num_full_heads:], k_BGLD, v_BGLD, window_tokens=window_tokens
-        )
-        sink = sink_keys(module, windowed, window_tokens, key.first_query, key.first)
-        windowed = replace(windowed, sink=sink)
-        # The ring of a static cache: its slots are out of order, so no window can be counted from
-        # the end of the keys. Its mask is the columns of the text's mask, one for each slot, and
-        # what the window hides; a slot that holds no position (negative) is hidden as well.
-        #
-        #     W = 4, query 5       slot          0  1  2  3
-        #                          position      4  5  2  3
-        #     mask_BNTS            columns 0 1 2 3 4 5  ->  columns 4 5 2 3
-        if (positions_L := key.positions_L) is not None:
-            new_T1 = torch.arange(num_queries, device=positions_L.device)[:, None]
-            queries_T1 = key.first_query + new_T1
-            inside_TL = (positions_L >= 0) & (positions_L <= queries_T1)
-            inside_TL &= positions_L > queries_T1 - window_tokens
-            mask_BNTS = mask_BNTS.index_select(-1, positions_L.clamp_min(0)) & inside_TL
-            windowed = replace(windowed, mask_BNTS=mask_BNTS, window_tokens=None)
-        elif mask_BNTS is not None:  # its last columns are those of the keys
-            mask_BNTS = mask_BNTS[..., -windowed.k_BGSD.shape[2] :]
-            windowed = replace(windowed, mask_BNTS=mask_BNTS)
-        calls.append(windowed)
+        windowed = make_call(query_BHTD[:, num_full_heads:], *key.window)
+        calls.append(_windowed(module, windowed, key, check_window(bosch["window"])))
     return calls
+
+
+def _over_slots(call: AttentionCall, step: Step, window_tokens: int | None = None) -> AttentionCall:
+    """A token decoded over a static cache, whose slots are the call's keys."""
+    mask_BNTS, num_slots = call.mask_BNTS, call.k_BGSD.shape[2]
+    seen = num_seen(step, num_slots) if mask_BNTS is None else None
+    visible = visible_slots(step, mask_BNTS, num_slots, window_tokens)
+    return replace(call, mask_BNTS=visible, num_seen=seen)
+
+
+def _windowed(
+    module: Any, windowed: AttentionCall, key: Split, window_tokens: int
+) -> AttentionCall:
+    """The call of the groups with a window: how the keys of the cache are seen."""
+    mask_BNTS = windowed.mask_BNTS
+    num_queries, num_keys = windowed.q_BHTD.shape[2], windowed.k_BGSD.shape[2]
+    if key.sink_place is not None:  # the cache does not know the constants
+        for place_BGD, constant_GD in zip(
+            key.sink_place, (module.window_sink_key, module.window_sink_value), strict=True
+        ):
+            place_BGD.copy_(constant_GD.detach())
+    sink = None
+    if not key.has_sink_entry:
+        call = replace(windowed, window_tokens=window_tokens)
+        sink = sink_keys(module, call, window_tokens, key.first_query, key.first)
+    if key.step is not None:
+        # The slots are out of order, so no window can be counted from the end of the keys.
+        return replace(_over_slots(windowed, key.step, window_tokens), sink=sink)
+    if key.has_sink_entry:  # the sink, and then exactly the window
+        if mask_BNTS is not None:
+            own = mask_BNTS[..., 1 - num_keys :]
+            mask_BNTS = torch.cat([sees_sink(mask_BNTS, window_tokens), own], -1)
+        return replace(windowed, mask_BNTS=mask_BNTS)
+    if isinstance(key.first_query, Tensor):
+        # A chunk of a prompt in a static cache: W - 1 positions before it and its own, of which
+        # those before the text's beginning are negative.
+        last = key.first_query + num_queries
+        positions_L = last - num_keys + torch.arange(num_keys, device=last.device)
+        queries_T1 = (last - num_queries + torch.arange(num_queries, device=last.device))[:, None]
+        inside_TL = (positions_L >= 0) & (positions_L <= queries_T1)
+        inside_TL &= positions_L > queries_T1 - window_tokens
+        assert mask_BNTS is not None
+        mask_BNTS = mask_BNTS.index_select(-1, positions_L.clamp_min(0)) & inside_TL
+        return replace(windowed, mask_BNTS=mask_BNTS, sink=sink)
+    if mask_BNTS is not None:  # its last columns are those of the keys
+        mask_BNTS = mask_BNTS[..., -num_keys:]
+    return replace(windowed, mask_BNTS=mask_BNTS, window_tokens=window_tokens, sink=sink)
 
 
 @functools.cache

@@ -28,8 +28,10 @@ from transformers.conversion_mapping import (
     get_checkpoint_conversion_mapping,
     register_checkpoint_conversion_mapping,
 )
+from transformers.masking_utils import create_masks_for_generate
 
 from bosch.attention.cache import CACHE, hybridize_cache
+from bosch.attention.documents import nothing_hidden
 from bosch.attention.register import NAME
 from bosch.masks.window import check_window
 from bosch.plugins import list_plugins, load_plugin
@@ -132,7 +134,11 @@ class HybridCausalLM:
         # Before the family's forward: it makes the mask by the sizes that the layers of a cache
         # say.
         if cache is not None:
-            hybridize_cache(cache, self.config, self.window_sink, kwargs.get("attention_mask"))
+            mask, inputs = kwargs.get("attention_mask"), kwargs.get("input_ids")
+            inputs = inputs if isinstance(inputs, Tensor) else kwargs.get("inputs_embeds")
+            if mask is None and isinstance(inputs, Tensor) and is_step(cache, inputs):
+                kwargs["attention_mask"] = nothing_hidden(inputs.device)
+            hybridize_cache(cache, self.config, self.window_sink, mask)
         return family.forward(use_cache=use_cache, **{CACHE: cache}, **kwargs)
 
     def _prepare_cache_for_generation(self, settings: Any, inputs: Any, *args: Any) -> Any:
@@ -142,6 +148,14 @@ class HybridCausalLM:
             if settings.is_assistant:  # was set on the plain layers, now replaced
                 cache.activate_past_recording()
         return result
+
+    def create_masks_for_generate(self, attention_mask: Tensor | None, **others: Any) -> Any:
+        """`generate` makes the masks of a static cache before it calls the compiled model."""
+        inputs = others["inputs_embeds"]
+        if is_step(others[CACHE], inputs) and (attention_mask is None or attention_mask.all()):
+            return nothing_hidden(inputs.device)
+        make_masks = getattr(super(), "create_masks_for_generate", create_masks_for_generate)
+        return make_masks(attention_mask=attention_mask, **others)
 
     @classmethod
     def _can_set_experts_implementation(cls) -> bool:
@@ -162,6 +176,12 @@ class HybridCausalLM:
     def init_continuous_batching(self, *args: object, **kwargs: object) -> Any:
         problem = "continuous batching (generate_batch) has one kind of cache for a layer"
         raise UserError(f"{problem}, and a hybrid two; use generate, or vLLM (docs/serving.md).")
+
+
+def is_step(cache: Cache, inputs: Tensor) -> bool:
+    """Whether this call decodes one token over a static cache, which needs no mask without
+    padding."""
+    return bool(cache.is_compileable) and inputs.shape[1] == 1
 
 
 def read_sink(model: Any) -> None:
