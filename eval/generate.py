@@ -6,7 +6,7 @@ speed-up that can be switched off and changes no score:
 - stop when the text contains all answers, because the score cannot change after that;
 - append the expected answer to the prompt as a draft, and decode from its first wrong token on;
 - prefill a beginning that prompts share (shots, a context, a haystack) only once;
-- decode several sequences at once.
+- decode several sequences at once, on GPUs as a CUDA graph (decoding.py).
 
 All but the first change the order of floating-point sums. An example where a token leads by less
 than rounding can explain (`MARGINS`) is generated again in the plain way. In half precision most
@@ -26,8 +26,7 @@ from torch import Tensor
 from transformers import Cache, PreTrainedTokenizerBase
 
 from bosch.attention.cache import CACHE, allocated_bytes
-from bosch.attention.documents import MASK_TYPE
-from bosch.attention.register import NAME
+from bosch.eval.decoding import GraphSteps, RollingSteps, Steps
 from bosch.eval.metrics import string_match_all
 from bosch.eval.prompt_cache import (
     can_copy,
@@ -47,6 +46,7 @@ Key = tuple[str, int, int]  # task, length, index: identifies an example
 # leads changed by at most 3e-6 times the largest logit (measured: 8 and 28 layers, 2k tokens).
 MARGINS = {torch.float64: 1e-6, torch.float32: 5e-4, torch.float16: 0.1, torch.bfloat16: 0.5}
 BATCH = 16  # sequences decoded at once, unless the settings say how many
+MIN_GRAPH_STEPS = 16  # to the longest answer's end: fewer are decoded without a CUDA graph
 MIN_SHARED = 1 / 8  # of a prompt: copying a shorter beginning saves next to nothing
 CPU_POOL_BYTES = 2**31  # caches waiting for a batch
 
@@ -90,6 +90,8 @@ class Generator:
         self.settings = settings
         self.is_exact = model.dtype in (torch.float32, torch.float64)
         self.batch = settings.batch or BATCH
+        # Not in the plain way, whose sums have another order.
+        self.uses_graphs = model.device.type == "cuda" and self.batch > 1
         self.margin = MARGINS[model.dtype]
         self.batch_margin = self.margin if self.is_exact else 0.0  # of a job that is not alone
         self.end_ids = end_tokens(model.generation_config.eos_token_id, tokenizer)
@@ -211,34 +213,14 @@ class Generator:
         if not jobs:
             return
         is_alone, device = len(jobs) == 1, self.model.device
-        cache: Any = join_caches([job.cache for job in jobs if job.cache is not None])
-        lengths = [job.num_positions for job in jobs]
-        lengths_N1 = torch.tensor(lengths, device=device)[:, None]
-        # Caches are joined at their right ends, where the next token goes in all of them:
-        #
-        #     . . x x x     . is padding, which the mask hides
-        #     x x x x x
-        longest = max(lengths)
-        mask_NT = (torch.arange(longest, device=device) >= longest - lengths_N1).to(MASK_TYPE)
-        # Of a mask (N, T) our attention would ask the device at each step if it hides anything.
-        is_ours = self.model.config._attn_implementation == NAME
+        cache = join_caches([job.cache for job in jobs if job.cache is not None])
+        steps = self._steps(jobs, cache)
+        is_plain = is_alone and isinstance(steps, RollingSteps)
         for job in jobs:
-            job.cache, job.is_plain = None, job.is_plain and is_alone
+            job.cache, job.is_plain = None, job.is_plain and is_plain
         ids_N = torch.tensor([job.tokens[-1] for job in jobs], device=device)
         while jobs:
-            mask_NT = torch.nn.functional.pad(mask_NT, (0, 1), value=1)
-            if min(lengths) < longest:  # some are padded
-                output = self.model(
-                    ids_N[:, None],
-                    use_cache=True,
-                    attention_mask=mask_NT[:, None, None] if is_ours else mask_NT.long(),
-                    # Padding on the left has no place: a text's first token is at 0.
-                    position_ids=mask_NT.sum(1, keepdim=True) - 1,
-                    **{CACHE: cache},
-                )
-            else:  # a mask of ones would cost attention without masks, which is faster
-                output = self.model(ids_N[:, None], use_cache=True, **{CACHE: cache})
-            logits_NV = output.logits[:, -1]
+            logits_NV = steps(ids_N)
             ids_N, found = likeliest(logits_NV)  # of which the next step takes the device's
             for job, logits_V, token, lead in zip(jobs, logits_NV, *found, strict=True):
                 if job.is_open:
@@ -251,11 +233,18 @@ class Generator:
                 ids_N = torch.tensor(chosen, device=device)
             still_open = [i for i, job in enumerate(jobs) if job.is_open]
             if len(still_open) <= len(jobs) / 2:  # not sooner: dropping some copies the others
-                jobs, lengths = [jobs[i] for i in still_open], [lengths[i] for i in still_open]
+                jobs = [jobs[i] for i in still_open]
                 if jobs:
-                    open_N = torch.tensor(still_open, device=device)
-                    cache.batch_select_indices(open_N)
-                    mask_NT, ids_N = mask_NT[open_N], ids_N[open_N]
+                    steps.keep(still_open)
+                    ids_N = ids_N[still_open]
+
+    def _steps(self, jobs: Sequence[Job], cache: Cache) -> Steps:
+        lengths = [job.num_positions for job in jobs]
+        num_steps = max(job.example.max_new_tokens - len(job.tokens) for job in jobs)
+        # A graph is captured anew for each batch, which takes as long as a few steps.
+        if self.uses_graphs and num_steps >= MIN_GRAPH_STEPS:
+            return GraphSteps(self.model, cache, lengths, num_steps)
+        return RollingSteps(self.model, cache, lengths)
 
     def _finish(self, job: Job) -> Job:
         """The job's result. An uncertain one is generated again in the plain way."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
-from transformers import Cache, DynamicCache, PretrainedConfig
+from transformers import Cache, DynamicCache, PretrainedConfig, StaticCache
 from transformers.cache_utils import DynamicLayer
 
 from bosch.attention.cache import GrowingLayer, HybridLayer, RollingLayer, hybridize_cache
@@ -65,6 +65,24 @@ def join_caches(caches: Sequence[Cache]) -> Cache:
     return joined
 
 
+def move_to_slots(cache: Cache, config: PretrainedConfig, max_tokens: int) -> Cache:
+    """A static cache (bosch/attention/slots.py) with the tokens of this dynamic one, which is empty
+    afterwards, and room for so many."""
+    static: Any = StaticCache(config=config, max_cache_len=max_tokens)
+    if getattr(config, "bosch", None) is not None:
+        hybridize_cache(static, config, Sink.of_hybrid(config))
+    for number, layer in enumerate(static.layers):
+        # One after the other, so that hardly more memory is taken than by one of the two.
+        held: Any = cache.layers[number]
+        cache.layers[number] = GrowingLayer()
+        if isinstance(layer, HybridLayer):
+            layer.fill(held)
+        else:
+            layer.update(held.keys, held.values)
+    made: Cache = static
+    return made
+
+
 def _copy_layer(layer: Any, num_tokens: int, whole: bool) -> Any:
     if isinstance(layer, HybridLayer):
         full = layer.full and _copy_layer(layer.full, num_tokens, whole)
@@ -105,7 +123,7 @@ def _filled(layer: Any, k_BGSD: Tensor, v_BGSD: Tensor, num_tokens: int, whole: 
         filled = GrowingLayer()
         filled.update(k_BGSD, v_BGSD)
         return filled
-    rolling = RollingLayer(layer.window_tokens)
+    rolling = RollingLayer(layer.window_tokens, layer.has_sink)
     rolling.record_past = whole
     rolling.update(k_BGSD, v_BGSD)
     rolling.cumulative_length = num_tokens

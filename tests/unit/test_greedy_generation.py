@@ -11,14 +11,17 @@ from torch.overrides import TorchFunctionMode
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from bosch.assets import asset_folder
+from bosch.eval.decoding import GraphSteps
 from bosch.eval.generate import Generator, Key
 from bosch.eval.settings import FAST, PLAIN, GenerationSettings
 from bosch.eval.suites import longbench, niah
 from bosch.eval.suites._interface import Example, LeftOutError, Stop, Task
 from bosch.hybrid.conversion import deploy
+from bosch.hybrid.sinks import measure_static_sink
 from bosch.run.errors import UserError
+from bosch.sink import NO_SINK
 from tests.hybrid_folders import WINDOW, tiny_tokenizer
-from tests.model_factory import MIXED, TINY, family_parameters, tiny_model
+from tests.model_factory import MIXED, TINY, family_parameters, random_tokens, tiny_model
 
 Examples = list[tuple[Key, Example]]
 
@@ -134,6 +137,34 @@ def test_shared_beginnings_and_batches_of_any_lengths_change_no_token(family: st
         expected = run(model, tiny_tokenizer(), examples, PLAIN)
         found = run(model, tiny_tokenizer(), examples, settings)
         assert all(found[key].tokens == expected[key].tokens for key, _ in examples)
+
+
+@pytest.mark.parametrize("kind", ["dense", "none", "static"])
+def test_the_steps_of_a_graph_change_no_token(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU they are not captured, but the same calls over the same cache. Texts of other
+    lengths, which do not all end at once, and one by itself, which has no padding."""
+    model = tiny_model("qwen3")
+    if kind != "dense":
+        ids = list(random_tokens(3, 5))
+        sink = measure_static_sink(model, ids) if kind == "static" else NO_SINK
+        model = deploy(model, MIXED, WINDOW, sink)
+    made: list[GraphSteps] = []
+    make = GraphSteps.__init__
+    monkeypatch.setattr(
+        GraphSteps, "__init__", lambda *args: (made.append(args[0]), make(*args))[1]
+    )
+    for prompts in (PROMPTS, PROMPTS[-1:]):
+        examples = [
+            (key, replace(example, max_new_tokens=30 - key[2])) for key, example in texts(prompts)
+        ]
+        expected = run(model, tiny_tokenizer(), examples, PLAIN)
+        generator = Generator(model, tiny_tokenizer(), replace(FAST, batch=5))
+        generator.uses_graphs = True
+        for job in generator.generate(examples):
+            assert job.tokens == expected[job.key].tokens
+    assert [len(steps.ids_N1) for steps in made] == [5, 5, 1]
+    assert len(made[0].texts_N) < 5  # those that had ended were left out
+    assert made[2].mask_N11S is None or kind == "dense"
 
 
 def test_a_draft_is_accepted_as_far_as_the_model_agrees() -> None:
