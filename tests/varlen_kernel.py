@@ -144,9 +144,20 @@ def varlen_attn_2_11(
 
 
 def varlen_attn(
-    query: Tensor, key: Tensor, *others: Any, window_size: Any, enable_gqa: bool = False,
-    **named: Any,
+    query: Tensor, key: Tensor, value: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor, max_q: int,
+    max_k: int, *, window_size: Any = (-1, -1), enable_gqa: bool = False,
+    seqused_k: Tensor | None = None, **named: Any,
 ) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
-    """torch's, of version 2.13."""
+    """torch's, of version 2.13. `seqused_k`: how many keys of each sequence count."""
     demand(enable_gqa or query.size(1) == key.size(1), "enable_gqa, as heads are grouped")
-    return varlen_attn_2_11(query, key, *others, window_size=window_size, **named)
+    if seqused_k is not None:
+        demand(seqused_k.dtype == torch.int32 and seqused_k.is_contiguous(), "seqused_k: int32")
+        demand(len(seqused_k) == len(cu_seq_k) - 1, "seqused_k for each sequence")
+        check_lengths("k", key, cu_seq_k, max_k)
+        pairs = list(zip(spans(cu_seq_k), seqused_k.tolist(), strict=True))
+        demand(all(0 < n <= span.stop - span.start for span, n in pairs), "seqused_k in bounds")
+        key, value = (torch.cat([x[span][:n] for span, n in pairs]) for x in (key, value))
+        cu_seq_k = torch.nn.functional.pad(seqused_k.cumsum(0), (1, 0)).to(torch.int32)
+        max_k = int(seqused_k.max())
+    lengths = (cu_seq_q, cu_seq_k, max_q, max_k)
+    return varlen_attn_2_11(query, key, value, *lengths, window_size=window_size, **named)

@@ -22,14 +22,15 @@ from torch.nn.attention import (
     restore_flash_attention_impl,
 )
 from torch.nn.attention import varlen as torch_varlen
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, StaticCache
 
 from bosch.attention import dispatch
 from bosch.attention.backends import flash, reference, sdpa, varlen
 from bosch.attention.cache import CACHE
-from bosch.attention.call import NO_MASK
+from bosch.attention.call import NO_MASK, AttentionCall
 from bosch.eval.prompt_cache import new_cache
 from bosch.hybrid.conversion import deploy
+from bosch.sink import Sink, SinkConstants
 from tests import efficient_kernel, varlen_kernel
 from tests.attention_calls import (
     Case,
@@ -163,6 +164,43 @@ def test_whole_models_search_deploy_and_decode(backend: str) -> None:
         pieces = [ids[:, a:b] for a, b in pairwise(ends)]
         cached = {CACHE: cache, "use_cache": True, "bosch_backend": backend}
         check(torch.cat([logits(hybrid, piece, **cached) for piece in pieces], dim=1))
+
+
+@pytest.mark.usefixtures("gpu")
+@torch.no_grad()
+def test_a_static_cache_is_read_by_varlen_as_far_as_it_is_filled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two rows, a window that is passed, a static sink: without a mask, and the reference's logits.
+    Earlier versions of torch cannot be told how far."""
+    hybrid = deploy(model_for_flash(), MIXED, 24, Sink("static", constants=constants()))
+    ids, counts = random_tokens(2, 60), []
+
+    def step_by_step(backend: str | None) -> Tensor:
+        cache = StaticCache(hybrid.config, max_cache_len=64)
+        more = {CACHE: cache, "use_cache": True, "bosch_backend": backend}
+        return torch.cat([logits(hybrid, x, **more) for x in ids.split([9] + [1] * 51, 1)], 1)
+
+    def count(call: AttentionCall, num_seen: Tensor) -> Tensor:
+        counts.append(int(num_seen))
+        return over_slots(call, num_seen)
+
+    over_slots, expected = varlen._over_slots, step_by_step("reference")
+    monkeypatch.setattr(varlen, "_over_slots", count)
+    torch.testing.assert_close(step_by_step(None), expected, rtol=0.02, atol=0.02 * 30)
+    windowed, full = sum(not all(row) for row in MIXED), sum(any(row) for row in MIXED)
+    assert len(counts) == 51 * (windowed + full)
+    assert set(counts) == set(range(10, 61))
+    assert counts.count(25) == 36 * windowed + full  # the window and its sink, and one position
+    monkeypatch.setattr(torch_varlen, "varlen_attn", varlen_kernel.varlen_attn_2_11)
+    torch.testing.assert_close(step_by_step(None), expected, rtol=0.02, atol=0.02 * 30)
+    assert len(counts) == 51 * (windowed + full)
+
+
+def constants() -> SinkConstants:
+    generator = torch.Generator().manual_seed(0)
+    keys_LGD, values_LGD = torch.randn(2, 3, 4, 64, generator=generator).to(torch.bfloat16)
+    return SinkConstants(keys_LGD, values_LGD)
 
 
 def test_a_training_step_on_packed_documents_has_the_references_gradients(backend: str) -> None:

@@ -3,6 +3,7 @@
 
 import inspect
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -34,18 +35,34 @@ def unavailable() -> str | None:
 
 
 def supports(call: AttentionCall) -> str | None:
+    if call.num_seen is not None and counts_keys() and call.sink is None:
+        call = replace(call, mask_BNTS=None)  # which says no more than the number
     return "it has no dropout" if call.dropout else flash_refusal(call)
+
+
+@torch.compiler.assume_constant_result
+def counts_keys() -> bool:
+    """Whether it can be told how many keys of each text count (torch 2.13 can)."""
+    from torch.nn.attention import varlen
+
+    return "seqused_k" in inspect.signature(varlen.varlen_attn).parameters
 
 
 def priority(call: AttentionCall) -> int | None:
     # 2: after flash, whose version 3 is faster, and before sdpa, whose windows are blocks with
-    # masks. Not for plain full attention: that is torch's own choice.
-    return 2 if call.q_BHTD.device.type == "cuda" and not call.is_plain_full else None
+    # masks. Not for plain full attention: that is torch's own choice. But for a token over the
+    # slots of a static cache: of those it reads only the filled ones, in parallel, and no mask.
+    if call.q_BHTD.device.type != "cuda":
+        return None
+    is_over_slots = call.num_seen is not None and call.sink is None and counts_keys()
+    return 2 if is_over_slots or not call.is_plain_full else None
 
 
 def attend(call: AttentionCall) -> Tensor:
     from torch.nn.attention import varlen
 
+    if call.num_seen is not None:
+        return _over_slots(call, call.num_seen)
     kernel: Callable[..., Any] = varlen.varlen_attn
     left, right = window_size(call.window_tokens)
     lengths, num_rows = cumulative_lengths(call), len(call.q_BHTD)
@@ -93,6 +110,29 @@ def attend(call: AttentionCall) -> Tensor:
         return attend_with_sink(call, forward, backward)
     out: Tensor = run(call.q_BHTD, call.k_BGSD, call.v_BGSD)
     return out.unflatten(0, (num_rows, -1)).transpose(1, 2)
+
+
+def _over_slots(call: AttentionCall, num_seen: Tensor) -> Tensor:
+    """A single token of each row. Each group of each row is a text of one query with several heads
+    and one KV head, so that keys are read where they are: rows and groups come first in memory."""
+    from torch.nn.attention import varlen
+
+    (batch, num_groups, num_slots, size), num_heads = call.k_BGSD.shape, call.q_BHTD.shape[1]
+    texts = torch.arange(batch * num_groups + 1, dtype=torch.int32, device=call.q_BHTD.device)
+    out_NRD: Any = varlen.varlen_attn(
+        call.q_BHTD.reshape(batch * num_groups, num_heads // num_groups, size),
+        call.k_BGSD.reshape(-1, 1, size),
+        call.v_BGSD.reshape(-1, 1, size),
+        texts,
+        texts * num_slots,
+        1,
+        num_slots,
+        scale=call.scaling,
+        enable_gqa=num_heads != num_groups,
+        seqused_k=num_seen.to(torch.int32).expand(batch * num_groups).contiguous(),
+    )
+    result: Tensor = out_NRD.reshape(call.q_BHTD.shape)
+    return result
 
 
 backward_kernel: Callable[..., tuple[Tensor, Tensor, Tensor]]
