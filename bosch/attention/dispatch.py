@@ -1,5 +1,6 @@
 """Which backend computes an attention call. Each file of bosch/attention/backends says what it can
-compute, and with what priority. The first one that can is taken, and every refusal is shown once.
+compute, and with what priority; on a device where windows were measured (rates.py), their rates
+decide. The first one that can is taken, and every refusal is shown once.
 """
 
 import logging
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from bosch.attention.call import AttentionCall, Documents, SinkKeys
+from bosch.attention.rates import measured_rates
 from bosch.plugins import BrokenPluginError, list_plugins, load_plugin, suggest
 from bosch.run.errors import UserError
 
@@ -78,8 +80,10 @@ def by_priority(call: AttentionCall) -> list[str]:
     """The backends to ask for a call that names none, the best first."""
     priorities = {name: backend.priority(call) for name, backend in BACKENDS.items()}
     asked = [name for name, priority in priorities.items() if priority is not None]
-    # Of equal priorities by name, so that all machines choose alike.
-    return sorted(asked, key=lambda name: (-priorities[name], name))
+    rates = measured_rates(call)
+    # Those that were measured on this device first, the fastest of them before the others. Of equal
+    # priorities by name, so that all machines choose alike.
+    return sorted(asked, key=lambda name: (-rates.get(name, 0.0), -priorities[name], name))
 
 
 def refusal(name: str, call: AttentionCall) -> str | None:

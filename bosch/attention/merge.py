@@ -74,6 +74,22 @@ def attend_with_sink(
     return _merge(out_BHTD, lse_BHT, s_BHTN, values_BHND, place=place)[0]
 
 
+def merge_differentiably(call: AttentionCall, out_BHTD: Tensor, lse_BHT: Tensor) -> Tensor:
+    """The same for a kernel whose log-sum-exp has a gradient: autograd does the rest."""
+    call = exact_sink(call)
+    assert call.sink is not None
+    s_BHTN = scores_of(call)
+    lse_BHT1 = lse_BHT.to(s_BHTN.dtype)[..., None]
+    # A query that sees nothing (padding) has -inf for all, of which a difference is no number.
+    lse_BHT1 = lse_BHT1.clamp_min(torch.finfo(lse_BHT1.dtype).min)
+    total_BHT1 = torch.cat([lse_BHT1, s_BHTN], -1).logsumexp(-1, keepdim=True)
+    share_BHTN = (s_BHTN - total_BHT1).exp()
+    repeats = out_BHTD.shape[1] // call.sink.v_BGND.shape[1]
+    values_BHND = call.sink.v_BGND.to(share_BHTN.dtype).repeat_interleave(repeats, 1)
+    kept_BHTD = out_BHTD.to(share_BHTN.dtype) * (lse_BHT1 - total_BHT1).exp()
+    return (kept_BHTD + share_BHTN @ values_BHND).to(out_BHTD.dtype)
+
+
 def _merge(
     out_BHTD: Tensor,
     lse_BHT: Tensor,

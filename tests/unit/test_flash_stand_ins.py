@@ -1,6 +1,7 @@
 """The backends for GPUs on a machine without one: the packages' real signatures and checks, and the
 reference's output (tests/varlen_kernel.py). Gradients, windows, documents, whole models."""
 
+import json
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -24,7 +25,7 @@ from torch.nn.attention import (
 from torch.nn.attention import varlen as torch_varlen
 from transformers import PreTrainedModel, StaticCache
 
-from bosch.attention import dispatch
+from bosch.attention import dispatch, rates
 from bosch.attention.backends import flash, reference, sdpa, varlen
 from bosch.attention.cache import CACHE
 from bosch.attention.call import NO_MASK, AttentionCall
@@ -226,6 +227,32 @@ def test_auto_takes_flash_for_windows_and_documents_and_sdpa_for_the_rest() -> N
         (Case(100, 24, kind="left", **half), "sdpa"),
     ):
         assert dispatch.choose(make_call(case, "cuda")) == chosen, case
+
+
+def test_measured_rates_decide_which_backend_is_asked_first(
+    gpu: Gpu, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Of the length that is nearest, on this device only."""
+    row: dict[str, Any] = {"gradients": False, "documents": False, "sink": False}
+    found = [
+        row | {"backend": backend, "tokens": tokens, "calls_per_second": rate}
+        for tokens, fastest in ((64, "varlen"), (4096, "flex"))
+        for backend, rate in (("flash", 2.0), ("varlen", 1.0), ("flex", 1.0), (fastest, 3.0))
+    ]
+    monkeypatch.setattr(rates, "FILE", tmp_path / "rates.json")
+    rates.write_rates(rates.FILE, "another GPU", found[:1])
+    short, long = (
+        replace(make_call(Case(num, 24, dtype=torch.bfloat16, head_size=64), "cuda"), sink=None)
+        for num in (100, 600)
+    )
+    with torch.no_grad():
+        assert [dispatch.choose(call) for call in (short, long)] == ["flash"] * 2
+        rates.write_rates(rates.FILE, gpu.name, found)
+        assert [dispatch.choose(call) for call in (short, long)] == ["varlen", "flex"]
+        of_all = replace(long, window_tokens=None)
+        assert dispatch.choose(of_all) == "sdpa"  # only windows are measured
+    assert dispatch.choose(long) == "flash"  # with gradients nothing was
+    assert set(json.loads(rates.FILE.read_text())) == {"another GPU", gpu.name}
 
 
 @pytest.mark.usefixtures("gpu")

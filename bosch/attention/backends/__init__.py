@@ -10,5 +10,6 @@ NEEDS = ("unavailable", "supports", "priority", "attend")
 
 A backend must not ignore any part of a call: `supports` names what it cannot do, without numbers
 that change from call to call: each distinct reason is shown once. A backend with a priority that
-refuses a call is reported to the user: return None for calls that it is not meant for.
+refuses a call is reported to the user: return None for calls that it is not meant for. Where
+`make gpu` has measured windows on a device (rates.json), the rates come before the priorities.
 """
