@@ -35,6 +35,7 @@ import torch
 
 from benchmarks._measure import BenchmarkOptions, Row
 from benchmarks.experiments._points import Point, free_memory
+from bosch.attention import rates
 from bosch.plugins import load_plugin
 from bosch.run import files
 from bosch.run.checkout import ROOT, provenance
@@ -98,6 +99,7 @@ def measure(options: Options) -> Iterator[Row]:
         say(f"gpu: {name} {'took' if reason is None else f'{reason} after'} {took}")
     for sentence in conclude(path, options.device, ended):
         say(sentence)
+    keep_rates(path, options.device)
     if any(map(is_failure, known_rows(path).values())):
         raise SystemExit(1)
 
@@ -259,6 +261,18 @@ def conclude(path: Path, device: str, ended: Mapping[str, str]) -> list[str]:
         reasons = "; ".join(f"{name} {reason}" for name, reason in ended.items())
         sentences.append(f"not measured to the end: {reasons}. The same command goes on")
     return sentences
+
+
+def keep_rates(path: Path, device: str) -> None:
+    """For `auto`, which backend computes windows: in the package, or of a rehearsal beside the
+    rows."""
+    windows = load_plugin(PACKAGE, "windows")
+    rows = [row for row in known_rows(path).values() if row["experiment"] == "windows"]
+    if found := windows.rates(rows):
+        file = rates.FILE if device == "cuda" else path.with_name("rates.json")
+        name = torch.cuda.get_device_name() if device == "cuda" else platform.machine()
+        rates.write_rates(file, name, found)
+        say(f"gpu: {len(found)} rates of windows are in {file}")
 
 
 def slower(path: Path) -> list[str]:

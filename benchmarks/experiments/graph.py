@@ -1,4 +1,5 @@
-"""The static cache in a CUDA graph: how fast a token is without launches, and the same tokens."""
+"""The static cache: how fast a token is as one graph, and whether tokens are the same. The graph is
+captured from the operators as they are, and of the compiled model, whose kernels are fewer."""
 # B batch, T tokens
 
 from collections.abc import Sequence
@@ -8,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._dynamo.utils import counters
 from transformers import DynamicCache, StaticCache
 
 from benchmarks._measure import Row, now, short
@@ -25,62 +27,74 @@ from benchmarks.experiments._points import (
 )
 from bosch.attention.cache import CACHE
 
-MINUTES = 1.6
+MINUTES = 3.0
 SIDES = (DENSE, PLAIN, STATIC)
 STEPS, WARM = 64, 3  # tokens that are compared; steps before a graph is captured
-COMPUTED = 170.0  # tokens per second of a graph of these operators, Qwen3-1.7B at 8k
+# Tokens per second of Qwen3-1.7B at 8k.
+COMPUTED = {"graph": 170.0, "compiled graph": 350.0}
 models = cache(Models)
 
 
 def points(device: torch.device) -> Points:
     for tokens in prompt_lengths(device):
-        yield Point(f"graph, {short(tokens)}", partial(compare, tokens, device))
+        for how in COMPUTED:
+            name = f"{how}, {short(tokens)}"
+            yield Point(name, partial(compare, name, how, tokens, device))
 
 
-def compare(tokens: int, device: torch.device) -> list[Row]:
+def compare(name: str, how: str, tokens: int, device: torch.device) -> list[Row]:
     both, rows = models(device), list[Row]()
     for side in SIDES:
         # The dynamic cache decides which tokens are right: it is tested against the reference.
-        rolling, _ = decode(both, side, tokens, is_static=False)
-        static, speed = decode(both, side, tokens, is_static=True)
+        rolling, _, _ = decode(both, side, tokens, None)
+        static, speed, compiled = decode(both, side, tokens, how)
         free_memory()
         same = sum(a == b for a, b in zip(rolling, static, strict=True))
         rows.append(
             {
-                "name": f"graph, {short(tokens)}, {side.name}",
-                "what": f"decoding in a graph, {side.name}",
+                "name": f"{name}, {side.name}",
+                "what": f"decoding in a {how}, {side.name}",
                 "tokens": tokens,
                 "value": speed,
                 "unit": "tokens/s",
                 "dense": None if side is DENSE else rows[0]["value"],
-                "computed": COMPUTED,
+                "computed": COMPUTED[how],
                 "same_tokens": same,
                 "of_tokens": STEPS,
+                "compiled_graphs": compiled,
             }
         )
     return rows
 
 
 @torch.inference_mode()
-def decode(both: Models, side: Side, tokens: int, is_static: bool) -> tuple[list[int], float]:
-    """Tokens chosen greedily after a prompt, and how many a second. On a GPU the steps over a
-    static cache are one graph, which is captured once."""
+def decode(both: Models, side: Side, tokens: int, how: str | None) -> tuple[list[int], float, int]:
+    """Tokens chosen greedily after a prompt, how many a second, and how many graphs were compiled.
+    `how`: None for the dynamic cache. On a GPU the steps over a static cache are one CUDA graph,
+    which is captured once."""
     model: Any = both.of(side)
     filled: Any = DynamicCache(config=model.config)
-    if is_static:
+    if how is not None:
         filled = StaticCache(config=model.config, max_cache_len=tokens + STEPS)
     for piece in both.ids(tokens).split(both.chunk, dim=1):
         token = likeliest(model, piece, filled)
+    call = likeliest
+    if how == "compiled graph":
+        torch.compiler.reset()
+        counters.clear()
+        # A rehearsal compiles into the operators as they are, which takes no minute.
+        backend = "inductor" if both.device.type == "cuda" else "eager"
+        call = torch.compile(likeliest, fullgraph=True, dynamic=False, backend=backend)
 
     def step() -> None:  # in place: a graph reads and writes the same memory each time
-        token.copy_(likeliest(model, token, filled))
+        token.copy_(call(model, token, filled))
 
     found, run = list[int](), step
     seconds = []
     for number in range(STEPS):
         # The first steps run as usual: kernels are chosen and memory is taken outside the capture,
         # where both would be an error.
-        if number == WARM and is_static and both.device.type == "cuda":
+        if number == WARM and how is not None and both.device.type == "cuda":
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):  # what is captured does not run
                 step()
@@ -89,7 +103,8 @@ def decode(both: Models, side: Side, tokens: int, is_static: bool) -> tuple[list
         run()
         seconds.append(now(both.device) - begin)
         found.append(int(token))
-    return found, 1 / median(seconds[WARM:])
+    compiled = counters["stats"]["unique_graphs"] if how == "compiled graph" else 0
+    return found, 1 / median(seconds[WARM:]), compiled
 
 
 def likeliest(model: Any, ids_BT: Tensor, filled: Any) -> Tensor:
@@ -101,6 +116,7 @@ def conclude(rows: Sequence[Row]) -> list[str]:
     same = [
         f"{row['name']}: {row['same_tokens']} of {row['of_tokens']} tokens are those of the "
         "rolling cache"
+        + (f"; compiled {row['compiled_graphs']} times" if row["compiled_graphs"] else "")
         for row in rows
     ]
     return faster_from(rows) + same

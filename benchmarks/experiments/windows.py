@@ -1,17 +1,15 @@
 """Which kernel is the fastest for windows, by length: FlexAttention, varlen, flash-attn, sdpa."""
 # B batch, H query heads, G kv heads, T queries, S keys, D head size
 
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from statistics import median
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from benchmarks._measure import Row, short, time_in_turns
 from benchmarks.experiments._points import K, Point, Points
@@ -20,7 +18,7 @@ from bosch.attention.call import AttentionCall, Documents
 from bosch.attention.sink_keys import sink_keys
 from bosch.sink import Sink
 
-MINUTES = 1.6
+MINUTES = 2.5
 ROUNDS = 5
 FLEX, STATIC = "flex", " static"
 SLOW_ON_GPUS = {"reference", "sdpa"}  # with windows, several times
@@ -28,7 +26,7 @@ Attention = Callable[[AttentionCall], Tensor]
 
 
 def points(device: torch.device) -> Points:
-    for tokens in (4 * K, 32 * K) if device.type == "cuda" else (256,):
+    for tokens in (4 * K, 16 * K, 64 * K) if device.type == "cuda" else (256, 512):
         for needs_grad in (False, True):
             for documents in (1, 8):
                 title = title_of(tokens, needs_grad, documents)
@@ -57,10 +55,9 @@ def compare(
         windowed = replace(windowed, documents=apart)
         with_sink = replace(windowed, sink=static_sink(windowed, window))
     sides = {"full": timed(dispatch.attend, full)}
-    if device.type == "cuda" or not needs_grad:  # on CPUs FlexAttention has no gradients
-        sides[FLEX] = timed(by_flex, windowed)
     largest: dict[str, float] = {}
-    for backend in dispatch.by_priority(windowed):
+    by_flex = partial(dispatch.attend, backend=FLEX)
+    for backend in dict.fromkeys([*dispatch.by_priority(windowed), FLEX]):
         # They would take the minutes of the others, and nobody runs them there.
         if backend in SLOW_ON_GPUS and device.type == "cuda":
             continue
@@ -86,6 +83,8 @@ def compare(
             "dense": 1 / seconds["full"],
             "kernel": name,
             "title": title,
+            "gradients": needs_grad,
+            "documents": documents > 1,
             "difference_to_flex": largest.get(name),
         }
         for name, found in seconds.items()
@@ -123,39 +122,20 @@ def timed(attention: Attention, call: AttentionCall) -> Callable[[], object]:
     return torch.inference_mode()(lambda: attention(call))
 
 
-def by_flex(call: AttentionCall) -> Tensor:
-    """Windows and documents as a mask of blocks, most of which are never computed."""
-    tokens, window = call.q_BHTD.shape[2], call.window_tokens
-    assert window is not None
-    ends = None if call.documents is None else call.documents.ends
-    mask = block_mask(tokens, window, ends, call.q_BHTD.device)
-    attention = kernel(call.q_BHTD.device.type)
-    out: Tensor = attention(
-        call.q_BHTD, call.k_BGSD, call.v_BGSD, block_mask=mask, scale=call.scaling, enable_gqa=True
-    )
-    return out
-
-
-@cache
-def kernel(device_type: str) -> Any:
-    """Compiled on a GPU. A rehearsal does not, and torch warns of that."""
-    if device_type == "cuda":
-        return torch.compile(flex_attention, dynamic=False)
-    warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
-    return flex_attention
-
-
-@cache
-def block_mask(tokens: int, window: int, ends: Any, device: torch.device) -> Any:
-    index_T = torch.zeros(tokens, dtype=torch.int32, device=device)
-    if ends is not None:
-        index_T = Documents(ends, device).index_BT()[0].to(torch.int32)
-
-    def is_visible(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        inside = (key <= query) & (query - key < window)
-        return inside & (index_T[query] == index_T[key])
-
-    return create_block_mask(is_visible, None, None, tokens, tokens, device=str(device))
+def rates(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """As the package keeps them (bosch/attention/rates.py), by which `auto` chooses."""
+    return [
+        {
+            "backend": row["kernel"].removesuffix(STATIC),
+            "tokens": row["tokens"],
+            "gradients": row["gradients"],
+            "documents": row["documents"],
+            "sink": row["kernel"].endswith(STATIC),
+            "calls_per_second": row["value"],
+        }
+        for row in rows
+        if row.get("kernel") and row.get("value")
+    ]
 
 
 def conclude(rows: Sequence[Row]) -> list[str]:
