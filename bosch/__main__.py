@@ -21,6 +21,7 @@ PROGRAMS = {  # word -> module and what it does
     "search": ("bosch.recipes.search_mask", "Choose the groups that get the sliding window."),
     "materialize": ("bosch.recipes.materialize_model", "Write the hybrid model of a mask."),
     "tokens": ("bosch.recipes.prepare_tokens", "Pack training text into tokens."),
+    "answers": ("bosch.recipes.prepare_answers", "Have the dense model answer questions on text."),
     "lessons": ("bosch.recipes.prepare_lessons", "Store what a teacher says of packed tokens."),
     "train": ("bosch.recipes.train_model", "Train a hybrid to recover its quality."),
     "evaluate": ("bosch.recipes.evaluate_model", "Evaluate a model on NIAH, LongBench, RULER."),

@@ -139,9 +139,13 @@ class DataConfig(PackingConfig):
     tokens: TokenCount = 2_500_000_000  # tokens to train on: 2.5B, 300M or a number
     document_mask: bool = True  # documents in one sequence do not attend to each other
     tokens_from: str | None = None  # use the packed tokens in this folder instead
+    # Share of the training sequences that are not text, but questions on it that the dense model
+    # answers; only the answers are learned.
+    answers: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_shares("data.answers", (self.answers,))
         if not self.source:
             raise UserError("data.source is empty; name a source of text, for example toy.")
 

@@ -5,7 +5,8 @@
 
 The sequences of a step, over all ranks together, do not depend on the number of ranks. A batch
 marks its document ends in three ways: `cu_seqlens`, position ids that restart at 0, and labels that
-predict nothing across an end."""
+predict nothing across an end. In a sequence with an answer (data/answer_files.py) only the answer's
+tokens are labels."""
 # B sequences of a rank, T tokens
 
 from collections import deque
@@ -19,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bosch.data import token_files
+from bosch.data.answer_files import Answered, Answers
 from bosch.data.token_files import DOC_ENDS, HELD_OUT, HELD_OUT_DOC_ENDS, SUMMARY, TOKENS
 from bosch.run.errors import MissingFileError, UserError
 from bosch.run.files import MANIFEST, DamagedArtifactError, read_sealed_json, verify_folder
@@ -68,6 +70,7 @@ class Sequences:
     rows: NDArray[np.unsignedinteger]  # (sequences, T)
     doc_ends: NDArray[np.uint64]
     repeats: float = 0.0  # share of them that `repeat_passages` rewrites
+    answers: Answers | None = None  # which stand in place of some of them
 
     def batch(self, numbers: NDArray[np.int64], document_mask: bool = True) -> Batch:
         """The sequences of these numbers. Without the document mask each is one document."""
@@ -75,7 +78,9 @@ class Sequences:
 
         ids_BT = self.rows[numbers].astype(np.int64)
         for row, number in zip(ids_BT, numbers, strict=True):
-            if self.repeats_in(number):
+            if (answer := self.answer_in(number)) is not None:
+                row[:] = answer.ids_T
+            elif self.repeats_in(number):
                 row[:] = repeat_passages(row, number)
         length, total = ids_BT.shape[1], ids_BT.size
         starts = [row * length + self.starts(n, document_mask) for row, n in enumerate(numbers)]
@@ -85,6 +90,11 @@ class Sequences:
         #                                      labels  b c - e -      (-: IGNORED)
         labels = np.append(ids_BT.reshape(-1)[1:], IGNORED)
         labels[cu_seqlens[1:] - 1] = IGNORED
+        for row, number in enumerate(numbers):
+            if (answer := self.answer_in(number)) is not None:
+                # A label is the token after its place.
+                is_label_T = np.append(answer.is_answer_T[1:], False)
+                labels[row * length : (row + 1) * length][~is_label_T] = IGNORED
         # Position ids count up by 1, and at each start drop by the length of the document before:
         #     steps      0  1  1 -2  1
         #     their sum  0  1  2  0  1
@@ -97,12 +107,15 @@ class Sequences:
             torch.from_numpy(labels).view(ids_BT.shape),
             torch.from_numpy(np.cumsum(steps, out=steps)).view(ids_BT.shape),
             torch.from_numpy(cu_seqlens.astype(np.int32)),
-            total - len(lengths),
+            sum(self.num_targets(number, document_mask) for number in numbers),
             tuple(numbers.tolist()),
         )
 
     def starts(self, number: int, document_mask: bool) -> NDArray[np.int64]:
         """Where documents begin in a sequence; 0 is always one of them."""
+        if (answer := self.answer_in(number)) is not None:
+            has_rest = document_mask and answer.end < self.rows.shape[1]
+            return np.array([0, answer.end] if has_rest else [0])
         # A sequence with repeats is one document: what is repeated must be seen from its repeat.
         if not document_mask or self.repeats_in(number):
             return np.zeros(1, np.int64)
@@ -114,6 +127,17 @@ class Sequences:
         first = np.searchsorted(self.doc_ends, begin, side="right")
         last = np.searchsorted(self.doc_ends, end)
         return np.append(0, (self.doc_ends[first:last] - begin).astype(np.int64))
+
+    def num_targets(self, number: int, document_mask: bool) -> int:
+        """Labels that are not IGNORED in a sequence."""
+        if (answer := self.answer_in(number)) is not None:
+            return int(answer.is_answer_T.sum())
+        # The last token of each document predicts nothing, whatever its length.
+        return self.rows.shape[1] - len(self.starts(number, document_mask))
+
+    def answer_in(self, number: int) -> Answered | None:
+        """What stands in place of the sequence's text, if anything does."""
+        return None if self.answers is None else self.answers.get(int(number))
 
     def repeats_in(self, number: int) -> bool:
         """Drawn by the sequence's number alone, so the same in every epoch and on every rank."""
@@ -147,14 +171,15 @@ class TokenFolder:
         return int(self.summary["seq_len"])
 
 
-def open_tokens(folder: Path, tokenizer_hash: str) -> TokenFolder:
-    """The tokens in a folder, which must be this tokenizer's."""
+def open_tokens(folder: Path, tokenizer_hash: str, answers: Path | None = None) -> TokenFolder:
+    """The tokens in a folder, which must be this tokenizer's. `answers`: folder of those that stand
+    in place of some sequences."""
     summary = read_summary(folder, tokenizer_hash)
     seq_len = int(summary["seq_len"])
 
     # The sizes say whether files belong to this summary: a checksum of all tokens takes minutes,
     # and every rank and every restart opens them.
-    def read(tokens: str, ends: str, count: int, repeats: float = 0.0) -> Sequences:
+    def read(tokens: str, ends: str, count: int) -> Sequences:
         dtype, path = np.dtype(f"<u{summary['token_bytes']}"), folder / tokens
         size = count * seq_len * dtype.itemsize
         if not path.is_file() or path.stat().st_size != size:
@@ -163,12 +188,17 @@ def open_tokens(folder: Path, tokenizer_hash: str) -> TokenFolder:
         # An empty file cannot be mapped.
         flat = np.memmap(path, dtype, mode="r") if count else np.empty(0, dtype)
         rows, doc_ends = flat.reshape(count, seq_len), token_files.read_array(folder / ends)
-        return Sequences(rows, doc_ends, repeats)
+        return Sequences(rows, doc_ends)
 
+    train = read(TOKENS, DOC_ENDS, summary["num_sequences"])
     return TokenFolder(
         folder,
         summary,
-        read(TOKENS, DOC_ENDS, summary["num_sequences"], summary.get("repeats", 0.0)),
+        replace(
+            train,
+            repeats=summary.get("repeats", 0.0),
+            answers=None if answers is None else Answers(answers),
+        ),
         read(HELD_OUT, HELD_OUT_DOC_ENDS, summary["num_held_out_sequences"]),
         token_files.read_array(folder / token_files.ORDER),
     )
@@ -244,10 +274,8 @@ class Loader:
 
     def num_targets(self, step: int) -> int:
         """Labels that are not IGNORED in a step, over all ranks, without communication."""
-        train = self.tokens.train
-        # The last token of each document predicts nothing, whatever its length.
-        documents = sum(len(train.starts(n, self.document_mask)) for n in self.sequences(step))
-        return self.batch_sequences * self.tokens.seq_len - documents
+        train, numbers = self.tokens.train, self.sequences(step)
+        return sum(train.num_targets(number, self.document_mask) for number in numbers)
 
     def held_out(self, batch_sequences: int, rank: int = 0, world: int = 1) -> Iterator[Batch]:
         """The rank's share of the held-out slice, in a fixed order. The last batch can be small."""

@@ -19,7 +19,7 @@ from bosch.run.files import ENDING, read_sealed_json
 from bosch.run.folder import RunFolder
 from bosch.run.stage import Stage, locate
 from bosch.search import mask_stage
-from bosch.training import lessons_stage, train_stage
+from bosch.training import answers_stage, lessons_stage, train_stage
 from bosch.training.fitting import Fitted
 from bosch.training.learner import make_learning
 
@@ -63,7 +63,17 @@ def stages_of_run(
         return stages
     stages += [] if learns else packing
 
-    lessons = None
+    answers, lessons = None, None
+    if config.data.answers:
+        answers = answers_stage.stage(
+            train.teacher or config.model,
+            config.data.answers,
+            train,
+            config.seed,
+            tokens,
+            shared=True,
+        )
+        stages.append(answers)
     if train.objective == "distill" and train.stored_shares:
         lessons = lessons_stage.stage(
             train.teacher or config.model,
@@ -72,6 +82,7 @@ def stages_of_run(
             tokens,
             num_tokens=tokens_stage.count(config),
             shared=True,
+            answers=answers,
         )
         stages.append(lessons)
     checkpoints: dict[int, Stage] = {}  # by step; filled below, since the training is their input
@@ -93,6 +104,7 @@ def stages_of_run(
         model=model,
         tokens=tokens,
         lessons=lessons,
+        answers=answers,
         on_checkpoint=evaluate,
         fitted=fitted,
         seconds_left=seconds_left,

@@ -36,7 +36,7 @@ LONG_SECONDS = 3_600  # a run that takes longer than this is told of its shorter
 # What the seconds are of. TRAINING: with stored lessons or without; GROWING: with the tokens.
 SEARCHING = ("search", "learning the mask")
 TRAINING = ("training", "lessons and training")
-GROWING = ("learning the mask", *TRAINING)
+GROWING = ("learning the mask", "answers", *TRAINING)
 REST = "start and report"  # and packing, rankings, loading the model for each evaluation
 START_SECONDS, MODEL_SECONDS = 20.0, 5.0  # of a run, and for each model that is evaluated
 UNKNOWN_EXAMPLES = 100  # of a task, where a suite reads all that its data has
@@ -94,6 +94,11 @@ def stage_seconds(config: Config, zero_shot: bool = False) -> dict[str, float]:
     )
     found = {name: seconds / REACHED[name] for name, seconds in found.items() if seconds}
     if schedule is not None:
+        if config.data.answers:  # each sequence is read, and a quarter of it written
+            length, precision = config.data.sequence_length, config.train.precision
+            texts = config.data.answers * config.data.tokens / length * (1 + WRITTEN / 4)
+            seconds = reading(dense, texts, length, "fp32" if precision == "fp32" else "bf16")
+            found["answers"] = seconds / REACHED["evaluation"]
         name = "lessons and training" if config.train.stored_shares else "training"
         found[name] = training_seconds(plan, schedule)  # what the teacher says included
         if used := learning_tokens(config):  # by steps like those of the training

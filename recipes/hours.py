@@ -281,7 +281,7 @@ def seconds_taken(
 ) -> dict[str, float]:
     """Of each part of the promise but REST, as the manifests of the stages say. `begun`: what other
     runs had made before took nothing."""
-    parts = {"calibration": ("calibration",), "mask": SEARCHING}
+    parts = {"calibration": ("calibration",), "mask": SEARCHING, "answers": ("answers",)}
     parts |= dict.fromkeys(("lessons", "train"), TRAINING)
     taken = {name: 0.0 for name in promised if name != REST}
     for stage in stages:

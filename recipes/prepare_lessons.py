@@ -20,13 +20,14 @@ from bosch.model import check_length, check_weights
 from bosch.recipes import presets
 from bosch.run.errors import run_main
 from bosch.run.stage import Artifact, Stage
-from bosch.training import lessons_stage, train_stage
+from bosch.training import answers_stage, lessons_stage, train_stage
 
 
 @dataclass(frozen=True)
 class Options:
     model: str  # the teacher: folder or hub id of a dense model (of a hybrid without its windows)
     tokens_from: Path  # folder that prepare_tokens.py wrote
+    answers_from: Path | None = None  # that prepare_answers.py wrote for them
     shares: int = 64  # next tokens stored for each: the likeliest, and a sample of the others
     temperature: float = TrainConfig.temperature  # of the distribution
     precision: Literal["bf16", "fp32"] = "bf16"  # number format of the computation
@@ -64,6 +65,9 @@ def build(options: Options, name: str) -> Stage:
         tokens,
         num_tokens=packed.train.rows.size,
         name=name,
+        answers=answers_stage.read_answers(options.answers_from, tokens)
+        if options.answers_from
+        else None,
     )
 
 

@@ -72,6 +72,7 @@ def seconds_of(command: Command, all_stages: Sequence[Decision], left: Sequence[
     seconds = {
         "calibration": found.get("calibration", 0.0),
         "mask": sum(found.get(name, 0.0) for name in SEARCHING),
+        "answers": found.get("answers", 0.0),
         "lessons": lessons,
         "train": training - lessons,
         "eval": found.get("evaluation", 0.0) / evaluations,

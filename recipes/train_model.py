@@ -21,7 +21,7 @@ from bosch.recipes import presets
 from bosch.run.errors import UserError, run_main
 from bosch.run.progress import say
 from bosch.run.stage import Artifact, Stage
-from bosch.training import lessons_stage, train_stage
+from bosch.training import answers_stage, lessons_stage, train_stage
 from bosch.training.train_stage import Settings
 
 
@@ -31,6 +31,8 @@ class Options:
     tokens_from: Path  # folder that prepare_tokens.py wrote
     out: Path  # folder to write
     settings: Annotated[Settings, FLAT]
+    # Folder that prepare_answers.py wrote for these tokens, to stand in place of some of them.
+    answers_from: Path | None = None
     # Folder that prepare_lessons.py wrote for these tokens; None: ask the teacher at every step.
     lessons_from: Path | None = None
 
@@ -49,17 +51,19 @@ def usual(given: Mapping[str, Any]) -> dict[str, Any]:
 def build(options: Options, name: str) -> Stage:
     model, tokens = Artifact.load(fetch_model(options.model)), Artifact.load(options.tokens_from)
     check_weights(options.model)
-    settings, lessons = options.settings, None
+    settings, lessons, answers = options.settings, None, None
     if (until := settings.train.until) != "budget":
         raise UserError(f"--until {until} takes evaluations: train with recover.py.")
     train_stage.check(settings.train, settings.document_mask, options.model)
+    if options.answers_from is not None:
+        answers = answers_stage.read_answers(options.answers_from, tokens)
     if options.lessons_from is not None:
         lessons = Artifact.load(options.lessons_from)
-        settings = lessons_stage.with_lessons(settings, model, tokens, lessons)
+        settings = lessons_stage.with_lessons(settings, model, tokens, lessons, answers)
     elif settings.train.stored_shares:
         raise UserError("train.stored_shares needs --lessons-from; prepare_lessons.py makes them.")
     train_stage.check_tokens(settings, options.model, tokens)
-    return train_stage.stage(settings, model, tokens, lessons, name)
+    return train_stage.stage(settings, model, tokens, lessons, name, answers=answers)
 
 
 if __name__ == "__main__":

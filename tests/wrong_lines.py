@@ -59,6 +59,8 @@ WRONG_LINES = {
     "recover --train.objective distill --train.stored-shares 0": "train.stored_shares at least 1",
     "recover --train.objective next-token --train.stored-shares 5": "stored_shares 5 next-token",
     "recover --train.stored-shares 8 --train.layer-weight 1": "train.layer_weight leave out",
+    "answers --tokens-from nowhere": "nowhere does not exist",
+    "answers --share 2 --tokens-from nowhere": "share is 2.0; it must be above 0 and at most 1",
     "lessons --tokens-from nowhere": "nowhere does not exist",
     "lessons --shares 0 --tokens-from nowhere": "stored_shares at least 1",
     "recover --train.until recovered": "train.until 25 --eval.samples",

@@ -23,8 +23,10 @@ def stage(
     num_tokens: int,
     name: str = "lessons",
     shared: bool = False,
+    answers: Stage | Artifact | None = None,
 ) -> Stage:
-    """`num_tokens`: how many there are. What is said of them may be more than a disk holds."""
+    """`num_tokens`: how many there are. What is said of them may be more than a disk holds.
+    `answers`: of training/answers_stage.py, in place of some of the tokens."""
     from bosch.training.teacher import lesson_type  # torch: seconds
 
     # What decides a lesson. Kernels and shards do not: they change its last digits alone.
@@ -37,12 +39,13 @@ def stage(
         "document_mask": document_mask,
     }
 
-    def run(out: Path, tokens: Artifact) -> None:
+    def run(out: Path, tokens: Artifact, answers: Artifact | None = None) -> None:
         from bosch.data.loader import open_tokens  # torch: seconds
         from bosch.training.teacher import write_lessons
 
         folder = fetch_model(teacher, TEACHER)
-        packed = open_tokens(tokens.folder, read_tokenizer(folder).hash)
+        answered = answers.folder if answers else None
+        packed = open_tokens(tokens.folder, read_tokenizer(folder).hash, answered)
         write_lessons(out, folder, packed, settings, document_mask)
 
     shares, vocabulary, num_bytes = settings.stored_shares or 0, facts["vocabulary"], 0
@@ -52,7 +55,7 @@ def stage(
         name,
         run=run,
         settings=facts,
-        inputs={"tokens": tokens},
+        inputs={"tokens": tokens} | ({"answers": answers} if answers else {}),
         ranks="all",
         shared=shared,
         num_bytes=num_bytes,
@@ -60,7 +63,11 @@ def stage(
 
 
 def with_lessons(
-    settings: Settings, model: Artifact, tokens: Artifact, lessons: Artifact
+    settings: Settings,
+    model: Artifact,
+    tokens: Artifact,
+    lessons: Artifact,
+    answers: Artifact | None = None,
 ) -> Settings:
     """The settings of a training by these lessons, which say themselves how many shares they have.
     UserError if they are of other tokens or another teacher, or not as the settings ask."""
@@ -85,6 +92,10 @@ def with_lessons(
     for what, value in asked.items():
         if value is not None and (there := found.get(what)) != value:
             raise UserError(f"The lessons of {folder} are for {what} {there}, not {value}.")
+    if found.get("answers") != (answers.fingerprint if answers else None):
+        problem = "were made with answers" if "answers" in found else "were made without answers"
+        remedy = "name the same ones by --answers-from here as there, or none in both"
+        raise UserError(f"The lessons of {folder} {problem}: {remedy}.")
     return replace(settings, train=learning)
 
 

@@ -140,16 +140,19 @@ def stage(
     fitted: "Fitted | None" = None,
     seconds_left: Callable[[int], float] | None = None,
     check: Callable[[], None] | None = None,
+    answers: Stage | Artifact | None = None,
 ) -> Stage:
     """`lessons`: of training/lessons_stage.py, in place of a teacher. `on_checkpoint`: of
     training/loop.py, as `seconds_left`. `fitted`: settings with a micro-batch that fits here; None:
-    as they are."""
+    as they are. `answers`: of training/answers_stage.py, in place of some of the tokens."""
     inputs = {"model": model, "tokens": tokens}
     facts = dict(vars(settings))
     if not settings.tokens_before:
         del facts["tokens_before"]  # as in runs without a learned mask from the first on
     if own := own_backend_files(settings.train.attention):
         facts["plugins"] = own
+    if answers is not None:
+        inputs["answers"] = answers
     if lessons is not None:
         inputs["lessons"] = lessons
     elif settings.train.objective == "distill" and settings.train.teacher is not None:
@@ -161,11 +164,15 @@ def stage(
         tokens: Artifact,
         lessons: Artifact | None = None,
         teacher: Artifact | None = None,
+        answers: Artifact | None = None,
     ) -> None:
         from bosch.data.loader import open_tokens  # torch: seconds
         from bosch.training.loop import TrainJob, train
 
-        packed = open_tokens(tokens.folder, read_tokenizer(model.folder).hash)
+        answered = answers.folder if answers else None
+        packed = open_tokens(tokens.folder, read_tokenizer(model.folder).hash, answered)
+        read = {"tokens_folder": tokens.fingerprint}
+        read |= {"answers": answers.fingerprint} if answers else {}
         # What fits is asked for only now: that takes minutes, and a training that is complete never
         # comes here. The facts go into each checkpoint too, with what the folder's inputs are, so
         # that it resumes no other training.
@@ -177,7 +184,7 @@ def stage(
             budget_tokens=settings.tokens or packed.train.rows.size,
             evaluated_shares=settings.evaluated,
             document_mask=settings.document_mask,
-            facts=facts | {"model": model.fingerprint, "tokens_folder": tokens.fingerprint},
+            facts=facts | {"model": model.fingerprint} | read,
             on_checkpoint=on_checkpoint,
             seconds_left=seconds_left,
             run_folder=home_of(out),

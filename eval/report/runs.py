@@ -205,7 +205,7 @@ def read_run(path: Path) -> RunResults:
     # of tokens a learned mask was trained on.
     cost = reader.read_json(path / "mask" / "time.json")
     stage_seconds = {}
-    for stage in ("calibration", "mask", "model", "tokens", "lessons", "train"):
+    for stage in ("calibration", "mask", "model", "tokens", "answers", "lessons", "train"):
         manifest = reader.read_json(reader.follow(path / stage) / files.MANIFEST)
         attempts = manifest.get("wall_seconds")
         if isinstance(attempts, list):

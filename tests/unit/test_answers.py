@@ -1,0 +1,177 @@
+"""Answers as training data: what is asked, that the dense model says it, and what is learned."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from bosch.assets import asset_folder
+from bosch.config import TrainConfig
+from bosch.data import answer_files
+from bosch.data.answer_files import Answers, choose_sequences
+from bosch.data.loader import IGNORED, Loader, TokenFolder, open_tokens
+from bosch.data.text_tasks import Asked
+from bosch.data.tokenizer_files import read_tokenizer
+from bosch.recipes import prepare_answers, prepare_lessons, prepare_tokens, presets, train_model
+from bosch.run import progress
+from bosch.run.errors import UserError
+from bosch.run.files import read_sealed_json
+from bosch.training.answers import Question, Writer, write_answers, write_tokens
+
+LENGTH, SHARE = 512, 0.3
+MODEL = asset_folder(presets.SMOKE_MODEL)
+IN_FP32 = TrainConfig(precision="fp32", kernels="torch")
+CHAT = (
+    "{% for m in messages %}[{{ m.role }}] {{ m.content }}<|endoftext|>\n{% endfor %}"
+    "{% if add_generation_prompt %}[assistant] {% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("packed") / "tokens"
+    options = f"--model {presets.SMOKE_MODEL} --tokens 8k --sequence-length {LENGTH} --workers 1"
+    prepare_tokens.main([*options.split(), "--held-out-sequences", "2", "--out", str(folder)])
+    progress.close()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def answers(tokens: Path) -> Iterator[Path]:
+    """Of two files, though a few sequences would fit into one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(answer_files, "FILE_TOKENS", 3 * LENGTH)
+        yield make(tokens, tokens.parent / "answers")
+
+
+def make(tokens: Path, out: Path) -> Path:
+    given = ["--model", presets.SMOKE_MODEL, "--tokens-from", str(tokens), "--share", str(SHARE)]
+    prepare_answers.main([*given, "--precision", "fp32", "--out", str(out)])
+    progress.close()
+    return out
+
+
+def opened(tokens: Path, answers: Path | None = None) -> TokenFolder:
+    return open_tokens(tokens, read_tokenizer(MODEL).hash, answers)
+
+
+def test_only_answers_are_learned_and_only_in_the_chosen_sequences(
+    tokens: Path, answers: Path
+) -> None:
+    plain, mixed, found = opened(tokens), opened(tokens, answers), Answers(answers)
+    chosen = choose_sequences(SHARE, len(plain.train.rows))
+    assert 3 < len(chosen) < len(plain.train.rows)
+    assert sorted(found.places) == chosen
+    for number in range(len(plain.train.rows)):
+        before, after = (each.train.batch(np.array([number])) for each in (plain, mixed))
+        if (one := found.get(number)) is None:
+            assert torch.equal(before.labels_BT, after.labels_BT)
+            continue
+        ids, labels = after.ids_BT[0], after.labels_BT[0]
+        places = one.is_answer_T.nonzero()[0]
+        assert len(places)
+        assert places.max() < one.end
+        assert (labels != IGNORED).nonzero().flatten().tolist() == (places - 1).tolist()
+        assert torch.equal(labels[places - 1], ids[places])
+        assert after.num_targets == len(places)
+        if one.end < LENGTH:  # what is left is apart
+            assert after.cu_seqlens.tolist() == [0, one.end, LENGTH]
+    whole = Loader(mixed, batch_sequences=4)
+    for step in range(whole.num_steps):
+        parts = [whole.batch(step, rank, 2) for rank in range(2)]
+        assert sum(part.num_targets for part in parts) == whole.num_targets(step)
+
+
+def test_every_token_of_a_greedy_answer_is_the_models_likeliest(
+    tokens: Path, answers: Path
+) -> None:
+    model: Any = Writer(MODEL, opened(tokens), IN_FP32, seed=0).model
+    rows = np.concatenate([np.load(file) for file in sorted(answers.glob("*.npy"))])
+    greedy = [row for row in rows if not row["is_drawn"]]
+    assert 0 < len(greedy) < len(rows)
+    for row in greedy:
+        ids = torch.from_numpy(row["ids"][: row["end"]].astype(np.int64))[None]
+        likeliest = model(ids, use_cache=False).logits[0].argmax(1)
+        places = np.unpackbits(row["targets"], count=LENGTH).nonzero()[0]
+        assert torch.equal(likeliest[places - 1], ids[0, places])
+    summary = read_sealed_json(answers / "answers.json", "tasks")
+    assert sum(task["answers"] for task in summary["tasks"].values()) == len(rows)
+
+
+def test_a_file_that_is_missing_is_made_again_with_the_same_bytes(
+    tokens: Path, answers: Path, tmp_path: Path
+) -> None:
+    files = sorted(answers.glob("*.npy"))
+    assert len(files) == 2
+    shutil.copy(files[0], tmp_path)
+    write_answers(tmp_path, MODEL, opened(tokens), IN_FP32, SHARE, seed=0)
+    for file in files:
+        assert (tmp_path / file.name).read_bytes() == file.read_bytes()
+
+
+def test_right_answers_count_where_the_model_would_write_them(tokens: Path) -> None:
+    writer = Writer(MODEL, opened(tokens), IN_FP32, seed=0)
+    tokenizer = writer.tokenizer
+    for row in writer.tokens.train.rows:  # the first with an answer that is read as it is written
+        text = writer.sentences(row)[0][-200:]
+        (written,) = write_tokens(writer.model, tokenizer, [tokenizer(text).input_ids], 6)
+        likely = tokenizer.decode(written)
+        if tokenizer(text + likely).input_ids == tokenizer(text).input_ids + written:
+            break
+    wrong = " 12 houses" if not likely.startswith(" 12") else " 13 houses"
+    asked = [Asked(text, likely), Asked("\nAnd more:", wrong)]
+    document = writer.read(Question(0, 1, "look_up", asked, in_chat=False, is_drawn=False))
+    assert document is not None
+    counted = [token for token, counts in zip(*vars(document).values(), strict=True) if counts]
+    assert counted == written
+    assert writer.read(Question(0, 1, "quote", [Asked(text, wrong)], False, False)) is None
+
+
+def test_questions_and_answers_take_turns_behind_a_chat_template(tokens: Path) -> None:
+    writer = Writer(MODEL, opened(tokens), IN_FP32, seed=0)
+    writer.tokenizer.chat_template = CHAT
+    tasks = set()
+    for number, attempt in product(range(15), (1, 2)):
+        if {in_chat for _, in_chat in tasks} == {True, False} and len(tasks) > 3:
+            break
+        question = writer.draw_question(number, attempt)
+        if question is None or question.is_written:
+            continue
+        tasks.add((question.task, question.in_chat))
+        text, spans = writer.compose(question)
+        found = [text[begin:end].strip() for begin, end in spans]
+        answers = [str(one.answer).strip() for one in question.asked]
+        if question.task == "copy":
+            found = [line.strip("-*> ") for line in found]
+        assert found == answers
+        assert text.count("[user] ") == text.count("[assistant] ")
+        turns = 1 if question.task == "copy" else len(answers)
+        assert text.count("[user] ") == (turns if question.in_chat else 0)
+    assert {in_chat for _, in_chat in tasks} == {True, False}
+    assert len({task for task, _ in tasks}) > 1
+    (prompt,) = {writer.in_chat(("What?", None))}
+    assert prompt == "[user] What?<|endoftext|>\n[assistant] "
+
+
+def test_lessons_and_training_are_of_the_same_answers(
+    tokens: Path, answers: Path, tmp_path: Path
+) -> None:
+    given = ["--model", presets.SMOKE_MODEL, "--tokens-from", str(tokens)]
+    learned = ["--answers-from", str(answers)]
+    lessons, out = tmp_path / "lessons", tmp_path / "train"
+    prepare_lessons.main([*given, *learned, "--shares", "8", "--out", str(lessons)])
+    train = [*given, "--lessons-from", str(lessons), "--objective", "distill"]
+    train += "--batch-sequences 2 --precision fp32 --kernels torch --max-steps 2".split()
+    with pytest.raises(UserError, match="were made with answers: name the same ones"):
+        train_model.main([*train, "--out", str(out)])
+    train_model.main([*train, *learned, "--out", str(out)])
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [0, 1, 2]
+    with pytest.raises(UserError, match="holds no answers"):
+        train_model.main([*train, "--answers-from", str(tokens), "--out", str(out)])
