@@ -183,8 +183,11 @@ class TrainConfig:
     # model to learn from, without its windows; None: the one to train
     teacher: Rarely[str | None] = None
     # What is trained: all weights, attention, that of layers with a window, norms, or a product of
-    # two narrow matrices beside each frozen one.
-    trained: Rarely[Literal["all", "attention", "windowed-attention", "norms", "lora"]] = "all"
+    # two narrow matrices beside each frozen one; lora-keep-qk: but not beside the queries and keys
+    # of groups on full attention.
+    trained: Rarely[
+        Literal["all", "attention", "windowed-attention", "norms", "lora", "lora-keep-qk"]
+    ] = "all"
     lora_rank: Rarely[int] = 16  # rank of lora's matrices
     max_steps: Rarely[int | None] = None  # at most this many steps; None: as the tokens give
     # `recovered`: end a tenth of the steps after a checkpoint, evaluated after the warm-up, that is

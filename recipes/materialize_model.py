@@ -4,6 +4,8 @@
     python recipes/materialize_model.py --model hybrid --out dense-again --reverse
     python recipes/materialize_model.py --model train/step-000500 --out for-the-hub
     python recipes/materialize_model.py --model hybrid --out for-any-engine --layer-types
+    python recipes/materialize_model.py --model train/step-000500 --out restored \\
+        --queries-and-keys-of DENSE
 
 Run the same command again and it continues where it stopped. In recover.py it is the stage `model`.
 """
@@ -28,12 +30,17 @@ class Options:
     # Of a hybrid of whole layers: write the plain model with its family's own layer_types, which
     # any engine serves.
     layer_types: bool = False
+    # Of a trained hybrid: give its groups on full attention the queries and keys of this model, the
+    # dense one that it was made of, back.
+    queries_and_keys_of: str | None = None
 
     def __post_init__(self) -> None:
         if self.reverse and self.mask:
             raise UserError("--reverse takes no --mask: the hybrid contains its mask.")
         if self.layer_types and (self.reverse or self.mask):
             raise UserError("--layer-types takes a hybrid, without --mask and --reverse.")
+        if self.queries_and_keys_of and (self.reverse or self.mask or self.layer_types):
+            raise UserError("--queries-and-keys-of takes a hybrid, and no other form of it.")
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -46,7 +53,10 @@ def build(options: Options, name: str) -> Stage:
     if options.layer_types:
         return model_stage.stage_of_hybrid(name, options.model, "layer_types")
     return model_stage.stage_of_hybrid(
-        name, options.model, "reverse" if options.reverse else "export"
+        name,
+        options.model,
+        "reverse" if options.reverse else "export",
+        dense=options.queries_and_keys_of,
     )
 
 

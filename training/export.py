@@ -139,6 +139,9 @@ class Weights:
         own, prefix = self._tensors[key], key.removesuffix("weight")
         if (up := self._tensors.get(prefix + UP)) is None:
             return whole_of(own.to(dtype))
-        down = whole_of(self._tensors[prefix + DOWN])
-        # Weights and product are added in fp32, and rounded to the file's type once.
-        return torch.addmm(whole_of(own), whole_of(up), down, alpha=LORA_SCALE).to(dtype)
+        down, rows = whole_of(self._tensors[prefix + DOWN]), up.shape[0]
+        # Weights and product are added in fp32, and rounded to the file's type once. The first
+        # rows may have no product.
+        weight = whole_of(own)
+        added = torch.addmm(weight[-rows:], whole_of(up), down, alpha=LORA_SCALE)
+        return torch.cat([weight[:-rows], added]).to(dtype)

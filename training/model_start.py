@@ -28,6 +28,7 @@ from bosch.attention.backends import flash
 from bosch.attention.register import NAME
 from bosch.config import TrainConfig
 from bosch.hybrid import materialize
+from bosch.hybrid.conversion import refuse_fused
 from bosch.hybrid.models import family_of
 from bosch.hybrid.shards import weight_files
 from bosch.model import explain_library_errors
@@ -153,8 +154,8 @@ def check_fp8(settings: TrainConfig, device: torch.device) -> None:
         reason = f"it needs a GPU, and this device is a {device.type}"
     elif torch.cuda.get_device_capability(device) < least:
         reason = "it needs a GPU of compute capability {}.{} ({}) or newer".format(*least, name)
-    elif settings.trained == "lora":
-        reason = "train.trained lora adds to linear layers that fp8 replaces"
+    elif settings.trained.startswith("lora"):
+        reason = f"train.trained {settings.trained} adds to linear layers that fp8 replaces"
     if reason is not None:
         raise UserError(f"train.precision {precision} cannot run here: {reason}. Use bf16.")
 
@@ -222,19 +223,40 @@ def choose_trained(model: PreTrainedModel, trained: str, lora_rank: int) -> None
                 "windowed-attention": is_attention and has_window[int(name.split(".")[2])],
                 "norms": "norm" in name,
                 "lora": False,
+                "lora-keep-qk": False,
             }[trained]
         )
-    if trained == "lora":
-        for module in list(model.get_submodule("model.layers").modules()):
+    if trained == "lora-keep-qk":
+        refuse_fused(model.config, "--train.trained lora-keep-qk")
+    if trained.startswith("lora"):
+        for name, module in list(model.get_submodule("model.layers").named_modules()):
             if type(module) is nn.Linear:
+                rows = module.out_features
+                if trained == "lora-keep-qk":
+                    rows -= rows_of_full_groups(f"model.layers.{name}", rows, model.config)
+                if rows == 0:  # all of them stay as they are
+                    continue
                 small = partial(nn.Linear, bias=False, dtype=module.weight.dtype, device="meta")
                 module.lora_down = small(module.in_features, lora_rank)
-                module.lora_up = small(lora_rank, module.out_features)
+                module.lora_up = small(lora_rank, rows)
                 module.register_forward_hook(add_product)
 
 
+def rows_of_full_groups(name: str, rows: int, config: PretrainedConfig) -> int:
+    """Of a projection to queries or keys with so many rows: how many are those of groups on full
+    attention, which come first. Of other layers none."""
+    if not name.endswith(("q_proj", "k_proj")):
+        return 0
+    groups, layer = config.num_key_value_heads, int(name.split(".")[2])
+    hybrid = getattr(config, "bosch", None) or {"num_full": [groups] * config.num_hidden_layers}
+    return rows // groups * int(hybrid["num_full"][layer])
+
+
 def add_product(linear: Any, given: tuple[Tensor], output: Tensor) -> Tensor:
-    return output + LORA_SCALE * linear.lora_up(linear.lora_down(given[0]))
+    product = LORA_SCALE * linear.lora_up(linear.lora_down(given[0]))
+    if (kept := output.shape[-1] - product.shape[-1]) == 0:
+        return output + product
+    return torch.cat([output[..., :kept], output[..., kept:] + product], dim=-1)
 
 
 def first_lora_values(name: str, shape: torch.Size) -> Tensor | None:

@@ -139,6 +139,13 @@ def inverse(permutation: Permutation) -> list[list[int]]:
     return [sorted(range(len(row)), key=row.__getitem__) for row in permutation]
 
 
+def refuse_fused(config: PretrainedConfig, option: str) -> None:
+    """Refuse a family with one matrix for queries, keys and values, for what tells them apart."""
+    if getattr(family_of(config), "fused", {}):
+        problem = f"{option}: models of the type {config.model_type} have one matrix for queries"
+        raise UserError(f"{problem}, keys and values, and it cannot tell them apart. Leave it out.")
+
+
 def permute_groups(
     name: str, tensor: Tensor, permutation: Permutation, config: PretrainedConfig
 ) -> Tensor:

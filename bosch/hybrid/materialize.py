@@ -103,10 +103,14 @@ def as_layer_types(source: Path, out: Path) -> None:
     _publish(out, plain)
 
 
-def export_hybrid(source: Path, out: Path) -> None:
-    """Write a hybrid, such as a trained checkpoint, with card, picture and code."""
+def export_hybrid(source: Path, out: Path, dense: Path | None = None) -> None:
+    """Write a hybrid, such as a trained checkpoint, with card, picture and code. `dense`: the model
+    whose queries and keys the groups on full attention get back."""
     config = read_hybrid(source)
-    _write(source, config, out, config)
+    if dense is not None:
+        conversion.refuse_fused(config, "--queries-and-keys-of")
+        read_plain(dense)
+    _write(source, config, out, config, dense=dense)
     export.write_exports(out, config, source)
     _publish(out, config)
 
@@ -148,15 +152,16 @@ def _write(
     config: PretrainedConfig,
     permutation: Permutation | None = None,
     constants: Mapping[str, Tensor] | None = None,
+    dense: Path | None = None,
 ) -> None:
     """Write all but the config, without which the folder cannot be loaded. `constants`: parameters
-    of a hybrid's sink, which the source has not."""
+    of a hybrid's sink, which the source has not. `dense`: of `export_hybrid`."""
     if out.resolve() == source.resolve():
         raise UserError(f"{out} is the folder of the model itself; write to another one.")
     out.mkdir(parents=True, exist_ok=True)
     # First: weights half written over those of an older hybrid must not load with its config.
     (out / "config.json").unlink(missing_ok=True)
-    rewrite_weights(source, out, config, permutation, constants)
+    rewrite_weights(source, out, config, permutation, constants, dense)
     copy_companions(source, out)
     if config is not source_config:
         _keep_tokenizer(source, source_config, out, config)

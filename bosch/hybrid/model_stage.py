@@ -65,10 +65,14 @@ def stage_of_file(name: str, model: str, mask: Path) -> Stage:
 
 
 def stage_of_hybrid(
-    name: str, model: str, form: Literal["export", "reverse", "layer_types"]
+    name: str,
+    model: str,
+    form: Literal["export", "reverse", "layer_types"],
+    dense: str | None = None,
 ) -> Stage:
     """A hybrid written again: for the hub, as the dense model it was made of (`reverse`), or with
-    its family's own layer types. UserError if the model is no hybrid, or cannot be read."""
+    its family's own layer types. UserError if the model is no hybrid, or cannot be read. `dense`:
+    of an export, the model whose queries and keys the groups on full attention get back."""
     from bosch.hybrid import materialize
 
     folder = models.fetch_model(model)
@@ -80,6 +84,8 @@ def stage_of_hybrid(
     }
     if form == "layer_types":
         settings["layer_types"] = True  # only then: earlier versions had no such form
+    if dense is not None:
+        settings["dense"] = models.describe_source(dense)
 
     def run(out: Path) -> None:
         if form == "reverse":
@@ -87,7 +93,7 @@ def stage_of_hybrid(
         elif form == "layer_types":
             materialize.as_layer_types(folder, out)
         else:
-            materialize.export_hybrid(folder, out)
+            materialize.export_hybrid(folder, out, models.fetch_model(dense) if dense else None)
 
     files = models.hash_text_files(str(folder))
     return Stage(name, run=run, settings=settings, version=VERSION, model_files=files)

@@ -6,10 +6,12 @@ mapped pages that the system can reclaim: 51 and 230 MB for a file of 240 MB (sa
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -17,13 +19,14 @@ from transformers import PretrainedConfig
 
 from bosch.hybrid.conversion import Permutation, permute_groups
 from bosch.hybrid.models import head_size
-from bosch.model_files import INDEX, read_json_object, weight_names
+from bosch.model_files import INDEX, hash_weights, read_json_object, weight_names
 from bosch.run.errors import MissingFileError, UserError
 from bosch.run.files import path_inside, sync_directory, temporary_file, write_atomically
 from bosch.run.fingerprint import fingerprint, hash_file
 from bosch.run.progress import track
 from bosch.sink import is_sink_parameter
 
+QUERIES_AND_KEYS = re.compile(r"\.layers\.(\d+)\.self_attn\.[qk]_proj\.(?:weight|bias)$")
 SINGLE = "model.safetensors"
 PROGRESS = ".shards.json"  # which files are complete, by checksum; removed once the whole folder is
 
@@ -34,11 +37,13 @@ def rewrite_weights(
     config: PretrainedConfig,
     permutation: Permutation | None,
     constants: Mapping[str, Tensor] | None = None,
+    dense: Path | None = None,
 ) -> None:
     """Write the weights of the folder `source` to `out`, permuted; None: unchanged. `constants`:
     parameters of a hybrid's sink, which the source lacks; those of the source do not go into a
-    permuted copy. Can be restarted at any point: files that are complete, by their checksums, are
-    kept.
+    permuted copy. `dense`: folder of the model that gives a hybrid its queries and keys of groups
+    on full attention back. Can be restarted at any point: files that are complete, by their
+    checksums, are kept.
     """
     names, constants = weight_files(source), constants or {}
     # Beside which parameter of the source each constant goes: the layer may be in any file.
@@ -50,6 +55,8 @@ def rewrite_weights(
         "head_size": head_size(config),
         "files": files,
     }
+    if dense is not None:
+        facts["dense"] = hash_weights(dense)
     if constants:
         facts["sinks"] = {name: tensor.float().tolist() for name, tensor in constants.items()}
     job = fingerprint(facts)
@@ -72,7 +79,12 @@ def rewrite_weights(
             except SafetensorError as error:
                 problem = f"{source / name} is not a complete safetensors file ({error})"
                 raise UserError(f"{problem}; fetch or copy it once more.") from error
-            if permutation is None:
+            if dense is not None:
+                tensors = load_file(source / name)
+                for key in tensors:
+                    tensors[key] = with_dense_rows(key, tensors[key], dense, config)
+                save_weights(tensors, temporary, metadata)
+            elif permutation is None:
                 shutil.copyfile(source / name, temporary)
             else:
                 tensors = {
@@ -100,6 +112,31 @@ def rewrite_weights(
             index = {"metadata": {}, "weight_map": dict(sorted(kept.items()))}
             content = (json.dumps(index, indent=2) + "\n").encode()
         write_atomically(out / INDEX, content)
+
+
+def with_dense_rows(key: str, trained: Tensor, dense: Path, config: PretrainedConfig) -> Tensor:
+    """A tensor of a hybrid in which queries and keys of groups on full attention are those of the
+    dense model; any other unchanged."""
+    match = QUERIES_AND_KEYS.search(key)
+    if match is None:
+        return trained
+    groups, layer = config.num_key_value_heads, int(match[1])
+    rows = len(trained) // groups * config.bosch["num_full"][layer]  # they come first
+    original = read_tensor(dense, key)
+    if original.shape != trained.shape:
+        problem = f"{dense}: {key} has the shape {tuple(original.shape)}"
+        raise UserError(f"{problem}, the hybrid's {tuple(trained.shape)}; name its dense model.")
+    ordered = permute_groups(key, original, config.bosch["permutation"], config)
+    return torch.cat([ordered[:rows].to(trained.dtype), trained[rows:]])
+
+
+def read_tensor(folder: Path, key: str) -> Tensor:
+    for name in weight_files(folder):
+        with safe_open(folder / name, framework="pt") as file:
+            if key in file.keys():  # noqa: SIM118  no mapping
+                tensor: Tensor = file.get_tensor(key)
+                return tensor
+    raise UserError(f"{folder} has no weights {key!r}; name the model that the hybrid was made of.")
 
 
 def weight_files(folder: Path) -> list[str]:

@@ -179,7 +179,7 @@ def learning_settings(config: Config) -> TrainConfig:
     train = config.train
     if config.mask.attention != "auto":
         train = replace(train, attention=config.mask.attention)
-    if train.trained == "lora":
+    if train.trained.startswith("lora"):
         # A rate for narrow matrices beside frozen weights (8e-4 in the preset `small`) ruins a
         # pretrained model if all weights get it, and the gates learn on what is left of it.
         train = replace(train, peak_learning_rate=TrainConfig.peak_learning_rate)

@@ -18,6 +18,7 @@ from bosch.config import TrainConfig
 from bosch.data.loader import IGNORED, Sequences, open_tokens
 from bosch.data.tokenizer_files import read_tokenizer
 from bosch.hybrid.conversion import deploy
+from bosch.hybrid.materialize import export_hybrid
 from bosch.recipes import presets
 from bosch.run.errors import UserError
 from bosch.run.files import seal_folder
@@ -136,15 +137,42 @@ def test_only_the_named_weights_are_trained(trained: str, part: str, tmp_path: P
     assert changed == {name for name in before if part in name}
 
 
-def test_lora_trains_what_it_exports(tmp_path: Path) -> None:
+@pytest.mark.parametrize("trained", ["lora", "lora-keep-qk"])
+def test_lora_trains_what_it_exports(trained: Any, tmp_path: Path) -> None:
     deploy(tiny_model("qwen3"), MIXED, WINDOW).save_pretrained(tmp_path / "model")
-    settings = replace(SETTINGS, trained="lora", lora_rank=3, peak_learning_rate=0.03, max_steps=4)
-    first, *_, trained = run(tmp_path / "train", tmp_path / "model", settings)
+    settings = replace(SETTINGS, trained=trained, lora_rank=3, peak_learning_rate=0.03, max_steps=4)
+    first, *_, final = run(tmp_path / "train", tmp_path / "model", settings)
     # Training on from the exported model begins with the loss that training ended with.
     last, settings = tmp_path / "train" / "step-000004", replace(settings, max_steps=1)
     again, *_ = run(tmp_path / "more", last, settings)
-    assert trained["validation_loss"] < first["validation_loss"] - 1e-3
-    assert abs(trained["validation_loss"] - again["validation_loss"]) < 1e-5
+    assert final["validation_loss"] < first["validation_loss"] - 1e-3
+    assert abs(final["validation_loss"] - again["validation_loss"]) < 1e-5
+
+
+def test_queries_and_keys_of_full_groups_are_kept_or_given_back(tmp_path: Path) -> None:
+    dense: Any = tiny_model("qwen3", initializer_range=0.1)
+    save(dense, tmp_path / "dense")
+    model = save(deploy(dense, MIXED, WINDOW), tmp_path / "model")
+    settings = replace(SETTINGS, objective="distill", max_steps=2)
+    weights = {"before": plain_training.read_weights(model)}
+    for trained in ("lora", "lora-keep-qk"):
+        run(tmp_path / trained, model, replace(settings, trained=trained))
+        weights[trained] = plain_training.read_weights(tmp_path / trained / "step-000002")
+    export_hybrid(tmp_path / "lora" / "step-000002", tmp_path / "restored", tmp_path / "dense")
+    weights["restored"] = plain_training.read_weights(tmp_path / "restored")
+    kept_rows = 0
+    for name, before in weights["before"].items():
+        rows = 0
+        if "q_proj" in name or "k_proj" in name:
+            rows = len(before) // len(MIXED[0]) * sum(MIXED[int(name.split(".")[2])])
+        kept_rows += rows
+        for one in ("lora-keep-qk", "restored"):
+            assert torch.equal(weights[one][name][:rows], before[:rows]), (one, name)
+            is_learned = "_proj." in name and rows < len(before)
+            assert torch.equal(weights[one][name][rows:], before[rows:]) != is_learned, (one, name)
+        assert torch.equal(weights["restored"][name][rows:], weights["lora"][name][rows:])
+        assert not rows or not torch.equal(weights["lora"][name][:rows], before[:rows])
+    assert kept_rows
 
 
 @pytest.mark.parametrize("recomputes", [False, True])
