@@ -182,6 +182,11 @@ class TrainConfig:
     layer_weight: Rarely[float] = 0.0
     # model to learn from, without its windows; None: the one to train
     teacher: Rarely[str | None] = None
+    # Share of the steps in which the hybrid answers the questions of data.answers itself, and the
+    # dense model says what it would have written in the place of each token.
+    on_policy: Rarely[float] = 0.0
+    # share, in these steps, of the divergence of the dense model from the hybrid (reverse KL)
+    reverse_weight: Rarely[float] = 0.5
     # What is trained: all weights, attention, that of layers with a window, norms, or a product of
     # two narrow matrices beside each frozen one; lora-keep-qk: but not beside the queries and keys
     # of groups on full attention.
@@ -215,7 +220,8 @@ class TrainConfig:
     @property
     def asks_teacher(self) -> bool:
         """Whether a training has the teacher in memory."""
-        return self.objective == "distill" and self.stored_shares is None
+        is_stored = self.stored_shares is not None and not self.on_policy
+        return self.objective == "distill" and not is_stored
 
     @property
     def in_fp8(self) -> bool:
@@ -227,7 +233,13 @@ class TrainConfig:
         at_least(1, self, "train", "stored_shares", "lora_rank")
         at_least(0, self, "train", "weight_decay", "layer_weight")
         above_0(self, "train", "peak_learning_rate", "clip_norm", "temperature")
-        for name in ("warmup_share", "floor_share", "distill_weight"):
+        for name in (
+            "warmup_share",
+            "floor_share",
+            "distill_weight",
+            "on_policy",
+            "reverse_weight",
+        ):
             if not 0 <= getattr(self, name) <= 1:
                 raise UserError(f"train.{name} is {getattr(self, name)}; it must be from 0 to 1.")
         for name in ("teacher", "stored_shares"):  # heads in another order, and no attention
@@ -336,6 +348,9 @@ class Config(Dials):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.train.on_policy and not self.data.answers:
+            problem = f"train.on_policy is {self.train.on_policy}, but there are no questions"
+            raise UserError(f"{problem}; pass --data.answers 0.3.")
         judged = (self.eval.niah_samples, self.eval.longbench_rows or FEWEST_TO_DECIDE)
         if self.train.until == "recovered" and min(judged) < FEWEST_TO_DECIDE:
             problem = f"takes {FEWEST_TO_DECIDE} examples a task, not {min(judged)}"

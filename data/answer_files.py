@@ -75,6 +75,12 @@ class Answers:
         is_answer_T = np.unpackbits(found["targets"], count=length).astype(bool)
         return Answered(found["ids"], is_answer_T, int(found["end"]))
 
+    @cached_property
+    def end_tokens(self) -> list[int]:
+        """After which the dense model writes no more."""
+        found = read_sealed_json(self.folder / SUMMARY, "end_tokens")
+        return list(map(int, found["end_tokens"]))
+
 
 @lru_cache(maxsize=64)
 def open_file(path: Path) -> NDArray[Any]:

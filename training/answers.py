@@ -35,6 +35,7 @@ from bosch.data.needles import DoesNotFitError, token_counter
 from bosch.data.text_tasks import OWN_WORDS, TASKS, Asked, Text
 from bosch.kernels import fuse_forward
 from bosch.model import load_model, load_tokenizer
+from bosch.model_files import read_json_object
 from bosch.run.dist import Ranks
 from bosch.run.files import write_atomically, write_sealed_json
 from bosch.run.fingerprint import fingerprint
@@ -109,6 +110,8 @@ def write_summary(folder: Path, model: Path, tokens: TokenFolder, share: float) 
     num_files = -(-len(chosen) // rows_in_file(length))
     summary: dict[str, Any] = {"share": share, "num_sequences": num_sequences}
     summary["answers"] = len(chosen)
+    tokenizer = load_tokenizer(model)
+    summary["end_tokens"] = end_tokens(model, tokenizer)
     if num_files:
         files = (answer_files.open_file(folder / FILE.format(n)) for n in range(num_files))
         rows = np.concatenate([*files])
@@ -124,7 +127,6 @@ def write_summary(folder: Path, model: Path, tokens: TokenFolder, share: float) 
                 "drawn": int(rows["is_drawn"][of_task].sum()),
                 "tokens": int(targets[of_task].sum()),
             }
-        tokenizer = load_tokenizer(model)
         for row, is_answer in zip(rows[:SHOWN], targets, strict=False):
             text = tokenizer.decode(row["ids"][is_answer].tolist())
             say(f"answers, {[*TASKS][row['task']]}: {text[:120]!r}")
@@ -143,6 +145,7 @@ class Writer:
         self.tokenizer: Any = load_tokenizer(model)
         self.count = token_counter(self.tokenizer)
         self.model = load_dense(model, settings)
+        self.ends = end_tokens(model, self.tokenizer)
         self.most_written = max(1, min(int(self.length * ANSWER_SHARE), MOST_TOKENS))
         # The same words whichever rank asks, since they decide the questions.
         rows = tokens.train.rows[:WORDS_FROM]
@@ -288,7 +291,7 @@ class Writer:
             most = [min(self.most_written, self.length - len(prompt)) for prompt in prompts]
             seed = fingerprint([self.seed, batch[0].sequence, batch[0].attempt])
             drawn = int(seed[:12], 16) if batch[0].is_drawn else None
-            texts = write_tokens(self.model, self.tokenizer, prompts, max(1, *most), drawn)
+            texts = write_tokens(self.model, prompts, max(1, *most), self.ends, drawn)
             for question, prompt, answer, count in zip(batch, prompts, texts, most, strict=True):
                 answer = answer[: max(0, count)]
                 fewest = FEWEST_TOKENS if question.attempt < TRIES else 1
@@ -324,37 +327,49 @@ def load_dense(folder: Path, settings: TrainConfig) -> Any:
     return model
 
 
-@torch.inference_mode()
+def end_tokens(folder: Path, tokenizer: Any) -> list[int]:
+    """Those of the model's generation settings and of its tokenizer."""
+    path = folder / "generation_config.json"
+    found = read_json_object(path).get("eos_token_id") if path.is_file() else None
+    ends = {*(found if isinstance(found, list) else [found]), tokenizer.eos_token_id}
+    return sorted(end for end in ends if end is not None)
+
+
+@torch.no_grad()
 def write_tokens(
     model: Any,
-    tokenizer: Any,
     prompts: Sequence[Sequence[int]],
     most: int,
+    ends: Sequence[int],
     seed: int | None = None,
+    stops: bool = True,
 ) -> list[list[int]]:
-    """What the model writes after each prompt, the end token included. seed: of draws from its own
-    distribution; None: the likeliest tokens."""
-    ends, pad = model.generation_config.eos_token_id, tokenizer.eos_token_id
-    ends = {*ends} if isinstance(ends, list) else {pad if ends is None else ends}
+    """What the model writes after each prompt, up to an end token, which is included. seed: of
+    draws from its own distribution; None: the likeliest tokens. stops: no for a sharded model, of
+    which every rank must make as many forwards."""
     longest = max(map(len, prompts))
-    ids_BT = torch.tensor([[pad] * (longest - len(p)) + list(p) for p in prompts])
+    ids_BT = torch.tensor([[ends[0]] * (longest - len(p)) + list(p) for p in prompts])
     mask_BT = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])
-    device = model.device
-    draws = seed is not None
-    # Not the folder's own settings, which may be those of a chat: a distribution of its own.
+    device, draws = next(model.parameters()).device, seed is not None
     how = GenerationConfig(
         max_new_tokens=most,
         do_sample=draws,
         top_k=0 if draws else None,
-        eos_token_id=sorted(ends),
-        pad_token_id=pad,
+        eos_token_id=list(ends) if stops else None,
+        pad_token_id=ends[0],
         use_cache=True,
     )
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.manual_seed(seed or 0)
-        written_BT = model.generate(
-            ids_BT.to(device), attention_mask=mask_BT.to(device), generation_config=how
-        )
+    # Of what is not set here transformers takes the folder's settings, such as a penalty or a
+    # temperature: those of a chat, and not the model's own distribution.
+    usual, model.generation_config = model.generation_config, GenerationConfig()
+    try:
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            torch.manual_seed(seed or 0)
+            written_BT = model.generate(
+                ids_BT.to(device), attention_mask=mask_BT.to(device), generation_config=how
+            )
+    finally:
+        model.generation_config = usual
     answers = []
     for row in written_BT[:, longest:].tolist():
         end = next((n for n, token in enumerate(row, 1) if token in ends), len(row))

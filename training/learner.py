@@ -69,6 +69,7 @@ class LearnerTraining:
             objective="next-token",
             until="budget",
             trained="all",
+            on_policy=0.0,
         )
         job = TrainJob(
             settings,

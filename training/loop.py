@@ -17,7 +17,7 @@ import os
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from bosch.data.loader import IGNORED, Batch, Loader, TokenFolder, prefetch
 from bosch.hybrid.sinks import attach_sink
 from bosch.method import Learner
 from bosch.run.dist import Ranks
+from bosch.run.errors import UserError
 from bosch.run.files import ENDING, read_sealed_json, write_sealed_json
 from bosch.run.folder import free_memory
 from bosch.run.progress import say, track
@@ -45,6 +46,7 @@ from bosch.training.guards import Guards, Interruption
 from bosch.training.loss import Lesson, StoredLesson, model_loss, token_losses
 from bosch.training.metrics import MetricsLog, StepTimer
 from bosch.training.model_start import gradient_norm
+from bosch.training.on_policy import OnPolicy
 from bosch.training.parallel import decide, describe, start_world
 from bosch.training.parking import check_parking, parked, sizes_to_park
 from bosch.training.schedule import learning_rate, make_schedule
@@ -93,7 +95,7 @@ def train(job: TrainJob) -> str | None:
     # TensorBoard shows the curves of a learned mask next to those of the training.
     curves = "train" if learner is None else "mask"
     log = MetricsLog(job.folder, ranks.rank, curves, job.run_folder)
-    teacher = run.teacher.model if run.teacher else None
+    teacher = run.teacher.model if run.teacher and run.lessons is None else None
     lessons = run.lessons.cost if run.lessons else None
     timer = StepTimer(model, schedule, run.device, teacher, lessons)
 
@@ -123,12 +125,17 @@ def train(job: TrainJob) -> str | None:
                 # The gradient. Every target of the whole batch has the same weight. fully_shard
                 # averages over the ranks, so multiply by their number to get the sum. The loss that
                 # is logged is summed over the ranks, so it is divided by their number again.
-                scale = ranks.world / run.loader.num_targets(done)
+                num_targets, teach = run.loader.num_targets(done), run.teach
+                is_written = run.on_policy is not None and run.on_policy.is_step(done)
+                if run.on_policy is not None and is_written:
+                    batch, num_targets = run.on_policy.write(model, done, ranks)
+                    teach = run.teach_on_policy
+                scale = ranks.world / num_targets
                 gated = None if learner is None else partial(learner.model_arguments, done)
                 micro_batches = list(
                     split(batch.to(run.device), schedule.micro_batch_sequences, settings.attention)
                 )
-                loss_sum = add_gradients(model, micro_batches, scale, settings, gated, run.teach)
+                loss_sum = add_gradients(model, micro_batches, scale, settings, gated, teach)
                 gate_norm = 0.0 if learner is None else finish_gradients(learner, ranks.world)
                 (loss_value,) = ranks.sum(float(loss_sum) / ranks.world)
                 norm = gradient_norm(parameters)
@@ -165,7 +172,7 @@ def train(job: TrainJob) -> str | None:
                         "grad_norm": float(norm),
                         "skipped_steps": run.guards.skipped,
                         **({"skipped": skipped} if skipped else {}),
-                        **timer.figures(batch, with_flops=learner is None),
+                        **timer.figures(batch, with_flops=learner is None, is_written=is_written),
                         **gates,
                         **(run.validation_loss(step) if is_validated else {}),
                     }
@@ -268,10 +275,17 @@ class Run:
         if job.lessons:
             self.lessons = Lessons(job.lessons, settings)
             self.teach = self.lessons.teach
-        elif settings.objective == "distill":
+        if settings.on_policy or (settings.objective == "distill" and not job.lessons):
             folder = job.teacher or job.model
             self.teacher = start_teacher(folder, settings, self.device, self.model)
-            self.teach = self.teacher.teach
+            self.teach = self.teach or self.teacher.teach
+        self.on_policy: OnPolicy | None = None
+        if settings.on_policy:
+            if (answers := job.tokens.train.answers) is None:
+                raise UserError("train.on_policy takes the questions of --answers-from.")
+            self.on_policy = OnPolicy(
+                answers, settings.on_policy, schedule.num_steps, schedule.batch_sequences
+            )
         self.guards = Guards(settings.spike)
         optimizer = model_start.make_optimizer(self.model, settings)
         if any(schedule.evaluated_steps):
@@ -301,6 +315,11 @@ class Run:
         ending = job.folder / ENDING
         if self.ranks.agree(ending.is_file()):  # decided by an earlier launch
             self.end_in_time(read_sealed_json(ending, "begin", "end"))
+
+    def teach_on_policy(self, *given: Any) -> Lesson:
+        """What the teacher says of tokens that the model has written."""
+        assert self.teacher is not None
+        return replace(self.teacher.teach(*given), reverse=self.settings.reverse_weight)
 
     def make_batch(self, step: int) -> Batch:
         batch = self.loader.batch(step, self.ranks.rank, self.ranks.world)

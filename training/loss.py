@@ -33,13 +33,18 @@ class Lesson:
     head_VH: Tensor
     weight: float = 1.0  # of its distribution in the loss; the rest is cross entropy
     temperature: float = 1.0
+    reverse: float = 0.0  # share of the divergence of the teacher from the student
 
     def divergence(self, student_NV: Tensor, rows: slice) -> Tensor:
         """Kullback-Leibler divergence from the teacher's distribution, of some rows; of the student
         the logarithms of the shares."""
         teacher_NV = F.linear(self.hidden_NH[rows], self.head_VH).float() / self.temperature
         teacher_NV = F.log_softmax(teacher_NV, dim=1)
-        return F.kl_div(student_NV, teacher_NV, reduction="none", log_target=True).sum(1)
+        forward_NV = F.kl_div(student_NV, teacher_NV, reduction="none", log_target=True)
+        if not self.reverse:
+            return forward_NV.sum(1)
+        reverse_NV = F.kl_div(teacher_NV, student_NV, reduction="none", log_target=True)
+        return ((1 - self.reverse) * forward_NV + self.reverse * reverse_NV).sum(1)
 
 
 @dataclass(frozen=True)
@@ -166,7 +171,8 @@ def head_loss(
             hidden_NH, weight_VH, labels_N, reduction="sum", accum_dtype=torch.float32
         )
         return loss * scale
-    if kernels == "liger" and isinstance(lesson, Lesson) and lesson.weight == 1:
+    plain = isinstance(lesson, Lesson) and lesson.weight == 1 and not lesson.reverse
+    if kernels == "liger" and isinstance(lesson, Lesson) and plain:
         from liger_kernel.transformers.functional import liger_fused_linear_jsd
 
         mean = liger_fused_linear_jsd(

@@ -143,9 +143,12 @@ class StepTimer:
         now = time.perf_counter()
         self.seconds[name], self._since = now - self._since, now
 
-    def figures(self, batch: Batch, with_flops: bool = True) -> dict[str, float]:
+    def figures(
+        self, batch: Batch, with_flops: bool = True, is_written: bool = False
+    ) -> dict[str, float]:
         """Times and throughput of this step. A checkpoint's time is in the figures of the next one.
-        with_flops: no for steps with learned gates, whose work the formula does not know."""
+        with_flops: no for steps with learned gates, whose work the formula does not know.
+        is_written: the model has written the batch, and the teacher was asked."""
         world, busy = self.schedule.world_size, self.seconds["data"] + self.seconds["compute"]
         figures = {f"{name}_seconds": seconds for name, seconds in self.seconds.items()}
         figures["tokens_per_second"] = speed = self.schedule.batch_tokens / busy
@@ -156,8 +159,11 @@ class StepTimer:
                 training_flops(config, num_weights, lengths, num_frozen) * part
                 for config, num_weights, num_frozen, part in self.work
             )
+            if is_written:  # about a forward pass of it, and one of a teacher that is not in `work`
+                own = training_flops(*self.work[0][:2], lengths, self.work[0][2])
+                flops += own / 3 * (1 if self.lessons is None else 2)
             figures["flops"] = flops * world  # all ranks have about as much work
-            if self.lessons is not None:
+            if self.lessons is not None and not is_written:
                 figures |= self.lessons.figures(lengths, world)
             figures["tflops_per_device"] = flops / busy / 1e12
             if self.peak is not None:

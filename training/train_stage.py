@@ -21,6 +21,7 @@ from bosch.model import check_length, check_weights, fetch_config, fetch_model
 from bosch.plugins import own_backend_files
 from bosch.run.dist import rank_and_world
 from bosch.run.errors import UserError
+from bosch.run.fingerprint import plain
 from bosch.run.folder import home_of
 from bosch.run.progress import say
 from bosch.run.stage import Artifact, Stage
@@ -99,7 +100,8 @@ def check(settings: TrainConfig, document_mask: bool, model: str, sink: str = "n
         has_sink=sink != "none",
     )
     if settings.objective != "distill":
-        for name in ("distill_weight", "temperature", "stored_shares", "layer_weight", "teacher"):
+        names = ("distill_weight", "temperature", "stored_shares", "layer_weight", "teacher")
+        for name in (*names, "on_policy"):
             if (value := getattr(settings, name)) != getattr(default, name):
                 problem = f"train.{name} is {value}, but train.objective {settings.objective}"
                 raise UserError(f"{problem} has no teacher; pass --train.objective distill.")
@@ -147,6 +149,9 @@ def stage(
     as they are. `answers`: of training/answers_stage.py, in place of some of the tokens."""
     inputs = {"model": model, "tokens": tokens}
     facts = dict(vars(settings))
+    if not settings.train.on_policy:  # as in runs from before there was any
+        facts["train"] = plain(settings.train)
+        del facts["train"]["on_policy"], facts["train"]["reverse_weight"]
     if not settings.tokens_before:
         del facts["tokens_before"]  # as in runs without a learned mask from the first on
     if own := own_backend_files(settings.train.attention):

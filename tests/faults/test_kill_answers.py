@@ -1,4 +1,4 @@
-"""Answers, and a training on them, killed at any point end with the same bytes."""
+"""Answers, and a training that writes its own, killed at any point end with the same bytes."""
 
 import random
 import re
@@ -86,8 +86,8 @@ def results(folder: Path) -> dict[str, str]:
 
 
 def main(folder: Path, log: Path, environment: dict[str, str], options: dict[str, Any]) -> None:
-    """Answers, then a training on them. at: before its n-th operation on a file below the folder
-    rank `victim` kills itself."""
+    """Answers, then a training in which the model answers the same questions. at: before its n-th
+    operation on a file below the folder rank `victim` kills itself."""
     enter(log, environment)
     import torch
 
@@ -109,7 +109,9 @@ def main(folder: Path, log: Path, environment: dict[str, str], options: dict[str
     answer_files.FILE_TOKENS = LENGTH  # a file for each
     hash_of = read_tokenizer(model).hash
     plain = open_tokens(Path(options["tokens"]), hash_of)
-    settings = replace(SETTINGS, batch_sequences=2, max_steps=2, checkpoint_steps=1)
+    # Every step is one in which the hybrid writes: of two ranks, a half of the batch each.
+    settings = replace(SETTINGS, objective="distill", on_policy=1.0)
+    settings = replace(settings, batch_sequences=2, max_steps=2, checkpoint_steps=1)
     write_answers(answers, model, plain, settings, SHARE, seed=0)
     ranks = Ranks.current()
     ranks.gather(None)  # all files are there

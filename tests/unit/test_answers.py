@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,17 @@ from bosch.data.answer_files import Answers, choose_sequences
 from bosch.data.loader import IGNORED, Loader, TokenFolder, open_tokens
 from bosch.data.text_tasks import Asked
 from bosch.data.tokenizer_files import read_tokenizer
+from bosch.hybrid.conversion import deploy
 from bosch.recipes import prepare_answers, prepare_lessons, prepare_tokens, presets, train_model
 from bosch.run import progress
+from bosch.run.dist import Ranks
 from bosch.run.errors import UserError
 from bosch.run.files import read_sealed_json
-from bosch.training.answers import Question, Writer, write_answers, write_tokens
+from bosch.run.tensorboard import read_metrics
+from bosch.training.answers import Question, Writer, load_dense, write_answers, write_tokens
+from bosch.training.loop import TrainJob, train
+from bosch.training.on_policy import OnPolicy
+from tests.plain_training import save
 
 LENGTH, SHARE = 512, 0.3
 MODEL = asset_folder(presets.SMOKE_MODEL)
@@ -120,7 +127,7 @@ def test_right_answers_count_where_the_model_would_write_them(tokens: Path) -> N
     tokenizer = writer.tokenizer
     for row in writer.tokens.train.rows:  # the first with an answer that is read as it is written
         text = writer.sentences(row)[0][-200:]
-        (written,) = write_tokens(writer.model, tokenizer, [tokenizer(text).input_ids], 6)
+        (written,) = write_tokens(writer.model, [tokenizer(text).input_ids], 6, writer.ends)
         likely = tokenizer.decode(written)
         if tokenizer(text + likely).input_ids == tokenizer(text).input_ids + written:
             break
@@ -136,7 +143,7 @@ def test_right_answers_count_where_the_model_would_write_them(tokens: Path) -> N
 def test_questions_and_answers_take_turns_behind_a_chat_template(tokens: Path) -> None:
     writer = Writer(MODEL, opened(tokens), IN_FP32, seed=0)
     writer.tokenizer.chat_template = CHAT
-    tasks = set()
+    tasks: set[tuple[str, bool]] = set()
     for number, attempt in product(range(15), (1, 2)):
         if {in_chat for _, in_chat in tasks} == {True, False} and len(tasks) > 3:
             break
@@ -175,3 +182,41 @@ def test_lessons_and_training_are_of_the_same_answers(
     assert [row["step"] for row in rows] == [0, 1, 2]
     with pytest.raises(UserError, match="holds no answers"):
         train_model.main([*train, "--answers-from", str(tokens), "--out", str(out)])
+
+
+def test_a_hybrid_that_writes_learns_from_the_dense_model_at_its_own_tokens(
+    tokens: Path, answers: Path, tmp_path: Path
+) -> None:
+    """Every step: the loss is that of both divergences, written out, at what was written."""
+    hybrid = deploy(load_dense(MODEL, IN_FP32), [[0] * 8, [1, *[0] * 7]], 16)
+    model = save(hybrid, tmp_path / "hybrid")
+    packed, ends = opened(tokens, answers), Answers(answers).end_tokens
+    settings = replace(IN_FP32, objective="distill", on_policy=1.0, reverse_weight=0.25)
+    settings = replace(settings, batch_sequences=2, max_steps=2, micro_batch_sequences=1)
+    job = TrainJob(settings, model, packed, tmp_path / "train", budget_tokens=4 * LENGTH)
+    assert train(job) is None
+    rows = read_metrics(tmp_path / "train" / "metrics.jsonl")
+    assert packed.train.answers is not None
+    writing = OnPolicy(packed.train.answers, 1.0, num_steps=2, batch_sequences=2)
+    batch, count = writing.write(hybrid, 0, Ranks.current())
+    again, _ = writing.write(hybrid, 0, Ranks.current())
+    assert torch.equal(batch.ids_BT, again.ids_BT)
+    places = batch.labels_BT != IGNORED
+    assert count == int(places.sum()) > 1
+    assert set(writing.numbers(0)) | set(writing.numbers(1)) <= {*writing.answers.places}
+    for row, number in enumerate(batch.sequences):
+        prompt, room, _ = writing.ask(number)
+        assert batch.ids_BT[row, : len(prompt)].tolist() == prompt
+        written = batch.ids_BT[row, 1:][places[row, :-1]].tolist()
+        assert 0 < len(written) <= room
+        assert not {*written[:-1]} & {*ends}
+    with torch.no_grad():
+        q, p = (
+            each(batch.ids_BT, use_cache=False).logits.log_softmax(-1)[places].double()
+            for each in (hybrid, load_dense(MODEL, IN_FP32))
+        )
+    forward, reverse = (p.exp() * (p - q)).sum(), (q.exp() * (q - p)).sum()
+    expected = float(0.75 * forward + 0.25 * reverse) / count
+    assert rows[1]["loss"] == pytest.approx(expected, rel=1e-4)
+    with pytest.raises(UserError, match="takes the questions of --answers-from"):
+        train(replace(job, tokens=opened(tokens), folder=tmp_path / "none"))
