@@ -1,6 +1,7 @@
 """Benchmarks at tiny sizes: they run, print a table and write JSON. Times are not checked."""
 
 import json
+import platform
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -131,6 +132,25 @@ def test_sentences_say_what_is_faster_what_missed_and_what_became_slower(tmp_pat
         "slower than the last time: late, a 80 of 100 tokens/s (2026-01-31, commit 01234567)",
         "failed: broken (UserError: no)",
         "not measured to the end: graph was ended by its limit. The same command goes on",
+    ]
+
+
+def test_measured_windows_become_the_rates_that_auto_chooses_by(tmp_path: Path) -> None:
+    kind = {"tokens": 4096, "gradients": True, "documents": False, "experiment": "windows"}
+    path = write_gpu_rows(
+        tmp_path / "rows.jsonl",
+        gpu_row("window, flex", 30.0, kernel="flex", **kind),
+        gpu_row("window, flex static", 20.0, kernel="flex static", **kind),
+        gpu_row("window, varlen", None, kernel="varlen", **kind),  # it failed
+        gpu_row("prefill, a", 100.0, tokens=8192),
+    )
+    gpu.keep_rates(path, "cpu")
+    ((device, rows),) = json.loads((tmp_path / "rates.json").read_text()).items()
+    assert device == platform.machine()
+    of_call = {"backend": "flex", "tokens": 4096, "gradients": True, "documents": False}
+    assert rows == [
+        of_call | {"sink": False, "calls_per_second": 30.0},
+        of_call | {"sink": True, "calls_per_second": 20.0},
     ]
 
 
