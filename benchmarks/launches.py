@@ -97,7 +97,12 @@ def is_launch(event: Any) -> bool:
     """An operator that computes and is not part of another one, or a kernel that was compiled."""
     if "cpp_fused" in event.name:
         return True
-    is_part = event.cpu_parent is not None and event.cpu_parent.name.startswith("aten::")
-    if not event.name.startswith("aten::") or is_part or event.name in NO_LAUNCH:
+    name = event.name.removeprefix("aten::")
+    if name == event.name or name in VIEWS or event.name in NO_LAUNCH:
         return False
-    return event.name.removeprefix("aten::") not in VIEWS
+    return event.cpu_parent is None or not is_part_of_launch(event.cpu_parent)
+
+
+def is_part_of_launch(event: Any) -> bool:
+    parent = event.cpu_parent
+    return is_launch(event) or (parent is not None and is_part_of_launch(parent))
