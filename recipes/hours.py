@@ -26,6 +26,7 @@ from bosch.recipes.duration import (
     describe,
     stage_seconds,
 )
+from bosch.recipes.presets import RANKED_UP_TO, RANKING
 from bosch.run.dist import Ranks, rank_and_world
 from bosch.run.errors import UserError
 from bosch.run.files import MANIFEST, read_sealed_json
@@ -124,11 +125,10 @@ def with_few_masks(config: Config) -> Config:
 
 
 def by_ranking(config: Config) -> Config:
-    """By a ranking in place of a search: level with it at .75, and far below it at .95, where it
-    loses nearly all needles (docs/real-model.md)."""
-    if config.ratio > 0.75 or not load_method(config.method).traits.searches:
+    """By a ranking in place of a search, where it keeps as much."""
+    if config.ratio > RANKED_UP_TO or not load_method(config.method).traits.searches:
         return config
-    return replace(config, method="razor")
+    return replace(config, method=RANKING)
 
 
 QUESTIONS = ("eval.samples", "eval.niah_samples", "eval.longbench_rows")

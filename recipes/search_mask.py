@@ -49,7 +49,7 @@ class Options:
 
 def main(arguments: Sequence[str]) -> None:
     # The method is read first, because its settings are options of the command line too.
-    named = peek(arguments, "preset", "model", "method", "ratio")
+    named = peek(arguments, "preset", "model", "method", "ratio", "kv-budget")
     if "--list" in arguments:
         print("\n".join(methods.list_methods()))
         return
@@ -57,6 +57,11 @@ def main(arguments: Sequence[str]) -> None:
     set_up(rank)
     preset, method = named["preset"], named["method"]
     config, origin = presets.choose(preset, named["model"])
+    try:
+        asked = float(named["ratio"] or config.ratio)
+    except ValueError:
+        asked = config.ratio  # what is no number is refused below, where all options are read
+    config = presets.fit_method(config, None if named["kv_budget"] else asked)
     config = replace(config, method=method or config.method)
     usual = {
         "dials": Dials(**shared_fields(Dials, config)),

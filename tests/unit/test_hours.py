@@ -94,7 +94,8 @@ def test_what_the_user_names_is_not_cut() -> None:
 
 
 def test_runs_that_lack_something_to_cut() -> None:
-    own, config = small("tiny-qwen3"), replace(smoke(), method="interleave")
+    own = replace(small("tiny-qwen3"), method="bosch")
+    config = replace(smoke(), method="interleave")
     assert list(hours.smaller(config, ())) == [config]  # a ranking, one question, no middle
     to_decide = replace(LARGE, train=replace(LARGE.train, until="recovered"))
     evaluations = {

@@ -192,9 +192,22 @@ def test_small_is_judged_by_all_that_is_there(tmp_path: Path) -> None:
     assert parse_command([*words, *data, "--eval.suites", "niah"]).config.eval.suites == ("niah",)
 
 
-def test_brief_is_small_with_a_ranking_and_less_of_everything() -> None:
+@pytest.mark.parametrize("preset", ["small", "brief"])
+def test_many_windows_are_searched_for_and_few_are_ranked(preset: str) -> None:
+    def method_of(*options: str) -> str:
+        words = ("--preset", preset, "--model", "tiny-qwen3", *options)
+        return parse_command(words).config.method
+
+    assert method_of() == method_of("--ratio", ".75") == "razor"
+    assert method_of("--ratio", ".875") == "bosch"
+    assert method_of("--kv-budget", "1GiB@1k") == "bosch"  # the ratio is known later
+    assert method_of("--ratio", ".5", "--method", "bosch") == "bosch"
+    assert method_of("--ratio", ".95", "--method", "razor") == "razor"
+
+
+def test_brief_is_small_with_less_of_everything() -> None:
     small, brief = presets.small("tiny-qwen3"), presets.brief("tiny-qwen3")
-    assert (brief.method, 2 * brief.data.tokens) == ("razor", small.data.tokens)
+    assert 2 * brief.data.tokens == small.data.tokens
     assert (brief.eval.suites, brief.train) == (small.eval.suites, small.train)
     assert brief.eval.checkpoints == (0, 1)
 
