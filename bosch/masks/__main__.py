@@ -2,7 +2,7 @@
 
 bosch mask import full_attention_heads.tsv --model DIR --window 256 --ratio 0.5 --out mask.json
 bosch mask export mask.json --out full_attention_heads.tsv
-bosch mask show mask.json --png mask.png
+bosch mask show mask.json --png mask.png --memory memory.png
 bosch mask publish runs/NAME smollm2-135m@0.75
 """
 
@@ -17,7 +17,7 @@ from bosch.command_line import Commands, run_subcommand
 from bosch.config import POSITIONAL
 from bosch.masks.formats import export_mask, import_mask
 from bosch.masks.mask import describe_bytes, describe_ratio, read_mask, write_mask
-from bosch.masks.picture import draw_mask, mask_lines, mask_title
+from bosch.masks.picture import draw_mask, draw_memory, mask_lines, mask_title
 from bosch.masks.ready import FOLDER, find_mask, publish
 from bosch.model import fetch_config, read_model_info
 from bosch.run.errors import UserError, run_main
@@ -50,6 +50,7 @@ class Show:
 
     mask: Annotated[Path, POSITIONAL]  # a mask.json, or the name of a ready mask
     png: Path | None = None  # also write the picture to this file
+    memory: Path | None = None  # also write a picture of the KV cache by text length to this file
     context: tuple[int, ...] = (4096, 32768, 131072)  # tokens to print the cache of, in bfloat16
 
 
@@ -122,6 +123,10 @@ def run_show(command: Show) -> None:
         command.png.parent.mkdir(parents=True, exist_ok=True)
         draw_mask(record, command.png)
         console.print(visible(f"wrote {command.png}"))
+    if command.memory is not None:
+        command.memory.parent.mkdir(parents=True, exist_ok=True)
+        draw_memory(record, command.memory)
+        console.print(visible(f"wrote {command.memory}"))
 
 
 if __name__ == "__main__":

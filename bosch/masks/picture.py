@@ -66,6 +66,35 @@ def mask_figure(record: MaskFile) -> "Figure":
     return figure
 
 
+def draw_memory(record: MaskFile, path: Path) -> None:
+    """The KV cache of one text in bfloat16 over the text's length: of the dense model, of the
+    hybrid's entries in use, and as our dynamic cache allocates it."""
+    from matplotlib.figure import Figure
+
+    mask, size = record.mask, record.model.head_dim
+    lengths = [1024 * 2**power for power in range(8)]  # to 131,072 tokens
+    curves = {
+        "dense model": (mask.dense_kv_bytes, "#444444", "-"),
+        "hybrid, as allocated": (mask.allocated_bytes, FULL_COLOR, "--"),
+        "hybrid, in use": (mask.kv_bytes, FULL_COLOR, "-"),
+    }
+    figure = Figure(figsize=(6.4, 4.0), dpi=150, layout="constrained")
+    axis = figure.subplots()
+    for label, (count, color, style) in curves.items():
+        sizes = [count(length, size) / 2**20 for length in lengths]
+        axis.plot(
+            lengths, sizes, color=color, linestyle=style, marker="o", markersize=3, label=label
+        )
+    axis.set(xlabel="tokens of the text", ylabel="KV cache in MiB", ylim=(0, None))
+    axis.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    for side in ("top", "right"):
+        axis.spines[side].set_visible(False)
+    axis.legend(frameon=False)
+    title = f"{picture_label(record.model.id)}\n{picture_label(mask_title(record))}"
+    figure.suptitle(title, fontsize=10)
+    write_picture(figure, path)
+
+
 def write_picture(figure: "Figure", path: Path) -> None:
     # Without the name of the software, which has its version: the same mask gives the same bytes.
     content = io.BytesIO()

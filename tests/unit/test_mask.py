@@ -179,6 +179,7 @@ def test_the_picture_is_the_same_each_time_and_has_the_last_layer_on_top(tmp_pat
 def test_show_prints_map_and_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_mask(tmp_path / "mask.json", small_record())
     words = [str(tmp_path / "mask.json"), "--png", str(tmp_path / "mask.png")]
+    words += ["--memory", str(tmp_path / "memory.png")]
     main(["show", *words, "--context", "1024"])
     shown = capsys.readouterr().out
     assert "org/small (0123456789ab): bosch, ratio 0.625 (5/8), window 16" in shown
@@ -186,7 +187,8 @@ def test_show_prints_map_and_numbers(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "1024 tokens: 201 kB of 524 kB (38.4%) in use" in shown
     # 3 x (1024 + 128) + 5 x (15 + 16) = 3611 entries
     assert "allocates up to 231 kB" in shown
-    assert (tmp_path / "mask.png").stat().st_size > 1000
+    for name in ("mask.png", "memory.png"):
+        assert (tmp_path / name).stat().st_size > 1000
 
 
 # --- DuoAttention's tables ---
