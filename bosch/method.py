@@ -146,6 +146,7 @@ class Inputs:
     learning: Learning | None = None  # for methods that learn from tokens
     min_full_per_layer: int = 0  # groups of each layer that must keep full attention
     sink: Sink = NO_SINK  # of the windows; `model` has it attached, with constants
+    own_windows: tuple[int, ...] = ()  # of layers of the model that no mask chooses, in tokens
     chunk_elements: int = 1 << 24  # q.k scores held at once; affects memory and speed only
 
     @cached_property

@@ -12,12 +12,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from filelock import FileLock
 
 from bosch.assets import asset_folder
 from bosch.known_models import PAPER_MODELS, SHAPES
+from bosch.masks.window import full_layers, own_windows
 from bosch.model_files import INDEX, TOKENIZER_CONFIG, hash_weights, read_json_object, weight_names
 from bosch.plugins import KINDS, list_plugins, own_files
 from bosch.run.errors import MissingFileError, UserError, is_user_error
@@ -58,7 +60,7 @@ class ModelInfo:
     revision: str | None  # commit on the hub; None for a folder that is not a hub snapshot
     # Of the safetensors files; None for a hub snapshot, and where there are no weights yet.
     weight_hash: str | None
-    num_layers: int
+    num_layers: int  # without those that have a window of their own
     num_groups: int  # KV heads a layer
     num_query_heads: int  # a layer
     head_dim: int
@@ -173,7 +175,7 @@ def read_shape(model: str) -> ModelShape:
         folder = fetch_config(model)
         config = read_model_config(folder)
     return ModelShape(
-        _count(config, "num_hidden_layers", folder),
+        _count_full_layers(config, folder),
         _count(config, "num_key_value_heads", folder),
         _count(config, "max_position_embeddings", folder),
     )
@@ -196,7 +198,7 @@ def read_model_info(folder: Path) -> ModelInfo:
     # The hub's cache: models--Qwen--Qwen3-0.6B/snapshots/<commit>. Elsewhere weights are hashed.
     cached = re.search(r"/models--([^/]+)/snapshots/([^/]+)$", str(folder.absolute()))
     return ModelInfo(
-        num_layers=_count(config, "num_hidden_layers", folder),
+        num_layers=_count_full_layers(config, folder),
         num_query_heads=_count(config, "num_attention_heads", folder),
         num_groups=_count(config, "num_key_value_heads", folder),
         head_dim=_count(config, "head_dim", folder),
@@ -204,6 +206,22 @@ def read_model_info(folder: Path) -> ModelInfo:
         revision=cached[2] if cached else None,
         weight_hash=None if cached else hash_weights(folder),
     )
+
+
+def read_own_windows(folder: Path) -> tuple[int, ...]:
+    """Of the layers of a model that have windows of their own, in tokens."""
+    return own_windows(_with_windows(read_model_config(folder)))
+
+
+def _count_full_layers(config: dict[str, Any], folder: Path) -> int:
+    """The layers that are a mask's."""
+    count = _count(config, "num_hidden_layers", folder)
+    # A model without any is refused later, with a sentence of its own.
+    return len(full_layers(_with_windows(config))) or count
+
+
+def _with_windows(config: dict[str, Any]) -> SimpleNamespace:
+    return SimpleNamespace(**{"layer_types": None, "sliding_window": None, **config})
 
 
 def describe_source(model: str) -> str | dict[str, object]:
@@ -262,7 +280,10 @@ def read_model_config(folder: Path) -> dict[str, Any]:
         raise UserError(f"{generation}: eos_token_id is {ends!r:.60}; it must be token ids.")
     # In place of its number of groups a hybrid has a word that plain families refuse.
     missing = [name for name in NEEDED if config.get(name) in (None, "bosch_hybrid")]
-    if not missing:
+    # Some families say which of their layers have windows in a pattern of their own.
+    has_pattern = config.get("layer_types") is None and bool(config.get("sliding_window"))
+    has_pattern &= config.get("use_sliding_window") is not False
+    if not missing and not has_pattern:
         return config
     # Each family has its own defaults: without num_key_value_heads, Llama has as many as query
     # heads, Qwen2 has 32.
@@ -270,6 +291,8 @@ def read_model_config(folder: Path) -> dict[str, Any]:
 
     model_type = str(config.get("model_type"))
     if model_type not in CONFIG_MAPPING:
+        if not missing:
+            return config
         lacks = f"{path} lacks one of {', '.join(NEEDED)}"
         raise UserError(f"{lacks}, and transformers does not know its model_type {model_type!r}.")
     with explain_library_errors(f"{path} is not a valid config"):
@@ -278,6 +301,8 @@ def read_model_config(folder: Path) -> dict[str, Any]:
     if heads := values["num_attention_heads"]:
         values["num_key_value_heads"] = values["num_key_value_heads"] or heads
         values["head_dim"] = values["head_dim"] or getattr(completed, "hidden_size", 0) // heads
+    if has_pattern:
+        values["layer_types"] = getattr(completed, "layer_types", None)
     known = {k: v for k, v in config.items() if v is not None and k not in missing}
     return {name: value for name, value in values.items() if value} | known
 

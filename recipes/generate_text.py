@@ -17,6 +17,7 @@ from typing import Annotated, Any
 from bosch.command_line import parse
 from bosch.config import TokenCount, at_least
 from bosch.masks.mask import describe_bytes
+from bosch.masks.window import full_layers, own_windows
 from bosch.model import fetch_model, load_model, load_tokenizer
 from bosch.run import progress
 from bosch.run.errors import MissingFileError, UserError, run_main
@@ -122,7 +123,8 @@ def generate(model: Any, tokenizer: Any, ids: Any, options: Options) -> None:
 
     cache, config = result[CACHE], model.config
     held, used = int(cache.get_seq_length()), allocated_bytes(cache)
-    entries = config.num_hidden_layers * config.num_key_value_heads * held
+    of_layers = len(full_layers(config)) * held + sum(min(held, w - 1) for w in own_windows(config))
+    entries = of_layers * config.num_key_value_heads
     dense = entries * 2 * head_size(config) * model.dtype.itemsize  # 2: keys and values
     share = f", {used / dense:.3f} of the {describe_bytes(dense)} with full attention everywhere"
     sizes = f"{used:,} bytes allocated, {kv_bytes(cache):,} in use"

@@ -35,6 +35,7 @@ from bosch.hybrid.sinks import attach_sink, read_constants, write_constants
 from bosch.masks.mask import GroupMask, MaskFile, check_ratio, read_mask, write_mask
 from bosch.masks.picture import mask_figure
 from bosch.masks.ready import find_mask
+from bosch.masks.window import full_layers, own_windows
 from bosch.method import Inputs
 from bosch.methods._choose import make_mask, write_selection
 from bosch.methods._settings import check_settings, default_settings, resolve_sink
@@ -153,6 +154,7 @@ def search_mask(
             load_tokenizer=lambda: find_tokenizer(Path(origin_of(model))),
             sink=Sink.parse(config.sink),
             min_full_per_layer=min_full_per_layer,
+            own_windows=own_windows(model.config),
         )
         # Off while the method works, which attaches its own; the model may be inside `masked`.
         before = attach_sink(model, NO_SINK)
@@ -350,7 +352,7 @@ def _need_our_attention(model: "PreTrainedModel") -> None:
 def _mask_of(model: "PreTrainedModel", mask: MaskFile | GroupMask) -> GroupMask:
     """Without its origin. One of another shape than the model is refused."""
     chosen = mask.mask if isinstance(mask, MaskFile) else mask
-    layers, groups = model.config.num_hidden_layers, model.config.num_key_value_heads
+    layers, groups = len(full_layers(model.config)), model.config.num_key_value_heads
     if (chosen.num_layers, chosen.num_groups) != (layers, groups):
         found = f"{chosen.num_layers} layers x {chosen.num_groups} groups"
         raise UserError(f"The mask has {found}, the model {layers} x {groups}; pass its own mask.")

@@ -22,6 +22,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from bosch.data.loader import Batch
 from bosch.hybrid.conversion import head_size
+from bosch.masks.window import full_layers, own_windows
 from bosch.run.errors import UserError
 from bosch.run.files import append_line, open_own_file, sealed_lines, write_atomically
 from bosch.run.progress import say
@@ -205,11 +206,14 @@ def training_flops(
 ) -> int:
     """Forward and backward pass over documents of these lengths."""
     groups, layers = config.num_key_value_heads, config.num_hidden_layers
+    masked = full_layers(config)
     dense: dict[str, Any] = {"num_full": [groups] * layers, "window": None}
     hybrid = getattr(config, "bosch", None) or dense
-    full_heads = sum(hybrid["num_full"]) * (config.num_attention_heads // groups)
-    window_heads = layers * config.num_attention_heads - full_heads
-    heads = ((full_heads, None), (window_heads, hybrid["window"]))
+    num_full = sum(hybrid["num_full"][layer] for layer in masked)
+    full_heads = num_full * (config.num_attention_heads // groups)
+    window_heads = len(masked) * config.num_attention_heads - full_heads
+    heads: list[tuple[int, int | None]] = [(full_heads, None), (window_heads, hybrid["window"])]
+    heads += [(config.num_attention_heads, own) for own in own_windows(config)]
     pairs = sum(n * visible_pairs(length, window) for n, window in heads for length in lengths)
     # Of a weight and a token, and of a pair and a channel: a product and a sum are 2 FLOPs, forward
     # and for both gradients; a pair is in two products, of scores and of outputs.

@@ -31,6 +31,7 @@ from bosch.hybrid import materialize
 from bosch.hybrid.conversion import refuse_fused
 from bosch.hybrid.models import family_of
 from bosch.hybrid.shards import weight_files
+from bosch.masks.window import own_window
 from bosch.model import explain_library_errors
 from bosch.run.errors import UserError
 from bosch.run.fingerprint import fingerprint
@@ -276,7 +277,10 @@ def windowed_layers(config: PretrainedConfig) -> list[bool]:
     """Of each layer, whether it has groups with a window. Where none has, as in the control and a
     dense model, all count."""
     hybrid = getattr(config, "bosch", None) or {"num_full": []}
-    found = [count < config.num_key_value_heads for count in hybrid["num_full"]]
+    found = [
+        count < config.num_key_value_heads and own_window(config, layer) is None
+        for layer, count in enumerate(hybrid["num_full"])
+    ]
     return found if any(found) else [True] * config.num_hidden_layers
 
 

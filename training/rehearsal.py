@@ -51,6 +51,7 @@ from bosch.data import tokens_stage
 from bosch.data.loader import Batch
 from bosch.hybrid.conversion import head_size, hybrid_config, plain_config
 from bosch.masks.mask import describe_bytes, spread_mask
+from bosch.masks.window import full_layers
 from bosch.model import find_model
 from bosch.run.errors import UserError
 from bosch.run.memory import available_host_bytes
@@ -306,7 +307,7 @@ def as_hybrid(model: PretrainedConfig, ratio: float, window_tokens: int) -> Pret
     no difference here."""
     if getattr(model, "bosch", None) is not None:
         return model
-    z = spread_mask(ratio, model.num_hidden_layers, model.num_key_value_heads)
+    z = spread_mask(ratio, len(full_layers(model)), model.num_key_value_heads)
     return hybrid_config(model, z, window_tokens)
 
 

@@ -29,9 +29,9 @@ from transformers.cache_utils import CacheLayerMixin, DynamicLayer, StaticLayer
 
 from bosch.attention.documents import hides_nothing
 from bosch.attention.slots import Clock, RingLayer, SlotLayer, Step
-from bosch.masks.window import spare_tokens
+from bosch.masks.window import own_window, spare_tokens
 from bosch.run.errors import UserError
-from bosch.sink import Sink
+from bosch.sink import NO_SINK, Sink
 
 # The name of a model's cache among its arguments and outputs: transformers 5.24 renamed it.
 _ARGUMENTS = inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
@@ -526,27 +526,33 @@ def hybridize_cache(
     """
     window_tokens, num_groups = config.bosch["window"], config.num_key_value_heads
     layers: list[Any] = cache.layers
+    owns = [own_window(config, layer) for layer in range(config.num_hidden_layers)]
     if layers and isinstance(layers[0], HybridLayer):
-        held = {layer.window.window_tokens for layer in layers if layer.window is not None}
-        if held - {window_tokens}:
-            problem = f"this cache was made for a window of {held.pop()} tokens"
-            raise UserError(f"{problem}; it is {window_tokens} now. Start a new cache.")
+        for layer, own in zip(layers, owns, strict=True):
+            if own is None and layer.window is not None:
+                held = layer.window.window_tokens
+                if held != window_tokens:
+                    problem = f"this cache was made for a window of {held} tokens"
+                    raise UserError(f"{problem}; it is {window_tokens} now. Start a new cache.")
     elif int(cache.get_seq_length()) == 0:
         # A DynamicCache() without a config makes its layers later.
         if not layers and cache.layer_class_to_replicate is not None:
             layers = [cache.layer_class_to_replicate() for _ in config.bosch["num_full"]]
         clock = Clock(len(layers)) if isinstance(layers[0], StaticLayer) else None
+        # A static layer with a window of its own says no more than that.
+        size = max((getattr(layer, "max_cache_len", -1) for layer in layers), default=-1)
         cache.layers = [
             _hybrid_layer(
                 layer,
                 num_full,
-                window_tokens=window_tokens if num_full < num_groups else None,
-                sink=sink,
+                window_tokens=(own or window_tokens) if num_full < num_groups else None,
+                sink=sink if own is None else NO_SINK,
                 clock=clock,
                 number=number,
+                size=size,
             )
-            for number, (layer, num_full) in enumerate(
-                zip(layers, config.bosch["num_full"], strict=True)
+            for number, (layer, num_full, own) in enumerate(
+                zip(layers, config.bosch["num_full"], owns, strict=True)
             )
         ]
     elif cache.is_compileable:
@@ -558,7 +564,7 @@ def hybridize_cache(
         if (first := getattr(layer, "first", None)) is not None:
             firsts.append(first)
     if isinstance(attention_mask, dict):  # of static caches: one for each type of layer
-        attention_mask = next(iter(attention_mask.values()))
+        attention_mask = attention_mask.get("full_attention", next(iter(attention_mask.values())))
     hides = attention_mask is not None and not hides_nothing(attention_mask)
     if hides and firsts and not firsts[0].knows_starts:
         starts = _text_starts(attention_mask)
@@ -587,8 +593,10 @@ def _hybrid_layer(
     sink: Sink,
     clock: Clock | None,
     number: int,
+    size: int,
 ) -> HybridLayer:
-    """In place of a plain layer. `window_tokens`: None if it has no groups with a window."""
+    """In place of a plain layer. `window_tokens`: None if it has no groups with a window. `size`:
+    of a static cache."""
     window: RollingLayer | RingLayer | None = None
     has_sink, num_first = sink.kind == "static", sink.num_tokens
     if clock is None:
@@ -598,7 +606,6 @@ def _hybrid_layer(
         return HybridLayer(
             full if num_full else None, window, num_full, max_tokens=-1, num_first=num_first
         )
-    size = layer.max_cache_len
     if window_tokens is not None:
         window = RingLayer(window_tokens, max_cache_len=size, has_sink=has_sink)
     full = SlotLayer(max_cache_len=size) if num_full else None

@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers.masking_utils import sdpa_mask
 
 from bosch.attention.call import Documents
+from bosch.masks.window import own_windows
 from bosch.run.errors import UserError
 
 # Masks made by our mask function have this type. Those of callers are bool. A type can be seen in a
@@ -42,7 +43,9 @@ def bosch_mask_function(
     # the mask shows them, and so it does for the base model of a hybrid by itself, except at the
     # start of a cache, where the position ids of several tokens are enough.
     is_hybrid = getattr(config, "bosch", None) is not None
-    is_plain = not others.get("use_vmap") and others.get("local_size") is None
+    # Layers with windows of their own are told them by the config, and count them as ours.
+    has_own = bool(own_windows(config)) if getattr(config, "layer_types", None) else False
+    is_plain = not others.get("use_vmap") and (others.get("local_size") is None or has_own)
     if (
         (is_plain and isinstance(q_offset, int) and not torch.compiler.is_compiling())
         and ((is_hybrid and q_length > 1) or kv_offset + kv_length == q_offset + q_length)

@@ -35,7 +35,7 @@ from bosch.attention.documents import (
 from bosch.attention.search_mode import Mask, has_empty_slots, search_parts
 from bosch.attention.sink_keys import sink_keys
 from bosch.attention.slots import Step, num_seen, sees_sink, visible_slots
-from bosch.masks.window import check_window
+from bosch.masks.window import check_window, full_layers, own_window
 from bosch.plugins import list_plugins
 from bosch.run.errors import UserError
 
@@ -89,6 +89,9 @@ def bosch_attention(
             "models may drop masks or packed documents before attention is computed. It knows "
             f"{', '.join(FAMILIES)}; to add one, write a file in bosch/families."
         )
+    own = own_window(config, module.layer_idx)
+    if own is not None and others.get("sliding_window") == own:
+        del others["sliding_window"]
     _refuse_unknown(others)
     if isinstance(key, Split) and attention_mask is not None and hides_nothing(attention_mask):
         attention_mask = None
@@ -118,13 +121,22 @@ def bosch_attention(
     backend = bosch_backend or getattr(config, "bosch_backend", None)
     if not is_hybrid:
         call = make_call(query_BHTD, key, value)
+        if own is not None:  # a layer that no mask chooses
+            if bosch_window is not None and not full_layers(config):
+                problem = f"every layer of this model has a window of its own ({own} tokens)"
+                raise UserError(f"{problem}, so a mask would change nothing. Leave it out.")
+            # With empty slots the end of the keys is not that of the text; the mask has the window.
+            ends = not has_empty_slots(query_BHTD, key, mask_BNTS)
+            call = replace(call, window_tokens=own if ends else None)
+            return attend(call, backend).transpose(1, 2).contiguous(), None
         parts = search_parts(module, call, bosch_mask, bosch_window, bosch_gates)
         outputs = []
         for call in parts.calls:
             outputs.append(attend(call, backend).transpose(1, 2))
         out_BTHD = parts.join(outputs).contiguous()
         if bosch_observe is not None:
-            out_BTHD = bosch_observe(module.layer_idx, query_BHTD, key, value, scaling, out_BTHD)
+            layer = full_layers(config).index(module.layer_idx)
+            out_BTHD = bosch_observe(layer, query_BHTD, key, value, scaling, out_BTHD)
         return out_BTHD, None
     if any(given is not None for given in (bosch_mask, bosch_window, bosch_gates, bosch_observe)):
         problem = "bosch_mask, bosch_window and bosch_gates are for stock models"
@@ -141,7 +153,7 @@ def _calls_of_hybrid(
     """One for the layer's full groups, and one for its groups with a window."""
     config, num_queries = module.config, query_BHTD.shape[2]
     bosch, num_groups = config.bosch, config.num_key_value_heads
-    num_full = bosch["num_full"][module.layer_idx]
+    num_full, own = bosch["num_full"][module.layer_idx], own_window(config, module.layer_idx)
     # By the tensors, not by the config: a plan for tensor parallelism cuts heads without telling
     # it.
     parts = [pair[0] for pair in key[:2] if pair] if isinstance(key, Split) else [key]
@@ -163,7 +175,7 @@ def _calls_of_hybrid(
                 "last logits only), or use a DynamicCache."
             )
         num_past = key.shape[2] - num_queries
-        if num_past and num_full < num_groups and not torch.compiler.is_compiling():
+        if num_past and num_full < num_groups and own is None and not torch.compiler.is_compiling():
             mention_plain_cache()
         sizes = num_full, num_groups - num_full
         k, v = (x.split(sizes, dim=1) for x in (key, value))
@@ -183,7 +195,7 @@ def _calls_of_hybrid(
             calls.append(make_call(q_BHTD, k_BGSD, v_BGSD))
     if num_full < num_groups:
         windowed = make_call(query_BHTD[:, num_full_heads:], *key.window)
-        calls.append(_windowed(module, windowed, key, check_window(bosch["window"])))
+        calls.append(_windowed(module, windowed, key, own or check_window(bosch["window"])))
     return calls
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from bosch.attention.call import AttentionCall
 from bosch.attention.sink_keys import sink_keys
-from bosch.masks.window import check_window
+from bosch.masks.window import check_window, full_layers
 from bosch.run.errors import UserError
 
 Mask = Sequence[Sequence[int | None]] | Tensor  # (layers, groups)
@@ -79,8 +79,8 @@ def search_parts(
         raise UserError(f"{problem}: pass both, or neither for the dense model.")
     if bosch_window is None:
         return Parts([call], [*range(call.k_BGSD.shape[1])], [], [])
-    num_layers, num_groups = module.config.num_hidden_layers, call.k_BGSD.shape[1]
-    gates_G, layer = None, module.layer_idx
+    layers, num_groups = full_layers(module.config), call.k_BGSD.shape[1]
+    num_layers, gates_G, layer = len(layers), None, layers.index(module.layer_idx)
     if bosch_gates is not None:
         shape = tuple(getattr(bosch_gates, "shape", ()))
         if shape != (num_layers, num_groups) or not bosch_gates.is_floating_point():

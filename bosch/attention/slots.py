@@ -31,7 +31,7 @@ class Step:
     def __init__(self, first: Tensor, num_new: int) -> None:
         self.first, self.num_new = first, num_new  # position of the first, a 0-dim tensor
         self.positions_T = first + torch.arange(num_new, device=first.device)
-        self.memo: dict[tuple[str, int], Tensor] = {}
+        self.memo: dict[tuple[object, ...], Tensor] = {}
 
 
 class Clock:
@@ -164,7 +164,8 @@ def visible_slots(
     `window_tokens` the slots are those of a ring."""
     if mask_BNTS is not None and window_tokens is None:
         return mask_BNTS
-    key = ("visible" if mask_BNTS is None else "visible of a padded text", num_slots)
+    kind = "visible" if mask_BNTS is None else "visible of a padded text"
+    key = (kind, num_slots, window_tokens)
     if key in step.memo:
         return step.memo[key]
     if mask_BNTS is None:

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
-from bosch.hybrid.models import family_of, head_size
+from bosch.hybrid.models import check_native_window, family_of, head_size
+from bosch.masks.window import full_layers
 from bosch.run.errors import UserError
 from bosch.sink import KEY, NO_SINK, VALUE, Sink, is_sink_parameter
 
@@ -42,14 +43,18 @@ def hybrid_config(
 ) -> PretrainedConfig:
     """The config of the hybrid of a plain model and a mask (1: full attention). `provenance`:
     further fields of `config.bosch`."""
-    rows = [[int(bit) for bit in row] for row in z]
-    sizes = sorted({len(row) for row in rows})
-    if (len(rows), sizes) != (config.num_hidden_layers, [config.num_key_value_heads]):
+    check_native_window(config)
+    given, layers = [[int(bit) for bit in row] for row in z], full_layers(config)
+    sizes = sorted({len(row) for row in given})
+    if (len(given), sizes) != (len(layers), [config.num_key_value_heads]):
         raise UserError(
-            f"the mask has {len(rows)} layers of {sizes} groups, but the model has "
-            f"{config.num_hidden_layers} of {config.num_key_value_heads}; pass a mask made for "
-            "this model."
+            f"the mask has {len(given)} layers of {sizes} groups, but the model has "
+            f"{len(layers)} of {config.num_key_value_heads}; pass a mask made for this model."
         )
+    # A layer with a window of its own has no full group.
+    rows = [[0] * config.num_key_value_heads for _ in range(config.num_hidden_layers)]
+    for layer, row in zip(layers, given, strict=True):
+        rows[layer] = row
     hybrid: dict[str, object] = {
         "window": window_tokens,
         "num_full": [sum(row) for row in rows],
@@ -96,11 +101,11 @@ def sink_parameters(sink: Sink, config: PretrainedConfig) -> dict[str, Tensor]:
         return {}
     keys_LGD, values_LGD = sink.known_constants()
     found = {}
-    for layer, row in enumerate(config.bosch["permutation"]):
-        windowed, attention = row[config.bosch["num_full"][layer] :], f"layers.{layer}.self_attn"
-        if windowed:
-            found[f"model.{attention}.{KEY}"] = keys_LGD[layer, windowed]
-            found[f"model.{attention}.{VALUE}"] = values_LGD[layer, windowed]
+    for number, layer in enumerate(full_layers(config)):
+        row, attention = config.bosch["permutation"][layer], f"layers.{layer}.self_attn"
+        if windowed := row[config.bosch["num_full"][layer] :]:
+            found[f"model.{attention}.{KEY}"] = keys_LGD[number, windowed]
+            found[f"model.{attention}.{VALUE}"] = values_LGD[number, windowed]
     return found
 
 

@@ -14,6 +14,7 @@ from bosch.hybrid.models import PREFIX, head_size
 from bosch.hybrid.remote_code import ENTRY, write_remote_code
 from bosch.masks.mask import ORIGIN, GroupMask, MaskFile, describe_bytes
 from bosch.masks.picture import draw_mask
+from bosch.masks.window import full_layers, own_windows
 from bosch.model import ModelInfo
 from bosch.run.files import CARD, MANIFEST, read_sealed_json, write_atomically
 from bosch.run.plain_text import markdown, markdown_table, yaml_text
@@ -71,12 +72,15 @@ def why_not_served(config: PretrainedConfig) -> str | None:
         return f"its sink keeps first tokens ({sink})"
     if all(all(row) for row in full_groups(config)):
         return "it has no group on the window; serve the dense model"
+    if own_windows(config):
+        return "some of its layers have windows of their own"
     return None
 
 
 def full_groups(config: PretrainedConfig) -> list[list[int]]:
+    """The mask of a hybrid: of its layers that have no window of their own."""
     hybrid = config.bosch
-    places = zip(hybrid["permutation"], hybrid["num_full"], strict=True)
+    places = [(hybrid["permutation"][n], hybrid["num_full"][n]) for n in full_layers(config)]
     return [[int(group in row[:full]) for group in range(len(row))] for row, full in places]
 
 
@@ -88,6 +92,7 @@ def mask_record(config: PretrainedConfig) -> MaskFile:
         window_tokens=config.bosch["window"],
         unit=origin.get("unit", "group"),
         sink=Sink.of_hybrid(config),
+        own_windows=own_windows(config),
     )
     model = info_of(config, config.model_type)
     if given := origin.get("model"):
@@ -103,7 +108,7 @@ def info_of(
         name,
         revision,
         weight_hash,
-        num_layers=config.num_hidden_layers,
+        num_layers=len(full_layers(config)),
         num_groups=config.num_key_value_heads,
         num_query_heads=config.num_attention_heads,
         head_dim=head_size(config),

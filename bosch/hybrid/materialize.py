@@ -26,6 +26,7 @@ from bosch.hybrid.models import PREFIX, check_native_window, family_of
 from bosch.hybrid.shards import PROGRESS, rewrite_weights, weight_files
 from bosch.hybrid.sinks import attach_sink, sink_of_hybrid
 from bosch.masks.mask import MaskFile
+from bosch.masks.window import own_windows
 from bosch.model import LOCAL, explain_library_errors, read_model_config
 from bosch.model_files import TOKENIZER_CONFIG, read_json_object
 from bosch.run.errors import UserError
@@ -37,6 +38,9 @@ from bosch.sink import NO_SINK, Sink
 # All others are: tokenizer, chat template, generation config, license.
 SKIPPED = (*models.OTHER_WEIGHTS, ".safetensors", ".index.json", ".py")
 WRITTEN_ANEW = {"config.json", export.CARD, export.PICTURE, MANIFEST, STARTED}
+
+# Families whose layers differ in their windows alone, by layer_types of transformers.
+HAVE_LAYER_TYPES = ("ministral", "olmo3", "qwen2", "qwen2_moe", "qwen3", "smollm3")
 
 # The check. A short window shows a wrong order of groups more clearly, and needs only a short text.
 CHECK_WINDOW = 32
@@ -82,7 +86,13 @@ def as_layer_types(source: Path, out: Path) -> None:
     plain, num_full = conversion.plain_config(hybrid), hybrid.bosch["num_full"]
     if getattr(plain, "layer_types", None) is None:
         problem = f"{source}: the family {plain.model_type} has no layer_types in transformers"
-        raise UserError(f"{problem}; qwen2 and qwen3 have.")
+        raise UserError(f"{problem}; {', '.join(HAVE_LAYER_TYPES)} have.")
+    if plain.model_type not in HAVE_LAYER_TYPES:
+        problem = f"{source}: in the family {plain.model_type} layers of windows have other"
+        raise UserError(f"{problem} positions than full ones, so the model would change.")
+    if (others := {*own_windows(hybrid)} - {window}) and 0 in num_full:
+        problem = f"{source}: windows of its own are of {min(others)} tokens, those of its mask of"
+        raise UserError(f"{problem} {window}, and layer types have one window for all.")
     for layer, count in enumerate(num_full):
         if count not in (0, groups):
             problem = f"{source}: layer {layer} has {count} of {groups} groups full"
@@ -91,7 +101,9 @@ def as_layer_types(source: Path, out: Path) -> None:
         problem = f"{source} has the sink {sink}, which layer types have not"
         raise UserError(f"{problem}; make the hybrid with --sink none.")
     kinds = ["full_attention" if count else "sliding_attention" for count in num_full]
-    plain.update({"layer_types": kinds, "sliding_window": window, "use_sliding_window": True})
+    plain.update({"layer_types": kinds, "sliding_window": window})
+    if hasattr(plain, "use_sliding_window"):
+        plain.use_sliding_window = True
     plain.architectures = [family_of(plain).plain_model_class.__name__]
     _write(source, hybrid, out, plain)  # groups of whole layers were never moved
     # Against transformers' own windows, computed by its plainest attention.

@@ -33,7 +33,7 @@ from transformers.masking_utils import create_masks_for_generate
 from bosch.attention.cache import CACHE, hybridize_cache
 from bosch.attention.documents import nothing_hidden
 from bosch.attention.register import NAME
-from bosch.masks.window import check_window
+from bosch.masks.window import check_window, full_layers, own_window
 from bosch.plugins import list_plugins, load_plugin
 from bosch.run.errors import UserError
 from bosch.sink import KEY, VALUE, Sink
@@ -56,6 +56,7 @@ REFUSED = {
         ("gemma2", "vaultgemma"), "their attention scores have a soft cap, which no backend has"
     ),
     **dict.fromkeys(("phi", "phimoe"), "their head has a bias, which no loss of a training has"),
+    "gpt_oss": "its attention has sinks of its own (s_aux), which no backend has",
     "diffllama": "its attention is the difference of two",
     "gpt_neox": "its projections have queries, keys and values in turn, head by head",
 }
@@ -189,8 +190,9 @@ def read_sink(model: Any) -> None:
     a static one: parameters, which are loaded or trained like any others."""
     config, num_groups = model.config, model.config.num_key_value_heads
     model.window_sink = sink = Sink.of_hybrid(config)
-    for layer, num_full in zip(model.base_model.layers, config.bosch["num_full"], strict=True):
-        attention = layer.self_attn
+    for number in full_layers(config):
+        attention = model.base_model.layers[number].self_attn
+        num_full = config.bosch["num_full"][number]
         attention.window_sink = sink
         if sink.kind == "static" and num_full < num_groups:
             weight = attention.o_proj.weight
@@ -284,16 +286,19 @@ def share_conversions(plain_class: Any, hybrid_class: Any) -> None:
 
 
 def check_native_window(config: PretrainedConfig) -> None:
-    """Refuse a model with a sliding window of its own."""
+    """Refuse a model that has a window of its own in every layer, or layers of further kinds."""
     window = getattr(config, "sliding_window", None)
     layer_types = getattr(config, "layer_types", None)
     if layer_types is None and window is None:
         return
-    if layer_types is None or any(kind != "full_attention" for kind in layer_types):
+    if others := {*(layer_types or ())} - {"full_attention", "sliding_attention"}:
+        problem = f"this {config.model_type} has layers of the type {min(others)}"
+        raise UserError(f"{problem}; those of a hybrid have full attention or a sliding window.")
+    if layer_types is None or "full_attention" not in layer_types:
         raise UserError(
-            f"this {config.model_type} has a sliding window of its own (sliding_window={window}), "
-            "which cannot be combined with ours. To use full attention in every layer, set "
-            "sliding_window to null in a copy of config.json."
+            f"this {config.model_type} has a sliding window of its own in every layer "
+            f"(sliding_window={window}), so nothing is left to choose. To use full attention in "
+            "every layer, set sliding_window to null in a copy of config.json."
         )
 
 
@@ -320,3 +325,7 @@ def check_hybrid(config: PretrainedConfig) -> None:
             f"{num_layers} layers."
         )
     check_native_window(config)
+    for layer in range(num_layers):
+        if own_window(config, layer) is not None and num_full[layer]:
+            problem = f"config.bosch['num_full'] says {num_full[layer]} for layer {layer}"
+            raise UserError(f"{problem}, which has a window of its own; it must be 0.")

@@ -15,6 +15,7 @@ from torch import Tensor
 from bosch.attention.cache import CACHE
 from bosch.hybrid.models import head_size
 from bosch.masks.mask import MaskFile
+from bosch.masks.window import full_layers
 from bosch.model import explain_library_errors
 from bosch.run.errors import MissingFileError, UserError
 from bosch.run.files import write_atomically
@@ -29,6 +30,7 @@ def measure_static_sink(model: Any, texts: Sequence[Tensor]) -> Sink:
     ids_N1 = torch.stack([ids_T[:1] for ids_T in texts]).to(model.device)
     # Averaged in float32: a sum of many keys in bfloat16 would lose their last digits.
     layers = model(ids_N1, use_cache=True)[CACHE].layers
+    layers = [layers[number] for number in full_layers(model.config)]
     keys_LGD = torch.stack([layer.keys[:, :, 0].float().mean(0) for layer in layers])
     values_LGD = torch.stack([layer.values[:, :, 0].float().mean(0) for layer in layers])
     constants = SinkConstants(keys_LGD.to(model.dtype), values_LGD.to(model.dtype))
@@ -45,11 +47,12 @@ def attach_sink(model: Any, sink: Sink) -> Sink:
     # On the attention modules, since transformers hands the registered function nothing but the
     # module and its tensors.
     model.window_sink = sink
-    for layer, block in enumerate(model.base_model.layers):
-        block.self_attn.window_sink = sink
+    for number, layer in enumerate(full_layers(model.config)):
+        attention = model.base_model.layers[layer].self_attn
+        attention.window_sink = sink
         if sink.constants is not None:
-            block.self_attn.window_sink_key = sink.constants.keys_LGD[layer]
-            block.self_attn.window_sink_value = sink.constants.values_LGD[layer]
+            attention.window_sink_key = sink.constants.keys_LGD[number]
+            attention.window_sink_value = sink.constants.values_LGD[number]
     return before
 
 
@@ -58,14 +61,15 @@ def sink_of_hybrid(model: Any) -> Sink:
     sink: Sink = model.window_sink
     if sink.kind != "static":
         return sink
-    config = model.config
-    shape = config.num_hidden_layers, config.num_key_value_heads, head_size(config)
+    config, layers = model.config, full_layers(model.config)
+    shape = len(layers), config.num_key_value_heads, head_size(config)
     keys_LGD, values_LGD = (torch.zeros(shape, dtype=model.dtype) for _ in range(2))
-    for layer, block in enumerate(model.base_model.layers):
+    for number, layer in enumerate(layers):
+        attention = model.base_model.layers[layer].self_attn
         windowed = config.bosch["permutation"][layer][config.bosch["num_full"][layer] :]
         if windowed:
-            keys_LGD[layer, windowed] = block.self_attn.window_sink_key.detach().cpu()
-            values_LGD[layer, windowed] = block.self_attn.window_sink_value.detach().cpu()
+            keys_LGD[number, windowed] = attention.window_sink_key.detach().cpu()
+            values_LGD[number, windowed] = attention.window_sink_value.detach().cpu()
     return replace(sink, constants=SinkConstants(keys_LGD, values_LGD))
 
 

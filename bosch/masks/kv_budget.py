@@ -8,7 +8,7 @@ from dataclasses import replace
 from bosch.config import Config
 from bosch.masks.mask import GroupMask
 from bosch.methods._settings import unit_of
-from bosch.model import fetch_config, read_model_info
+from bosch.model import fetch_config, read_model_info, read_own_windows
 from bosch.run.errors import UserError
 from bosch.sink import Sink
 
@@ -30,14 +30,16 @@ def with_kv_budget(
     unit_bytes = (1024 if binary else 1000) ** ("KMGT".index(unit[0]) + 1)
     tokens = int(length) * {"": 1, "k": 1024, "m": 1024**2}[thousands.lower()]
 
-    model = read_model_info(fetch_config(config.model))
+    folder = fetch_config(config.model)
+    model, own = read_model_info(folder), read_own_windows(folder)
     width = model.num_groups if unit_of(config.method, settings) == "layer" else 1
     count = model.num_layers * model.num_groups // width
     # From the dense model on, so the first that fits has the smallest ratio. Bytes depend on how
     # many groups have a window and not on which, so any mask will do.
     for windowed in range(count + 1):
         rows = [[0] * width] * windowed + [[1] * width] * (count - windowed)
-        mask = replace(GroupMask.from_rows(rows, config.window), sink=Sink.parse(config.sink))
+        mask = GroupMask.from_rows(rows, config.window)
+        mask = replace(mask, sink=Sink.parse(config.sink), own_windows=own)
         needed = mask.kv_bytes(tokens, model.head_dim)
         size = f"{needed / unit_bytes:.3g} {unit} in use at {tokens:,} tokens"
         if needed <= float(number) * unit_bytes:

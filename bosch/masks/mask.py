@@ -31,6 +31,7 @@ class GroupMask:
     window_tokens: int  # window size in tokens, including the current token
     unit: Unit = "group"  # what was chosen; "layer": all groups of a layer are equal
     sink: Sink = NO_SINK  # of its windows
+    own_windows: tuple[int, ...] = ()  # of layers of the model that are none of `z`, in tokens
 
     def __post_init__(self) -> None:
         check_window(self.window_tokens, self.sink.num_tokens)
@@ -114,6 +115,7 @@ class GroupMask:
         of its sink."""
         in_window = min(context_tokens, self.window_tokens - 1) + self.sink.num_tokens
         entries = self.num_full * context_tokens + self.num_windowed * in_window
+        entries += self.num_groups * sum(min(context_tokens, own - 1) for own in self.own_windows)
         return entries * 2 * head_dim * bytes_per_value  # 2: keys and values
 
     def allocated_bytes(self, context_tokens: int, head_dim: int, bytes_per_value: int = 2) -> int:
@@ -123,10 +125,14 @@ class GroupMask:
         in_window = min(context_tokens, self.window_tokens - 1)
         entries = self.num_full * (context_tokens + spare_tokens(context_tokens))
         entries += self.num_windowed * (in_window + spare_tokens(in_window) + self.sink.num_tokens)
+        held = [min(context_tokens, own - 1) for own in self.own_windows]
+        entries += self.num_groups * sum(count + spare_tokens(count) for count in held)
         return entries * 2 * head_dim * bytes_per_value
 
     def dense_kv_bytes(self, context_tokens: int, head_dim: int, bytes_per_value: int = 2) -> int:
-        return self.num_total * context_tokens * 2 * head_dim * bytes_per_value
+        held = [min(context_tokens, own - 1) for own in self.own_windows]
+        entries = self.num_total * context_tokens + self.num_groups * sum(held)
+        return entries * 2 * head_dim * bytes_per_value
 
     def row_texts(self) -> list[str]:
         """One string of 0 and 1 per layer."""
@@ -220,7 +226,8 @@ FIELDS: dict[str, tuple[type, ...]] = {
     "seed": (int, NoneType),
     "score_trace": (dict, NoneType),
     "provenance": (dict,),
-    "sink": (dict,),  # left out where there is none
+    "sink": (dict,),  # left out where there is none, as
+    "own_windows": (list,),
     **{f"model.{name}": kinds for name, kinds in MODEL_FIELDS.items()},
 }
 
@@ -230,6 +237,8 @@ def write_mask(path: Path, record: MaskFile) -> None:
     content |= {"window_tokens": record.mask.window_tokens, "z": record.mask.row_texts()}
     if record.mask.sink.kind != "none":  # so that masks without are as before there were any
         content["sink"] = record.mask.sink.to_json()
+    if record.mask.own_windows:
+        content["own_windows"] = list(record.mask.own_windows)
     # Always in one order, so that the same mask has the same bytes. And no NaN, which JSON has not.
     in_order = {name: content[name] for name in FIELDS if name in content}
     write_atomically(path, json.dumps(in_order, indent=1, allow_nan=False) + "\n")
@@ -261,6 +270,7 @@ def _parse(content: dict[str, Any]) -> MaskFile:
             problem = f"{name} is {value!r}, but this code reads {known!r}"
             raise UserError(f"{problem}; use the version that wrote it, or search the mask anew.")
     content.setdefault("sink", {"kind": "none"})
+    content.setdefault("own_windows", [])
     # The model's own fields are checked with the others, under names as `model.id`.
     model = content.get("model")
     inside = model.items() if isinstance(model, dict) else ()
@@ -279,7 +289,10 @@ def _parse(content: dict[str, Any]) -> MaskFile:
             raise UserError(f"z, layer {layer}, is {row!r}; it must be a string of 0 and 1.")
     z = tuple(tuple(map(int, row)) for row in content["z"])
     sink = Sink.from_json(content["sink"])
-    mask = GroupMask(z, content["window_tokens"], content["unit"], sink)
+    for own in content["own_windows"]:
+        check_window(own)
+    own_windows = tuple(content["own_windows"])
+    mask = GroupMask(z, content["window_tokens"], content["unit"], sink, own_windows)
     if not math.isclose(content["ratio"], mask.ratio, abs_tol=1e-9):  # nan is not close
         raise UserError(f"ratio is {content['ratio']}, but z has that of {mask.ratio:.6g}.")
     for name in ("settings", "provenance"):  # they go into config.json

@@ -70,7 +70,7 @@ def write_selection(name: str, inputs: Inputs, selection: Selection, began: floa
             sink = model.window_sink
         write_constants(folder, sink)
     record = MaskFile(
-        mask=replace(selection.mask, sink=sink),
+        mask=replace(selection.mask, sink=sink, own_windows=inputs.own_windows),
         model=selection.model or inputs.model_info,
         method=name,
         ratio_asked=inputs.ratio,

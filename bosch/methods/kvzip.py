@@ -28,6 +28,7 @@ from transformers import DynamicCache, PreTrainedModel
 from bosch.attention.cache import CACHE
 from bosch.calibration import Haystack
 from bosch.hybrid.models import logits_of
+from bosch.masks.window import full_layers
 from bosch.method import Inputs, MethodTraits, Scores
 from bosch.methods._examples import Result, measure_haystacks
 from bosch.methods._statistics import LEAST_ROWS, row_scores
@@ -168,7 +169,7 @@ def observe_layer(
     best_GK = torch.zeros(len(k_GSD), len(keys_K), device=k_GSD.device)
     lengths_HK = None
     if gradient_LQ is not None:
-        module: Any = inputs.model.base_model.layers[layer].self_attn  # type: ignore[index, union-attr]
+        module = masked_layers(inputs.model)[layer].self_attn
         lengths_HK = value_lengths(v_GKD, module.o_proj, num_heads)
     size = max(LEAST_ROWS, inputs.chunk_elements // (num_heads * seen_GSD.shape[1]))
     for places_C in places_Q.split(size):
@@ -185,6 +186,11 @@ def observe_layer(
         best_GK = torch.maximum(best_GK, weights_GRCK.amax((1, 2)))
     scores.append(best_GK.cpu())
     return out
+
+
+def masked_layers(model: Any) -> list[Any]:
+    """Those that are a mask's."""
+    return [model.base_model.layers[number] for number in full_layers(model.config)]
 
 
 def value_lengths(v_GKD: Tensor, o_proj: nn.Linear, num_heads: int) -> Tensor:
@@ -212,7 +218,7 @@ def gradient_lengths(
         # through the tensors of the first call.
         out_BQE.register_hook(keep)
 
-    layers: Any = model.base_model.layers
+    layers = masked_layers(model)
     hooks = [
         layer.self_attn.o_proj.register_forward_hook(partial(watch, number))
         for number, layer in enumerate(layers)

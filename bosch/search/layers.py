@@ -14,6 +14,7 @@ the visible keys, MLP with the active experts)."""
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ from bosch.attention.sink_keys import keys_beyond
 from bosch.hybrid.models import apply_norm, family_of, logit_factor
 from bosch.kernels import rotation_of
 from bosch.masks.mask import Z
-from bosch.masks.window import check_window
+from bosch.masks.window import check_window, full_layers
 from bosch.run.errors import UserError
 from bosch.sink import NO_SINK
 
@@ -59,6 +60,11 @@ class Layers:
         self.core: Any = model.base_model
         self.blocks: Any = self.core.layers
         self.num_groups: int = model.config.num_key_value_heads
+        # The layers up to each that is a mask's. Those between have windows of their own; behind
+        # the last one they belong to it.
+        last, steps = model.config.num_hidden_layers - 1, full_layers(model.config)
+        ends = [*steps[:-1], last]
+        self.steps = [range(first + 1, end + 1) for first, end in pairwise([-1, *ends])]
         self.backend: str | None = getattr(model.config, "bosch_backend", None)
         self.block_norms = getattr(family_of(model.config), "block_norms", None)
         # Single rows need a family that names its norms, and a mask in their attention, which not
@@ -67,7 +73,7 @@ class Layers:
         mask_BNTS = torch.ones(1, 1, 2, 2, dtype=torch.bool, device=model.device)
         call = AttentionCall(x_BHTD, x_BHTD, x_BHTD, 1.0, mask_BNTS=mask_BNTS)
         takes_masks = self.backend is None or refusal(self.backend, call) is None
-        self.takes_rows = self.block_norms is not None and takes_masks
+        self.takes_rows = self.block_norms is not None and takes_masks and steps[-1] == last
 
     def embed(self, ids_T: Tensor) -> tuple[Tensor, list[Arguments]]:
         """The hidden states that enter layer 0, and the arguments that each layer gets."""
@@ -163,7 +169,7 @@ class Layers:
         # So small a window that a mask matters in so short a text; and a mask with both kinds of
         # group in every layer.
         of_search, self.window_tokens = self.window_tokens, min(self.window_tokens, 16)
-        layers, groups = range(len(self.blocks)), range(self.num_groups)
+        layers, groups = range(len(self.steps)), range(self.num_groups)
         z = tuple(tuple((layer + group) % 2 for group in groups) for layer in layers)
         layered_BTC = self.core.norm(run(z))
         expected_BTC = self.core(

@@ -162,6 +162,7 @@ def write_mask(
         learning=make_learning(config, model, tokens) if tokens else None,
         sink=Sink.parse(config.sink),
         min_full_per_layer=mask.min_full_per_layer,
+        own_windows=models.read_own_windows(model),
     )
     began = time.monotonic()
     selection = make_mask(config.method, inputs)

@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,6 +26,7 @@ def run_chain(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
 # A model with random weights answers nothing right: by the answers' probability `bosch` can still
 # search where windows make it worse, which is chance and true with this text; `fisher` needs no
 # right answers.
+OWN = ("gemma3_text", "olmo3")
 BY_LOGPROB = ("--mask.options", "objective=logprob", "--mask.kappa", "2")
 
 
@@ -35,17 +37,26 @@ BY_LOGPROB = ("--mask.options", "objective=logprob", "--mask.kappa", "2")
         ("mistral", ("--method", "fisher")),
         ("qwen2", ("--method", "fisher")),
         ("qwen3_moe", ("--method", "interleave", "--train.objective", "distill")),
+        # Half of the layers have windows of their own, which no mask chooses.
+        ("gemma3_text", BY_LOGPROB),
+        ("olmo3", ("--method", "fisher", "--train.objective", "distill")),
     ],
 )
 def test_the_whole_chain_runs(family: str, options: tuple[str, ...], tmp_path: Path) -> None:
-    model = write_own_model(tmp_path / "model", family, PAGES)
+    own: dict[str, Any] = {}
+    if family in OWN:
+        own = {"num_hidden_layers": 6, "layer_types": ["sliding_attention", "full_attention"] * 3}
+        own |= {"sliding_window": 24}
+    model = write_own_model(tmp_path / "model", family, PAGES, **own)
     (tmp_path / "text.txt").write_text("\n\n".join(PAGES))
     words = ("--model", str(model), "--data.source", "text.txt", "--data.tokens", "16k")
     less = ("--calibration.examples", "8", "--eval.samples", "1", "--eval.checkpoints", "0", "1")
     run = run_chain(tmp_path, *words, *less, "--run-dir", "runs/own", *options)
     assert run.returncode == 0, run.stderr
     folder = tmp_path / "runs" / "own"
-    assert read_mask(folder / "mask" / "mask.json").mask.num_windowed >= 9
+    mask = read_mask(folder / "mask" / "mask.json").mask
+    assert mask.num_windowed >= 9
+    assert mask.own_windows == ((24, 24, 24) if own else ())
     saved = json.loads((folder / "run.json").read_text())["config"]
     assert saved["data"]["sequence_length"] == 256
     rows = (folder / "eval" / "results.jsonl").read_text().splitlines()

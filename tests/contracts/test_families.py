@@ -109,12 +109,18 @@ def test_an_empty_mask_is_transformers_own_sliding_window(family: str, window_to
 
 
 @every_windowed_family
-def test_a_window_of_its_own_is_refused_everywhere(family: str) -> None:
-    model = tiny_model(family, **native_window(family, 24))
-    # A Qwen2-MoE does not tell its attention of the window: it is in the mask, which is heeded.
-    for mask in () if family == "qwen2_moe" else ({}, SEARCH):
-        with pytest.raises(UserError, match=r"24 tokens.*sliding_window=None"):
-            logits(model, random_tokens(1, 50), **mask)
+def test_a_window_of_its_own_in_every_layer_is_refused(family: str) -> None:
+    own = native_window(family, 24)
+    model, ids = tiny_model(family, **own), random_tokens(1, 50)
+    if "layer_types" in own:
+        stock = tiny_model(family, attention="sdpa", **own)
+        assert_close(logits(model, ids), logits(stock, ids))
+        with pytest.raises(UserError, match=r"every layer.*24 tokens"):
+            logits(model, ids, **SEARCH)
+    else:
+        for mask in ({}, SEARCH):
+            with pytest.raises(UserError, match=r"24 tokens.*sliding_window=None"):
+                logits(model, ids, **mask)
     with pytest.raises(UserError, match="sliding_window=24"):
         deploy(model, MIXED, WINDOW)
 

@@ -18,6 +18,7 @@ from bosch.data.tokenizer_files import describe_tokenizer
 from bosch.hybrid.conversion import deploy, hybrid_config
 from bosch.hybrid.materialize import (
     CHECK_TOLERANCE,
+    HAVE_LAYER_TYPES,
     as_layer_types,
     compare_logits,
     materialize,
@@ -40,12 +41,13 @@ from tests.model_factory import (
     tiny_model,
     undeploy,
 )
+from tests.sampled import sampled
 
 WHOLE = [[1] * 4, [0] * 4, [1] * 4]
 every_family = pytest.mark.parametrize("family", family_parameters())
 
 
-@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+@pytest.mark.parametrize("family", sampled(HAVE_LAYER_TYPES, slice(2, 5)))
 def test_whole_layers_become_layer_types_that_any_engine_knows(family: str, tmp_path: Path) -> None:
     """Stock transformers generates the same tokens, and its cache holds the window."""
     dense, hybrid, out = (tmp_path / name for name in ("dense", "hybrid", "stock"))
@@ -73,6 +75,7 @@ def test_what_layer_types_cannot_say_is_refused(tmp_path: Path) -> None:
     for family, z, named in (
         ("qwen3", MIXED, r"layer 0 has \d of 4 groups full, which no layer type"),
         ("llama", WHOLE, "the family llama has no layer_types"),
+        ("cohere2", WHOLE, "in the family cohere2 layers of windows have other positions"),
     ):
         dense, hybrid = tmp_path / family, tmp_path / f"{family}-hybrid"
         plain_folder(dense, family)

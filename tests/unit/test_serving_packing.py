@@ -182,5 +182,8 @@ def test_another_vllm_is_refused_where_it_lacks_something() -> None:
 def test_a_folder_that_cannot_be_served_is_refused(hybrid: Any, told: str) -> None:
     check_hybrid(HYBRID, 3, 4)
     check_hybrid({**HYBRID, "sink": {"kind": "static"}}, 3, 4)
+    check_hybrid(HYBRID, 3, 4, ["full_attention"] * 3)
+    with pytest.raises(ValueError, match="windows of their own"):
+        check_hybrid(HYBRID, 3, 4, ["full_attention", "sliding_attention", "full_attention"])
     with pytest.raises(ValueError, match=told):
         check_hybrid(hybrid, 3, 4)

@@ -180,7 +180,7 @@ def make_models(folder: Path) -> None:
     copy("no_positions", max_position_embeddings=None)
     copy("quantized", quantization_config={"quant_method": "gptq", "bits": 4})
     windows = {"use_sliding_window": True, "sliding_window": 128, "max_window_layers": 0}
-    copy("own_window", layer_types=["sliding_attention", *full], **windows)
+    copy("own_window", layer_types=["sliding_attention"] * 2, **windows)
 
     whole, weights = (asset / SINGLE).read_bytes(), load_file(asset / SINGLE)
     (copy("no_weights") / SINGLE).unlink()

@@ -36,7 +36,12 @@ def check_engine(version: str, needed: Sequence[str] = NEEDED) -> str | None:
     return None if ".".join(version.split(".")[:2]) in RUN_WITH else run_with
 
 
-def check_hybrid(hybrid: Mapping[str, object] | None, num_layers: int, num_groups: int) -> None:
+def check_hybrid(
+    hybrid: Mapping[str, object] | None,
+    num_layers: int,
+    num_groups: int,
+    layer_types: Sequence[str] = (),
+) -> None:
     """Refuse a `config.bosch` that another version wrote, or that has nothing on a window."""
     hybrid = hybrid or {}
     num_full, window = hybrid.get("num_full"), hybrid.get("window")
@@ -54,6 +59,9 @@ def check_hybrid(hybrid: Mapping[str, object] | None, num_layers: int, num_group
     if kind not in ("none", "static"):
         problem = f"this hybrid's windows see {sink}; this plug-in serves static sinks, and none"
         raise ValueError(f"{problem}. Use transformers' generate.")
+    if "sliding_attention" in layer_types:
+        problem = "some layers of this hybrid have windows of their own, besides those of its mask"
+        raise ValueError(f"{problem}, which this plug-in does not tell apart. Use transformers.")
     if all(n == num_groups for n in num_full):
         problem = "no group of this hybrid is on the window, so nothing would be saved"
         raise ValueError(f"{problem}; serve the model that it was made from.")

@@ -25,7 +25,8 @@ class HybridSettings(VerifyAndUpdateConfig):
     def verify_and_update_config(vllm_config: Any) -> None:
         config = vllm_config.model_config.hf_config
         hybrid, num_groups = getattr(config, "bosch", None), config.num_key_value_heads
-        check_hybrid(hybrid, config.num_hidden_layers, num_groups)
+        kinds = getattr(config, "layer_types", None) or ()
+        check_hybrid(hybrid, config.num_hidden_layers, num_groups, kinds)
         asked_layout = vllm_config.additional_config.get("bosch_layout")
         parallel, cache = vllm_config.parallel_config, vllm_config.cache_config
         keeps_all = vllm_config.scheduler_config.disable_hybrid_kv_cache_manager
