@@ -47,8 +47,9 @@ def attach_sink(model: Any, sink: Sink) -> Sink:
     # On the attention modules, since transformers hands the registered function nothing but the
     # module and its tensors.
     model.window_sink = sink
+    dense = model.get_base_model() if hasattr(model, "get_base_model") else model  # peft's adapters
     for number, layer in enumerate(full_layers(model.config)):
-        attention = model.base_model.layers[layer].self_attn
+        attention = dense.base_model.layers[layer].self_attn
         attention.window_sink = sink
         if sink.constants is not None:
             attention.window_sink_key = sink.constants.keys_LGD[number]
