@@ -56,6 +56,7 @@ def test_chain_started_again_reuses_everything(undisturbed: Undisturbed) -> None
     assert "starts" not in again.stdout
 
 
+@pytest.mark.slow
 def test_two_ranks_make_the_same_mask_scores_and_losses(tmp_path: Path) -> None:
     """Over a search, ten steps of training and a report."""
     chain = (*CHAIN, "--data.tokens", str(10 * 2 * 256))

@@ -202,7 +202,8 @@ def test_generating_gives_the_tokens_of_recomputation(way: str, kind: str) -> No
         assert allocated_bytes(cache) <= mask.allocated_bytes(length, size, 4)
 
 
-@pytest.mark.parametrize("kind", ["static", pytest.param("tokens", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["static", "tokens"])
 def test_compiled_steps_give_the_tokens_of_plain_ones(kind: str) -> None:
     """One graph for texts without padding, and one for all others."""
     hybrid, graphs = hybrid_with(kind).float(), []

@@ -190,6 +190,7 @@ def test_all_ranks_have_what_rank_0_chose(tmp_path: Path) -> None:
     assert "data.tokens" in first
 
 
+@pytest.mark.slow
 def test_a_run_that_falls_behind_trains_less(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

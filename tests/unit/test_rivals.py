@@ -64,6 +64,7 @@ def test_a_hybrid_holds_what_fits_and_rows_are_not_made_again(
     assert (folder / "rows.jsonl").read_text() == before
 
 
+@pytest.mark.slow
 def test_only_bytes_are_counted_again_in_rows_of_entries_in_use(folder: Path) -> None:
     table = run(folder, "--presses")
     path = folder / "rows.jsonl"
