@@ -247,11 +247,15 @@ class Writer:
             for begin, end in spans
         ]
         # The logits before the tokens of answers alone: those of all tokens may be many.
-        places_N = torch.tensor([n - 1 for tokens in answers for n in tokens])
-        ids_BT = torch.tensor([ids], device=self.model.device)
-        keep = {"logits_to_keep": places_N.to(ids_BT.device)}
-        logits_NV = self.model(ids_BT, use_cache=False, **keep).logits[0]
-        likeliest = dict(zip(places_N.tolist(), logits_NV.argmax(1).tolist(), strict=True))
+        places = [n - 1 for tokens in answers for n in tokens]
+        device = self.model.device
+        output = self.model(
+            torch.tensor([ids], device=device),
+            use_cache=False,
+            logits_to_keep=torch.tensor(places, device=device),
+        )
+        logits_NV = output.logits[0]
+        likeliest = dict(zip(places, logits_NV.argmax(1).tolist(), strict=True))
         is_answer = [False] * len(ids)
         for tokens in answers:
             if all(likeliest[n - 1] == ids[n] for n in tokens):
