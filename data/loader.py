@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -267,10 +268,33 @@ class Loader:
                 "(prepare_tokens.py --tokens, --epochs) and use that folder (--data.tokens-from, "
                 "--tokens-from)."
             )
-        # The epochs one after another; a batch may take the last of one and the first of the next.
         begin = step * self.batch_sequences
-        order = self.tokens.order.reshape(-1)
-        return order[begin : begin + self.batch_sequences].astype(np.int64)
+        return self.order[begin : begin + self.batch_sequences].astype(np.int64)
+
+    @cached_property
+    def order(self) -> NDArray[np.uint32]:
+        """Numbers of the sequences, the epochs one after another; a batch may take the last of one
+        and the first of the next. Sequences with answers fill batches of their own, spread evenly
+        between those of text: every target of a batch counts the same, and beside those of a text
+        the few of an answer would count next to nothing."""
+        stored, size = self.tokens.order.reshape(-1), self.batch_sequences
+        answers = self.tokens.train.answers
+        if answers is None or not answers.places:
+            return stored
+        is_answer = np.isin(stored, [*answers.places])
+        answered, texts = stored[is_answer], stored[~is_answer]
+        num_answered, num_texts = len(answered) // size, len(texts) // size
+        num_batches = num_answered + num_texts
+        # With 2 batches of answers among 6:   step * 2 // 6     0 0 0 1 1 1 2
+        #                                      it rises after        #     #
+        risen = np.arange(num_batches + 1) * num_answered // max(1, num_batches)
+        is_answer_batch = np.diff(risen).astype(bool)
+        batches = np.empty((num_batches, size), stored.dtype)
+        batches[is_answer_batch] = answered[: num_answered * size].reshape(-1, size)
+        batches[~is_answer_batch] = texts[: num_texts * size].reshape(-1, size)
+        # What fills no batch of one kind comes last.
+        left = answered[num_answered * size :], texts[num_texts * size :]
+        return np.concatenate([batches.reshape(-1), *left])
 
     def num_targets(self, step: int) -> int:
         """Labels that are not IGNORED in a step, over all ranks, without communication."""

@@ -95,6 +95,26 @@ def test_only_answers_are_learned_and_only_in_the_chosen_sequences(
         assert sum(part.num_targets for part in parts) == whole.num_targets(step)
 
 
+@pytest.mark.parametrize("size", [1, 2, 3, 100])
+def test_answers_fill_batches_of_their_own(tokens: Path, answers: Path, size: int) -> None:
+    folder = opened(tokens, answers)
+    folder = replace(folder, order=np.concatenate([folder.order] * 2))  # two epochs
+    loader, found = Loader(folder, batch_sequences=size), folder.train.answers
+    assert found is not None
+    assert sorted(loader.order) == sorted(folder.order.reshape(-1))
+    is_answer = np.isin(loader.order, [*found.places])
+    batches = is_answer[: len(is_answer) // size * size].reshape(-1, size)
+    num_of_one_kind = sum(count // size for count in np.bincount(is_answer))
+    assert all(len({*batch}) == 1 for batch in batches[:num_of_one_kind].tolist())
+    for kind in (True, False):  # and each kind keeps its order
+        stored = [n for n in folder.order.reshape(-1) if (n in found.places) == kind]
+        assert [n for n in loader.order if (n in found.places) == kind] == stored
+    if num_of_one_kind:  # spread evenly: never two apart from their share
+        given = batches[:num_of_one_kind, 0]
+        shares = given.mean() * np.arange(1, num_of_one_kind + 1)
+        assert (np.abs(given.cumsum() - shares) < 1).all()
+
+
 def test_every_token_of_a_greedy_answer_is_the_models_likeliest(
     tokens: Path, answers: Path
 ) -> None:
