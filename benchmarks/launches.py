@@ -87,10 +87,14 @@ def operators(model: Any, way: str, device: torch.device) -> tuple[int, int | No
         call(token, **arguments)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
+    return count_launches(found, device), graphs
+
+
+def count_launches(found: profile, device: torch.device) -> int:
     events = found.events() or []
     if device.type == "cuda":
-        return sum(event.device_type == DeviceType.CUDA for event in events), graphs
-    return sum(map(is_launch, events)), graphs
+        return sum(event.device_type == DeviceType.CUDA for event in events)
+    return sum(map(is_launch, events))
 
 
 def is_launch(event: Any) -> bool:

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import DynamicCache
 
 from benchmarks._measure import Row, now, short
@@ -25,6 +24,7 @@ from benchmarks.experiments._points import (
     prompt_lengths,
 )
 from benchmarks.latency import run_steps
+from benchmarks.launches import count_launches
 from bosch.attention.cache import CACHE, allocated_bytes
 
 MINUTES = 1.6
@@ -77,16 +77,6 @@ def read_prompt(both: Models, side: Side, tokens: int) -> Any:
     return filled
 
 
-class CountOperators(TorchDispatchMode):
-    """Counts operators that compute: a view launches nothing."""
-
-    number = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.number += not func.is_view
-        return func(*args, **(kwargs or {}))
-
-
 def profile_a_token(device: torch.device) -> list[Row]:
     both, rows = models(device), []
     for side in (DENSE, PLAIN, STATIC):
@@ -96,18 +86,20 @@ def profile_a_token(device: torch.device) -> list[Row]:
         with torch.no_grad():
             step = partial(model, token, use_cache=True, **{CACHE: filled})
             step()
-            with CountOperators() as operators:
-                step()
             begin = now(device)
             step()
             wall = now(device) - begin
             row: Row = {"name": f"one token, {side.name}", "unit": "of its time on the GPU"}
             row |= {"what": f"one token, {side.name}", "value": None, "wall_ms": 1e3 * wall}
-            row["operators_per_layer"] = operators.number / both.config.num_hidden_layers
+            activities = [ProfilerActivity.CPU]
             if device.type == "cuda":
-                with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as found:
-                    step()
-                    torch.cuda.synchronize()
+                activities.append(ProfilerActivity.CUDA)
+            with profile(activities=activities) as found:
+                step()
+                now(device)  # waits for it
+            operators = count_launches(found, device)
+            row["operators_per_layer"] = operators / both.config.num_hidden_layers
+            if device.type == "cuda":
                 events = found.key_averages()
                 busy = sum(event.self_device_time_total for event in events) / 1e6
                 launches = sum(e.count for e in events if "LaunchKernel" in e.key)

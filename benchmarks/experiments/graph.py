@@ -116,7 +116,7 @@ def conclude(rows: Sequence[Row]) -> list[str]:
     same = [
         f"{row['name']}: {row['same_tokens']} of {row['of_tokens']} tokens are those of the "
         "rolling cache"
-        + (f"; compiled {row['compiled_graphs']} times" if row["compiled_graphs"] else "")
+        + (f"; graphs compiled: {row['compiled_graphs']}" if row["compiled_graphs"] else "")
         for row in rows
     ]
     return faster_from(rows) + same

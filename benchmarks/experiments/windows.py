@@ -139,7 +139,8 @@ def rates(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def conclude(rows: Sequence[Row]) -> list[str]:
-    """The fastest kernel of each case, of those without a sink, and what a sink costs."""
+    """The fastest kernel of each case, of those without a sink, what a sink costs, and whether all
+    compute the same."""
     sentences = []
     for title in dict.fromkeys(row["title"] for row in rows):
         here = {row["kernel"]: row for row in rows if row["title"] == title}
@@ -152,4 +153,12 @@ def conclude(rows: Sequence[Row]) -> list[str]:
                 cost = row["value"] / sunk["value"]
                 parts.append(f"with a static sink {kernel} takes {cost:.2f} times as long")
         sentences.append("; ".join(parts))
+    differences = dict[str, float]()
+    for row in rows:
+        if row.get("difference_to_flex") is not None and row["kernel"] != FLEX:
+            most = max(differences.get(row["kernel"], 0.0), row["difference_to_flex"])
+            differences[row["kernel"]] = most
+    if differences:
+        found = ", ".join(f"{kernel} {most:.2g}" for kernel, most in differences.items())
+        sentences.append(f"largest difference of an output from that of {FLEX}: {found}")
     return sentences

@@ -154,6 +154,23 @@ def test_measured_windows_become_the_rates_that_auto_chooses_by(tmp_path: Path) 
     ]
 
 
+def test_a_kernel_for_windows_that_computes_something_else_is_seen() -> None:
+    windows = load_plugin(gpu.PACKAGE, "windows")
+    rows = [
+        gpu_row("window, a", speed, dense=10.0, title="window", kernel=kernel, **others)
+        for kernel, speed, others in (
+            ("flex", 30.0, {"difference_to_flex": 0.0}),
+            ("flex static", 20.0, {}),
+            ("varlen", 40.0, {"difference_to_flex": 0.5}),
+        )
+    ]
+    assert windows.conclude(rows) == [
+        "window: varlen is the fastest, 4.00 of full attention's speed; "
+        "with a static sink flex takes 1.50 times as long",
+        "largest difference of an output from that of flex: varlen 0.5",
+    ]
+
+
 def test_points_with_rows_of_this_code_are_not_measured_again(tmp_path: Path) -> None:
     names = [point.name for point in gpu.points_left("plans", "cpu", tmp_path / "none.jsonl")]
     first, second, *others = names
