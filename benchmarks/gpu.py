@@ -269,15 +269,15 @@ def conclude(path: Path, device: str, ended: Mapping[str, str]) -> list[str]:
 
 
 def keep_rates(path: Path, device: str) -> None:
-    """For `auto`, which backend computes windows: in the package, or of a rehearsal beside the
-    rows."""
+    """For `auto`, which backend computes windows, and for the time of a run: in the package, or of
+    a rehearsal beside the rows."""
     windows = load_plugin(PACKAGE, "windows")
     rows = [row for row in known_rows(path).values() if row["experiment"] == "windows"]
     if found := windows.rates(rows):
         file = rates.FILE if device == "cuda" else path.with_name("rates.json")
         name = torch.cuda.get_device_name() if device == "cuda" else platform.machine()
         rates.write_rates(file, name, found)
-        say(f"gpu: {len(found)} rates of windows are in {file}")
+        say(f"gpu: {len(found)} rates of attention are in {file}")
 
 
 def slower(path: Path) -> list[str]:

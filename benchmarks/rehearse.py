@@ -15,11 +15,13 @@ from typing import Literal
 from transformers import PretrainedConfig
 
 from benchmarks._measure import BenchmarkOptions, Row, read_shape
+from bosch.attention import rates
 from bosch.config import TrainConfig
 from bosch.plugins import suggest
 from bosch.run.errors import UserError
 from bosch.training import rehearsal
-from bosch.training.metrics import PEAK_FLOPS, count_active_weights, training_flops
+from bosch.training.attention_speed import AttentionSpeed, describe_rule
+from bosch.training.metrics import PEAK_FLOPS, count_active_weights, gpu_type, training_flops
 from bosch.training.model_start import build_on_meta
 from bosch.training.rehearsal import KERNELS, MARGIN_GB, Plan, as_hybrid, rehearse
 
@@ -33,7 +35,7 @@ RECOMPUTED: dict[str, Literal[True, False, "attention", "matmuls"]] = {
 TITLE = "rehearsed with fake tensors: {seq_len:,} tokens, ratio {ratio:g}; fits {memory_gb:g} GB "
 TITLE += f"with {MARGIN_GB:g} to spare; "
 TITLE += "tokens/s of a GPU, and hours for {tokens:,.0f} tokens, computed for {gpu}, {precision}, "
-TITLE += "flash {flash}, compiled: {compile}"
+TITLE += "{place}, compiled: {compile}"
 COLUMNS = {"model": "model", "recomputed": "recomputed", **rehearsal.COLUMNS}
 COLUMNS |= {"tokens/s": "tokens_per_second:.0f", "of peak": "mfu:.0%", "hours": "hours:.1f"}
 
@@ -55,7 +57,9 @@ class Options(BenchmarkOptions):
     tokens: float = 2.5e9  # tokens to train on in total
     gpu: str = "H100"  # type of the GPUs, for the speed: A800, H100, H200 and others
     compile: bool = True  # blocks are compiled, as on GPUs by default
-    flash: Literal[2, 3] = 2  # version of flash-attn, or of what is like it in torch
+    # Version of flash-attn, or of what is like it in torch; None: attention by the rates that
+    # `python -m benchmarks gpu` has measured on such a GPU, and as version 2 where there are none.
+    flash: Literal[2, 3] | None = None
     precision: Literal["bf16", "fp8"] = "bf16"  # of linear layers
 
     def __post_init__(self) -> None:
@@ -63,6 +67,20 @@ class Options(BenchmarkOptions):
             raise UserError(
                 f"--gpu {self.gpu}: its peak is not known; {suggest(self.gpu, list(PEAK_FLOPS))}"
             )
+
+    @property
+    def measured(self) -> AttentionSpeed | None:
+        """Rates of a GPU of this type."""
+        alike = [name for name in rates.known_devices() if gpu_type(name) == self.gpu]
+        found = [AttentionSpeed.of(name) for name in alike if self.flash is None]
+        return next(filter(None, found), None)
+
+    @property
+    def place(self) -> str:
+        """For the title: how the time of attention is computed."""
+        if self.measured is not None:
+            return describe_rule(self.measured)
+        return f"attention by a share of the peak, as flash-attn {self.flash or 2}"
 
 
 def measure(options: Options) -> Iterator[Row]:
@@ -85,7 +103,8 @@ def measure(options: Options) -> Iterator[Row]:
             about = f"rehearsed: {name} on {gpus}, {micro} at once, {kernels}"
             about += f", recomputed {recomputed}" if recomputed != "all" else ""
             row = rehearse(plan).row(plan, options.memory_gb)
-            yield {"name": about, "model": name, "recomputed": recomputed, **row, **speed}
+            row |= {"recomputed": recomputed, "attention": options.place}
+            yield {"name": about, "model": name, **row, **speed}
             # More sequences at once need more memory, so larger micro-batches need no rehearsal.
             if row["fits"] == "NO":
                 break
@@ -97,7 +116,8 @@ def seconds_of_a_token(
     """Of a GPU, and the share of its peak in bf16, by a formula that nobody has measured:
 
         linear layers   FLOPs / (.63 peak), by 1.45 less in fp8
-        attention       FLOPs / (.25 peak) with flash-attn 2, / (.39 peak) with 3
+        attention       FLOPs / their measured rate (bosch/attention/rates.json); where there is
+                        none, / (.25 peak) with flash-attn 2, / (.39 peak) with 3
         norms, rope, residuals, activations   layers * hidden size * .23 ns, compiled .08
         softmax of the loss                   vocabulary * .09 ns
 
@@ -107,9 +127,15 @@ def seconds_of_a_token(
     num_weights = count_active_weights(build_on_meta(model))
     flops = training_flops(model, num_weights, [options.seq_len]) / options.seq_len
     linear = 6 * num_weights / (0.63 * peak) / (1.45 if options.precision == "fp8" else 1)
-    attention = (flops - 6 * num_weights) / ((0.39 if options.flash == 3 else 0.25) * peak)
+    if (measured := options.measured) is not None:
+        lengths, again = [options.seq_len], recomputed == "all"
+        attention = measured.seconds(model, lengths, gradients=True)
+        attention += measured.seconds(model, lengths, gradients=False) if again else 0.0
+        attention /= options.seq_len
+    else:
+        attention = (flops - 6 * num_weights) / ((0.39 if options.flash == 3 else 0.25) * peak)
+        attention *= 4 / 3 if recomputed == "all" else 1
     pointwise = model.num_hidden_layers * model.hidden_size * (0.08 if options.compile else 0.23)
     seconds = 1e-9 * (pointwise + 0.09 * model.vocab_size)
-    seconds += linear * (4 / 3 if recomputed in ("all", "but attention") else 1)
-    seconds += attention * (4 / 3 if recomputed == "all" else 1)
+    seconds += linear * (4 / 3 if recomputed in ("all", "but attention") else 1) + attention
     return seconds, flops / seconds / peak

@@ -2,7 +2,8 @@
 
 The work of a stage is counted from its settings, as tokens that pass the model, in FLOPs, and
 divided by the speed at which this machine multiplies matrices in the stage's number format, which
-is measured. `REACHED` says how much of that speed each kind of work reaches.
+is measured. `REACHED` says how much of that speed each kind of work reaches. Attention has rates of
+its own where `make gpu` has measured this device.
 """
 
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from bosch.methods._settings import default_settings, learning_tokens, load_meth
 from bosch.model import read_shape
 from bosch.recipes import presets
 from bosch.run.progress import describe_seconds
+from bosch.training.attention_speed import AttentionSpeed, describe_rule
 from bosch.training.fitting import make_plan
 from bosch.training.metrics import count_active_weights, training_flops
 from bosch.training.model_start import build_on_meta
@@ -46,7 +48,8 @@ def describe_time(preset: str | None, config: Config, zero_shot: bool) -> list[s
     """Lines on how long the whole run takes here, and on a shorter form of one that takes long.
     `preset`: what the user named."""
     found = stage_seconds(config, zero_shot)
-    lines = [f"time here, of the whole run: {describe(found)}"]
+    rule = describe_rule(AttentionSpeed.here())
+    lines = [f"time here, of the whole run: {describe(found)}; {rule}"]
     if sum(found.values()) > LONG_SECONDS and presets.name_of(preset, config) == "small":
         shorter = describe(stage_seconds(presets.shortened(config), zero_shot))
         lines.append(f"a shorter form of it, by --preset brief: {shorter}")
@@ -67,20 +70,27 @@ def stage_seconds(config: Config, zero_shot: bool = False) -> dict[str, float]:
     # Counted once for each of the two, which are read in many lengths.
     weights_of = {id(one): count_active_weights(build_on_meta(one)) for one in (dense, hybrid)}
 
-    def reading(model: Any, texts: float, length: int, precision: str) -> float:
-        """Seconds, at full speed, in which `texts` of this length pass the model once."""
+    has_sink = config.sink != "none"
+
+    def reading(kind: str, model: Any, texts: float, length: int, precision: str) -> float:
+        """Seconds in which `texts` of this length pass the model once, as this kind of work."""
         # Without the head, which only sees the ends of texts.
         weights = weights_of[id(model)] - model.vocab_size * model.hidden_size
+        dtype, attention = number_format(precision), 0.0
         forward = training_flops(model, weights, [length]) / 3  # a step is three forward passes
-        return texts * forward / work_speed(number_format(precision))
+        if (known := AttentionSpeed.here(dtype)) is not None:
+            forward -= training_flops(model, 0, [length]) / 3
+            attention = known.seconds(model, [length], gradients=False, sink=has_sink)
+        return texts * (forward / (REACHED[kind] * work_speed(dtype)) + attention)
 
     found: dict[str, float] = {}
     calibration, evaluation = config.calibration, config.eval
     texts = calibration.examples / calibration.questions_per_context
     if calibration.answers == "own-words":
-        found["calibration"] = reading(dense, texts, calibration.length, evaluation.precision)
-    passes = search_passes(config)
-    found["search"] = passes * reading(dense, texts, calibration.length, config.mask.precision)
+        length, precision = calibration.length, evaluation.precision
+        found["calibration"] = reading("calibration", dense, texts, length, precision)
+    passes, precision = search_passes(config), config.mask.precision
+    found["search"] = passes * reading("search", dense, texts, calibration.length, precision)
     examples = [
         (count, length)
         for run in plan_of_run(config).suites
@@ -88,19 +98,19 @@ def stage_seconds(config: Config, zero_shot: bool = False) -> dict[str, float]:
     ]
     models = [dense] + [hybrid] * (len(evaluation.checkpoints) if schedule else 1)
     found["evaluation"] = sum(
-        reading(model, count, length, evaluation.precision)
+        reading("evaluation", model, count, length, evaluation.precision)
         for model in models
         for count, length in examples
     )
-    found = {name: seconds / REACHED[name] for name, seconds in found.items() if seconds}
+    found = {name: seconds for name, seconds in found.items() if seconds}
     if schedule is not None:
         if config.data.answers:  # each sequence is read, and a quarter of it written
-            length, precision = config.data.sequence_length, config.train.precision
+            length = config.data.sequence_length
             texts = config.data.answers * config.data.tokens / length * (1 + WRITTEN / 4)
-            seconds = reading(dense, texts, length, "fp32" if precision == "fp32" else "bf16")
-            found["answers"] = seconds / REACHED["evaluation"]
+            precision = "fp32" if config.train.precision == "fp32" else "bf16"
+            found["answers"] = reading("evaluation", dense, texts, length, precision)
         name = "lessons and training" if config.train.stored_shares else "training"
-        found[name] = training_seconds(plan, schedule)  # what the teacher says included
+        found[name] = training_seconds(plan, schedule, has_sink)  # what the teacher says included
         if used := learning_tokens(config):  # by steps like those of the training
             share = used / (schedule.num_steps * schedule.batch_tokens)
             found["learning the mask"] = share * found[name]

@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from bosch.run.files import MANIFEST, read_sealed_json
 from bosch.run.fingerprint import plain
 from bosch.run.progress import describe_seconds
 from bosch.run.stage import Stage, flatten, locate
+from bosch.training.attention_speed import AttentionSpeed, describe_rule
 from bosch.training.parallel import start_world
 from bosch.training.train_stage import schedule_of
 
@@ -58,14 +60,21 @@ class Promise:
     asked: float  # hours
     seconds: Seconds
     cuts: tuple[str, ...] = ()  # in the order in which they were made
+    attention: str = ""  # by which rule its time was computed
     begun: float = field(default_factory=time.time)
     taken: Seconds | None = None  # once the run is complete
 
     def lines(self) -> list[str]:
+        promised = "; ".join(
+            [f"promised: {describe(self.seconds)}", *filter(None, [self.attention])]
+        )
         if not self.cuts:
-            return [f"--hours {self.asked:g}: nothing is cut; promised: {describe(self.seconds)}"]
-        first = f"--hours {self.asked:g}, so that it fits:"
-        return [first, *(f"  {cut}" for cut in self.cuts), f"promised: {describe(self.seconds)}"]
+            return [f"--hours {self.asked:g}: nothing is cut; {promised}"]
+        return [
+            f"--hours {self.asked:g}, so that it fits:",
+            *(f"  {cut}" for cut in self.cuts),
+            promised,
+        ]
 
     def seconds_left(
         self, taken: Callable[[], float], evaluation: Path, num_evaluations: int
@@ -246,7 +255,9 @@ def with_hours(
     def choose() -> tuple[Config, Promise]:
         if record.is_file():
             return chosen_then(config, hours, record, named)
-        return fit(config, hours, lambda one: stage_seconds(one, zero_shot), named, zero_shot)
+        estimated = partial(stage_seconds, zero_shot=zero_shot)
+        chosen, promise = fit(config, hours, estimated, named, zero_shot)
+        return chosen, replace(promise, attention=describe_rule(AttentionSpeed.here()))
 
     if rank_and_world()[1] > 1:
         start_world()

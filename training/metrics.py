@@ -177,7 +177,12 @@ class StepTimer:
 def peak_flops(device: torch.device) -> float | None:
     """FLOPs per second of one device in bf16. None: not known."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-    return next((peak for part, peak in PEAK_FLOPS.items() if part in name), None)
+    return PEAK_FLOPS.get(gpu_type(name) or "")
+
+
+def gpu_type(name: str) -> str | None:
+    """The type in PEAK_FLOPS of a GPU that its driver calls by this name."""
+    return next((part for part in PEAK_FLOPS if part in name), None)
 
 
 def count_active_weights(model: PreTrainedModel, only_frozen: bool = False) -> int:
@@ -205,6 +210,15 @@ def training_flops(
     config: PretrainedConfig, num_weights: int, lengths: list[int], num_frozen: int = 0
 ) -> int:
     """Forward and backward pass over documents of these lengths."""
+    heads = heads_by_window(config)
+    pairs = sum(n * visible_pairs(length, window) for n, window in heads for length in lengths)
+    # Of a weight and a token, and of a pair and a channel: a product and a sum are 2 FLOPs, forward
+    # and for both gradients; a pair is in two products, of scores and of outputs.
+    return (6 * num_weights - 2 * num_frozen) * sum(lengths) + 12 * head_size(config) * pairs
+
+
+def heads_by_window(config: PretrainedConfig) -> list[tuple[int, int | None]]:
+    """How many query heads of all layers have each window; None: full attention."""
     groups, layers = config.num_key_value_heads, config.num_hidden_layers
     masked = full_layers(config)
     dense: dict[str, Any] = {"num_full": [groups] * layers, "window": None}
@@ -213,8 +227,4 @@ def training_flops(
     full_heads = num_full * (config.num_attention_heads // groups)
     window_heads = len(masked) * config.num_attention_heads - full_heads
     heads: list[tuple[int, int | None]] = [(full_heads, None), (window_heads, hybrid["window"])]
-    heads += [(config.num_attention_heads, own) for own in own_windows(config)]
-    pairs = sum(n * visible_pairs(length, window) for n, window in heads for length in lengths)
-    # Of a weight and a token, and of a pair and a channel: a product and a sum are 2 FLOPs, forward
-    # and for both gradients; a pair is in two products, of scores and of outputs.
-    return (6 * num_weights - 2 * num_frozen) * sum(lengths) + 12 * head_size(config) * pairs
+    return heads + [(config.num_attention_heads, own) for own in own_windows(config)]

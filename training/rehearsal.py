@@ -57,6 +57,7 @@ from bosch.run.errors import UserError
 from bosch.run.memory import available_host_bytes
 from bosch.run.progress import say
 from bosch.training import model_start, parallel
+from bosch.training.attention_speed import AttentionSpeed
 from bosch.training.checkpoint import TrainState, describe_state
 from bosch.training.loop import add_gradients, split
 from bosch.training.metrics import count_active_weights, training_flops
@@ -385,22 +386,27 @@ def describe_parked(plan: Plan) -> str:
     return f"host memory while a checkpoint is evaluated: {taken} for {here} GPUs of a machine"
 
 
-def training_seconds(plan: Plan, schedule: TrainSchedule) -> float:
+def training_seconds(plan: Plan, schedule: TrainSchedule, has_sink: bool = False) -> float:
     """From the FLOPs, and from the speed of large matrix products here, which is measured in the
-    type that a training has."""
+    type that a training has; attention by its own rates, if this device has any."""
     sequences = [plan.seq_len] * (schedule.num_steps * schedule.batch_sequences)
-    models = [(plan.model, 1.0)]
+    models = [(plan.model, True)]
     if plan.settings.objective == "distill":  # the teacher's forward is a third of a step
-        models.append((plan.teacher or plain_config(plan.model), 1 / 3))
-    flops = 0.0
-    for one, part in models:
-        flops += training_flops(one, count_active_weights(build_on_meta(one)), sequences) * part
-    device = choose_device(os.environ)
-    in_fp32 = plan.settings.precision == "fp32"
-    speed = work_speed(torch.float32 if in_fp32 else torch.bfloat16)
-    if device.type == "cpu":  # ranks on it share its cores
-        return flops / (CPU_SPEED_SHARE * speed)
-    return flops / (SPEED_SHARE * plan.num_gpus * speed)
+        models.append((plan.teacher or plain_config(plan.model), False))
+    dtype = torch.float32 if plan.settings.precision == "fp32" else torch.bfloat16
+    known = AttentionSpeed.here(dtype)
+    flops = attention = 0.0
+    for one, is_trained in models:
+        count = training_flops(one, count_active_weights(build_on_meta(one)), sequences)
+        if known is not None:
+            count -= training_flops(one, 0, sequences)  # that of attention
+            attention += known.seconds(one, sequences, is_trained, sink=has_sink)
+            if is_trained and plan.settings.activation_checkpointing is True:  # forward, once more
+                attention += known.seconds(one, sequences, False, sink=has_sink)
+        flops += count * (1 if is_trained else 1 / 3)
+    on_cpu = choose_device(os.environ).type == "cpu"  # ranks on it share its cores
+    share, devices = (CPU_SPEED_SHARE, 1) if on_cpu else (SPEED_SHARE, plan.num_gpus)
+    return (flops / (share * work_speed(dtype)) + attention) / devices
 
 
 def work_speed(dtype: torch.dtype) -> float:

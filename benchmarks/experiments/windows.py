@@ -17,6 +17,7 @@ from bosch.attention import dispatch
 from bosch.attention.call import AttentionCall, Documents
 from bosch.attention.sink_keys import sink_keys
 from bosch.sink import Sink
+from bosch.training.metrics import visible_pairs
 
 MINUTES = 2.5
 ROUNDS = 5
@@ -86,10 +87,22 @@ def compare(
             "gradients": needs_grad,
             "documents": documents > 1,
             "difference_to_flex": largest.get(name),
+            "window_tokens": window,
+            "flops": flops_of(windowed),
+            "full_kernel": dispatch.choose(full),
+            "full_flops": flops_of(full),
         }
         for name, found in seconds.items()
         if name != "full"
     ]
+
+
+def flops_of(call: AttentionCall) -> int:
+    """As a training counts them; a sink adds next to nothing."""
+    _, heads, tokens, size = call.q_BHTD.shape
+    lengths = [tokens] if call.documents is None else call.documents.lengths[0]
+    pairs = sum(visible_pairs(length, call.window_tokens) for length in lengths)
+    return 4 * (3 if call.needs_grad else 1) * size * heads * pairs
 
 
 def make_call(tokens: int, needs_grad: bool, device: torch.device) -> AttentionCall:
@@ -123,19 +136,28 @@ def timed(attention: Attention, call: AttentionCall) -> Callable[[], object]:
 
 
 def rates(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """As the package keeps them (bosch/attention/rates.py), by which `auto` chooses."""
-    return [
-        {
-            "backend": row["kernel"].removesuffix(STATIC),
-            "tokens": row["tokens"],
-            "gradients": row["gradients"],
-            "documents": row["documents"],
-            "sink": row["kernel"].endswith(STATIC),
-            "calls_per_second": row["value"],
-        }
-        for row in rows
-        if row.get("kernel") and row.get("value")
-    ]
+    """As the package keeps them (bosch/attention/rates.py): by them `auto` chooses, and the time of
+    a run is computed."""
+    measured = [row for row in rows if row.get("kernel") and row.get("value")]
+    found = [rate(row, row["kernel"], row["window_tokens"], row["value"]) for row in measured]
+    # Full attention was measured beside each of them.
+    beside = {(row["tokens"], row["gradients"]): row for row in measured if not row["documents"]}
+    full = [rate(row, row["full_kernel"], None, row["dense"]) for row in beside.values()]
+    return found + full
+
+
+def rate(row: Row, kernel: str, window_tokens: int | None, value: float) -> dict[str, Any]:
+    flops = row["full_flops"] if window_tokens is None else row["flops"]
+    return {
+        "backend": kernel.removesuffix(STATIC),
+        "tokens": row["tokens"],
+        "window_tokens": window_tokens,
+        "gradients": row["gradients"],
+        "documents": row["documents"],
+        "sink": kernel.endswith(STATIC),
+        "calls_per_second": value,
+        "flops_per_second": float(f"{value * flops:.5g}"),
+    }
 
 
 def conclude(rows: Sequence[Row]) -> list[str]:

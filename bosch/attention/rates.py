@@ -1,12 +1,17 @@
-"""How fast each backend was measured to compute windows on a device: rates.json, which
-`python -m benchmarks gpu` writes. Of a device that is not in it, backends are asked by their own
-priorities.
+"""How fast attention was measured to be on a device: rates.json, which `python -m benchmarks gpu`
+writes. By it `auto` chooses a backend for windows, and the time of a run is computed
+(training/attention_speed.py). Of a device that is not in it, backends are asked by their own
+priorities, and rules say the time.
 
-    {"NVIDIA H200": [{"backend": "varlen", "tokens": 4096, "gradients": true, "documents": false,
-                      "sink": false, "calls_per_second": 812.0}, ...]}
+    {"NVIDIA H200": [{"backend": "varlen", "tokens": 4096, "window_tokens": 1024,
+                      "gradients": true, "documents": false, "sink": false,
+                      "calls_per_second": 812.0, "flops_per_second": 1.9e+14}, ...]}
+
+Without a window (null) it is full attention.
 """
 
 import json
+import platform
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,6 +20,7 @@ import torch
 
 from bosch.attention.call import AttentionCall
 
+Row = dict[str, Any]
 FILE = Path(__file__).with_name("rates.json")  # absent where a hybrid's folder brings this code
 
 
@@ -27,25 +33,35 @@ def measured_rates(call: AttentionCall) -> dict[str, float]:
         return {}
     if not _read(FILE):  # no device was measured
         return {}
-    return nearest_rates(
-        _name_of(device),
-        num_queries,
-        gradients=call.needs_grad,
-        documents=call.documents is not None,
-        sink=call.sink is not None,
-    )
+    kind = {"gradients": call.needs_grad, "documents": call.documents is not None}
+    alike = rates_like(name_of(device), windowed=True, sink=call.sink is not None, **kind)
+    return {row["backend"]: row["calls_per_second"] for row in nearest(alike, num_queries)}
 
 
-def nearest_rates(device: str, tokens: int, **kind: bool) -> dict[str, float]:
-    """Those of the measured length that is nearest to so many tokens, by its ratio."""
-    alike = [row for row in _read(FILE).get(device, []) if all(row[k] == kind[k] for k in kind)]
-    if not alike:
-        return {}
-    nearest = min((row["tokens"] for row in alike), key=lambda n: max(n / tokens, tokens / n))
-    return {row["backend"]: row["calls_per_second"] for row in alike if row["tokens"] == nearest}
+def known_devices() -> list[str]:
+    return sorted(_read(FILE))
 
 
-def write_rates(file: Path, device: str, rows: list[dict[str, Any]]) -> None:
+def rates_like(
+    device: str, windowed: bool, gradients: bool, documents: bool = False, sink: bool = False
+) -> list[Row]:
+    """What was measured on a device with calls of this kind."""
+    kind = {"gradients": gradients, "documents": documents, "sink": sink}
+    return [
+        row
+        for row in _read(FILE).get(device, [])
+        if (row["window_tokens"] is not None) == windowed and all(row[k] == kind[k] for k in kind)
+    ]
+
+
+def nearest(rows: list[Row], tokens: int) -> list[Row]:
+    """Those of the length that is nearest to so many tokens, by its ratio."""
+    lengths = [row["tokens"] for row in rows]
+    length = min(lengths, key=lambda n: max(n / tokens, tokens / n), default=None)
+    return [row for row in rows if row["tokens"] == length]
+
+
+def write_rates(file: Path, device: str, rows: list[Row]) -> None:
     """In the place of what was known of this device."""
     known = _read(file) | {device: rows}
     lines = [
@@ -57,13 +73,13 @@ def write_rates(file: Path, device: str, rows: list[dict[str, Any]]) -> None:
 
 
 @cache
-def _read(file: Path) -> dict[str, list[dict[str, Any]]]:
-    found: dict[str, list[dict[str, Any]]] = {}
+def _read(file: Path) -> dict[str, list[Row]]:
+    found: dict[str, list[Row]] = {}
     if file.is_file():
         found = json.loads(file.read_text("utf-8"))
     return found
 
 
 @cache
-def _name_of(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device)
+def name_of(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()

@@ -137,6 +137,8 @@ def test_sentences_say_what_is_faster_what_missed_and_what_became_slower(tmp_pat
 
 def test_measured_windows_become_the_rates_that_auto_chooses_by(tmp_path: Path) -> None:
     kind = {"tokens": 4096, "gradients": True, "documents": False, "experiment": "windows"}
+    kind |= {"window_tokens": 16, "flops": 10, "full_flops": 100, "full_kernel": "sdpa"}
+    kind |= {"dense": 5.0}
     path = write_gpu_rows(
         tmp_path / "rows.jsonl",
         gpu_row("window, flex", 30.0, kernel="flex", **kind),
@@ -147,10 +149,15 @@ def test_measured_windows_become_the_rates_that_auto_chooses_by(tmp_path: Path) 
     gpu.keep_rates(path, "cpu")
     ((device, rows),) = json.loads((tmp_path / "rates.json").read_text()).items()
     assert device == platform.machine()
-    of_call = {"backend": "flex", "tokens": 4096, "gradients": True, "documents": False}
+    of_call = {"tokens": 4096, "gradients": True, "documents": False}
+    flex, full = (
+        {"backend": "flex", "window_tokens": 16},
+        {"backend": "sdpa", "window_tokens": None},
+    )
     assert rows == [
-        of_call | {"sink": False, "calls_per_second": 30.0},
-        of_call | {"sink": True, "calls_per_second": 20.0},
+        of_call | flex | {"sink": False, "calls_per_second": 30.0, "flops_per_second": 300.0},
+        of_call | flex | {"sink": True, "calls_per_second": 20.0, "flops_per_second": 200.0},
+        of_call | full | {"sink": False, "calls_per_second": 5.0, "flops_per_second": 500.0},
     ]
 
 

@@ -1,6 +1,8 @@
 """How long a run takes, as it is said before it begins: counted work over a measured speed."""
 
+import platform
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,6 +10,7 @@ import torch
 from bosch.recipes import duration, presets
 from bosch.recipes.command import parse_command
 from bosch.training import rehearsal
+from tests.attention_rates import make_up_rates
 
 
 @pytest.fixture(autouse=True)
@@ -41,6 +44,37 @@ def test_time_grows_with_the_work_of_each_stage() -> None:
 def time_of(*words: str) -> list[str]:
     command = parse_command(words)
     return duration.describe_time(command.preset, command.config, command.zero_shot)
+
+
+def test_measured_rates_say_how_long_attention_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of this device, whichever it is."""
+    words = ["--preset", "smoke", "--hours", "9", "--run-dir", str(tmp_path / "run")]
+    command = parse_command(words)
+    config, promise = command.config, command.promise
+    assert promise is not None
+    assert "; attention counts as products of matrices" in promise.lines()[-1]
+    kinds = [(windowed, gradients) for windowed in (False, True) for gradients in (False, True)]
+    make_up_rates(monkeypatch, tmp_path, platform.machine(), dict.fromkeys(kinds[1:], 1e8))
+    by_rule = duration.stage_seconds(config)
+    (line,) = duration.describe_time(None, config, zero_shot=False)
+    assert line.endswith("; attention counts as products of matrices")  # a part is not measured
+    # As fast as products: but for what a training and an evaluation reach of these, the same.
+    make_up_rates(monkeypatch, tmp_path, platform.machine(), dict.fromkeys(kinds, 1e11))
+    as_fast = duration.stage_seconds(config)
+    assert as_fast["search"] == pytest.approx(by_rule["search"])
+    assert 0.5 * by_rule["training"] < as_fast["training"] < by_rule["training"]
+    make_up_rates(monkeypatch, tmp_path, platform.machine(), dict.fromkeys(kinds, 1e8))
+    slow = duration.stage_seconds(config)
+    assert slow["training"] > 2 * by_rule["training"]
+    assert slow["search"] > 2 * by_rule["search"]
+    assert slow["evaluation"] > 2 * by_rule["evaluation"]
+    (line,) = duration.describe_time(None, config, zero_shot=False)
+    assert f"; attention by the rates measured on {platform.machine()}" in line
+    again = parse_command([*words[:-1], str(tmp_path / "other")]).promise
+    assert again is not None
+    assert again.lines()[-1].endswith(f"measured on {platform.machine()}")
 
 
 def test_a_long_run_names_its_shorter_form(monkeypatch: pytest.MonkeyPatch) -> None:

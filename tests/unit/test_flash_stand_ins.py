@@ -234,11 +234,14 @@ def test_measured_rates_decide_which_backend_is_asked_first(
 ) -> None:
     """Of the length that is nearest, on this device only."""
     row: dict[str, Any] = {"gradients": False, "documents": False, "sink": False}
+    row |= {"window_tokens": 24}
     found = [
         row | {"backend": backend, "tokens": tokens, "calls_per_second": rate}
         for tokens, fastest in ((64, "varlen"), (4096, "flex"))
         for backend, rate in (("flash", 2.0), ("varlen", 1.0), ("flex", 1.0), (fastest, 3.0))
     ]
+    # Full attention is measured too, and is no rate of windows.
+    full = row | {"backend": "flash", "tokens": 64, "calls_per_second": 9.0, "window_tokens": None}
     monkeypatch.setattr(rates, "FILE", tmp_path / "rates.json")
     rates.write_rates(rates.FILE, "another GPU", found[:1])
     short, long = (
@@ -247,7 +250,7 @@ def test_measured_rates_decide_which_backend_is_asked_first(
     )
     with torch.no_grad():
         assert [dispatch.choose(call) for call in (short, long)] == ["flash"] * 2
-        rates.write_rates(rates.FILE, gpu.name, found)
+        rates.write_rates(rates.FILE, gpu.name, [full, *found])
         assert [dispatch.choose(call) for call in (short, long)] == ["varlen", "flex"]
         of_all = replace(long, window_tokens=None)
         assert dispatch.choose(of_all) == "sdpa"  # only windows are measured

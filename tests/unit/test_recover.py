@@ -53,7 +53,8 @@ def test_dry_run_says_what_the_run_will_take_and_leave(tmp_path: Path, recover: 
     words = ("--preset", "smoke", "--train.keep-checkpoints", "1", "--ratio", "0.33", "--seed", "3")
     said = recover(*words, "--dry-run").stdout
     assert "--ratio 0.33 means 6 of 16 groups, 0.375\n" in said
-    time = r"\ntime here, of the whole run: about .*training \S+ s, start and report \S+ s\)\n"
+    time = r"\ntime here, of the whole run: about .*training \S+ s, start and report \S+ s\); "
+    time += r"attention counts as products of matrices\n"
     assert re.search(time, said), said
     told = re.search(r"hybrid (\S+) MB, 1 evaluated\D+ (\S+) MB, 1 training states (\S+) MB", said)
     assert told, said

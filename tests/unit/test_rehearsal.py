@@ -23,6 +23,7 @@ from bosch.training import rehearsal
 from bosch.training.fitting import make_plan
 from bosch.training.model_start import read_config
 from bosch.training.rehearsal import Plan, Rehearsal, as_hybrid, choose_fitting, rehearse_here
+from tests.attention_rates import make_up_rates
 from tests.live_memory_program import SEQ_LEN, measured_peak
 from tests.model_factory import tiny_model
 from tests.plain_training import launch_two
@@ -218,6 +219,39 @@ def test_each_change_makes_the_computed_training_faster() -> None:
         found.append((round(1 / seconds), round(100 * mfu)))
     # The first by hand: linear layers 3.2 s (1,984 TFLOP), attention 1.5 (376), 1.1 and .45.
     assert found == [(5234, 29), (5919, 32), (6355, 35), (6901, 38), (8715, 48)]
+
+
+def test_measured_rates_of_a_gpu_take_the_place_of_the_rule_for_attention(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = as_hybrid(read_shape("Qwen3-8B"), 0.75, 1024)
+
+    def seconds(recomputed: str, **options: Any) -> tuple[float, str]:
+        asked = rehearse.Options(**options)
+        found, _ = rehearse.seconds_of_a_token(model, asked, recomputed)
+        return found * asked.seq_len, asked.place
+
+    all_of_h200, rule = seconds("none", gpu="H200")
+    assert rule == "attention by a share of the peak, as flash-attn 2"
+    speeds = {(False, False): 4e14, (False, True): 5e14, (True, False): 1e14, (True, True): 2e14}
+    make_up_rates(monkeypatch, tmp_path, "NVIDIA H200 NVL", speeds)
+    # 36 layers of 32 heads of 128 channels, a quarter with all of 32,768 keys. A pair is 4 FLOPs a
+    # channel forward and 8 backward.
+    full = 36 * 8 * 128 * 32768 * 32769 // 2
+    windowed = 36 * 24 * 128 * (1024 * 1025 // 2 + (32768 - 1024) * 1024)
+    by_rule = 12 * (full + windowed) / (0.25 * 989e12)
+    by_rates = 12 * full / 5e14 + 12 * windowed / 2e14
+    found, named = seconds("none", gpu="H200")
+    assert named == "attention by the rates measured on NVIDIA H200 NVL"
+    assert found - all_of_h200 == pytest.approx(by_rates - by_rule)
+    # The forward pass once more.
+    again, _ = seconds("all", gpu="H200")
+    assert again - seconds("but attention", gpu="H200")[0] == pytest.approx(
+        4 * full / 4e14 + 4 * windowed / 1e14
+    )
+    # Another GPU has none, and a version that is named counts.
+    assert seconds("none", gpu="H100") == (all_of_h200, rule)
+    assert seconds("none", gpu="H200", flash=2) == (all_of_h200, rule)
 
 
 @pytest.mark.slow
