@@ -20,6 +20,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -101,17 +102,19 @@ def ask(
         # The same draws for each size: what is hidden does not change while the size is searched.
         return TASKS[task](sentences, text.words, questions, random.Random(seed))
 
+    counted = cache(count)  # answers and later questions are the same for each size
+
     def fits(number: int) -> bool:
         asked = write(number)
         tokens = sum(
-            count(one.prompt) + (answer_tokens if one.answer is None else count(one.answer))
+            counted(one.prompt) + (answer_tokens if one.answer is None else counted(one.answer))
             for one in asked
         )
         return bool(asked) and tokens <= length
 
     # Quotes need sentences that are long enough. Where so few have none, more may have.
-    least = next((number for number in range(1, 65) if fits(number)), None)
-    if least is None:
+    least = next((number for number in range(1, 65) if write(number)), None)
+    if least is None or not fits(least):
         raise does_not_fit(task, length, f"not with {questions} questions and their answers")
     return write(largest(fits, least, length))
 
