@@ -70,7 +70,7 @@ def test_a_users_error_ends_in_a_sentence(capsys: pytest.CaptureFixture[str]) ->
     [
         (None, False),
         (None, True),
-        ("PYTORCH_ALLOC_CONF", False),
+        pytest.param("PYTORCH_ALLOC_CONF", False, marks=pytest.mark.slow),
         ("PYTORCH_CUDA_ALLOC_CONF", False),
     ],
 )
