@@ -1,15 +1,18 @@
 """Operators that one decoded token launches, a layer: what decides its speed on a GPU, where each
 one costs as much as it does on a CPU, and hardly more for a large model than for a small one.
 
-Of the dense model and of hybrids at .75, over a dynamic cache and over a static one, operators as
-they are and compiled (`cache_implementation="static"` of `generate` compiles on GPUs). Views and
+Of the dense model and of hybrids at .75, over a dynamic cache and over a static one: operators as
+they are, with Liger's kernels as evaluations have them on GPUs (on a CPU these are counted and left
+out), and compiled (`cache_implementation="static"` of `generate` compiles on GPUs). Views and
 allocations launch nothing and are not counted; the embedding and the head are shared out.
 """
 
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch._dynamo.utils import counters
@@ -20,13 +23,15 @@ from transformers import DynamicCache, StaticCache
 from benchmarks import _measure
 from benchmarks._measure import DeviceOptions, Row, set_hybrid
 from bosch.attention.cache import CACHE
+from bosch.kernels import fuse
 from bosch.training.rehearsal import as_hybrid
 
 TITLE = "{model}, {place}: operators of one token"
 COLUMNS = {"": "name", "operators a layer": "value:.1f", "compiled": "graphs"}
 SINKS = ("none", "static", "tokens=4")
-WAYS = ("dynamic", "static", "static, compiled")
-NO_LAUNCH = {"aten::empty", "aten::empty_strided", "aten::item", "aten::_local_scalar_dense"}
+WAYS = ("dynamic", "dynamic, Liger", "static", "static, Liger", "static, compiled")
+NO_LAUNCH = {"aten::empty", "aten::empty_like", "aten::new_empty", "aten::empty_strided"}
+NO_LAUNCH |= {"aten::item", "aten::_local_scalar_dense"}
 PROMPT, STEPS = 64, 300
 VIEWS = (
     "view reshape expand transpose permute slice select unsqueeze squeeze t as_strided detach "
@@ -47,15 +52,19 @@ def measure(options: Options) -> Iterator[Row]:
     device = options.start()
     config = _measure.read_shape(options.model)
     make = partial(_measure.make_model, device=device, dtype=torch.float32)
-    hybrid = make(as_hybrid(config, ratio=0.0, window_tokens=1), attention="bosch")
-    dense = make(config, attention="sdpa")
-    sides: list[tuple[str, Any]] = [("dense", dense)]
-    sides += [(f".75, sink {sink}", hybrid) for sink in options.sinks]
-    for name, model in sides:
-        if model is hybrid:
-            set_hybrid(model, 0.75, options.window, name.rpartition(" ")[2])
+    shapes = (config, "sdpa"), (as_hybrid(config, ratio=0.0, window_tokens=1), "bosch")
+    (dense, hybrid), fused = ([make(s, attention=a) for s, a in shapes] for _ in range(2))
+    for model in fused:
+        if any("Liger" in way for way in options.ways):
+            fuse(model)
+    sides: list[tuple[str, Any, Any]] = [("dense", dense, fused[0])]
+    sides += [(f".75, sink {sink}", hybrid, fused[1]) for sink in options.sinks]
+    for name, *both in sides:
+        if both[0] is hybrid:
+            for model in both:
+                set_hybrid(model, 0.75, options.window, name.rpartition(" ")[2])
         for way in options.ways:
-            count, graphs = operators(model, way, device)
+            count, graphs = operators(both["Liger" in way], way, device)
             row: Row = {"name": f"{name}, {way} cache", "unit": "operators a layer"}
             yield row | {"value": count / config.num_hidden_layers, "graphs": graphs}
 
@@ -64,8 +73,17 @@ def measure(options: Options) -> Iterator[Row]:
 def operators(model: Any, way: str, device: torch.device) -> tuple[int, int | None]:
     """Of one token, and how many graphs were compiled for it and 300 tokens before it."""
     cache: Any = DynamicCache(config=model.config)
-    if way != "dynamic":
+    if way.startswith("static"):
         cache = StaticCache(model.config, max_cache_len=PROMPT + STEPS + 8)
+    leaves_out = "Liger" in way and device.type == "cpu"
+    with without_triton() if leaves_out else nullcontext(list[object]()) as others:
+        found, graphs = profile_token(model, way, device, cache, others)
+    return count_launches(found, device) + len(others), graphs
+
+
+def profile_token(
+    model: Any, way: str, device: torch.device, cache: Any, others: list[object]
+) -> tuple[profile, int | None]:
     ids = _measure.random_ids(model.config, PROMPT, device)
     arguments: dict[str, Any] = {"use_cache": True, CACHE: cache, "logits_to_keep": 1}
     model(ids, **arguments)
@@ -83,11 +101,26 @@ def operators(model: Any, way: str, device: torch.device) -> tuple[int, int | No
     activities = [ProfilerActivity.CPU]
     if device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)
+    others.clear()  # those of the tokens before
     with profile(activities=activities) as found:
         call(token, **arguments)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-    return count_launches(found, device), graphs
+    return found, graphs
+
+
+@contextmanager
+def without_triton() -> Iterator[list[object]]:
+    """Kernels of triton are left out inside, and noted."""
+    from triton.runtime.jit import KernelInterface
+
+    launched: list[object] = []
+
+    def launch(kernel: Any, grid: object) -> Any:  # in `kernel[grid](...)`
+        return lambda *_, **__: launched.append(kernel)
+
+    with patch.object(KernelInterface, "__getitem__", launch):
+        yield launched
 
 
 def count_launches(found: profile, device: torch.device) -> int:

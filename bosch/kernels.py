@@ -54,6 +54,11 @@ def fuse_forward(model: PreTrainedModel) -> None:
         if model.device.type == "cuda":
             say_once(f"torch computes norms and rotary embeddings, slower: {reason}")
         return
+    fuse(model)
+
+
+def fuse(model: PreTrainedModel) -> None:
+    """The same on any device: where they cannot run, their launches can be counted."""
     if not is_compared(model):
         return
     before: dict[Any, Callable[..., Any]] = {m: m.forward for m in model.modules()}

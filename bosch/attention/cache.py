@@ -50,7 +50,8 @@ class Split(NamedTuple):
     step: Step | None = None  # a static cache decodes one token: both parts have empty slots
     # The window has a static sink as an entry: its first one, or with `step` its last.
     has_sink_entry: bool = False
-    sink_place: Pair | None = None  # (B, G, D), where the constants have to be written
+    # (B, G, D), where the constants have to be written; or one of (2B, G, D), keys and then values.
+    sink_place: Pair | Tensor | None = None
 
 
 class GrowingLayer(DynamicLayer):
@@ -60,7 +61,8 @@ class GrowingLayer(DynamicLayer):
                         |         |          New tokens are written at `_stop`. Only a subclass that
                      _start     _stop        forgets old ones moves `_start`.
 
-    (transformers' `DynamicLayer` copies all keys and values for each new token.)
+    (transformers' `DynamicLayer` copies all keys and values for each new token.) Keys and values
+    are halves of one buffer, so that new ones of both are one write.
     """
 
     def __init__(self) -> None:
@@ -102,6 +104,7 @@ class GrowingLayer(DynamicLayer):
 
     def reset(self) -> None:
         self._buffers: Pair | None = None
+        self._both: Tensor | None = None  # (2B, G, S, D): the buffers in one, if they are
         self._start = self._stop = 0  # the part of the buffers in use
         self.cumulative_length = 0  # tokens seen, of which a subclass may hold the last ones only
         self.is_initialized = False
@@ -133,6 +136,7 @@ class GrowingLayer(DynamicLayer):
     def _hold(self, k_BGSD: Tensor, v_BGSD: Tensor) -> None:
         """All of these tensors and nothing else: buffers without room."""
         self._buffers, self._start, self._stop = (k_BGSD, v_BGSD), 0, k_BGSD.shape[2]
+        self._both = None
 
     def _append(self, k_BGTD: Tensor, v_BGTD: Tensor) -> None:
         assert self._buffers is not None
@@ -144,8 +148,11 @@ class GrowingLayer(DynamicLayer):
             return
         if self._stop + new > buffer.shape[2] or _is_frozen(buffer):
             self._move(self._most_room(held + new), new)
-        for target, x_BGTD in zip(self._buffers, (k_BGTD, v_BGTD), strict=True):
-            target[:, :, self._stop : self._stop + new] = x_BGTD
+        if self._both is not None and new == 1 and not torch.compiler.is_compiling():
+            torch.cat((k_BGTD, v_BGTD), out=self._both.narrow(2, self._stop, 1))
+        else:
+            for target, x_BGTD in zip(self._buffers, (k_BGTD, v_BGTD), strict=True):
+                target[:, :, self._stop : self._stop + new] = x_BGTD
         self._stop += new
 
     def _most_room(self, num_tokens: int) -> int:
@@ -154,11 +161,16 @@ class GrowingLayer(DynamicLayer):
 
     def _move(self, room: int, new: int = 0, start: int = 0) -> None:
         """What is held, to new buffers of this room, in which so many new tokens must have some."""
-        stop = start + self.num_held
-        k, v = (x.new_empty(*x.shape[:2], room, x.shape[3]) for x in self._held())
+        stop, both = start + self.num_held, None
+        (batch, groups, _, size), of_v = (x.shape for x in self._held())
+        if size == of_v[3]:
+            both = self._held()[0].new_empty(2 * batch, groups, room, size)
+            k, v = both[:batch], both[batch:]
+        else:
+            k, v = (x.new_empty(*x.shape[:2], room, x.shape[3]) for x in self._held())
         for target, x_BGSD in zip((k, v), self._held(), strict=True):
             target[:, :, start:stop] = x_BGSD
-        self._buffers, self._start, self._stop = (k, v), start, stop
+        self._buffers, self._both, self._start, self._stop = (k, v), both, start, stop
 
     def _shrink(self) -> None:
         """Give memory back after tokens were removed, perhaps most of them: the buffer of a long
@@ -232,6 +244,15 @@ class RollingLayer(GrowingLayer):
         if not is_seen or begin < 0 or self.record_past or self._buffers[0].requires_grad:
             return None
         return self._held(self.window_tokens + 1)
+
+    def sink_place(self) -> Pair | Tensor:
+        """Before the window, after `with_sink`."""
+        assert self._buffers is not None
+        begin = self._stop - self.window_tokens - 1
+        if self._both is not None and not torch.compiler.is_compiling():
+            return self._both.select(2, begin)
+        k, v = self._buffers
+        return k.select(2, begin), v.select(2, begin)
 
     def crop(self, tokens_to_remove: int) -> None:
         remove = min(_tokens_to_remove(tokens_to_remove), self.cumulative_length)
@@ -432,7 +453,7 @@ class HybridLayer(CacheLayerMixin):
         if isinstance(self.window, RollingLayer):
             window = self.window.update(k[-1], v[-1], *args, **kwargs)
             if key_states.shape[2] == 1 and (with_sink := self.window.with_sink()) is not None:
-                window, place = with_sink, (with_sink[0][:, :, 0], with_sink[1][:, :, 0])
+                window, place = with_sink, self.window.sink_place()
         split = Split(
             full, window, first_query, first,
             has_sink_entry=with_sink is not None, sink_place=place,

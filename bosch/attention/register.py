@@ -202,7 +202,9 @@ def _calls_of_hybrid(
 def _over_slots(call: AttentionCall, step: Step, window_tokens: int | None = None) -> AttentionCall:
     """A token decoded over a static cache, whose slots are the call's keys."""
     mask_BNTS, num_slots = call.mask_BNTS, call.k_BGSD.shape[2]
-    seen = num_seen(step, num_slots) if mask_BNTS is None else None
+    # For kernels on GPUs, which can be told a number.
+    counts = mask_BNTS is None and call.q_BHTD.device.type != "cpu"
+    seen = num_seen(step, num_slots) if counts else None
     visible = visible_slots(step, mask_BNTS, num_slots, window_tokens)
     return replace(call, mask_BNTS=visible, num_seen=seen)
 
@@ -214,10 +216,13 @@ def _windowed(
     mask_BNTS = windowed.mask_BNTS
     num_queries, num_keys = windowed.q_BHTD.shape[2], windowed.k_BGSD.shape[2]
     if key.sink_place is not None:  # the cache does not know the constants
-        for place_BGD, constant_GD in zip(
-            key.sink_place, (module.window_sink_key, module.window_sink_value), strict=True
-        ):
-            place_BGD.copy_(constant_GD.detach())
+        constants = module.window_sink_key.detach(), module.window_sink_value.detach()
+        if isinstance(key.sink_place, Tensor):  # both are one write
+            batch = len(windowed.q_BHTD)
+            torch.cat([x_GD.expand(batch, -1, -1) for x_GD in constants], out=key.sink_place)
+        else:
+            for place_BGD, constant_GD in zip(key.sink_place, constants, strict=True):
+                place_BGD.copy_(constant_GD)
     sink = None
     if not key.has_sink_entry:
         call = replace(windowed, window_tokens=window_tokens)

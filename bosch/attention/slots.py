@@ -30,7 +30,9 @@ class Step:
 
     def __init__(self, first: Tensor, num_new: int) -> None:
         self.first, self.num_new = first, num_new  # position of the first, a 0-dim tensor
-        self.positions_T = first + torch.arange(num_new, device=first.device)
+        self.positions_T = first[None]
+        if num_new > 1:
+            self.positions_T = first + torch.arange(num_new, device=first.device)
         self.memo: dict[tuple[object, ...], Tensor] = {}
 
 
@@ -169,8 +171,9 @@ def visible_slots(
     if key in step.memo:
         return step.memo[key]
     if mask_BNTS is None:
+        # Up to its own position. Of a ring that is all, the sink too, once a token has left it.
         slots_L = torch.arange(num_slots, device=step.first.device)
-        visible = (slots_L < num_seen(step, num_slots))[None, None, None]
+        visible = (slots_L <= step.first)[None, None, None]
     else:
         assert window_tokens is not None
         # Slot s holds the newest position that is s modulo their number, which is (first - s) % W

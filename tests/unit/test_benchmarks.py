@@ -51,6 +51,18 @@ def test_attention_compares_backends(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "forward and backward │    sdpa │   static │" in output
 
 
+def test_a_token_of_a_hybrid_launches_three_operators_a_layer_more_than_dense(
+    tmp_path: Path,
+) -> None:
+    """With a static sink. 45 a layer were asked for, which transformers' blocks take by themselves;
+    with Liger's kernels, as on GPUs, it is fewer."""
+    ways = ["dynamic", "dynamic, Liger"]
+    rows = run(tmp_path, "launches", "--sinks", "static", "--ways", *ways, "--device", "cpu")
+    dense, dense_fused, static, fused = (row["value"] for row in rows)
+    assert dense <= static <= dense + 3
+    assert dense_fused <= fused <= dense_fused + 3 < 45
+
+
 def test_out_of_memory_is_a_missing_point_and_so_are_longer_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
