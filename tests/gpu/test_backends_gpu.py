@@ -13,6 +13,7 @@ from bosch.attention import dispatch
 from bosch.attention.backends import sdpa
 from bosch.hybrid.conversion import deploy
 from tests.attention_calls import (
+    Case,
     check_against_reference,
     gpu_cases,
     half_sink_cases,
@@ -43,7 +44,9 @@ def runnable(name: str) -> ModuleType:
 @every_backend
 def test_outputs_and_gradients_are_the_references(name: str) -> None:
     backend, refused, computed = runnable(name), set(), 0
-    for case in gpu_cases():
+    half = {"dtype": torch.bfloat16, "head_size": 128}
+    chunks = [Case(1024, None, num_past=past, **half) for past in (1024, 2048)]  # sdpa: by cuDNN
+    for case in [*gpu_cases(), *chunks]:
         reason = check_against_reference(backend, case, device="cuda")
         refused.add(reason)
         computed += reason is None

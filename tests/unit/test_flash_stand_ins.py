@@ -320,6 +320,54 @@ def test_cudnn_computes_whole_chunks_and_trainings_without_a_mask() -> None:
     assert cuda.cudnn_sdp_enabled()
 
 
+@pytest.mark.usefixtures("gpu")
+def test_whole_chunks_behind_a_past_are_two_calls_of_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where torch prefers cuDNN for the past. The kernel is that for CPUs here, with the other
+    one's shapes."""
+    calls: list[tuple[int, int, bool]] = []
+
+    def by_cpu(q: Tensor, k: Tensor, v: Tensor, *others: Any, scale: float) -> tuple[Tensor, ...]:
+        bias, with_lse, dropout, is_causal = others
+        assert (bias, with_lse, dropout) == (None, True, 0.0)
+        calls.append((q.shape[2], k.shape[2], is_causal))
+        kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        out, lse = kernel(q, k, v, dropout, is_causal, scale=scale)
+        # As torch's own description of the operator says, on tensors without numbers.
+        arguments = *(x.to("meta") for x in (q, k, v)), *others
+        described, of_lse, *_ = sdpa_kernel(*arguments, scale=scale)
+        assert (described.shape, described.dtype) == (out.shape, out.dtype)
+        assert of_lse.dtype == lse.dtype
+        return out, lse.reshape(of_lse.shape), torch.zeros(())
+
+    sdpa_kernel = sdpa.cudnn_kernel
+    monkeypatch.setattr(sdpa, "cudnn_kernel", by_cpu)
+    monkeypatch.setattr(sdpa, "CUDNN_QUERIES", 16)
+    asked: list[int] = []
+    monkeypatch.setattr(sdpa, "prefers_cudnn", lambda q, k, v, _: not asked.append(k.shape[2]))
+    half = {"dtype": torch.bfloat16, "head_size": 64}
+    for case, in_two in (
+        (Case(32, None, num_past=48, **half), True),
+        (Case(16, None, num_past=16, **half), True),
+        (Case(16, 4, num_past=16, **half), False),  # a window
+        (Case(16, None, num_past=20, **half), False),  # another shape for each chunk
+        (Case(20, None, num_past=16, **half), False),
+        (Case(16, None, num_past=16, kind="left", **half), False),
+    ):
+        calls.clear()
+        assert check_against_reference(sdpa, case, "cuda", gradients=False) is None
+        tokens, past = case.num_queries, case.num_past
+        assert calls == ([(tokens, past, False), (tokens, tokens, True)] if in_two else []), case
+    assert asked == [48, 16]
+    with torch.enable_grad():
+        sdpa.attend(make_call(Case(16, None, num_past=16, **half), "cuda"))
+    assert asked == [48, 16]  # a training has no past
+
+
+def test_torch_is_asked_whether_it_prefers_cudnn() -> None:
+    q, k = torch.randn(1, 4, 8, 64), torch.randn(1, 2, 24, 64)
+    assert not sdpa.prefers_cudnn(q, k, k, 0.125)  # on a CPU
+
+
 def test_a_compiled_step_of_decoding_keeps_cudnn_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CPU, with its fast kernel in the place of cuDNN: it is in no graph."""
     monkeypatch.setattr(sdpa, "OTHERS", [SDPBackend.MATH])

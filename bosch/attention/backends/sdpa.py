@@ -104,12 +104,14 @@ def _full(call: AttentionCall) -> Tensor:
         return _sdpa(call, mask)
     if num_queries == num_keys:
         return _sdpa(call, is_causal=True)
-    if device.type == "cuda":
-        return _sdpa(call, causal_lower_right(num_queries, num_keys))
     past = num_keys - num_queries
+    if device.type == "cuda":
+        if _takes_past_by_cudnn(call, past):
+            return _behind_past(call, past, _cudnn_forward)
+        return _sdpa(call, causal_lower_right(num_queries, num_keys))
     is_exact = q_BHTD.dtype in (torch.float32, torch.float64)
     if device.type == "cpu" and is_exact and not (call.needs_grad or call.dropout or call.sink):
-        return _behind_past(call, past)
+        return _behind_past(call, past, _cpu_forward)
     # Elsewhere that bias is a T x S mask (8 GB for a chunk of 8k tokens after 1M keys), so blocks
     # of rows get small masks.
     block, parts = max(1, MASK_ELEMENTS // num_keys), []
@@ -121,19 +123,56 @@ def _full(call: AttentionCall) -> Tensor:
     return torch.cat(parts, dim=2)
 
 
-def _behind_past(call: AttentionCall, past: int) -> Tensor:
+def _behind_past(call: AttentionCall, past: int, forward: Any) -> Tensor:
     """Attention to the past and to the new tokens, each without a mask, merged by their shares of
-    the softmax. Takes 0.75 of the time of a mask."""
+    the softmax. Takes 0.75 of the time of a mask on a CPU."""
     q, k, v = call.q_BHTD, call.k_BGSD, call.v_BGSD
     (past_BHTD, lse_past_BHT), (new_BHTD, lse_new_BHT) = (
-        _cpu_forward(
+        forward(
             q, k[:, :, keys], v[:, :, keys], bias=None, is_causal=is_causal, scaling=call.scaling
         )
         for keys, is_causal in ((slice(0, past), False), (slice(past, None), True))
     )
     # exp(a) / (exp(a) + exp(b)) is sigmoid(a - b), which overflows for no a and b.
-    share_BHT = torch.sigmoid(lse_past_BHT - lse_new_BHT)
-    return torch.lerp(new_BHTD, past_BHTD, share_BHT.unsqueeze(-1).to(new_BHTD.dtype))
+    share_BHT1 = torch.sigmoid(lse_past_BHT - lse_new_BHT)[..., None]
+    exact = share_BHT1.dtype  # in bfloat16 the shares would be rounded too
+    return torch.lerp(new_BHTD.to(exact), past_BHTD.to(exact), share_BHT1).to(q.dtype)
+
+
+def _takes_past_by_cudnn(call: AttentionCall, past: int) -> bool:
+    """Whether a chunk is computed in two calls of cuDNN, each without a mask. For a mask that is
+    aligned at the last key torch has flash-attn 2 only, which is half as fast on Hopper. Both parts
+    are whole chunks, whose shapes return, and torch itself would give the past to cuDNN."""
+    q_BHTD = call.q_BHTD
+    if (
+        (call.needs_grad or call.dropout or call.sink is not None)
+        or torch.compiler.is_compiling()
+        or q_BHTD.shape[2] % CUDNN_QUERIES
+        or past % CUDNN_QUERIES
+    ):
+        return False
+    k_BGSD, v_BGSD = call.k_BGSD[:, :, :past], call.v_BGSD[:, :, :past]
+    return prefers_cudnn(q_BHTD, k_BGSD, v_BGSD, call.scaling)
+
+
+def prefers_cudnn(q_BHTD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, scaling: float) -> bool:
+    """Whether torch gives attention without a mask to cuDNN: by the GPU, the versions, the shapes
+    and the switches of this process."""
+    grouped = q_BHTD.shape[1] != k_BGSD.shape[1]
+    chosen = torch._fused_sdp_choice(q_BHTD, k_BGSD, v_BGSD, scale=scaling, enable_gqa=grouped)
+    return int(chosen) == SDPBackend.CUDNN_ATTENTION.value
+
+
+def _cudnn_forward(
+    q: Tensor, k: Tensor, v: Tensor, *, bias: Tensor | None, is_causal: bool, scaling: float
+) -> tuple[Tensor, Tensor]:
+    """What `scaled_dot_product_attention` runs where it takes cuDNN, with its log-sum-exp. A causal
+    one is aligned at the first key."""
+    out, lse, *_ = cudnn_kernel(q, k, v, bias, True, 0.0, is_causal, scale=scaling)
+    return out, lse.reshape(q.shape[:3])  # it has one dimension more
+
+
+cudnn_kernel: Any = torch.ops.aten._scaled_dot_product_cudnn_attention
 
 
 def _banded(call: AttentionCall) -> Iterator[Tensor]:
