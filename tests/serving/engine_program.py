@@ -1,15 +1,21 @@
-"""Runs vLLM on one folder, in a process of its own: a process can start only one engine.
+"""Runs vLLM in a process of its own, on one folder after another: most of its time is starting.
 
-    python engine_program.py REQUEST.json ANSWER.json
+    python engine_program.py REQUESTS.json ANSWERS.json
 
-REQUEST  {"folder", "engine": arguments of vllm.LLM, "passes": [{"prompts", "new", "scored"}, ...]}
-ANSWER   for each pass: tokens, log_probs of the prompts if scored, cached prompt tokens; the bytes
-         of KV blocks held at its last step, the most requests at once, steps; preemptions
+REQUESTS  a list of {"folder", "engine": arguments of vllm.LLM, "passes": a list of {"prompts",
+          "new", "scored"}}
+ANSWERS   of each, for each pass: tokens, log_probs of the prompts if scored, cached prompt tokens;
+          the bytes of KV blocks held at its last step, the most requests at once, steps;
+          preemptions. Or, where one of several failed, the error
 """
 
+import gc
 import json
 import os
 import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +36,8 @@ USUAL = {
 }
 
 
-def refuse_as_flash_attention_3() -> None:
+@contextmanager
+def refusing_as_flash_attention_3() -> Iterator[None]:
     """Before the CPU's attention: what that refuses of numbers for each head (hopper/flash_api)."""
     from vllm import _custom_ops as ops
 
@@ -46,13 +53,22 @@ def refuse_as_flash_attention_3() -> None:
         return attend(*arguments, **named)
 
     ops.cpu_attention_with_kv_cache = check
+    try:
+        yield
+    finally:
+        ops.cpu_attention_with_kv_cache = attend
 
 
-def main(request: dict[str, Any]) -> dict[str, Any]:
+def run(request: dict[str, Any]) -> dict[str, Any]:
+    asked = request["engine"].get("additional_config", {})
+    like_gpus = asked.get("bosch_like_gpus", False)
+    with refusing_as_flash_attention_3() if like_gpus else nullcontext():
+        return run_engine(request)
+
+
+def run_engine(request: dict[str, Any]) -> dict[str, Any]:
     import vllm
 
-    if request["engine"].get("additional_config", {}).get("bosch_like_gpus"):
-        refuse_as_flash_attention_3()
     llm = vllm.LLM(request["folder"], **(USUAL | request["engine"]))
     engine = llm.llm_engine
     core = engine.engine_core.engine_core
@@ -107,6 +123,32 @@ def main(request: dict[str, Any]) -> dict[str, Any]:
 
     passes = [answer(number, **each) for number, each in enumerate(request["passes"])]
     return {"passes": passes, "preemptions": len(preempted)}
+
+
+def main(requests: list[dict[str, Any]]) -> list[Any]:
+    if len(requests) == 1:
+        return [run(requests[0])]
+    register_classes()
+    answers: list[Any] = []
+    for request in requests:
+        try:
+            answers.append(run(request))
+        except Exception:  # the others may run
+            answers.append(traceback.format_exc())
+        gc.collect()  # the engine's cache and weights
+    return answers
+
+
+def register_classes() -> None:
+    """In the place of their names: vLLM starts a process for each class that it knows by name, to
+    look at it, when it meets it first."""
+    import vllm
+    from bosch_vllm import FAMILIES, is_served, models
+    from vllm.plugins import load_general_plugins
+
+    load_general_plugins()
+    for architecture in filter(is_served, FAMILIES):
+        vllm.ModelRegistry.register_model(architecture, getattr(models, architecture))
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import re
 from typing import Any
 
 import pytest
+from bosch_vllm import FAMILIES
 from bosch_vllm.packing import (
     BLOCKS_FIRST,
     MOST_HEADS,
@@ -24,6 +25,8 @@ from bosch_vllm.packing import (
 from bosch_vllm.refusals import check_engine, check_hybrid
 from hypothesis import assume, given
 from hypothesis import strategies as st
+
+from bosch.plugins import list_plugins, load_plugin
 
 HYBRID: dict[str, Any] = {"window": 64, "num_full": [1, 0, 4]}
 
@@ -142,6 +145,8 @@ def test_packed_runs_where_the_cache_can_have_blocks_first() -> None:
         (([2, 4], 2, "BLNHC", ["BLHNC"]), "and the attention backend has BLHNC"),
     ):
         assert told in str(why_not_packed(*arguments))
+    own = why_not_packed([2, 0], 1, None, None, has_own_windows=True)
+    assert own == "packed needs layers without windows of their own"
 
 
 def test_numbers_have_the_type_that_each_backend_reads() -> None:
@@ -154,6 +159,9 @@ def test_share_of_dense_counts_window_entries() -> None:
     # By hand: of 8 groups 2 keep 100 entries and 6 keep 9: (200 + 54) / 800.
     assert share_of_dense([1, 1], 4, window=10, tokens=100) == pytest.approx(0.3175)
     assert share_of_dense([1, 1], 4, window=10, tokens=5) == 1
+    # A layer with a window of its own has it in the dense model too: (100 + 3 x 9 + 4 x 19) / 476.
+    owns = [None, 20]
+    assert share_of_dense([1, 0], 4, 10, tokens=100, owns=owns) == pytest.approx(203 / 476)
 
 
 def test_another_vllm_is_refused_where_it_lacks_something() -> None:
@@ -183,7 +191,14 @@ def test_a_folder_that_cannot_be_served_is_refused(hybrid: Any, told: str) -> No
     check_hybrid(HYBRID, 3, 4)
     check_hybrid({**HYBRID, "sink": {"kind": "static"}}, 3, 4)
     check_hybrid(HYBRID, 3, 4, ["full_attention"] * 3)
-    with pytest.raises(ValueError, match="windows of their own"):
-        check_hybrid(HYBRID, 3, 4, ["full_attention", "sliding_attention", "full_attention"])
+    own = ["full_attention", "sliding_attention", "full_attention"]
+    check_hybrid({**HYBRID, "num_full": [4, 0, 3]}, 3, 4, own)
+    with pytest.raises(ValueError, match="no group of this hybrid is on the window"):
+        check_hybrid({**HYBRID, "num_full": [4, 0, 4]}, 3, 4, own)
     with pytest.raises(ValueError, match=told):
         check_hybrid(hybrid, 3, 4)
+
+
+def test_every_family_is_served_or_refused_by_name() -> None:
+    families = (load_plugin("bosch.families", name) for name in list_plugins("bosch.families"))
+    assert {family.model_class.__name__ for family in families} == FAMILIES.keys()

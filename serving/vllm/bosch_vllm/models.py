@@ -19,7 +19,8 @@ from vllm.distributed import (
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
 
-from bosch_vllm import FAMILIES
+from bosch.masks.window import own_window
+from bosch_vllm import FAMILIES, STOCK
 from bosch_vllm.packing import (
     block_of,
     greatest_unit,
@@ -30,7 +31,13 @@ from bosch_vllm.packing import (
     share_of_dense,
     share_out,
 )
-from bosch_vllm.settings import HybridSettings, allowed_by, is_like_gpus, layout_of
+from bosch_vllm.settings import (
+    HybridSettings,
+    allowed_by,
+    has_static_sinks,
+    is_like_gpus,
+    layout_of,
+)
 from bosch_vllm.sinks import WindowWithSink, add_parameters
 from bosch_vllm.specs import BlockAttention
 
@@ -40,17 +47,24 @@ logger = init_logger("vllm.bosch")  # only what is below "vllm" is shown
 class HybridAttention(nn.Module):
     """In place of the Attention of one layer, whose KV heads are ordered [full..., window...].
 
-    `first`: the first windowed group of this rank, in a count of the layer's on all ranks.
+    `first`: the first windowed group of this rank, in a count of the layer's on all ranks. `own`:
+    the window that the layer had before, which all its groups keep.
     """
 
     def __init__(
-        self, owner: Any, pieces: dict[str, int], first: int, are_blocks: bool, config: Any
+        self,
+        owner: Any,
+        pieces: dict[str, int],
+        first: int,
+        own: int | None,
+        are_blocks: bool,
+        config: Any,
     ):
         super().__init__()
         stock, hybrid = owner.attn, config.model_config.hf_config.bosch
         self.head_size, self.padded = stock.head_size, _kernel_head_size(stock)
         per_kv = stock.num_heads // stock.num_kv_heads
-        has_sinks = "sink" in hybrid and hybrid["sink"]["kind"] == "static"
+        has_sinks = own is None and has_static_sinks(hybrid)
         like_gpus = is_like_gpus(config)
         self.parts, done = nn.ModuleList(), first
         for name, size in pieces.items():
@@ -63,7 +77,7 @@ class HybridAttention(nn.Module):
                 cache_config=config.cache_config,
                 quant_config=stock.quant_config,
                 # Like ours, it counts the token itself.
-                per_layer_sliding_window=hybrid["window"] if is_window else None,
+                per_layer_sliding_window=(own or hybrid["window"]) if is_window else None,
                 prefix=f"{stock.layer_name}.{name}",  # one integer between dots at most
                 block=block_of(name) if are_blocks else None,
             )
@@ -121,7 +135,8 @@ def split_attention(model: Any, config: Any) -> None:
     block, tokens = config.cache_config.block_size, config.model_config.max_model_len
     ranks, rank = config.parallel_config.tensor_parallel_size, get_tensor_model_parallel_rank()
     shares, groups = share_out(hybrid["num_full"], ranks), num_groups // ranks
-    has_sinks = "sink" in hybrid and hybrid["sink"]["kind"] == "static"
+    has_sinks = has_static_sinks(hybrid)
+    owns = [own_window(hf_config, layer) for layer in range(hf_config.num_hidden_layers)]
     per_kv = hf_config.num_attention_heads // num_groups
     most = most_groups(per_kv) if has_sinks and is_like_gpus(config) else None
     layout, why = layout_of(config)
@@ -142,9 +157,9 @@ def split_attention(model: Any, config: Any) -> None:
         # Sinks are in the order of the whole layer's window groups, of which this rank has those
         # behind the earlier ranks' (`for_ranks`).
         first = sum(groups - share[index] for share in shares[:rank])
-        owner.attn = HybridAttention(owner, packing[index], first, are_blocks, config)
+        owner.attn = HybridAttention(owner, packing[index], first, owns[index], are_blocks, config)
         windowed = num_groups - hybrid["num_full"][index]
-        if windowed and has_sinks:
+        if windowed and has_sinks and owns[index] is None:
             add_parameters(owner, windowed, owner.attn.head_size)
     if layout == "packed":
         # vLLM chose each attention's backend as it was built, and the cache's layout before.
@@ -166,7 +181,7 @@ def split_attention(model: Any, config: Any) -> None:
         layout,
         why,
         sum(map(len, packing)),
-        share_of_dense(hybrid["num_full"], num_groups, hybrid["window"], tokens),
+        share_of_dense(hybrid["num_full"], num_groups, hybrid["window"], tokens, owns),
         tokens,
     )
 
@@ -200,10 +215,10 @@ def for_ranks(
 
 def __getattr__(name: str) -> Any:
     """The class of an architecture, made when it is asked for."""
-    if name not in FAMILIES:
+    if (place := FAMILIES.get(name)) is None:
         raise AttributeError(name)
-    module, class_name = FAMILIES[name].split(":")
-    stock = getattr(importlib.import_module(f"vllm.model_executor.models.{module}"), class_name)
+    module, class_name = place.split(":")
+    stock = getattr(importlib.import_module(f"{STOCK}.{module}"), class_name)
 
     def __init__(self: Any, *, vllm_config: Any, prefix: str = "") -> None:  # noqa: N807
         stock.__init__(self, vllm_config=vllm_config, prefix=prefix)

@@ -33,10 +33,16 @@ def choose_layout(asked: str | None, like_gpus: bool, lacking: str | None) -> tu
 
 
 def why_not_packed(
-    num_full: Sequence[int], ranks: int, named: str | None, allowed: Sequence[str] | None
+    num_full: Sequence[int],
+    ranks: int,
+    named: str | None,
+    allowed: Sequence[str] | None,
+    has_own_windows: bool = False,
 ) -> str | None:
     """`named`: the cache's layout, where vLLM or the user has named one; `allowed`: those of the
     attention backend that the user named, None for all."""
+    if has_own_windows:
+        return "packed needs layers without windows of their own"
     if any(count % ranks for count in num_full):
         return f"packed needs layers whose full groups {ranks} ranks share equally"
     needed = f"packed needs VLLM_KV_CACHE_LAYOUT={' or '.join(BLOCKS_FIRST)}"
@@ -164,8 +170,17 @@ def heads_in_a_block(num_full: int, num_window: int, kept: int, tokens: int) -> 
     return min(good, key=plans.__getitem__)
 
 
-def share_of_dense(num_full: Sequence[int], num_groups: int, window: int, tokens: int) -> float:
-    """KV entries of one text, as a share of those with full attention everywhere: the formula."""
-    total = len(num_full) * num_groups
-    windowed = total - sum(num_full)
-    return (sum(num_full) * tokens + windowed * min(window - 1, tokens)) / (total * tokens)
+def share_of_dense(
+    num_full: Sequence[int],
+    num_groups: int,
+    window: int,
+    tokens: int,
+    owns: Sequence[int | None] = (),
+) -> float:
+    """KV entries of one text, as a share of the dense model's: the formula. `owns`: the windows
+    that layers have in the dense model too."""
+    held = dense = 0
+    for count, own in zip(num_full, owns or [None] * len(num_full), strict=True):
+        held += count * tokens + (num_groups - count) * min((own or window) - 1, tokens)
+        dense += num_groups * (tokens if own is None else min(own - 1, tokens))
+    return held / dense

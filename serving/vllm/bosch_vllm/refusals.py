@@ -59,9 +59,8 @@ def check_hybrid(
     if kind not in ("none", "static"):
         problem = f"this hybrid's windows see {sink}; this plug-in serves static sinks, and none"
         raise ValueError(f"{problem}. Use transformers' generate.")
-    if "sliding_attention" in layer_types:
-        problem = "some layers of this hybrid have windows of their own, besides those of its mask"
-        raise ValueError(f"{problem}, which this plug-in does not tell apart. Use transformers.")
-    if all(n == num_groups for n in num_full):
+    kinds = layer_types or ["full_attention"] * num_layers
+    # Layers with a window of their own are not the mask's: the dense model has those windows too.
+    if all(n == num_groups for n, kind in zip(num_full, kinds, strict=True) if "full" in kind):
         problem = "no group of this hybrid is on the window, so nothing would be saved"
         raise ValueError(f"{problem}; serve the model that it was made from.")

@@ -3,10 +3,13 @@
 from typing import Any
 
 import torch
+import vllm
 from vllm import envs
 from vllm.model_executor.models.config import VerifyAndUpdateConfig
 from vllm.platforms import current_platform
 
+from bosch.hybrid.models import family_of
+from bosch.masks.window import own_windows
 from bosch_vllm.packing import (
     BLOCKS_FIRST,
     LAYOUTS,
@@ -33,13 +36,15 @@ class HybridSettings(VerifyAndUpdateConfig):
         drafts, ranks = vllm_config.speculative_config, parallel.tensor_parallel_size
         quantized = getattr(config, "quantization_config", None) is not None
         shared = "its groups are put in the ranks' order by their plain weights"
+        family = family_of(config)
+        mixed = bool(getattr(family, "fused", None) or getattr(family, "head_dimensions", None))
         unequal = f"its {num_groups} groups a layer cannot be shared out"
         is_half = vllm_config.model_config.dtype == torch.float16
         no_half = "their shares need the range of bfloat16 or float32"
         per_kv = config.num_attention_heads // num_groups
         too_many = is_like_gpus(vllm_config) and not most_groups(per_kv)
         at_most = f"their attention takes {MOST_HEADS // 2} on GPUs"
-        sinks = hybrid.get("sink", {"kind": "none"})["kind"] == "static"
+        sinks = has_static_sinks(hybrid)
         other = asked_layout not in (None, *LAYOUTS)
         on_gpus = "vLLM's offload is for GPUs, where nothing of this has run"
         # Refused before anything is built. What has merely not been run may work, but nobody has
@@ -47,6 +52,12 @@ class HybridSettings(VerifyAndUpdateConfig):
         for name, asked, reason in (
             (f"--tensor-parallel-size {ranks}", num_groups % ranks > 0, unequal),
             ("quantized weights on several ranks", quantized and ranks > 1, shared),
+            (f"{config.model_type} on several ranks", mixed and ranks > 1, shared),
+            (
+                "clip_qkv",
+                getattr(config, "clip_qkv", None) is not None,
+                "vLLM's model clips nothing",
+            ),
             ("--pipeline-parallel-size above 1", parallel.pipeline_parallel_size > 1, NOT_RUN),
             ("drafts other than ngram", drafts and drafts.method != "ngram", NOT_RUN),
             ("a KV connector", vllm_config.kv_transfer_config is not None, on_gpus),
@@ -66,6 +77,20 @@ class HybridSettings(VerifyAndUpdateConfig):
             )
 
 
+class NoStockModel(VerifyAndUpdateConfig):
+    """Of a family that this vLLM has no model of its own for."""
+
+    @staticmethod
+    def verify_and_update_config(vllm_config: Any) -> None:
+        name = vllm_config.model_config.architecture.removeprefix("Bosch")
+        problem = f"bosch_vllm cannot serve this hybrid: vLLM {vllm.__version__} has no model"
+        raise ValueError(f"{problem} of its own for {name}. Use transformers (docs/serving.md).")
+
+
+def has_static_sinks(hybrid: Any) -> bool:
+    return "sink" in hybrid and hybrid["sink"]["kind"] == "static"
+
+
 def is_like_gpus(vllm_config: Any) -> bool:
     """On a GPU, or on a CPU asked to decide as there, to test it: `{"bosch_like_gpus": true}`."""
     asked = vllm_config.additional_config.get("bosch_like_gpus", False)
@@ -81,6 +106,7 @@ def layout_of(vllm_config: Any) -> tuple[str, str]:
         # How vLLM's cache lies in memory, where that is named already.
         vllm_config.cache_config.kv_cache_layout or envs.VLLM_KV_CACHE_LAYOUT,
         allowed_by(backend.get_class()) if backend else None,
+        has_own_windows=bool(own_windows(vllm_config.model_config.hf_config)),
     )
     asked = vllm_config.additional_config.get("bosch_layout")
     return choose_layout(asked, is_like_gpus(vllm_config), lacking)
