@@ -288,6 +288,37 @@ def test_a_shared_prefix_is_read_once_as_in_the_dense_model(tmp_path: Path) -> N
     assert saved["hybrid"] == saved["dense"] == 3 * (1_500 // 32 * 32)
 
 
+def test_a_prefix_within_a_text_is_reused_from_the_second_time_on(tmp_path: Path) -> None:
+    """By itself vLLM keeps the windows of a text's end, and of where two texts were seen to part.
+    All others have left the window, and what is left of their text is no prefix."""
+    hybrid = tiny_hybrid(0.75, has_sinks=True)
+    text, *tails = make_prompts(hybrid.config.vocab_size, (1_500, 20, 30, 40))
+    prompts = [text, *(text[:700] + tail for tail in tails[:2]), text + tails[2]]
+    cached = cached_of_each(hybrid, prompts, tmp_path)
+    assert cached == [0, 0, 700 // 32 * 32, 1_500 // 32 * 32]
+
+
+def test_a_prefix_is_reused_until_its_last_window_is_overwritten(tmp_path: Path) -> None:
+    """Asked to keep all windows, vLLM takes blocks that have left the window, and so are free, for
+    a prefix until another text has written in them."""
+    hybrid = tiny_hybrid(0.75, has_sinks=True)
+    text, others, *tails = make_prompts(hybrid.config.vocab_size, (1_500, 1_400, 20, 30, 40))
+    prompts = [text, text[:700] + tails[0], others, text + tails[1], text[:400] + tails[2]]
+    # Room for both long texts at once, but not for all that they ever write: the others overwrite
+    # the windows within the text, and neither the last one nor a full group.
+    settings = {"kv_cache_memory_bytes": 34 << 20, "prefix_cache_retention_interval": None}
+    cached = cached_of_each(hybrid, prompts, tmp_path, **settings, **PACKED)
+    assert cached == [0, 700 // 32 * 32, 0, 1_500 // 32 * 32, 0]
+
+
+def cached_of_each(hybrid: Any, prompts: list[list[int]], folder: Path, **engine: Any) -> list[int]:
+    """Tokens that are not read again, of prompts that come one after another."""
+    passes = [{"prompts": [prompt], "new": NEW, "scored": False} for prompt in prompts]
+    answers = serve(hybrid, folder, passes, **engine)["passes"]
+    assert [each["tokens"] for each in answers] == [our_tokens(hybrid, [p]) for p in prompts]
+    return [each["cached"] for each in answers]
+
+
 @both_layouts
 @pytest.mark.parametrize("ratio", [0.5, 0.75])
 def test_blocks_held_are_those_of_the_formula(
