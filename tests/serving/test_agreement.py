@@ -16,10 +16,11 @@ pytest.importorskip("vllm", reason="vLLM is not installed here; make serving run
 
 import torch
 from bosch_vllm import is_served
-from bosch_vllm.packing import share_of_dense
+from bosch_vllm.packing import held_entries, share_of_dense
 from transformers import AutoModelForCausalLM
 
 from bosch.hybrid.conversion import deploy, head_size
+from bosch.hybrid.export import mask_record
 from bosch.hybrid.models import read_sink
 from bosch.sink import KEY, NO_SINK, VALUE, Sink, SinkConstants
 from tests.contracts.test_every_family import OWN, WITH_WINDOWS, model_of
@@ -324,23 +325,57 @@ def cached_of_each(hybrid: Any, prompts: list[list[int]], folder: Path, **engine
 def test_blocks_held_are_those_of_the_formula(
     ratio: float, layout: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Of a text of 1,600 tokens, by the engine's own accounting; and more texts fit."""
-    hybrid, tokens = tiny_hybrid(ratio), 1600
+    """Of texts of 300 and 1,600 tokens, by the engine's own accounting; and more texts fit."""
+    hybrid, tokens, new = tiny_hybrid(ratio), 1600, 64
     # The kernels' smallest heads are twice as wide as those of the embedded model.
-    dense_bytes = 64 * tokens * 2 * 32 * 4
-    new = 64
-    one, *many = make_prompts(hybrid.config.vocab_size, (tokens - new,) * 11)
-    passes = [{"prompts": p, "new": new, "scored": False} for p in ([one], many)]
+    entry_bytes = 2 * 32 * 4
+    dense_bytes = 64 * tokens * entry_bytes
+    lengths = (300 - new, *[tokens - new] * 11)
+    short, one, *many = make_prompts(hybrid.config.vocab_size, lengths)
+    passes = [{"prompts": p, "new": new, "scored": False} for p in ([short], [one], many)]
     settings = {"enable_prefix_caching": False, "max_num_batched_tokens": 512, **layout}
     memory = {"kv_cache_memory_bytes": 2 * dense_bytes}  # two texts of the dense model
-    alone, together = serve(hybrid, tmp_path, passes, max_num_seqs=32, **settings, **memory)[
-        "passes"
-    ]
+    answer = serve(hybrid, tmp_path, passes, max_num_seqs=32, **settings, **memory)
+    few, alone, together = answer["passes"]
+    num_full = sum(hybrid.config.bosch["num_full"])
+    mask = mask_record(hybrid.config).mask
+    for length, found in ((300, few), (tokens, alone)):
+        # The last two tokens are not in the cache when the blocks are counted.
+        entries = held_entries(num_full, 64 - num_full, WINDOW, 32, length - 2)
+        held = found["held_bytes"] / entry_bytes
+        assert entries <= held <= (1.05 if layout else 1) * entries
+        # What docs/own-model.md says beside the entries in use.
+        in_use = mask.kv_bytes(length - 2, 1, 1) / 2
+        assert in_use <= entries <= in_use + 32 * num_full + 64 * (64 - num_full)
     share = share_of_dense(hybrid.config.bosch["num_full"], 8, WINDOW, tokens)
     held, running = alone["held_bytes"] / dense_bytes, together["most_running"]
     print(f"ratio {ratio}: {held:.3f} of dense, formula {share:.3f}; {running} texts where 2 fit")
     assert 0.9 < held / share < 1.1
     assert running >= int(0.8 * 2 / share)
+
+
+def test_bf16_is_as_near_to_fp32_as_in_our_own_model(tmp_path: Path) -> None:
+    """With what GPUs get. An error of attention would be seen beside that of bf16, though in the
+    largest differences alone: a window of one token more or less."""
+    hybrid = tiny_hybrid(0.75, has_sinks=True)
+    prompts = make_prompts(hybrid.config.vocab_size)
+    passes = [{"prompts": prompts, "new": 1, "scored": True}]
+    answer = serve(hybrid, tmp_path, passes, dtype="bfloat16", **LIKE_GPUS)
+    exact = torch.cat(our_log_probs(hybrid, prompts))
+    theirs = torch.cat([torch.tensor(each) for each in answer["passes"][0]["log_probs"]])
+    errors = {"vLLM in bf16": (theirs - exact).abs()}
+    for window in (WINDOW - 1, WINDOW + 1):
+        hybrid.config.bosch["window"] = window
+        errors[f"a window of {window}"] = (torch.cat(our_log_probs(hybrid, prompts)) - exact).abs()
+    hybrid.config.bosch["window"] = WINDOW
+    halved = torch.cat(our_log_probs(hybrid.to(torch.bfloat16), prompts)).float()
+    errors["ours in bf16"] = (halved - exact).abs()
+    for name, error in errors.items():
+        print(f"log-probabilities, {name}: off by {error.mean():.4f}, at most {error.max():.3f}")
+    found, own = errors["vLLM in bf16"], errors["ours in bf16"]
+    assert found.mean() < 1.5 * own.mean()
+    assert found.max() < 1.5 * own.max()
+    assert all(errors[f"a window of {n}"].max() > 2 * own.max() for n in (WINDOW - 1, WINDOW + 1))
 
 
 @pytest.mark.parametrize(

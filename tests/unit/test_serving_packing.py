@@ -13,6 +13,7 @@ from bosch_vllm.packing import (
     choose_layout,
     greatest_unit,
     heads_in_a_block,
+    held_entries,
     most_groups,
     number_type,
     order_for_ranks,
@@ -162,6 +163,20 @@ def test_share_of_dense_counts_window_entries() -> None:
     # A layer with a window of its own has it in the dense model too: (100 + 3 x 9 + 4 x 19) / 476.
     owns = [None, 20]
     assert share_of_dense([1, 0], 4, 10, tokens=100, owns=owns) == pytest.approx(203 / 476)
+
+
+@given(
+    window=st.integers(1, 300), block=st.sampled_from([16, 32, 128]), tokens=st.integers(1, 2000)
+)
+def test_blocks_of_a_window_hold_it_and_at_most_two_blocks_more(
+    window: int, block: int, tokens: int
+) -> None:
+    def held(full: int, windowed: int) -> int:
+        return held_entries(full, windowed, window, block, tokens)
+
+    assert tokens <= held(1, 0) < tokens + block
+    assert min(window, tokens) <= held(0, 1) <= min(held(1, 0), window + 2 * (block - 1))
+    assert held(2, 3) == 2 * held(1, 0) + 3 * held(0, 1)
 
 
 def test_another_vllm_is_refused_where_it_lacks_something() -> None:

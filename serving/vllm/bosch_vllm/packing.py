@@ -184,3 +184,12 @@ def share_of_dense(
         held += count * tokens + (num_groups - count) * min((own or window) - 1, tokens)
         dense += num_groups * (tokens if own is None else min(own - 1, tokens))
     return held / dense
+
+
+def held_entries(num_full: int, num_window: int, window: int, block: int, tokens: int) -> int:
+    """KV entries of the blocks that vLLM holds for one text while it computes the last of its
+    tokens: of full groups all, of window groups those in which a token of the window lies. Without
+    what a block's last place for heads may leave empty (`heads_in_a_block`)."""
+    blocks = math.ceil(tokens / block)
+    left = max(0, tokens - window) // block
+    return (num_full * blocks + num_window * (blocks - left)) * block
