@@ -47,7 +47,8 @@ PACKAGE = "benchmarks.experiments"
 EXPERIMENTS = (
     "plans", "decoding", "graph", "prefill", "windows", "training", "kernels", "stages", "switches",
 )  # fmt: skip
-CODE = ("bosch", "training", "eval", "data", "recipes", "benchmarks", "tests/gpu")
+ELSEWHERE = ("serving",)  # run by name only, in another environment (serving/gpu_check.sh)
+CODE = ("bosch", "training", "eval", "data", "recipes", "benchmarks", "tests/gpu", "serving")
 SLOW = 0.9  # of the computed speed, and of the last one measured
 STARTING_SECONDS = 5  # of a process: less than that is not worth starting one
 DOCS = ROOT / "docs" / "gpu.md"
@@ -72,8 +73,9 @@ def measure(options: Options) -> Iterator[Row]:
     if options.device == "cuda" and not torch.cuda.is_available():
         say("gpu: no CUDA device, so nothing is measured or written; --device cpu rehearses it")
         raise SystemExit(0)
-    if others := set(options.only).difference(EXPERIMENTS):
-        raise UserError(f"--only {min(others)}: the experiments are {', '.join(EXPERIMENTS)}.")
+    known = (*EXPERIMENTS, *ELSEWHERE)
+    if others := set(options.only).difference(known):
+        raise UserError(f"--only {min(others)}: the experiments are {', '.join(known)}.")
     path = rows_of_device(options)
     path.parent.mkdir(parents=True, exist_ok=True)
     # An experiment that was ended by its limit may have been writing.
@@ -241,7 +243,7 @@ def conclude(path: Path, device: str, ended: Mapping[str, str]) -> list[str]:
     # From the file, not from this call: a plan of nine minutes is measured in several calls.
     known, sentences = known_rows(path), list[str]()
     measured = [row for row in known.values() if "failed" not in row]
-    for name in EXPERIMENTS:
+    for name in (*EXPERIMENTS, *ELSEWHERE):
         rows = [row for row in measured if row["experiment"] == name]
         sentences += load_plugin(PACKAGE, name).conclude(rows) if rows else []
     missed = [

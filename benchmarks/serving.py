@@ -39,7 +39,6 @@ from bosch.model import load_tokenizer
 from bosch.run.errors import UserError
 from bosch.training.model_start import read_config
 
-SIDES = ("dense", "units", "packed")
 LAST = 8  # new tokens after the long text: what has left the windows is freed with the next one
 TAIL = 100  # tokens of a request after the beginning that all share
 BLOCK = 32  # tokens of a block of vLLM's cache, on CPUs
@@ -69,6 +68,7 @@ class Options(DeviceOptions):
     new: int = 32  # tokens that each request generates
     room: int = 6  # dense texts of a request's length that the cache holds
     rounds: int = 3  # how often each side answers all requests
+    layouts: tuple[str, ...] = ("units", "packed")  # of the hybrid, beside the dense model
 
 
 def measure(options: Options) -> Iterator[Row]:
@@ -91,7 +91,7 @@ def measure(options: Options) -> Iterator[Row]:
             config, folders = write_configs(Path(name), longest, options)
             ids = random_ids(config, needed, torch.device("cpu"))[0].tolist()
         else:
-            config, folders, ids = read_real(options.real, options.hybrid, needed)
+            config, folders, ids = read_real(options.real, options, needed)
         if longest > config.max_position_embeddings:
             problem = f"{folders['dense']} has {config.max_position_embeddings:,} positions"
             raise UserError(f"{problem}, too few for texts of {longest:,} tokens.")
@@ -107,14 +107,15 @@ def measure(options: Options) -> Iterator[Row]:
         }
         if options.real is None:
             settings |= {"load_format": "dummy", "skip_tokenizer_init": True}
-        engines = {side: Engine(folders[side], side, device, settings) for side in SIDES}
+        sides = ("dense", *options.layouts)
+        engines = {side: Engine(folders[side], side, device, settings) for side in sides}
 
     empty: Row = dict.fromkeys(("times_dense", "first_token", "most_running", "peak_mb"))
     if options.real is not None:
-        yield empty | compare_answers(engines["units"].llm, folders, options.real, options)
+        yield empty | compare_answers(engines[sides[1]].llm, folders, options.real, options)
 
     held = {side: e.answer([ids[: options.long]], LAST).held for side, e in engines.items()}
-    for side in SIDES[1:]:
+    for side in options.layouts:
         row = {"name": f"KV bytes of {options.long:,} tokens, {side}", "unit": "of dense"}
         sizes = {"value": round(held[side] / held["dense"], 3), "held_bytes": held}
         yield empty | row | sizes
@@ -129,7 +130,7 @@ def measure(options: Options) -> Iterator[Row]:
         yield empty | row | {"value": share, "unit": "not read again"}
 
     texts = [ids[i * options.length : (i + 1) * options.length] for i in range(options.requests)]
-    answers: dict[str, list[Answer]] = {side: [] for side in SIDES}
+    answers: dict[str, list[Answer]] = {side: [] for side in sides}
     for _ in range(options.rounds):
         for side, engine in engines.items():
             answers[side].append(engine.answer(texts, options.new))
@@ -150,11 +151,11 @@ def measure(options: Options) -> Iterator[Row]:
 
 
 def read_real(
-    folder: Path, hybrid: Path | None, needed: int
+    folder: Path, options: Options, needed: int
 ) -> tuple[PretrainedConfig, dict[str, Path], list[int]]:
     """The dense model's config, the folder of each side, and so many tokens of text."""
     run, dense = folder / "run", folder / "model"
-    made = hybrid or [run / "model", *sorted((run / "train").glob("step-*"))][-1]
+    made = options.hybrid or [run / "model", *sorted((run / "train").glob("step-*"))][-1]
     if not (made / "config.json").exists():
         raise UserError(f"{made} has no hybrid; `make real` makes one, or name one by --hybrid.")
     tokenizer = load_tokenizer(str(dense))
@@ -162,7 +163,8 @@ def read_real(
     ids = [i for line in lines for i in tokenizer(json.loads(line)["text"])["input_ids"]]
     if len(ids) < needed:
         raise UserError(f"{folder}/text: {len(ids):,} tokens of text, {needed:,} needed.")
-    return read_config(dense), {"dense": dense, "units": made, "packed": made}, ids[:needed]
+    hybrids = dict.fromkeys(options.layouts, made)
+    return read_config(dense), {"dense": dense, **hybrids}, ids[:needed]
 
 
 def write_configs(
@@ -181,7 +183,8 @@ def write_configs(
     config.architectures, hybrid.architectures = [name.removeprefix("Bosch")], [name]
     config.save_pretrained(folder / "dense")
     hybrid.save_pretrained(folder / "hybrid")
-    return config, {side: folder / ("dense" if side == "dense" else "hybrid") for side in SIDES}
+    hybrids = dict.fromkeys(options.layouts, folder / "hybrid")
+    return config, {"dense": folder / "dense", **hybrids}
 
 
 def compare_answers(engine: Any, folders: dict[str, Path], real: Path, options: Options) -> Row:
@@ -197,7 +200,7 @@ def compare_answers(engine: Any, folders: dict[str, Path], real: Path, options: 
     examples = pairs[:: len(found)][: options.prompts]
     plain = GenerationSettings()
     model = AutoModelForCausalLM.from_pretrained(
-        folders["units"], dtype=torch.float32, trust_remote_code=False
+        folders[options.layouts[0]], dtype=torch.float32, trust_remote_code=False
     ).eval()
     ours = {j.key: j.tokens for j in Generator(model, tokenizer, plain).generate(examples)}
     vllm = EngineGenerator(engine, tokenizer, plain, None)

@@ -128,6 +128,8 @@ def test_every_command_exists_with_its_options(name: str) -> None:
         check_options(words[1:number], words[number:])
     elif program in ("python", "python3"):
         assert words[1] in ("-m", "-c") or (ROOT / words[1]).is_file() or "/" in words[1]
+    elif program.endswith(".sh"):
+        assert os.access(ROOT / program, os.X_OK)
     else:
         assert program in OTHERS, f"{program} is no program that this test knows"
 
