@@ -28,7 +28,11 @@ SINKS = {  # by kind
     "tokens": "the first {} tokens of a text stay in the cache of groups on the window",
 }
 # Families that serving/vllm serves, and its command (docs/serving.md).
-SERVED = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
+SERVED = (
+    "apertus", "cohere", "cohere2", "ernie4_5", "exaone4", "gemma", "gemma3_text", "glm", "glm4",
+    "granite", "helium", "llama", "ministral", "mistral", "mixtral", "olmoe", "phi3", "qwen2",
+    "qwen2_moe", "qwen3", "qwen3_moe",
+)  # fmt: skip
 SERVE = "python -m vllm.entrypoints.openai.api_server --model {} --block-size 32"
 SERVE_ON_CPU = "--dtype float32 --enforce-eager"  # what it needs there
 # Around the scores in a card: between them the text is ours, whatever a user made of the rest.
@@ -67,13 +71,13 @@ def why_not_served(config: PretrainedConfig) -> str | None:
     """Why vLLM does not serve this hybrid, in a clause; None: it does (docs/serving.md)."""
     sink, family = Sink.of_hybrid(config), config.model_type.removeprefix(PREFIX)
     if family not in SERVED:
-        return f"its family is {family}, and served are {', '.join(SERVED)}"
+        return f"its family is {family}, for which the plug-in has no model of vLLM's"
+    if getattr(config, "clip_qkv", None) is not None:
+        return "vLLM's model of its family ignores clip_qkv"
     if sink.kind == "tokens":
         return f"its sink keeps first tokens ({sink})"
     if all(all(row) for row in full_groups(config)):
         return "it has no group on the window; serve the dense model"
-    if own_windows(config):
-        return "some of its layers have windows of their own"
     return None
 
 

@@ -45,6 +45,8 @@ class HybridSettings(VerifyAndUpdateConfig):
         too_many = is_like_gpus(vllm_config) and not most_groups(per_kv)
         at_most = f"their attention takes {MOST_HEADS // 2} on GPUs"
         sinks = has_static_sinks(hybrid)
+        clips = getattr(config, "clip_qkv", None) is not None
+        lost = "sliding_attention" in kinds and config.sliding_window is None
         other = asked_layout not in (None, *LAYOUTS)
         on_gpus = "vLLM's offload is for GPUs, where nothing of this has run"
         # Refused before anything is built. What has merely not been run may work, but nobody has
@@ -53,11 +55,8 @@ class HybridSettings(VerifyAndUpdateConfig):
             (f"--tensor-parallel-size {ranks}", num_groups % ranks > 0, unequal),
             ("quantized weights on several ranks", quantized and ranks > 1, shared),
             (f"{config.model_type} on several ranks", mixed and ranks > 1, shared),
-            (
-                "clip_qkv",
-                getattr(config, "clip_qkv", None) is not None,
-                "vLLM's model clips nothing",
-            ),
+            ("clip_qkv", clips, "vLLM's models clip nothing"),
+            ("--disable-sliding-window", lost, "some of its layers have windows of their own"),
             ("--pipeline-parallel-size above 1", parallel.pipeline_parallel_size > 1, NOT_RUN),
             ("drafts other than ngram", drafts and drafts.method != "ngram", NOT_RUN),
             ("a KV connector", vllm_config.kv_transfer_config is not None, on_gpus),
