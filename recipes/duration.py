@@ -31,9 +31,10 @@ from bosch.training.train_stage import schedule_of
 # (The embedded model reads at .46 of the speed, and its recorded searches took 18 to 20 of the 39
 # passes counted; SmolLM2's took 35 of 37, as its masks end later.)
 REACHED = {"calibration": 0.8, "search": 1.0, "evaluation": 0.8}
-# A token that is written costs as much as so many that are read: the weights pass the processor
-# once for each, or for a batch of up to 16.
-WRITTEN = 3
+# A token that is written costs as much as so many that are read in fp32, in either format: it waits
+# for weights and keys, and for Python. SmolLM2, 16 texts of 1,100 tokens at once on one core: 10 in
+# fp32, 6 in bf16.
+WRITTEN = 8
 LONG_SECONDS = 3_600  # a run that takes longer than this is told of its shorter form
 # What the seconds are of. TRAINING: with stored lessons or without; GROWING: with the tokens.
 SEARCHING = ("search", "learning the mask")
@@ -91,24 +92,27 @@ def stage_seconds(config: Config, zero_shot: bool = False) -> dict[str, float]:
         found["calibration"] = reading("calibration", dense, texts, length, precision)
     passes, precision = search_passes(config), config.mask.precision
     found["search"] = passes * reading("search", dense, texts, calibration.length, precision)
-    examples = [
-        (count, length)
-        for run in plan_of_run(config).suites
-        for count, length in texts_of(run, config)
-    ]
+    examples = [each for run in plan_of_run(config).suites for each in texts_of(run, config)]
     models = [dense] + [hybrid] * (len(evaluation.checkpoints) if schedule else 1)
+
+    def answering(model: Any, texts: float, length: int, written: int, precision: str) -> float:
+        """Seconds in which texts are read, and so many tokens written after each."""
+        return reading("evaluation", model, texts, length, precision) + reading(
+            "evaluation", model, texts * written * WRITTEN / length, length, "fp32"
+        )
+
     found["evaluation"] = sum(
-        reading("evaluation", model, count, length, evaluation.precision)
+        answering(model, count, length, written, evaluation.precision)
         for model in models
-        for count, length in examples
+        for count, length, written in examples
     )
     found = {name: seconds for name, seconds in found.items() if seconds}
     if schedule is not None:
-        if config.data.answers:  # each sequence is read, and a quarter of it written
+        if config.data.answers:  # each sequence is read, and for two in five a quarter written
             length = config.data.sequence_length
-            texts = config.data.answers * config.data.tokens / length * (1 + WRITTEN / 4)
+            texts = config.data.answers * config.data.tokens / length
             precision = "fp32" if config.train.precision == "fp32" else "bf16"
-            found["answers"] = reading("evaluation", dense, texts, length, precision)
+            found["answers"] = answering(dense, texts, length, length // 10, precision)
         name = "lessons and training" if config.train.stored_shares else "training"
         found[name] = training_seconds(plan, schedule, has_sink)  # what the teacher says included
         if used := learning_tokens(config):  # by steps like those of the training
@@ -129,14 +133,15 @@ def search_passes(config: Config) -> float:
     return 3.0 if method.traits.measures else 0.0
 
 
-def texts_of(run: SuiteRun, config: Config) -> Iterator[tuple[float, int]]:
-    """Of each task of a suite how many texts there are, and how long they are."""
+def texts_of(run: SuiteRun, config: Config) -> Iterator[tuple[float, int, int]]:
+    """Of each task of a suite how many texts there are, how long they are, and how many tokens are
+    written after each where these are many."""
     positions = read_shape(config.model).positions
-    written = WRITTEN * getattr(run.settings, "answer_tokens", 0)
+    written = getattr(run.settings, "answer_tokens", 0)
     for task in run.tasks:
         count = run.limit or getattr(run.settings, "samples", None) or UNKNOWN_EXAMPLES
         length = min(task.length or positions, positions)
-        yield count * (1 + written / length), length
+        yield count, length, written
 
 
 def number_format(precision: str) -> torch.dtype:

@@ -170,8 +170,9 @@ def small(model: str = SMALL_MODEL) -> Config:
             niah_tasks=PAPER_TASKS,
             niah_lengths=(length,),
             niah_samples=25,
-            # On a GPU such small models wait for Python, not for the arithmetic.
-            precision="bf16" if in_bf16 and not on_gpu else "fp32",
+            # In fp32 answers depend on no batch. In bf16 long answers took .85 of the time on a
+            # CPU (docs/real-model.md), and on a GPU such small models wait for Python.
+            precision="fp32" if on_gpu else "auto",
         ),
     )
 
@@ -297,9 +298,9 @@ def choose(preset: str | None, model: str | None) -> tuple[Config, list[str]]:
         return tiny(), ["preset tiny, since neither --model nor --preset was given"]
     preset, config = suited(model)
     if preset == "small":
+        faster = "search and train in bf16, which is faster" if bf16_is_faster() else "fp32"
         about = "for models of up to 1.5B parameters, or without a big GPU"
-        formats = f"training in {config.train.precision}, evaluation in {config.eval.precision}"
-        return config, [f"preset small, {about}; here: {formats}"]
+        return config, [f"preset small, {about}; here: {faster}"]
     if preset == "tiny":
         model_stage.check(model)  # before its tokenizer is asked
         config = fit_needles(config)

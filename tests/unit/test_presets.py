@@ -171,7 +171,7 @@ def test_a_laptop_gets_the_preset_small(tmp_path: Path, monkeypatch: pytest.Monk
         assert (config.sink, config.window, config.calibration.length) == ("auto", 128, 1_024)
         assert config.train.objective == "distill"
         check_lengths(config)
-        assert config.eval.precision == ("bf16" if presets.bf16_is_faster() else "fp32")
+        assert config.eval.precision == "auto"
         monkeypatch.setattr(rehearsal, "gpu_memory_gb", lambda: 80.0)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert presets.small(model).eval.precision == "fp32"
