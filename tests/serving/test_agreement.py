@@ -214,9 +214,9 @@ def small_hybrid(case: str, has_sinks: bool, **changes: Any) -> Any:
     else:
         changes |= {"clip_qkv": None} if case == "olmoe" else {}
         dense = tiny_model(case, num_hidden_layers=3, **changes)
-    for name, parameter in dense.named_parameters():
-        if "alpha" in name:  # of Apertus' MLP, which vLLM has in bf16, as the real models
-            parameter.data = parameter.data.bfloat16().float()
+    for module in dense.modules():
+        if hasattr(module, "alpha_p"):  # Apertus' activation, which vLLM has in bf16 always
+            module.to(torch.bfloat16)
     shape = 3, len(MIXED[0]), head_size(dense.config)
     draws = (torch.Generator().manual_seed(number) for number in (0, 1))
     constants = SinkConstants(*(torch.randn(shape, generator=draw) for draw in draws))

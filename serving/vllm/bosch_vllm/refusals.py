@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from operator import attrgetter
 
-RUN_WITH = ("0.32",)  # minor versions of vLLM that the tests ran with
+RUN_WITH = ("0.31", "0.32")  # minor versions of vLLM that the tests ran with
 NEEDED = (
     "vllm:ModelRegistry.register_model",
     "vllm.distributed:get_tensor_model_parallel_rank",
