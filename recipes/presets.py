@@ -56,8 +56,8 @@ TOY_POSITIONS, TOY_BYTES = 4_096, 100_000_000
 # Models with fewer parameters, and all on machines without such a GPU, have the preset `small`;
 # the others have `large`.
 SMALL_WEIGHTS, BIG_GPU_GB = 1_500_000_000, 40
-# Of the training. On SmolLM2 75 steps closed as much of the loss' gap as 150, with two masks
-# (docs/real-model.md); `large` learns a bigger model, of which nothing was measured.
+# Of the training. On SmolLM2 75 steps closed as much of the loss' gap as 150 (docs/real-model.md);
+# of the bigger models of `large` nothing was measured.
 SMALL_STEPS, LARGE_STEPS = 75, 150
 # On SmolLM2 the search was not better than this ranking of a minute where up to this share of the
 # groups has a window, and at .95 it kept what the ranking lost nearly all of (docs/real-model.md).
