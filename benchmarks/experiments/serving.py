@@ -25,6 +25,7 @@ from bosch.eval.engine_vllm import start_engine
 from bosch.hybrid.conversion import deploy
 from bosch.hybrid.models import head_size
 from bosch.masks.mask import spread_mask
+from bosch.model import LOCAL
 from bosch.run.progress import show_rows
 from bosch.sink import Sink, SinkConstants
 
@@ -90,7 +91,9 @@ def compare(size: int, device: torch.device) -> Iterator[Row]:
 
 def make_hybrid(size: int, device: torch.device) -> Any:
     if size == 16:
-        dense: Any = AutoModelForCausalLM.from_pretrained(asset_folder(), dtype=torch.float32)
+        dense: Any = AutoModelForCausalLM.from_pretrained(
+            asset_folder(), dtype=torch.float32, **LOCAL
+        )
     else:
         config = Qwen3Config(
             vocab_size=2048,
