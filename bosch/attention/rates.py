@@ -33,8 +33,13 @@ def measured_rates(call: AttentionCall) -> dict[str, float]:
         return {}
     if not _read(FILE):  # no device was measured
         return {}
-    kind = {"gradients": call.needs_grad, "documents": call.documents is not None}
-    alike = rates_like(name_of(device), windowed=True, sink=call.sink is not None, **kind)
+    alike = rates_like(
+        name_of(device),
+        windowed=True,
+        sink=call.sink is not None,
+        gradients=call.needs_grad,
+        documents=call.documents is not None,
+    )
     return {row["backend"]: row["calls_per_second"] for row in nearest(alike, num_queries)}
 
 
