@@ -188,8 +188,10 @@ def test_small_is_judged_by_all_that_is_there(tmp_path: Path) -> None:
     assert command.config.eval.suites == ("niah", "long_answers", "longbench")
     assert command.config.eval.longbench_categories == "official"  # needs no GSM8K
     assert not any("LongBench" in line for line in command.chosen_by)
-    # Suites that are named stay as they are.
-    assert parse_command([*words, *data, "--eval.suites", "niah"]).config.eval.suites == ("niah",)
+    assert command.config.eval.options == ("long_answers.tasks=recite",)
+    # Suites that are named stay as they are, without settings of those that are not.
+    named = parse_command([*words, *data, "--eval.suites", "niah"]).config.eval
+    assert (named.suites, named.options) == (("niah",), ())
 
 
 @pytest.mark.parametrize("preset", ["small", "brief"])
