@@ -1,6 +1,7 @@
 """Tiny random models of every family, made from a config: nothing is downloaded."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -67,6 +68,22 @@ def family_parameters(*others: Any) -> list[Any]:
     fast = {name for name in FAMILIES if name in USUAL or own_files(("bosch.families", name))}
     marks = {name: () if name in fast else (pytest.mark.slow,) for name in FAMILIES}
     return [pytest.param(name, *others, marks=marks[name]) for name in FAMILIES]
+
+
+def families_with(others: Sequence[Any], step: int) -> list[Any]:
+    """pytest's parameters: each family with each of these. In every run Qwen3, and families of
+    one's own, meet all of them, and each usual family every `step`-th, from another one on; `make
+    slow` has the whole product."""
+    params = []
+    for offset, family in enumerate(family_parameters()):
+        name = family.values[0]
+        meets_all = name not in USUAL or name == "qwen3"
+        for number, other in enumerate(others):
+            thinned_out = not meets_all and (number + offset) % step
+            marks = (pytest.mark.slow,) if family.marks or thinned_out else ()
+            given = other if isinstance(other, tuple) else (other,)
+            params.append(pytest.param(name, *given, marks=marks))
+    return params
 
 
 # Layers of the tiny model: mixed, all windowed, mixed the other way round.

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from tests.model_factory import (
     FAMILIES,
     MIXED,
     assert_close,
+    families_with,
     family_parameters,
     logits,
     packed_positions,
@@ -126,9 +128,10 @@ def test_a_window_of_its_own_in_every_layer_is_refused(family: str) -> None:
 
 
 @row("training: documents packed by `position_ids`", "works", "")
-@every_family
-@pytest.mark.parametrize("training", [False, True])
-@pytest.mark.parametrize("mode", ["search", "deploy", "gates"])
+@pytest.mark.parametrize(
+    ("family", "mode", "training"),
+    families_with([*product(("search", "deploy", "gates"), (False, True))], step=3),
+)
 def test_documents_do_not_see_each_other(mode: str, training: bool, family: str) -> None:
     model, ids = tiny_model(family), random_tokens(1, 60)
     gates = {"bosch_gates": torch.full((3, 4), 0.3), "bosch_window": WINDOW}

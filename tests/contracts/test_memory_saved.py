@@ -16,7 +16,14 @@ from bosch.attention.register import mention_plain_cache
 from bosch.eval.prompt_cache import keep_everything, keep_windows_only, new_cache
 from bosch.hybrid.conversion import deploy, head_size
 from bosch.masks.mask import GroupMask
-from tests.model_factory import MIXED, family_parameters, generate_anew, random_tokens, tiny_model
+from tests.model_factory import (
+    MIXED,
+    families_with,
+    family_parameters,
+    generate_anew,
+    random_tokens,
+    tiny_model,
+)
 
 WINDOW, PROMPT, NEW = 16, 50, 12
 MASK = GroupMask.from_rows(MIXED, WINDOW)
@@ -72,6 +79,7 @@ WAYS: dict[str, Callable[[PreTrainedModel], dict[str, Any]]] = {
     "own static": own(lambda model: StaticCache(model.config, max_cache_len=PROMPT + NEW)),
     "quantized": own(lambda model: BytesCache(model.config.num_hidden_layers)),
 }
+MOST = ("dynamic", "chunks of 16", "assisted", "static")  # what prompts about a window long meet
 
 
 @functools.cache
@@ -98,10 +106,16 @@ def generated(model: PreTrainedModel, way: str, prompt: int, anew: Tensor) -> An
     "The same tokens as without a cache.",
 )
 @pytest.mark.parametrize(
-    ("family", "prompt"),
-    [*family_parameters(PROMPT), *(("qwen3", WINDOW + more) for more in (-1, 0, 1))],
+    ("family", "way", "prompt"),
+    [
+        *families_with([(way, PROMPT) for way in WAYS], step=4),
+        *(
+            pytest.param("qwen3", way, WINDOW + more, marks=() if way in MOST else pytest.mark.slow)
+            for way in WAYS
+            for more in (-1, 0, 1)
+        ),
+    ],
 )
-@pytest.mark.parametrize("way", WAYS)
 def test_tokens_are_right_and_only_the_needed_is_held(way: str, family: str, prompt: int) -> None:
     model = hybrid(family)
     held = generated(model, way, prompt, tokens_anew(family, prompt))[CACHE]

@@ -3,6 +3,7 @@
 import functools
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -39,6 +40,7 @@ from tests.hybrid_folders import plain_folder, record_for
 from tests.model_factory import (
     MIXED,
     assert_close,
+    families_with,
     family_parameters,
     generate_anew,
     logits,
@@ -161,9 +163,13 @@ def test_the_hybrid_is_the_searched_model(family: str, kind: str) -> None:
         assert_close(logits(hybrid, row, **padded)[:, 5:], found, 1e-4)
 
 
-@every_family
-@pytest.mark.parametrize("make_cache", [DynamicCache, partial(StaticCache, max_cache_len=64)])
-@pytest.mark.parametrize("kind", ["static", "tokens"])
+@pytest.mark.parametrize(
+    ("family", "kind", "make_cache"),
+    families_with(
+        [*product(("static", "tokens"), (DynamicCache, partial(StaticCache, max_cache_len=64)))],
+        step=4,
+    ),
+)
 def test_any_pieces_give_the_logits_of_the_whole(kind: str, family: str, make_cache: Any) -> None:
     hybrid, ids = hybrid_with(kind, family), random_tokens(2, 60)
     whole = logits(hybrid, ids, use_cache=False)
