@@ -10,7 +10,6 @@ import os
 import random
 import select
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -36,6 +35,7 @@ from bosch.search.optimizers._interface import (
 )
 from bosch.search.optimizers.guided import Surrogate
 from bosch.search.search import optimize
+from tests import fork_server
 
 OPTIMIZERS = list_plugins(PACKAGE)
 # Each search of NOMAD's is a process of its own, of seconds.
@@ -312,20 +312,21 @@ def test_ctrl_c_ends_the_search_and_nomad_with_it() -> None:
     assert not Path(f"/proc/{seen[0]}").exists()
 
 
+def killed_search(note: Path) -> None:
+    def die(pid: int) -> None:
+        note.write_text(str(pid))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    solve("nomad", dying(Judge(entangled(8)), 5, die), evaluations=60)
+
+
 @on_linux
-def test_nomad_does_not_outlive_a_killed_search() -> None:
-    program = (
-        "import os, signal\n"
-        "from tests.unit.test_optimizers import *\n"
-        "def die(pid):\n"
-        "    print(pid, flush=True)\n"
-        "    os.kill(os.getpid(), signal.SIGKILL)\n"
-        "solve('nomad', dying(Judge(entangled(8)), 5, die), evaluations=60)\n"
-    )
-    killed = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True)
-    assert killed.returncode == -signal.SIGKILL
+def test_nomad_does_not_outlive_a_killed_search(tmp_path: Path) -> None:
+    process = fork_server.start(killed_search, tmp_path / "pid")
+    process.join(fork_server.PATIENCE)
+    assert process.exitcode == -signal.SIGKILL
     with contextlib.suppress(ProcessLookupError):  # it has already ended
-        child = os.pidfd_open(int(killed.stdout))
+        child = os.pidfd_open(int((tmp_path / "pid").read_text()))
         assert select.select([child], [], [], 60)[0]  # readable once the process has ended
         os.close(child)
 
@@ -408,10 +409,13 @@ class SyntheticModel:
         return noisy_N.tolist()
 
 
-def test_guided_swaps_find_better_masks_with_as_many_evaluations() -> None:
+@pytest.mark.parametrize(
+    ("seeds", "fewest"), [(range(3), 3), pytest.param(range(6), 5, marks=pytest.mark.slow)]
+)
+def test_guided_swaps_find_better_masks_with_as_many_evaluations(seeds: range, fewest: int) -> None:
     """Than swaps in random order from the same rankings, and both than masks at random."""
     better = 0
-    for seed in range(6):
+    for seed in seeds:
         model = SyntheticModel(seed)
         rankings = [model.ranking() for _ in range(4)]
         found = {}
@@ -433,4 +437,4 @@ def test_guided_swaps_find_better_masks_with_as_many_evaluations() -> None:
         drawn = (repair((1,) * SIZE, QUOTA, model.draw.random(SIZE).tolist()) for _ in range(10))
         assert min(found.values()) > max(map(model.held_out, drawn))
         better += found["guided"] > found["swap"]
-    assert better >= 5
+    assert better >= fewest
