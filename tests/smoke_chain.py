@@ -22,6 +22,7 @@ from bosch.recipes import recover
 from bosch.run.errors import exit_on_user_error
 from tests import fork_server
 from tests.kill_points import OPERATIONS, watch_operations
+from tests.pictures import save_a_pixel
 
 CHAIN = ("--preset", "smoke", "--method", "bosch")
 RUN = Path("runs") / "tiny-qwen3-2layer-bosch-r0.75"
@@ -54,15 +55,17 @@ def start(
     arguments: Sequence[str] = CHAIN,
     copies: Mapping[int, str] | None = None,
     variables: Mapping[str, str] | None = None,
+    draws: bool = False,
 ) -> tuple[int, str]:
     """Exit code and output of a run in `folder`; a negative code is a signal. The run sends itself
     a signal just before operation number `kill_at` on a file below the folder (0: never).
 
     copies: by number of an operation, a folder to which the run copies itself before it, just as a
-    kill would have left it. Its pictures then have no pixels, which would take most of the time.
+    kill would have left it.
+    draws: whether pictures have more than a pixel, which takes a third of a run's time.
     """
     log = folder.with_suffix(".log")
-    how = kill_at, sends, tuple(arguments), copies, variables or {}
+    how = kill_at, sends, tuple(arguments), copies, variables or {}, draws
     process = fork_server.start(_run, str(folder), str(log), *how)
     if not connection.wait([process.sentinel], fork_server.PATIENCE):  # it hangs, and prints where
         os.kill(process.pid or 0, signal.SIGABRT)
@@ -78,6 +81,7 @@ def _run(
     arguments: Sequence[str],
     copies: Mapping[int, str] | None,
     variables: Mapping[str, str],
+    draws: bool,
 ) -> None:
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(output, 1)
@@ -89,13 +93,10 @@ def _run(
         stream.reconfigure(encoding=variables.get("PYTHONIOENCODING", "utf-8"), errors="strict")
     sys.argv = ["recover.py", *arguments]
     seen = watch_operations(folder, "runs", at=kill_at, sends=sends)
+    if not draws:
+        Figure.savefig = save_a_pixel
     if copies is not None:
         left = dict(copies)
-
-        def save(figure: Figure, file: Any, **options: Any) -> None:
-            file.write(b"pixels")
-
-        Figure.savefig = save
 
         def copy(*_: object) -> None:
             if seen[0] in left:

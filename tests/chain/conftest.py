@@ -1,4 +1,6 @@
-"""A run of the smoke chain that was not killed, for all tests of a test process."""
+"""Runs of the smoke chain that were not killed, for all tests of a test process."""
+
+from pathlib import Path
 
 import pytest
 
@@ -7,7 +9,16 @@ from tests.smoke_chain import Undisturbed, operations_of, start
 
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
-    folder = tmp_path_factory.mktemp("undisturbed")
-    code, output = start(folder)
+    return run_in(tmp_path_factory.mktemp("undisturbed"))
+
+
+@pytest.fixture(scope="session")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+    """With pictures."""
+    return run_in(tmp_path_factory.mktemp("drawn"), draws=True)
+
+
+def run_in(folder: Path, draws: bool = False) -> Undisturbed:
+    code, output = start(folder, draws=draws)
     assert code == 0, output
     return folder, operations_of(output)

@@ -48,9 +48,14 @@ def test_no_stage_begins_with_the_model_of_an_earlier_one(undisturbed: Undisturb
     assert {name: count for name, count in models.items() if count} == {"eval/step-000008": 2}
 
 
-def test_chain_started_again_reuses_everything(undisturbed: Undisturbed) -> None:
+@pytest.mark.parametrize(
+    "program", [(sys.executable,), pytest.param(tuple(LAUNCH), marks=pytest.mark.slow)]
+)
+def test_chain_started_again_reuses_everything(
+    program: tuple[str, ...], undisturbed: Undisturbed
+) -> None:
     folder, _ = undisturbed
-    again = launch(folder, *LAUNCH, str(RECOVER), *CHAIN)
+    again = launch(folder, *program, str(RECOVER), *CHAIN)
     assert again.returncode == 0, again.stderr
     assert again.stdout.count("complete, reused") == 8
     assert "starts" not in again.stdout

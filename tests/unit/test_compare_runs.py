@@ -198,6 +198,7 @@ def test_page_and_terminal_open_with_that(tmp_path: Path) -> None:
         assert line.replace("+", "&#43;") in page_file or line in page_file
 
 
+@pytest.mark.pictures
 def test_names_of_dense_models_lie_beside_the_curves_and_beside_each_other(tmp_path: Path) -> None:
     comparison = compare([FakeRun().write(tmp_path)])
     chart = next(one for one in make_charts(comparison) if one.name == "recovery")
@@ -457,6 +458,7 @@ def test_only_runs_that_differ_in_the_seed_alone_are_averaged(tmp_path: Path) ->
     assert f"again/{again.name}" in comparison.runs[3].setup
 
 
+@pytest.mark.pictures
 def test_report_is_one_file_with_nothing_outside_it(tmp_path: Path) -> None:
     runs = [FakeRun(method).write(tmp_path) for method in ("bosch", "fisher")]
     mine = tmp_path / "report" / "niah_mine.png"

@@ -109,6 +109,7 @@ def test_code_demands_nothing_but_torch_and_transformers(family: str, tmp_path: 
     assert followed | {ENTRY} == files.keys()
 
 
+@pytest.mark.pictures
 def test_card_tells_mask_cache_and_how_to_load(tmp_path: Path) -> None:
     dense = plain_folder(tmp_path / "dense", max_position_embeddings=40_960)
     materialize(dense, record_for(dense), tmp_path / "hybrid")

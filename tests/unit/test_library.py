@@ -40,6 +40,7 @@ def calibration() -> Any:
     return bosch.calibrate(tokenizer, questions_per_context=2, **easy)
 
 
+@pytest.mark.pictures
 def test_all_six_calls(dense: Any, calibration: Any, tmp_path: Path) -> None:
     assert calibration.num_questions == 4
     search = {"ratio": 0.5, "window": 16, "folder": tmp_path / "search", "kappa": 3}

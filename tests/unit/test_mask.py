@@ -165,6 +165,7 @@ def test_a_mask_for_another_model_is_refused(tmp_path: Path) -> None:
             read_mask(path, replace(MODEL, **{field: value}))
 
 
+@pytest.mark.pictures
 def test_the_picture_is_the_same_each_time_and_has_the_last_layer_on_top(tmp_path: Path) -> None:
     for name in ("a.png", "b.png"):
         draw_mask(small_record(), tmp_path / name)
@@ -176,6 +177,7 @@ def test_the_picture_is_the_same_each_time_and_has_the_last_layer_on_top(tmp_pat
     assert lines == ["layer 1  :: :: :: ##  0.750", "layer 0  ## ## :: ::  0.500"]
 
 
+@pytest.mark.pictures
 def test_show_prints_map_and_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_mask(tmp_path / "mask.json", small_record())
     words = [str(tmp_path / "mask.json"), "--png", str(tmp_path / "mask.png")]

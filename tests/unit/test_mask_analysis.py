@@ -165,6 +165,7 @@ def test_chains_join_rising_ratios_of_one_seed(tmp_path: Path) -> None:
     assert ratios == bosch | {"fisher": [0.25, 0.75], "apl s3": [0.25, 0.75]}
 
 
+@pytest.mark.pictures
 def test_every_analysis_leaves_numbers_and_pictures(tmp_path: Path) -> None:
     methods = ("bosch", "fisher", "razor", "apl")
     runs = [

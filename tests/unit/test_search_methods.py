@@ -217,6 +217,7 @@ def test_no_time_and_no_nomad_are_refused(run: Any, monkeypatch: pytest.MonkeyPa
     assert run("bosch").mask.num_windowed == 6
 
 
+@pytest.mark.pictures
 def test_picture_and_cost_exist(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     run("bosch")
