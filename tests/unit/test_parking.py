@@ -101,7 +101,7 @@ def everything(run: Run) -> Iterator[Tensor]:
 def test_the_room_is_asked_for_before_a_step_and_is_what_parking_takes(
     changes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken: list[int]
 ) -> None:
-    folder, settings = model_folder(tmp_path / "model"), replace(SETTINGS, **changes)
+    folder, settings = model_folder(tmp_path / "model"), replace(SETTINGS, max_steps=2, **changes)
     more: Any = {"on_checkpoint": lambda *_: None, "evaluated_shares": (1.0,)}
     run(tmp_path / "plain", folder, settings, **more)
     plan = Plan(read_config(folder), settings, SEQ_LEN, 1, "torch")
