@@ -46,7 +46,7 @@ test: ## set up, then lint, types and the tests (minutes)
 	@$(SETUP) dev eval
 	.venv/bin/ruff check
 	.venv/bin/ruff format --check
-	@# mypy computes on one core for a minute: beside the tests. What it says comes last.
+	@# mypy computes on one core, the first time for a minute: beside the tests. What it says comes last.
 	.venv/bin/mypy $(CHECKED) > .venv/types.log 2>&1 & types=$$!; \
 	$(PYTEST) $(SPREAD) $(ARGS); tests=$$?; \
 	wait $$types; types=$$?; cat .venv/types.log; exit $$((tests | types))
