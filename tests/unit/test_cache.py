@@ -53,12 +53,23 @@ def test_a_long_prompt_leaves_no_hidden_copy() -> None:
             assert x.untyped_storage().nbytes() == x.shape[1] * 15 * 16 * 4
 
 
+# Without a group on the window its size is nothing.
+SHAPES = [("mixed", 1), *product(("mixed", "all windowed"), (2, 16)), ("all full", 2)]
+
+
 @pytest.mark.parametrize(
-    ("z", "window_tokens"),
-    # Without a group on the window its size is nothing.
-    [*product(("mixed", "all windowed"), (1, 2, 16)), ("all full", 2)],
+    ("kind", "z", "window_tokens"),
+    [
+        *((kind, *shape) for kind in ("dynamic", "static") for shape in SHAPES),
+        ("bare", "mixed", 2),
+        *(
+            pytest.param("bare", *shape, marks=pytest.mark.slow)
+            for shape in SHAPES
+            if shape != ("mixed", 2)
+        ),
+        *(pytest.param(kind, "all windowed", 1, marks=pytest.mark.slow) for kind in CACHES),
+    ],
 )
-@pytest.mark.parametrize("kind", ["dynamic", "bare", "static"])
 def test_any_pieces_give_the_logits_of_the_whole(window_tokens: int, kind: str, z: str) -> None:
     model = hybrid(window_tokens, MASKS[z]).double()
     ids = random_tokens(2, 60)

@@ -81,6 +81,8 @@ def test_gpu_memory_grows_in_segments_unless_the_user_says_otherwise(
     variable, as the command does where the user has set it."""
     name = chosen or "PYTORCH_ALLOC_CONF"
     ask = "import torch; print(torch._C._accelerator_getAllocatorSettings())"
+    if chosen == "PYTORCH_CUDA_ALLOC_CONF":  # an older name, which torch reads too
+        ask = f"import os; print(os.environ.get('PYTORCH_ALLOC_CONF', os.environ[{name!r}]))"
     told = f"import os; print(os.environ[{name!r}])"
     program = f"import subprocess, sys\n{'import torch' if imports_torch_first else ''}\n"
     program += "from bosch.run.errors import run_main\n"

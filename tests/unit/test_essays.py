@@ -149,7 +149,7 @@ def test_prefixes_of_the_shared_essays_are_cut_as_sent_tokenize_cuts_them(
     rng = random.Random(5)
     # Around the first sentence ends, anywhere, and beyond the end of the text.
     # Also after "room.)1.", which is split only where the text ends.
-    for num_words in [*range(1, 60), *rng.sample(range(111_877), 12), 23_373, 111_876, 150_000]:
+    for num_words in [*range(1, 60), *rng.sample(range(111_877), 3), 23_373, 111_876, 150_000]:
         expected = cut_prefix(graham.words, num_words, nltk.sent_tokenize)
         assert graham.sentences(num_words) == expected
     region = graham.starting_at(0.5)

@@ -21,7 +21,7 @@ from bosch.hybrid.sinks import measure_static_sink
 from bosch.run.errors import UserError
 from bosch.sink import NO_SINK
 from tests.hybrid_folders import WINDOW, tiny_tokenizer
-from tests.model_factory import MIXED, TINY, family_parameters, random_tokens, tiny_model
+from tests.model_factory import MIXED, TINY, families_with, random_tokens, tiny_model
 
 Examples = list[tuple[Key, Example]]
 
@@ -77,14 +77,24 @@ def tasks(tokenizer: Any, lengths: tuple[int, ...], samples: int, rows: int) -> 
     return found
 
 
-@pytest.mark.parametrize("kind", ["dense", "hybrid"])
-def test_no_speed_up_changes_a_token_or_a_score(kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "speed_ups"),
+    [
+        ("dense", ()),
+        ("hybrid", SPEED_UPS),
+        pytest.param("dense", SPEED_UPS, marks=pytest.mark.slow),
+    ],
+)
+def test_no_speed_up_changes_a_token_or_a_score(
+    kind: str, speed_ups: tuple[dict[str, Any], ...]
+) -> None:
+    """All of them at once, and each alone."""
     model, tokenizer = load(kind)
     examples = tasks(tokenizer, lengths=(256,), samples=1, rows=1)
     expected = run(model, tokenizer, examples, PLAIN)
     for key, example in examples:
         assert list(expected[key].tokens) == by_hugging_face(model, tokenizer, example), key
-    for settings in (FAST, *(replace(PLAIN, **one) for one in SPEED_UPS)):
+    for settings in (FAST, *(replace(PLAIN, **one) for one in speed_ups)):
         found = run(model, tokenizer, examples, settings)
         for key, example in examples:
             mine, theirs, task = found[key], expected[key], Task(*key[:2])
@@ -129,7 +139,7 @@ PROMPTS = (
 )
 
 
-@pytest.mark.parametrize("family", family_parameters())
+@pytest.mark.parametrize("family", families_with([()], step=3))
 def test_shared_beginnings_and_batches_of_any_lengths_change_no_token(family: str) -> None:
     plain_model = tiny_model(family)
     examples, settings = texts(PROMPTS), replace(FAST, batch=3, prefill_chunk=9)
