@@ -24,6 +24,7 @@ from bosch.calibration import Calibration, Haystack, Question
 from bosch.eval.evaluate import load_for_evaluation, plan_of_run
 from bosch.eval.settings import EvaluationPlan
 from bosch.masks.mask import read_mask
+from bosch.methods._settings import load_method
 from bosch.model import describe_source, load_tokenizer, read_model_config
 from bosch.plugins import (
     KINDS,
@@ -217,17 +218,37 @@ def test_the_example_of_the_page_makes_a_mask(copy: PackageCopy, tmp_path: Path)
     assert [set(layer) for layer in scores["groups"]] == [{0.0}, {2.0}]
 
 
-@pytest.mark.parametrize(
+mistakes = pytest.mark.parametrize(
     ("right", "wrong", "named"),
     [
         ("reads_calibration=False", "read_calibration=False", "'read_calibration'"),
-        pytest.param(
-            *("def score_groups", "def score_group", "score_groups(inputs)"),
-            marks=pytest.mark.slow,
-        ),
-        pytest.param("@dataclass(frozen=True)\n", "", "dataclass", marks=pytest.mark.slow),
+        ("def score_groups", "def score_group", "score_groups(inputs)"),
+        ("@dataclass(frozen=True)\n", "", "dataclass"),
     ],
 )
+
+
+@mistakes
+def test_a_mistake_in_a_method_of_ones_own_folder_is_one_sentence_that_names_it(
+    own: Path, monkeypatch: pytest.MonkeyPatch, right: str, wrong: str, named: str
+) -> None:
+    monkeypatch.setenv("BOSCH_PLUGINS", "")
+    methods = importlib.import_module("bosch.methods")
+    monkeypatch.setattr(methods, "__path__", [*methods.__path__])
+    file = own / "methods" / "mine.py"
+    assert right in file.read_text()
+    file = file.rename(file.with_name(f"broken_{len(named)}.py"))  # others may be imported already
+    file.write_text(file.read_text().replace(right, wrong))
+    add_folders([own])
+    with pytest.raises(UserError) as refused:
+        load_method(file.stem)
+    [line] = str(refused.value).splitlines()
+    assert line.startswith(str(file))
+    assert named in line
+
+
+@pytest.mark.slow
+@mistakes
 def test_a_mistake_in_a_method_is_one_sentence_that_names_it(
     copy: PackageCopy, tmp_path: Path, right: str, wrong: str, named: str
 ) -> None:
