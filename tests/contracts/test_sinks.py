@@ -129,8 +129,7 @@ def test_a_full_mask_and_a_text_within_the_window_are_as_without(family: str) ->
     assert torch.equal(*(logits(hybrid, short) for hybrid in hybrids))
 
 
-@pytest.mark.parametrize("kind", ["static", "tokens"])
-@every_family
+@pytest.mark.parametrize(("family", "kind"), families_with(["static", "tokens"], step=2))
 def test_the_hybrid_is_the_searched_model(family: str, kind: str) -> None:
     model, sink = model_and_sink(family)
     sink = sink if kind == "static" else FIRST
@@ -196,8 +195,14 @@ def tokens_anew(kind: str) -> Tensor:
     return generate_anew(hybrid_with(kind).float(), random_tokens(1, PROMPT), NEW)
 
 
-@pytest.mark.parametrize("kind", ["static", "tokens"])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("way", "kind"),
+    [
+        pytest.param(way, kind, marks=() if (number + turn) % 2 == 0 else pytest.mark.slow)
+        for number, way in enumerate(WAYS)
+        for turn, kind in enumerate(("static", "tokens"))
+    ],
+)
 def test_generating_gives_the_tokens_of_recomputation(way: str, kind: str) -> None:
     hybrid = hybrid_with(kind).float()
     cache = generated(hybrid, way, PROMPT, tokens_anew(kind))[CACHE]
