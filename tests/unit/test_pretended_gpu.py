@@ -96,7 +96,7 @@ def test_a_hybrid_is_checked_on_the_gpu_if_there_is_room(gpu: Gpu, tmp_path: Pat
 def test_search_keeps_states_on_the_gpu(gpu: Gpu) -> None:
     model = small_model()
     model.config.bosch_backend = "sdpa"
-    calibration, masks = answered_calibration(model), random_masks(20)
+    calibration, masks = answered_calibration(model), random_masks(8)
     plain = evaluator_of(model, calibration, accelerations=NO_ACCELERATIONS)
     expected = [value.value for value in plain.score(masks)]
     # 4 texts: of half of the free memory, or of what is given, each has room for two states.

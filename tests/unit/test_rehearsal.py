@@ -61,10 +61,11 @@ def weights_of(plan: Plan) -> int:
         ("qwen3", {}),
         ("qwen3", {"micro_batch_sequences": 2, "activation_checkpointing": False}),
         ("qwen3", {"activation_checkpointing": "attention", "attention": "sdpa"}),
-        ("qwen3", {"activation_checkpointing": "matmuls"}),
-        ("qwen3", {"sync_every_micro_batch": False}),
+        ("qwen3", {"activation_checkpointing": "matmuls", "sync_every_micro_batch": False}),
         ("qwen3", {"precision": "fp32"}),  # not sharded
         ("qwen3_moe", {}),
+        pytest.param("qwen3", {"activation_checkpointing": "matmuls"}, marks=pytest.mark.slow),
+        pytest.param("qwen3", {"sync_every_micro_batch": False}, marks=pytest.mark.slow),
     ],
 )
 def test_rehearsed_peaks_are_real(family: str, changes: dict[str, Any], tmp_path: Path) -> None:

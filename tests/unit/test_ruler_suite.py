@@ -4,6 +4,7 @@ import json
 import random
 import re
 from collections import Counter
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +61,13 @@ def rows(tokenizer: Any, corpora: dict[str, Path]) -> Any:
     return build
 
 
-@pytest.mark.parametrize("length", [2_048, 4_096])
-@pytest.mark.parametrize("task", NEW)
+@pytest.mark.parametrize(
+    ("task", "length"),
+    [
+        pytest.param(*case, marks=pytest.mark.slow if case == ("cwe", 4_096) else ())
+        for case in product(NEW, (2_048, 4_096))
+    ],
+)
 def test_texts_fit_and_begin_alike(task: str, length: int, tokenizer: Any, rows: Any) -> None:
     found = rows(task, length)
     count, budget = token_counter(tokenizer), {"vt": 30, "cwe": 120, "fwe": 50}.get(task, 32)

@@ -31,7 +31,8 @@ from bosch.search.outcomes import FILE, Outcomes
 from bosch.search.score import Evaluator, open_evaluator
 from bosch.search.settings import NO_ACCELERATIONS, Accelerations, SearchSettings
 from tests.attention_matrices import inputs_of
-from tests.model_factory import MIXED, family_parameters, tiny_model
+from tests.model_factory import MIXED, families_with, tiny_model
+from tests.sampled import sampled
 from tests.search_cases import (
     FULL,
     GROUPS,
@@ -207,8 +208,9 @@ ALL = Accelerations()
 ONE_OFF = [replace(ALL, **{name: False}) for name, value in vars(ALL).items() if value is True]
 
 
-@pytest.mark.parametrize("family", family_parameters())
-@pytest.mark.parametrize("accelerations", [NO_ACCELERATIONS, ALL], ids=["none", "all"])
+@pytest.mark.parametrize(
+    ("family", "accelerations"), families_with([NO_ACCELERATIONS, ALL], step=2)
+)
 def test_scores_are_those_of_a_plain_loop(family: str, accelerations: Accelerations) -> None:
     model = tiny_model(family)
     calibration = answered_calibration(model)
@@ -226,8 +228,15 @@ def test_scores_are_those_of_a_plain_loop(family: str, accelerations: Accelerati
     assert len(seen) > 2  # masks differ, so equality means something
 
 
-@pytest.mark.parametrize("search", [swap_search, stage_one])
-@pytest.mark.parametrize("name", ["accuracy", "logprob"])
+@pytest.mark.parametrize(
+    ("name", "search"),
+    [
+        ("accuracy", swap_search),
+        ("logprob", stage_one),
+        pytest.param("accuracy", stage_one, marks=pytest.mark.slow),
+        pytest.param("logprob", swap_search, marks=pytest.mark.slow),
+    ],
+)
 def test_a_search_finds_the_same_mask_with_every_switch(name: str, search: object) -> None:
     assert callable(search)
     model = small_model(seed=1)
@@ -240,7 +249,9 @@ def test_a_search_finds_the_same_mask_with_every_switch(name: str, search: objec
         assert evaluator.score_unaccelerated(expected[0]).value == expected[1]
 
 
-@pytest.mark.parametrize(("states", "recomputed"), [(1, 66), (2, 66 - 36), (4, 12), (48, 0)])
+@pytest.mark.parametrize(
+    ("states", "recomputed"), sampled([(1, 66), (2, 66 - 36), (4, 12), (48, 0)], slice(0, 4, 2))
+)
 def test_probes_start_at_dense_states_where_a_few_fit(states: int, recomputed: int) -> None:
     """Of 12 layers, from the top, after both ends. The first probe of layer n runs the n layers
     below it (66 in all), or those above the nearest state: with room for 2 states, those of layer
