@@ -213,6 +213,8 @@ class TrainConfig:
     # Shard over the GPUs of a node, so that less is sent between nodes, and each has the whole
     # state; None: if that fits.
     shard_within_node: Rarely[bool | None] = speed_only(None)
+    # Neighboring GPUs that share each sequence, for long ones: each computes a part of its tokens.
+    context_parallel: Rarely[int] = speed_only(1)
     compile: Rarely[bool | None] = speed_only(None)  # torch.compile each block; None: on GPUs
     # on GPUs too, the same bits when resumed; slower
     deterministic: Rarely[bool] = speed_only(False)
@@ -230,7 +232,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         at_least(1, self, "train", "batch_sequences", "micro_batch_sequences", "max_steps")
         at_least(1, self, "train", "checkpoint_steps", "keep_checkpoints")
-        at_least(1, self, "train", "stored_shares", "lora_rank")
+        at_least(1, self, "train", "stored_shares", "lora_rank", "context_parallel")
         at_least(0, self, "train", "weight_decay", "layer_weight")
         above_0(self, "train", "peak_learning_rate", "clip_norm", "temperature")
         for name in (
@@ -245,6 +247,14 @@ class TrainConfig:
         for name in ("teacher", "stored_shares"):  # heads in another order, and no attention
             if self.layer_weight and getattr(self, name) is not None:
                 raise UserError(f"train.layer_weight or train.{name}: leave out one of the two.")
+        if self.context_parallel > 1:
+            for name, what in (
+                ("layer_weight", "compares whole sequences"),
+                ("on_policy", "writes"),
+            ):
+                if getattr(self, name):
+                    problem = f"train.context_parallel is {self.context_parallel}, but train.{name}"
+                    raise UserError(f"{problem} {what} on each rank; leave out one of the two.")
         if not all(0 <= beta < 1 for beta in self.betas):
             raise UserError(f"train.betas are {self.betas}; each must be in [0, 1).")
 

@@ -47,6 +47,15 @@ class Batch:
     num_targets: int  # labels that are not IGNORED
     sequences: tuple[int, ...]  # their numbers in tokens.bin
 
+    def ends(self) -> list[tuple[int, ...]]:
+        """Where documents end in each sequence, from 0 on."""
+        rows, length = self.ids_BT.shape
+        ends = self.cu_seqlens.tolist()
+        return [
+            tuple(end - first for end in ends if first <= end <= first + length)
+            for first in range(0, rows * length, length)
+        ]
+
     def to(self, device: "torch.device | str") -> "Batch":
         """A copy on a device. From pinned memory the host does not wait for it."""
         return self._map(lambda tensor: tensor.to(device, non_blocking=True))

@@ -7,6 +7,7 @@ its own where `make gpu` has measured this device.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -66,7 +67,9 @@ def describe_room(config: Config, num_gpus: int, zero_shot: bool) -> list[str]:
 def stage_seconds(config: Config, zero_shot: bool = False) -> dict[str, float]:
     """Of each stage that takes long. `zero_shot`: without a training."""
     schedule = None if zero_shot else schedule_of(config)
-    plan = make_plan(config, num_gpus=max(1, torch.cuda.device_count()))
+    # Of this machine's GPUs; how many share a sequence, perhaps on several, changes no time here.
+    unshared = replace(config, train=replace(config.train, context_parallel=1))
+    plan = make_plan(unshared, num_gpus=max(1, torch.cuda.device_count()))
     dense, hybrid = plain_config(plan.model), plan.model
     # Counted once for each of the two, which are read in many lengths.
     weights_of = {id(one): count_active_weights(build_on_meta(one)) for one in (dense, hybrid)}

@@ -70,6 +70,7 @@ class LearnerTraining:
             until="budget",
             trained="all",
             on_policy=0.0,
+            context_parallel=1,  # a method chooses the length that it needs
         )
         job = TrainJob(
             settings,

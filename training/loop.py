@@ -29,6 +29,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.utils import clip_grads_with_norm_
 from transformers import PreTrainedModel
 
+from bosch.attention.pieces import Pieces
 from bosch.config import TrainConfig
 from bosch.data.loader import IGNORED, Batch, Loader, TokenFolder, prefetch
 from bosch.hybrid.sinks import attach_sink
@@ -47,7 +48,7 @@ from bosch.training.loss import Lesson, StoredLesson, model_loss, token_losses
 from bosch.training.metrics import MetricsLog, StepTimer
 from bosch.training.model_start import gradient_norm
 from bosch.training.on_policy import OnPolicy
-from bosch.training.parallel import decide, describe, start_world
+from bosch.training.parallel import SequenceGroup, decide, describe, share_sequences, start_world
 from bosch.training.parking import check_parking, parked, sizes_to_park
 from bosch.training.schedule import learning_rate, make_schedule
 from bosch.training.teacher import Lessons, Teacher, start_teacher
@@ -61,6 +62,8 @@ SecondsLeft = Callable[[int], float]
 ModelInputs = dict[str, Any]
 MicroBatch = tuple[ModelInputs, Tensor, Sequence[int]]  # the labels, the numbers of its sequences
 Teach = Callable[[ModelInputs, Tensor, float, Sequence[int]], Lesson | StoredLesson]
+PIECES = "bosch_pieces"  # among the inputs: what other ranks have the rest of
+ALONE = SequenceGroup()
 FIRST_POSITIONS = 64  # of a document: their loss is one number; then for every doubling
 
 
@@ -132,9 +135,7 @@ def train(job: TrainJob) -> str | None:
                     teach = run.teach_on_policy
                 scale = ranks.world / num_targets
                 gated = None if learner is None else partial(learner.model_arguments, done)
-                micro_batches = list(
-                    split(batch.to(run.device), schedule.micro_batch_sequences, settings.attention)
-                )
+                micro_batches = list(run.split(batch, schedule.micro_batch_sequences))
                 loss_sum = add_gradients(model, micro_batches, scale, settings, gated, teach)
                 gate_norm = 0.0 if learner is None else finish_gradients(learner, ranks.world)
                 (loss_value,) = ranks.sum(float(loss_sum) / ranks.world)
@@ -233,12 +234,21 @@ def finish_gradients(learner: Learner, num_ranks: int) -> float:
     return float(gradient_norm(learner.module.parameters()))
 
 
-def split(batch: Batch, num_sequences: int, attention: str = "auto") -> Iterator[MicroBatch]:
-    backend = {} if attention == "auto" else {"bosch_backend": attention}
+def split(
+    batch: Batch, num_sequences: int, attention: str = "auto", shared: SequenceGroup = ALONE
+) -> Iterator[MicroBatch]:
+    """Micro-batches; of sequences that are shared, this rank's pieces."""
+    inputs: ModelInputs = {} if attention == "auto" else {"bosch_backend": attention}
+    ends = batch.ends() if shared.size > 1 else []
     for begin in range(0, len(batch.sequences), num_sequences):
         rows = slice(begin, begin + num_sequences)
-        texts = {"input_ids": batch.ids_BT[rows], "position_ids": batch.position_ids_BT[rows]}
-        yield texts | backend, batch.labels_BT[rows], batch.sequences[rows]
+        tensors = [x[rows] for x in (batch.ids_BT, batch.position_ids_BT, batch.labels_BT)]
+        if shared.size > 1:
+            device = batch.ids_BT.device
+            pieces = Pieces(shared.group, shared.rank, shared.size, tuple(ends[rows]), device)
+            tensors, inputs = [pieces.cut(x) for x in tensors], inputs | {PIECES: pieces}
+        texts = {"input_ids": tensors[0], "position_ids": tensors[1]}
+        yield texts | inputs, tensors[2], batch.sequences[rows]
 
 
 class Run:
@@ -261,6 +271,7 @@ class Run:
             device_type=self.device.type,
             tokens_before=job.tokens_before,
         )
+        self.shared = share_sequences(settings)
         self.loader = Loader(job.tokens, schedule.batch_sequences, job.document_mask)
         self.loader.sequences(schedule.num_steps - 1)  # an error if there are too few tokens
         say(*describe(job.settings, self.device), schedule.describe())
@@ -297,11 +308,15 @@ class Run:
             for group in job.learner.parameter_groups():
                 optimizer.add_param_group({**group, "peak": group["lr"]})
             self.state.extra["learner"] = job.learner.module
+        how: dict[str, object] = {"kernels": settings.kernels}
+        how["micro_batch_sequences"] = schedule.micro_batch_sequences
+        if self.shared.size > 1:
+            how["context_parallel"] = self.shared.size
         self.checkpoints = Checkpoints(
             job.folder / "checkpoints",
             {**job.facts, "num_steps": schedule.num_steps},
             settings.keep_checkpoints,
-            {"micro_batch_sequences": schedule.micro_batch_sequences, "kernels": settings.kernels},
+            how,
         )
         self.pins = False  # whether what is parked is pinned
         if job.on_checkpoint is not None and schedule.evaluated_steps:
@@ -322,8 +337,17 @@ class Run:
         return replace(self.teacher.teach(*given), reverse=self.settings.reverse_weight)
 
     def make_batch(self, step: int) -> Batch:
-        batch = self.loader.batch(step, self.ranks.rank, self.ranks.world)
+        batch = self.loader.batch(step, *self.group)
         return batch.pin() if self.device.type == "cuda" else batch
+
+    @property
+    def group(self) -> tuple[int, int]:
+        """The number of the group that shares its sequences with this rank, and of how many."""
+        return self.ranks.rank // self.shared.size, self.schedule.num_groups
+
+    def split(self, batch: Batch, num_sequences: int) -> Iterator[MicroBatch]:
+        attention = self.settings.attention
+        return split(batch.to(self.device), num_sequences, attention, self.shared)
 
     def validation_loss(self, step: int) -> dict[str, Any]:
         """On the held-out slice, if there is one; at step 0 that of the dense model too. Logged."""
@@ -350,22 +374,18 @@ class Run:
         """The mean over all targets of all ranks, that of each sequence, and that by the target's
         position in its document, from each of these positions on."""
         micro, ranks, tokens = self.schedule.micro_batch_sequences, self.ranks, self.job.tokens
-        batches = list(self.loader.held_out(micro, ranks.rank, ranks.world))
+        batches = list(self.loader.held_out(micro, *self.group))
         # A forward is a collective: a rank with fewer sequences computes some without targets.
         idle = next(self.loader.held_out(1))
         idle.labels_BT.fill_(IGNORED)
-        most = math.ceil(len(tokens.held_out.rows) / ranks.world)
+        most = math.ceil(len(tokens.held_out.rows) / self.schedule.num_groups)
         batches += [idle] * (math.ceil(most / micro) - len(batches))
         sums: list[tuple[float, int]] = []  # of each sequence, and its targets
         doubled = (FIRST_POSITIONS << power for power in itertools.count())
         edges = [0, *itertools.takewhile(lambda edge: edge < tokens.seq_len, doubled)]
         by_place = torch.zeros(2, len(edges), dtype=torch.float64)  # losses, and targets
         self.model.eval()
-        micro_batches = (
-            each
-            for batch in batches
-            for each in split(batch.to(self.device), micro, self.settings.attention)
-        )
+        micro_batches = (each for batch in batches for each in self.split(batch, micro))
         for inputs, labels_BT, _ in micro_batches:
             losses_BT = token_losses(self.model, inputs, labels_BT).double().cpu()
             is_target_BT = (labels_BT != IGNORED).cpu()
@@ -378,10 +398,14 @@ class Run:
         for module in self.model.modules():
             if isinstance(module, FSDPModule):  # the optimizer needs the shards
                 module.reshard()
-        # Rank r has sequences r, r + world, ...: one of each rank in turn gives their order. Those
-        # without targets are the idle ones.
-        shares = itertools.zip_longest(*ranks.gather([pair for pair in sums if pair[1]]))
-        pairs = [pair for turn in shares for pair in turn if pair]
+        # Group g has sequences g, g + number of groups, ...: one of each in turn gives their order.
+        # The ranks of a group have parts of the same ones. Those without targets are the idle ones.
+        gathered, size = ranks.gather(sums), self.shared.size
+        firsts = range(0, ranks.world, size)
+        shares = (zip(*gathered[first : first + size], strict=True) for first in firsts)
+        turns = itertools.zip_longest(*shares)
+        added = [map(sum, zip(*parts, strict=True)) for turn in turns for parts in turn if parts]
+        pairs = [(loss, count) for loss, count in added if count]
         totals = ranks.sum(*by_place.flatten().tolist())
         by_edge = zip(edges, totals[: len(edges)], totals[len(edges) :], strict=True)
         return {

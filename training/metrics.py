@@ -102,13 +102,13 @@ class LessonCost:
         heads = config.num_hidden_layers * config.num_attention_heads
         return cls(2 * count_active_weights(teacher), 4 * head_size(config) * heads)
 
-    def figures(self, lengths: Sequence[int], world: int) -> dict[str, float]:
-        """Of the batches of all ranks, which are about alike."""
+    def figures(self, lengths: Sequence[int], num_batches: int) -> dict[str, float]:
+        """Of so many batches, which are about alike."""
         pairs = sum(visible_pairs(length, None) for length in lengths)
         flops = self.flops_per_token * sum(lengths) + self.flops_per_pair * pairs
-        figures: dict[str, float] = {"lesson_flops": flops * world}
+        figures: dict[str, float] = {"lesson_flops": flops * num_batches}
         if self.seconds_per_token is not None:
-            figures["lesson_seconds"] = self.seconds_per_token * sum(lengths) * world
+            figures["lesson_seconds"] = self.seconds_per_token * sum(lengths) * num_batches
         return figures
 
 
@@ -150,10 +150,10 @@ class StepTimer:
         """Times and throughput of this step. A checkpoint's time is in the figures of the next one.
         with_flops: no for steps with learned gates, whose work the formula does not know.
         is_written: the model has written the batch, and the teacher was asked."""
-        world, busy = self.schedule.world_size, self.seconds["data"] + self.seconds["compute"]
+        schedule, busy = self.schedule, self.seconds["data"] + self.seconds["compute"]
         figures = {f"{name}_seconds": seconds for name, seconds in self.seconds.items()}
-        figures["tokens_per_second"] = speed = self.schedule.batch_tokens / busy
-        figures["tokens_per_second_per_device"] = speed / world
+        figures["tokens_per_second"] = speed = schedule.batch_tokens / busy
+        figures["tokens_per_second_per_device"] = speed / schedule.world_size
         if with_flops:
             lengths = batch.cu_seqlens.diff().tolist()
             flops = sum(
@@ -163,12 +163,13 @@ class StepTimer:
             if is_written:  # about a forward pass of it, and one of a teacher that is not in `work`
                 own = training_flops(*self.work[0][:2], lengths, self.work[0][2])
                 flops += own / 3 * (1 if self.lessons is None else 2)
-            figures["flops"] = flops * world  # all ranks have about as much work
+            figures["flops"] = flops * schedule.num_groups  # all have about as much work
             if self.lessons is not None and not is_written:
-                figures |= self.lessons.figures(lengths, world)
-            figures["tflops_per_device"] = flops / busy / 1e12
+                figures |= self.lessons.figures(lengths, schedule.num_groups)
+            flops_per_second = flops / schedule.context_parallel / busy
+            figures["tflops_per_device"] = flops_per_second / 1e12
             if self.peak is not None:
-                figures["mfu"] = flops / busy / self.peak
+                figures["mfu"] = flops_per_second / self.peak
         if self.device.type == "cuda":
             figures["memory_gb"] = torch.cuda.max_memory_allocated(self.device) / 1e9
         return figures

@@ -47,7 +47,9 @@ EXPERT = re.compile(r"\.experts\.\d+\.")
 def start_model(folder: Path, settings: TrainConfig, device: torch.device) -> PreTrainedModel:
     """The model of a folder, in fp32, sharded, ready to train. Every rank calls this. The settings
     are those that `decide` returns."""
-    model = make_empty(build_on_meta(read_config(folder)), settings, device)
+    config = read_config(folder)
+    check_positions(settings, config)
+    model = make_empty(build_on_meta(config), settings, device)
     fill_model(model, folder, device)
     # The kernel that takes the place of torch's own has no dropout.
     if not getattr(model.config, "attention_dropout", 0):
@@ -60,6 +62,18 @@ def read_config(folder: Path) -> PretrainedConfig:
     config = materialize.read_config(folder)
     family_of(config)
     return config
+
+
+def check_positions(settings: TrainConfig, config: PretrainedConfig) -> None:
+    """Refuse sequences that ranks share for a model whose layers look at more than their tokens."""
+    ropes: Any = getattr(config, "rope_parameters", None) or {}
+    kinds = {each.get("rope_type") for each in (ropes, *ropes.values()) if isinstance(each, dict)}
+    if settings.context_parallel > 1 and (found := kinds & {"dynamic", "longrope"}):
+        problem = f"train.context_parallel {settings.context_parallel}: the positions of this model"
+        raise UserError(
+            f"{problem} (rope_type {found.pop()}) change with the length of the whole sequence, "
+            "which no rank has. Leave the option out."
+        )
 
 
 def build_on_meta(config: PretrainedConfig, dtype: torch.dtype = torch.float32) -> PreTrainedModel:

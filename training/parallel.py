@@ -8,7 +8,7 @@ two on a CPU, on eight GPUs and on many nodes.
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from shutil import which
@@ -34,7 +34,7 @@ from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
 from bosch.config import TrainConfig
 from bosch.kernels import choose_kernels
-from bosch.run.dist import start_ranks
+from bosch.run.dist import COLLECTIVE_TIMEOUT, start_ranks
 from bosch.run.errors import UserError
 
 # What `accelerate launch` says in the environment, from its config file or its options. Three
@@ -140,8 +140,8 @@ def choices(
 ) -> Iterator[TrainConfig]:
     """What the settings leave open, the fastest first, and what takes the least memory last."""
     decided = decide(settings, torch.device("cuda"), environment)
-    within = [decided.shard_within_node]
-    if settings.shard_within_node is None and node_size(num_gpus, environment) < num_gpus:
+    within, here = [decided.shard_within_node], node_size(num_gpus, environment)
+    if settings.shard_within_node is None and settings.context_parallel <= here < num_gpus:
         within = [True, False]
     recompute: list[Any] = [decided.activation_checkpointing]
     if settings.activation_checkpointing is None and says(environment, RECOMPUTE) is not True:
@@ -237,6 +237,28 @@ def checkpointed(block: Any, recompute: object) -> Any:
         return any(part in str(operator) for part in parts)
 
     return wrap(block, context_fn=partial(create_selective_checkpoint_contexts, is_kept))
+
+
+@dataclass(frozen=True)
+class SequenceGroup:
+    """The ranks that share each sequence with this one, itself included: neighbors by number, so on
+    one machine where it has enough of them."""
+
+    group: Any = None  # torch's process group; None: this rank alone
+    rank: int = 0  # in it
+    size: int = 1
+
+
+def share_sequences(settings: TrainConfig) -> SequenceGroup:
+    """Make the groups; every rank calls this."""
+    size = settings.context_parallel
+    if size == 1:
+        return SequenceGroup()
+    if settings.shard_within_node and size > node_size(dist.get_world_size()):
+        problem = f"train.context_parallel {size} is more than the ranks of a machine"
+        raise UserError(f"{problem}; set train.shard_within_node to False.")
+    group, _ = dist.new_subgroups(size, timeout=COLLECTIVE_TIMEOUT)
+    return SequenceGroup(group, dist.get_rank() % size, size)
 
 
 def make_mesh(settings: TrainConfig, device: torch.device) -> DeviceMesh:

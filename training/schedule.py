@@ -21,6 +21,7 @@ class TrainSchedule:
     micro_batch_sequences: int  # computed at once on a rank
     seq_len: int
     world_size: int
+    context_parallel: int  # ranks that share each sequence
     evaluated_steps: tuple[int, ...]  # with validation loss, export and evaluation
     tokens_before: int = 0  # tokens of the budget that learning the mask has used
     # Evaluated step -> the last step, if the model has recovered there.
@@ -39,6 +40,11 @@ class TrainSchedule:
         return {*self.all_evaluated_steps, *(step for step in halves if step)}
 
     @property
+    def num_groups(self) -> int:
+        """Of ranks that share their sequences."""
+        return self.world_size // self.context_parallel
+
+    @property
     def batch_tokens(self) -> int:
         return self.batch_sequences * self.seq_len
 
@@ -47,7 +53,9 @@ class TrainSchedule:
 
     def describe(self) -> str:
         on_each = f" on each of {self.world_size} ranks" if self.world_size > 1 else ""
-        accumulation = self.batch_sequences // (self.micro_batch_sequences * self.world_size)
+        if self.context_parallel > 1:
+            on_each = f" on each of {self.num_groups} groups of {self.context_parallel} ranks"
+        accumulation = self.batch_sequences // (self.micro_batch_sequences * self.num_groups)
         evaluated = ", ".join(f"{step:,}" for step in self.evaluated_steps) or "at no step"
         return (
             f"{self.num_steps:,} steps of {self.batch_tokens:,} tokens "
@@ -93,6 +101,7 @@ def make_schedule(
         micro_batch_sequences=micro,
         seq_len=seq_len,
         world_size=world_size,
+        context_parallel=settings.context_parallel,
         evaluated_steps=tuple(steps),
         tokens_before=tokens_before,
         endings=endings,
@@ -102,22 +111,43 @@ def make_schedule(
 def choose_micro_batch(
     settings: TrainConfig, seq_len: int, world_size: int, device_type: str
 ) -> int:
-    """Sequences computed at once on a rank: the setting's, or the largest number that divides the
-    rank's share of the batch and stays within MICRO_BATCH_TOKENS."""
+    """Sequences computed at once on a rank (of which it may have a part): the setting's, or the
+    largest number that divides the rank's share of the batch and stays within MICRO_BATCH_TOKENS.
+    """
     batch, micro = settings.batch_sequences, settings.micro_batch_sequences
-    if batch % world_size:
-        problem = f"a batch of {batch} sequences cannot be split evenly over {world_size} processes"
-        raise UserError(f"{problem}. Set train.batch_sequences to a multiple of {world_size}.")
-    share = batch // world_size
+    num_groups, sharing = check_sharing(settings, seq_len, world_size), settings.context_parallel
+    if batch % num_groups:
+        who = "processes" if sharing == 1 else f"groups of {sharing} processes"
+        problem = f"a batch of {batch} sequences cannot be split evenly over {num_groups} {who}"
+        raise UserError(f"{problem}. Set train.batch_sequences to a multiple of {num_groups}.")
+    share = batch // num_groups
     divisors = [n for n in range(1, share + 1) if share % n == 0]
     if micro is None:
         # No sequence at all where one is longer than that: then one at a time.
-        most = MICRO_BATCH_TOKENS[device_type] // seq_len
+        most = MICRO_BATCH_TOKENS[device_type] * sharing // seq_len
         return max(n for n in divisors if n <= max(1, most))
     if micro not in divisors:
         problem = f"train.micro_batch_sequences {micro} does not divide the {share} of a process"
         raise UserError(f"{problem}. Set it to one of {', '.join(map(str, divisors))}.")
     return micro
+
+
+def check_sharing(settings: TrainConfig, seq_len: int, world_size: int) -> int:
+    """How many groups of ranks there are that share their sequences. Each rank has two pieces of
+    one (bosch/attention/pieces.py), all of one length."""
+    sharing = settings.context_parallel
+    if world_size % sharing:
+        problem = f"train.context_parallel {sharing} does not divide the {world_size} processes"
+        raise UserError(f"{problem}. Set it to a divisor, or start another number of processes.")
+    pieces = 2 * sharing
+    if sharing > 1 and seq_len % pieces:
+        problem = f"train.context_parallel {sharing} cuts sequences into {pieces} equal pieces"
+        length = max(1, seq_len // pieces) * pieces
+        raise UserError(
+            f"{problem}, but they have {seq_len:,} tokens. Set the option to another number, or "
+            f"--data.sequence-length to {length}."
+        )
+    return world_size // sharing
 
 
 def learning_rate(

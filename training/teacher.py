@@ -250,10 +250,16 @@ class Lessons:
         return np.load(self.folder / FILE.format(number), mmap_mode="r")
 
     def teach(
-        self, inputs: object, labels_BT: Tensor, scale: float, numbers: Sequence[int]
+        self, inputs: Any, labels_BT: Tensor, scale: float, numbers: Sequence[int]
     ) -> StoredLesson:
         """Of sequences by their numbers in the tokens' file, where the labels are."""
-        found = [self.open(number // self.per_file)[number % self.per_file] for number in numbers]
+        pieces = inputs.get("bosch_pieces")
+        spans = [(0, None)] if pieces is None else pieces.spans(pieces.rank)
+        found = [
+            self.open(number // self.per_file)[number % self.per_file][begin:end]
+            for number in numbers
+            for begin, end in spans
+        ]
         ids, shares = (np.concatenate([each[n] for each in found]) for n in ("ids", "log_shares"))
         device = labels_BT.device
         return StoredLesson(

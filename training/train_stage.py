@@ -81,7 +81,7 @@ def check(settings: TrainConfig, document_mask: bool, model: str, sink: str = "n
 
     from bosch.attention.dispatch import check_backend
     from bosch.kernels import choose_kernels
-    from bosch.training.model_start import check_fp8, read_config
+    from bosch.training.model_start import check_fp8, check_positions, read_config
     from bosch.training.parallel import choose_device
     from bosch.training.teacher import check_teacher
 
@@ -90,6 +90,8 @@ def check(settings: TrainConfig, document_mask: bool, model: str, sink: str = "n
     choose_kernels(settings.kernels, device)
     if settings.in_fp8:
         check_fp8(settings, device)
+    if settings.context_parallel > 1:
+        check_positions(settings, read_config(fetch_config(model)))
     check_backend(
         "train.attention",
         settings.attention,

@@ -4,8 +4,10 @@ SEARCH: a stock model of a family in bosch/families takes a mask of groups as an
 forward call (search_mode.py). DEPLOY: a materialized model has `config.bosch`; in each layer its
 groups are ordered [full..., window...], and each kind is computed by one call. Further
 arguments: `bosch_backend` names a backend (so does `config.bosch_backend`, for every call),
-`cu_seq_lens_q` says where packed documents end if their position_ids do not, and `bosch_observe`
-takes a stock layer's number, queries, keys, values, scaling and output, and returns the output.
+`cu_seq_lens_q` says where packed documents end if their position_ids do not, `bosch_pieces` that
+other ranks have the rest of each sequence (pieces.py, which a hybrid's folder has no copy of), and
+`bosch_observe` takes a stock layer's number, queries, keys, values, scaling and output, and returns
+the output.
 """
 # B batch, H query heads, G kv heads, T queries, S keys, L keys of a window cache, D head size, N 1
 # or H
@@ -75,6 +77,7 @@ def bosch_attention(
     bosch_gates: Tensor | None = None,
     bosch_backend: str | None = None,
     bosch_observe: Callable[..., Tensor] | None = None,
+    bosch_pieces: Any = None,
     position_ids: Tensor | None = None,
     cu_seq_lens_q: Tensor | None = None,
     **others: object,
@@ -93,6 +96,11 @@ def bosch_attention(
     if own is not None and others.get("sliding_window") == own:
         del others["sliding_window"]
     _refuse_unknown(others)
+    if bosch_pieces is not None:
+        assert attention_mask is None
+        make_call = partial(AttentionCall, scaling=scaling, dropout=dropout)
+        backend = bosch_backend or getattr(config, "bosch_backend", None)
+        return bosch_pieces.attend(module, query_BHTD, key, value, make_call, backend), None
     if isinstance(key, Split) and attention_mask is not None and hides_nothing(attention_mask):
         attention_mask = None
     if attention_mask is not None and attention_mask.dtype not in (torch.bool, MASK_TYPE):

@@ -23,14 +23,24 @@ def sink_keys(
     """What the queries of `call` see of an attention module's sink if its groups get this window;
     None where nobody sees it. The keys and the mask of `call` are those of full attention, except
     that a cache which has dropped the first tokens gives them as `first`."""
-    sink = getattr(module, "window_sink", NO_SINK)
-    num_queries, device = call.q_BHTD.shape[2], call.q_BHTD.device
-    if sink.kind == "none":
+    if getattr(module, "window_sink", NO_SINK).kind == "none":
         return None
     # No query has anything behind its window yet: plain attention, and no merge. (A number that is
     # traced while compiling is no int.)
-    if isinstance(num_past, int) and num_past + num_queries <= window_tokens:
+    if isinstance(num_past, int) and num_past + call.q_BHTD.shape[2] <= window_tokens:
         return None
+    return keys_of_sink(module, call, window_tokens, num_past, first)
+
+
+def keys_of_sink(
+    module: Any,
+    call: AttentionCall,
+    window_tokens: int,
+    num_past: int | Tensor,
+    first: tuple[Tensor, Tensor] | None = None,
+) -> SinkKeys:
+    """The same of a module that has a sink, also where no query sees it."""
+    sink, num_queries, device = module.window_sink, call.q_BHTD.shape[2], call.q_BHTD.device
     # A query sees what has left its window: up to this position of its text, or document.
     if call.documents is not None:
         position_BT = call.documents.position_BT
