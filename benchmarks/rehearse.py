@@ -50,6 +50,7 @@ class Options(BenchmarkOptions):
     micro_batch_sequences: tuple[int, ...] = (1,)  # sequences computed at once on a GPU
     batch_sequences: int = 64  # sequences in a step, over all GPUs
     seq_len: int = 32_768  # tokens in a sequence
+    context_parallel: int = 1  # GPUs that share each sequence
     ratio: float = 0.75  # share of KV groups on the sliding window
     window: int = 1024  # window size in tokens
     memory_gb: float = 80.0  # memory of one GPU, in 10^9 bytes
@@ -94,6 +95,7 @@ def measure(options: Options) -> Iterator[Row]:
         for micro in options.micro_batch_sequences:
             settings = TrainConfig(
                 batch_sequences=options.batch_sequences,
+                context_parallel=options.context_parallel,
                 micro_batch_sequences=micro,
                 cpu_offload=options.cpu_offload,
                 activation_checkpointing=RECOMPUTED[recomputed],

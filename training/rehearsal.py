@@ -62,7 +62,14 @@ from bosch.training.checkpoint import TrainState, describe_state
 from bosch.training.loop import add_gradients, split
 from bosch.training.metrics import count_active_weights, training_flops
 from bosch.training.model_start import build_on_meta, gradient_norm
-from bosch.training.parallel import choices, choose_device, decide, node_size, whole
+from bosch.training.parallel import (
+    choices,
+    choose_device,
+    decide,
+    node_size,
+    share_sequences,
+    whole,
+)
 from bosch.training.parking import MOMENTS, STEP_BYTES, check_host_memory
 from bosch.training.schedule import TrainSchedule, choose_micro_batch
 from bosch.training.teacher import Teacher, build_dense, lesson_type
@@ -107,6 +114,11 @@ class Plan:
         if self.kernels == "liger" and find_spec("liger_kernel") is None:
             raise UserError("Liger's kernels cannot be rehearsed: liger-kernel is not installed.")
         self.micro_batch  # noqa: B018  refuses a batch that the ranks cannot share
+
+    @property
+    def num_groups(self) -> int:
+        """Of GPUs that share their sequences."""
+        return self.num_gpus // self.settings.context_parallel
 
     @property
     def micro_batch(self) -> int:
@@ -168,8 +180,17 @@ def rehearse_here(plan: Plan) -> Rehearsal:
         settings = replace(settings, precision="bf16")
     model = build_on_meta(plan.model)  # fake parameters on the meta device cannot leave it
     dense = build_dense(plan.teacher or plan.model, settings) if settings.asks_teacher else None
+    # A GPU holds most in its second micro-batch, beside the gradients of the first; a third is like
+    # the second.
+    num_micro = min(2, settings.batch_sequences // plan.num_groups // micro)
+    has_gradients = num_micro == 2 and settings.sync_every_micro_batch
+    if has_gradients:  # the second micro-batch is like the first, with gradients from its start on
+        num_micro = 1
+    # Not fake, since their values are asked for: one text in each row.
+    ends = torch.arange(num_micro * micro + 1, dtype=torch.int32) * plan.seq_len
 
     with fake_world(plan.num_gpus, plan.kernels) as live:
+        shared = share_sequences(settings)
 
         def name_state(kind: str, tensors: Iterable[Any]) -> None:
             live.name("host" if settings.cpu_offload else kind, tensors)
@@ -198,21 +219,17 @@ def rehearse_here(plan: Plan) -> Rehearsal:
         for moments in optimizer.state.values():
             name_state("optimizer", moments.values())
 
-        # A step. A GPU holds most in its second micro-batch, beside the gradients of the first; a
-        # third is like the second.
-        num_micro = min(2, settings.batch_sequences // plan.num_gpus // micro)
-        if num_micro == 2 and settings.sync_every_micro_batch:
-            # The second micro-batch is like the first, but gradients are there from its start.
-            num_micro = 1
+        # A step.
+        if has_gradients:
             for parameter in parameters:
                 parameter.grad = torch.zeros_like(parameter)
             name_state("gradients", (p.grad for p in parameters))
-        # Zeros are as good as any tokens: fake tensors have no values. One text in each row.
+        # Zeros are as good as any tokens: fake tensors have no values.
         ids = torch.zeros(num_micro * micro, plan.seq_len, dtype=torch.int64)
-        ends = torch.zeros(len(ids) + 1, dtype=torch.int32)
         batch = Batch(ids, ids.clone(), ids.clone(), ends, ids.numel(), (0,) * len(ids))
         is_flash = settings.attention in ("auto", "flash", "varlen")
-        micro_batches = list(split(batch, micro, REHEARSED if is_flash else settings.attention))
+        backend = REHEARSED if is_flash else settings.attention
+        micro_batches = list(split(batch, micro, backend, shared))
         teach = teacher.teach if teacher else None
         add_gradients(model, micro_batches, 1.0, settings, teach=teach)
         name_state("gradients", (p.grad for p in parameters))
@@ -329,7 +346,7 @@ def choose_fitting(
     """The plan's settings with the largest micro-batch that fits, up to the plan's, and for it the
     fastest of what they leave open. `is_named`: the user has chosen the micro-batch, so another one
     is only named in the refusal."""
-    share, problem = plan.settings.batch_sequences // plan.num_gpus, ""
+    share, problem = plan.settings.batch_sequences // plan.num_groups, ""
     for micro in range(plan.micro_batch, 0, -1):
         if share % micro:  # micro-batches are all of one size
             continue
@@ -349,8 +366,9 @@ def choose_fitting(
             f"GPU, as rehearsed, and CUDA and NCCL about {MARGIN_GB:g}; it has {memory_gb:.0f}"
         )
     raise UserError(
-        f"{problem}. No smaller number of sequences fits either. Use more GPUs, set "
-        "train.cpu_offload to True, or leave the training out with --zero-shot."
+        f"{problem}. No smaller number of sequences fits either. Use more GPUs, let several share "
+        "each sequence (train.context_parallel), set train.cpu_offload to True, or leave the "
+        "training out with --zero-shot."
     )
 
 

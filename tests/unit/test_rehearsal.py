@@ -79,9 +79,13 @@ def test_rehearsed_peaks_are_real(family: str, changes: dict[str, Any], tmp_path
 
 
 @pytest.mark.slow
-def test_so_is_that_of_two_ranks_with_the_width_of_a_real_model(tmp_path: Path) -> None:
-    """Qwen3-0.6B with 3 of its 28 layers; in fp32, as bf16 takes a CPU minutes."""
-    settings = replace(ON_CPU, precision="fp32")
+@pytest.mark.parametrize("sharing", [1, 2])
+def test_so_is_that_of_two_ranks_with_the_width_of_a_real_model(
+    sharing: int, tmp_path: Path
+) -> None:
+    """Qwen3-0.6B with 3 of its 28 layers; in fp32, as bf16 takes a CPU minutes. Also where both
+    share each sequence."""
+    settings = replace(ON_CPU, precision="fp32", context_parallel=sharing)
     shape: dict[str, Any] = {"vocab_size": 151_936, "num_hidden_layers": 3, **WIDTHS}
     config = as_hybrid(Qwen3Config(**shape, tie_word_embeddings=True), 0.75, 64)
     model = tmp_path / "m"
@@ -116,6 +120,14 @@ def test_state_is_divided_among_gpus_and_offloading_takes_it_off_them() -> None:
     # At least the parameters and gradients too, but not what is gathered or computed.
     assert sum(offloaded.values()) <= sum(peak.values()) - 16 * shard * 0.99
     assert offloaded["activations"] == pytest.approx(peak["activations"], rel=0.01)
+
+
+def test_gpus_that_share_a_sequence_share_what_is_computed_of_it() -> None:
+    alone, shared = as_it_is().peak, rehearse_here(middle(context_parallel=4)).peak
+    assert shared["optimizer"] == alone["optimizer"]
+    assert shared["activations"] < 0.4 * alone["activations"]
+    with pytest.raises(UserError, match="context_parallel 3 does not divide the 8 processes"):
+        middle(context_parallel=3)
 
 
 def test_an_evaluation_has_the_whole_model_on_every_gpu_and_must_fit_too() -> None:
