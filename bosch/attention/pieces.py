@@ -18,7 +18,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate, pairwise, product
+from itertools import pairwise, product
 from typing import Any
 
 import torch
@@ -45,9 +45,9 @@ class Stretch:
 
     begin: int  # in the sequence
     end: int
-    place: int  # of the first one among the tokens of this rank
-    document: Span  # of the first one
-    documents: Documents | None  # if there are several
+    place: int  # of its first token, among those of this rank
+    document: Span  # of its first document
+    documents: Documents | None  # all of them, if there are several
 
     def of(self, x_HLD: Tensor) -> Tensor:
         return x_HLD[..., self.place : self.place + self.end - self.begin, :]
@@ -72,9 +72,14 @@ class Pieces:
         return self.num_tokens // (2 * self.size)
 
     def spans(self, rank: int) -> tuple[Span, Span]:
-        """Of a rank's two pieces."""
+        """The two pieces of a rank."""
         first, second = (n * self.piece_tokens for n in (rank, 2 * self.size - 1 - rank))
         return (first, first + self.piece_tokens), (second, second + self.piece_tokens)
+
+    def place_of(self, token: int) -> int:
+        """Among those of this rank."""
+        (first, stop), (second, _) = self.spans(self.rank)
+        return token - first if token < stop else token - second + self.piece_tokens
 
     def cut(self, x_BT: Tensor) -> Tensor:
         """The columns of this rank, of a tensor that has all."""
@@ -157,7 +162,7 @@ class Pieces:
         """Of this rank's pieces, in each row."""
         found = []
         for ends in self.ends:
-            of_row, place = list[Stretch](), 0
+            of_row = list[Stretch]()
             found.append(of_row)
             for begin, end in self.spans(self.rank):
                 borders = [begin, end]
@@ -170,8 +175,8 @@ class Pieces:
                         within = tuple(each - first for each in (first, *inside, last))
                         documents = Documents((within,), self.device)
                     document = ends[number - 1], ends[number]
+                    place = self.place_of(first)
                     of_row.append(Stretch(first, last, place, document, documents))
-                    place += last - first
         return found
 
     def _exchange(self, own_EBGLD: Tensor, reach: int, num_first: int) -> tuple[Tensor, "Received"]:
@@ -181,26 +186,19 @@ class Pieces:
         counts = [sum(end - begin for begin, end in each) for each in spans]
         if not (most := max(counts)):
             return own_EBGLD, Received([], own_EBGLD)
-        sent = []
-        for place, (begin, end) in zip((0, self.piece_tokens), self.spans(self.rank), strict=True):
-            shift = place - begin
-            sent += [
-                own_EBGLD[..., first + shift : last + shift, :]
-                for first, last in spans[self.rank]
-                if begin <= first < end
-            ]
+        places = ((self.place_of(begin), end - begin) for begin, end in spans[self.rank])
+        sent = [own_EBGLD[..., place : place + size, :] for place, size in places]
         shape = list(own_EBGLD.shape)
         shape[3] = most - counts[self.rank]  # all ranks send as many
         sent_EBGCD = torch.cat([*sent, own_EBGLD.new_zeros(shape)], 3)
         own_EBGLD, all_NEBGCD = _Exchange.apply(own_EBGLD, sent_EBGCD, self.group)
-        places = [
-            (rank, column, span)
-            for rank, each in enumerate(spans)
-            for column, span in zip(
-                accumulate((b - a for a, b in each), initial=0), each, strict=False
-            )
-        ]
-        return own_EBGLD, Received(places, all_NEBGCD)
+        contents = []
+        for rank, of_rank in enumerate(spans):
+            column = 0
+            for begin, end in of_rank:
+                contents.append((rank, column, (begin, end)))
+                column += end - begin
+        return own_EBGLD, Received(contents, all_NEBGCD)
 
     def _spans_to_send(self, rank: int, reach: int, num_first: int) -> list[Span]:
         found = [(max(begin, end - reach), end) for begin, end in self.spans(rank)]
@@ -217,7 +215,7 @@ class Pieces:
 class Received:
     """Keys and values of all ranks."""
 
-    places: list[tuple[int, int, Span]]  # rank, its first column in what it sent, and what it is
+    contents: list[tuple[int, int, Span]]  # of a rank, from a column of what it sent on: which
     all_NEBGCD: Tensor
 
     def keys(self, row: int, begin: int, end: int) -> list[Tensor]:
@@ -225,7 +223,7 @@ class Received:
         found = []
         while begin < end:
             rank, column, (first, last) = next(
-                place for place in self.places if place[2][0] <= begin < place[2][1]
+                each for each in self.contents if each[2][0] <= begin < each[2][1]
             )
             last, column = min(last, end), column + begin - first
             found.append(self.all_NEBGCD[rank, :, row, :, column : column + last - begin])
