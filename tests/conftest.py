@@ -40,6 +40,10 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # else what the libraries never see freed is named at the end as leaked
+
+
 @pytest.fixture(autouse=True)
 def fixed_seeds() -> None:
     """Seeds the global generators; those of torch and numpy only if they are imported."""
