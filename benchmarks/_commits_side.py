@@ -1,12 +1,13 @@
-"""One side of benchmarks/commits.py: a program that runs with the code of any commit, and prints
-seconds of CPU time. It calls only what users call."""
+"""One side of benchmarks/commits.py: a program that runs with the code of any commit. It prints the
+names of what it measures, then for each name that it reads the seconds of CPU time. It calls only
+what users call."""
 
 import json
+import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
@@ -16,33 +17,43 @@ import bosch
 from bosch.hybrid.conversion import deploy
 from bosch.masks.mask import spread_mask
 
-PROMPT, NEW, WINDOW, BATCH, TRAINED_LENGTH = 2048, 32, 64, 4, 512
+PROMPT, NEW, WINDOW, BATCH, TRAINED_LENGTH = 2048, 64, 64, 4, 512
 
 
 def main() -> None:
     torch.set_num_threads(1)
-    print(json.dumps(measure("none") | measure("static")))
+    measures = {
+        name: measure for sink in ("none", "static") for name, measure in measures_of(sink).items()
+    }
+    for measure in measures.values():
+        measure()  # fills caches
+    print(json.dumps(list(measures)), flush=True)
+    for line in sys.stdin:
+        print(json.dumps(measures[line.strip()]()), flush=True)
 
 
-def measure(sink: str) -> dict[str, float]:
+def measures_of(sink: str) -> dict[str, Callable[[], float]]:
     model: Any = make_hybrid(sink)
     ids = torch.randint(1000, (1, PROMPT))
+    rows = torch.randint(1000, (BATCH, TRAINED_LENGTH))
 
-    def answer(new: int) -> None:
+    def seconds_of_answer(new: int) -> float:
+        begin = time.process_time()
         # As many in any case: without an end token, all are decoded.
         model.generate(ids, do_sample=False, min_new_tokens=new, max_new_tokens=new)
+        return time.process_time() - begin
 
-    def step() -> None:
-        rows = torch.randint(1000, (BATCH, TRAINED_LENGTH))
+    def seconds_of_step() -> float:
+        begin = time.process_time()
         model(input_ids=rows, labels=rows, use_cache=False).loss.backward()
         model.zero_grad()
+        return time.process_time() - begin
 
-    # Decoding cannot be timed alone: the prompt's part is subtracted.
-    read = seconds_of(lambda: answer(1))
     return {
-        f"prefill of {PROMPT}, sink {sink}": read,
-        f"decoding, sink {sink}": seconds_of(lambda: answer(NEW + 1)) - read,
-        f"training step, sink {sink}": seconds_of(step),
+        f"prefill of {PROMPT}, sink {sink}": lambda: seconds_of_answer(1),
+        # Decoding cannot be timed alone: the prompt's part is subtracted.
+        f"decoding, sink {sink}": lambda: seconds_of_answer(NEW + 1) - seconds_of_answer(1),
+        f"training step, sink {sink}": seconds_of_step,
     }
 
 
@@ -72,16 +83,6 @@ def static_sink() -> Any:
     from bosch.sink import Sink, SinkConstants
 
     return Sink("static", constants=SinkConstants(keys_LGD, values_LGD))
-
-
-def seconds_of(function: Callable[[], object]) -> float:
-    function()
-    times = []
-    for _ in range(3):
-        begin = time.process_time()
-        function()
-        times.append(time.process_time() - begin)
-    return median(times)
 
 
 if __name__ == "__main__":

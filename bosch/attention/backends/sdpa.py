@@ -10,7 +10,7 @@ benchmarks/results/attention-cpu.json.
 # B batch, H query heads, G kv heads, T queries, S keys, D head size, C queries a block, L keys a
 # block, M blocks
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -401,10 +401,19 @@ def _cpu_forward(
     return out, lse
 
 
-def _cpu_backward(*tensors: Tensor, bias: Tensor | None, is_causal: bool, scaling: float) -> Any:
-    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+def _cpu_backward(
+    *tensors: Tensor, bias: Tensor | None, is_causal: bool, scaling: float
+) -> Iterable[Tensor]:
+    dtype = tensors[0].dtype
+    if bias is not None:
+        # With a mask torch's kernel is slow in half precision: blocks of a window of 128 take it
+        # 2.2 times as long in bf16 as in fp32 (AMX, one thread and two; benchmarks attention).
+        tensors = tuple(x.to(torch.promote_types(dtype, torch.float32)) for x in tensors)
+        bias = bias.to(tensors[0].dtype)
+    grads = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
         *tensors, 0.0, is_causal, attn_mask=bias, scale=scaling
     )
+    return (grad.to(dtype) for grad in grads)
 
 
 def _cuda_with_sink(
