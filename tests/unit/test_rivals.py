@@ -44,6 +44,7 @@ def run(folder: Path, *more: str) -> list[dict[str, Any]]:
     return list(json.loads((folder / "out.json").read_text())["rows"])
 
 
+@pytest.mark.slow
 def test_a_hybrid_holds_what_fits_and_rows_are_not_made_again(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
