@@ -5,7 +5,7 @@ RATIO ?=  # recover: 0.9375, where the tiny model has something to recover; real
 PRESET ?= small  # of `make real`; brief takes a third of the time
 MASK ?=  # of `make real`; ready skips the search: the mask of this ratio that comes with the package
 ARGS ?=
-WORKERS ?= 3  # tests also wait, for processes and disks: one more than two cores
+WORKERS ?= 2  # test processes: one a core, as each begins with a third of a minute of imports
 # Of `make gpu`: cpu rehearses it, EXPERIMENTS names some of them (benchmarks/gpu.py).
 DEVICE ?= cuda
 MINUTES ?= 9

@@ -72,11 +72,11 @@ class GrowingLayer(DynamicLayer):
     # Properties, because most steps of decoding never read them: as attributes, each step would
     # make views of what it keeps beside those of what it returns.
     @property
-    def keys(self) -> Tensor | None:  # type: ignore[override]
+    def keys(self) -> Tensor | None:
         return self._held()[0] if self.is_initialized else None
 
     @property
-    def values(self) -> Tensor | None:  # type: ignore[override]
+    def values(self) -> Tensor | None:
         return self._held()[1] if self.is_initialized else None
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
@@ -402,15 +402,15 @@ class HybridLayer(CacheLayerMixin):
         self.is_croppable = all(part.is_croppable for part in self.parts)
 
     @property
-    def keys(self) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def keys(self) -> tuple[Tensor | None, ...]:
         return tuple(part.keys for part in self.parts)
 
     @property
-    def values(self) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def values(self) -> tuple[Tensor | None, ...]:
         return tuple(part.values for part in self.parts)
 
     @property
-    def is_initialized(self) -> bool:  # type: ignore[override]
+    def is_initialized(self) -> bool:
         return all(part.is_initialized for part in self.parts)
 
     @property
@@ -437,7 +437,7 @@ class HybridLayer(CacheLayerMixin):
         if self.clock is not None:
             self.clock.move_to(key_states.device)
 
-    def update(  # type: ignore[override]
+    def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Split, Split]:
         if self.clock is not None:
