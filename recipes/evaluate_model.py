@@ -89,7 +89,8 @@ def usual(given: Mapping[str, Any]) -> dict[str, Any]:
     config = presets.for_stage(given)
     settings = EvaluationConfig(**shared_fields(EvaluationConfig, config.eval))
     essays = resolve(config.eval.niah_essays or config.calibration.essays, config.data)
-    return {"model": config.model, "settings": replace(settings, niah_essays=essays)}
+    # A preset's options shorten the suites of its runs: who names a suite has all of it.
+    return {"model": config.model, "settings": replace(settings, niah_essays=essays, options=())}
 
 
 def describe_samples(settings: EvaluationConfig) -> str:

@@ -75,6 +75,16 @@ def test_lengths_that_the_model_cannot_read_are_refused_for_any_suite() -> None:
     assert check_data(plan_evaluation(settings, suites, 512, yarn=2), 512) == []
 
 
+def test_who_names_a_suite_has_all_of_its_tasks(tmp_path: Path) -> None:
+    """Also where the preset shortens the suites of its runs, and of any suite."""
+    AutoConfig.for_model("qwen3", max_position_embeddings=8_192).save_pretrained(tmp_path)
+    usual = evaluate_model.usual({"model": str(tmp_path)})
+    assert presets.for_stage({"model": str(tmp_path)}).eval.options
+    for name in ("niah", "long_answers"):
+        [suite] = plan_evaluation(usual["settings"], (name,), 8_192).suites
+        assert (name, len(suite.settings.tasks)) in (("niah", 6), ("long_answers", 3))
+
+
 def test_every_score_is_a_row_and_follows_from_saved_predictions(run: Path) -> None:
     folder = run / "eval" / "step-000004"
     scores = json.loads((folder / "niah" / "scores.json").read_text())
