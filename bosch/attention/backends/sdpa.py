@@ -407,7 +407,7 @@ def _cpu_backward(
     dtype = tensors[0].dtype
     if bias is not None:
         # With a mask torch's kernel is slow in half precision: blocks of a window of 128 take it
-        # 2.2 times as long in bf16 as in fp32 (AMX, one thread and two; benchmarks attention).
+        # 2.2 to 3 times as long in bf16 as in fp32 (a CPU with AMX, two threads and one).
         tensors = tuple(x.to(torch.promote_types(dtype, torch.float32)) for x in tensors)
         bias = bias.to(tensors[0].dtype)
     grads = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
