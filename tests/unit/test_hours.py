@@ -181,6 +181,7 @@ def choose(environment: dict[str, str], out: Path) -> None:
     (out / f"rank-{rank}").write_text(f"{config} {promise}")
 
 
+@pytest.mark.slow
 def test_all_ranks_have_what_rank_0_chose(tmp_path: Path) -> None:
     ranks = [start(choose, one, tmp_path) for one in launch_environment(2)]
     for process in ranks:

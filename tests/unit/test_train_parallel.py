@@ -157,14 +157,9 @@ def test_what_is_kept_is_computed_once_with_the_same_gradients(tmp_path: Path) -
         torch.testing.assert_close(gradients[recompute], gradients[False], rtol=0, atol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # Dynamo's
-@pytest.mark.parametrize(
-    "recomputes",
-    [
-        False,
-        *(pytest.param(kind, marks=pytest.mark.slow) for kind in (True, "attention", "matmuls")),
-    ],
-)
+@pytest.mark.parametrize("recomputes", [False, True, "attention", "matmuls"])
 def test_blocks_compile(recomputes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Counted, since the numbers are right without any graph too."""
     compile_block = torch.nn.Module.compile
