@@ -72,11 +72,11 @@ class GrowingLayer(DynamicLayer):
     # Properties, because most steps of decoding never read them: as attributes, each step would
     # make views of what it keeps beside those of what it returns.
     @property
-    def keys(self) -> Tensor | None:
+    def keys(self) -> Tensor | None:  # type: ignore[override]
         return self._held()[0] if self.is_initialized else None
 
     @property
-    def values(self) -> Tensor | None:
+    def values(self) -> Tensor | None:  # type: ignore[override]
         return self._held()[1] if self.is_initialized else None
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
@@ -402,15 +402,15 @@ class HybridLayer(CacheLayerMixin):
         self.is_croppable = all(part.is_croppable for part in self.parts)
 
     @property
-    def keys(self) -> tuple[Tensor | None, ...]:
+    def keys(self) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         return tuple(part.keys for part in self.parts)
 
     @property
-    def values(self) -> tuple[Tensor | None, ...]:
+    def values(self) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         return tuple(part.values for part in self.parts)
 
     @property
-    def is_initialized(self) -> bool:
+    def is_initialized(self) -> bool:  # type: ignore[override]
         return all(part.is_initialized for part in self.parts)
 
     @property
@@ -437,7 +437,7 @@ class HybridLayer(CacheLayerMixin):
         if self.clock is not None:
             self.clock.move_to(key_states.device)
 
-    def update(
+    def update(  # type: ignore[override]
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Split, Split]:
         if self.clock is not None:

@@ -56,7 +56,7 @@ def bosch_mask_function(
     mask_BNTS = sdpa_mask(
         q_length=q_length,
         kv_length=kv_length,
-        q_offset=q_offset,
+        q_offset=q_offset,  # type: ignore[arg-type]
         kv_offset=kv_offset,
         attention_mask=attention_mask,
         allow_is_causal_skip=False,

@@ -78,7 +78,7 @@ class HybridConfig:
                     super().__setattr__("num_key_value_heads", len(first))
         super().__post_init__(**kwargs)  # type: ignore[misc]
         if self.bosch is not None:
-            check_hybrid(self)
+            check_hybrid(self)  # type: ignore[arg-type]
 
     def __setattr__(self, name: str, value: Any) -> None:
         # vLLM's --hf-overrides, or a hand-edited config.json
