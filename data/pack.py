@@ -170,7 +170,11 @@ class Packing:
         source_tokenizer = read_source_tokenizer(source.tokenizer) if source.tokenizer else None
         if progress.position == Position():  # not again where a killed packing goes on
             show_documents(source, source_tokenizer)
-        chunks = encode.read_chunks(source, progress.position, self.config.chunk_chars)
+        chunk_chars = self.config.chunk_chars
+        if train is not None:
+            # Threads are some chunks ahead: of a short text they would read many times what it has.
+            chunk_chars = min(chunk_chars, encode.CHARS_PER_ID * (held_out + train))
+        chunks = encode.read_chunks(source, progress.position, chunk_chars)
         # Else the cores that this process may use, as a cluster's scheduler sets them, if known.
         cores = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))(0)
         workers = self.config.workers or len(cores)

@@ -56,6 +56,8 @@ def hash_file(path: Path, sync: bool = False) -> str:
 
 def plain(value: object) -> Any:
     """`value` as JSON: dataclasses become dicts without speed-only fields, and 1.0 becomes 1."""
+    if value is None or isinstance(value, str | int):  # first, as almost all values are these
+        return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = [f for f in dataclasses.fields(value) if f.metadata.get(_AFFECTS_RESULT, True)]
         return {f.name: plain(getattr(value, f.name)) for f in fields}
@@ -70,6 +72,4 @@ def plain(value: object) -> Any:
             # JSON has no nan, and nan != nan: a run with it would never be recognized.
             raise UserError(f"A setting is {value}; it must be a finite number. None is 'off'.")
         return int(value) if value.is_integer() else value
-    if value is None or isinstance(value, str | int):
-        return value
     raise TypeError(f"A setting of type {type(value).__name__} has no JSON form: {value!r}")

@@ -48,7 +48,6 @@ def type_in(main: Callable[[Sequence[str]], None], *words: str) -> str:
     return answer.getvalue()
 
 
-@pytest.mark.pictures
 @pytest.mark.parametrize("offline", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_one_command_leads_from_an_empty_folder_to_the_report(
     offline: bool, empty_folder: Path

@@ -69,7 +69,7 @@ def test_a_users_error_ends_in_a_sentence(capsys: pytest.CaptureFixture[str]) ->
     ("chosen", "imports_torch_first"),
     [
         (None, False),
-        (None, True),
+        pytest.param(None, True, marks=pytest.mark.slow),
         pytest.param("PYTORCH_ALLOC_CONF", False, marks=pytest.mark.slow),
         ("PYTORCH_CUDA_ALLOC_CONF", False),
     ],

@@ -302,7 +302,6 @@ def hostile_run(tmp_path: Path) -> Path:
     return run
 
 
-@pytest.mark.pictures
 def test_a_report_shows_names_and_obeys_none_of_them(tmp_path: Path, hostile_run: Path) -> None:
     usual = FakeRun("usual", steps=(None, 0, 50)).write(tmp_path)
     pages, tables = [], []

@@ -177,6 +177,9 @@ def test_the_example_of_the_page_makes_a_new_model_type_run(tmp_path: Path) -> N
     tokenizer.save_pretrained(model_folder)
     text = (ROOT / FAMILY).read_text("utf-8")
     copy, run = PackageCopy(tmp_path / "copy"), tmp_path / "runs" / "run"
+    copy.write(METHOD, example_of_page(METHOD))
+    listed, _ = copy.run(SEARCH[0], "--list")
+    assert re.search(r"^mine +Upper layers stay full: an example of a method\.$", listed, re.M)
     command = (*RECOVER, "--method", "fisher", "--model", str(model_folder), "--run-dir", str(run))
     (copy.root / FAMILY).unlink()
     _, errors = copy.run(*command, code=2)
@@ -206,8 +209,6 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> PackageCopy:
 
 
 def test_the_example_of_the_page_makes_a_mask(copy: PackageCopy, tmp_path: Path) -> None:
-    out, _ = copy.run(SEARCH[0], "--list")
-    assert re.search(r"^mine +Upper layers stay full: an example of a method\.$", out, re.M)
     run = tmp_path / "run"
     copy.run(*SEARCH, "--method", "mine", "--step", "2", "--run-dir", str(run))
     record = read_mask(run / "mask" / "mask.json")

@@ -51,6 +51,7 @@ def test_as_a_program_it_ends_the_same_way_and_debug_shows_the_traceback(tmp_pat
 
 def test_dry_run_says_what_the_run_will_take_and_leave(tmp_path: Path, recover: Recover) -> None:
     words = ("--preset", "smoke", "--train.keep-checkpoints", "1", "--ratio", "0.33", "--seed", "3")
+    words += ("--eval.suites", "niah")
     said = recover(*words, "--dry-run").stdout
     assert "--ratio 0.33 means 6 of 16 groups, 0.375\n" in said
     time = r"\ntime here, of the whole run: about .*training \S+ s, start and report \S+ s\); "
