@@ -10,8 +10,8 @@ speed-up that can be switched off and changes no score:
 
 All but the first change the order of floating-point sums. An example where a token leads by less
 than rounding can explain (`MARGINS`) is generated again in the plain way. In half precision most
-long texts have such a token, so batches are not checked there: what they give is as good as the
-plain way's text, but not always the same one (`batch=1`: it is).
+texts have such a token, so nothing is checked there: what the speed-ups give is as good as the
+plain way's text, but not always the same one (`batch=1` is the plain way).
 """
 # T tokens, N rows of logits, V vocabulary
 
@@ -44,7 +44,7 @@ Key = tuple[str, int, int]  # task, length, index: identifies an example
 
 # Lead of the likeliest token over the second, in logits, that rounding cannot reverse. In float32
 # leads changed by at most 3e-6 times the largest logit (measured: 8 and 28 layers, 2k tokens).
-MARGINS = {torch.float64: 1e-6, torch.float32: 5e-4, torch.float16: 0.1, torch.bfloat16: 0.5}
+MARGINS = {torch.float64: 1e-6, torch.float32: 5e-4}
 BATCH = 16  # sequences decoded at once, unless the settings say how many
 MIN_GRAPH_STEPS = 16  # to the longest answer's end: fewer are decoded without a CUDA graph
 MIN_SHARED = 1 / 8  # of a prompt: copying a shorter beginning saves next to nothing
@@ -85,15 +85,14 @@ class Generator:
         max_positions: int | None = None,
     ) -> None:
         self.model, self.tokenizer, self.max_positions = model, tokenizer, max_positions
-        if not can_copy(new_cache(model.config)):
+        self.margin = MARGINS.get(model.dtype, 0.0)  # 0: nothing is checked
+        is_exact_alone = settings.batch == 1 and self.margin == 0
+        if is_exact_alone or not can_copy(new_cache(model.config)):
             settings = in_plain_way(settings)
         self.settings = settings
-        self.is_exact = model.dtype in (torch.float32, torch.float64)
         self.batch = settings.batch or BATCH
         # Not in the plain way, whose sums have another order.
         self.uses_graphs = model.device.type == "cuda" and self.batch > 1
-        self.margin = MARGINS[model.dtype]
-        self.batch_margin = self.margin if self.is_exact else 0.0  # of a job that is not alone
         self.end_ids = end_tokens(model.generation_config.eos_token_id, tokenizer)
         self.num_redone = 0  # examples generated again in the plain way
         # The last prompt and its cache, if the next prompt begins like it.
@@ -134,9 +133,7 @@ class Generator:
 
     @torch.inference_mode()
     def _read(self, job: Job, following: Job | None) -> None:
-        """Prefill the prompt together with the answer's draft. In half precision, where any
-        deviation from the plain way usually has to be redone, the draft follows only if the first
-        token is right."""
+        """Prefill the prompt together with the answer's draft."""
         keep, num_read = self._is_shared(job.prompt, following), 0
         if self._trunk is not None:
             prompt, trunk = self._trunk
@@ -147,32 +144,22 @@ class Generator:
             cache = new_cache(self.model.config)
             if keep:
                 keep_everything(cache)
-        draft = job.draft if self.is_exact else []
-        job.is_plain = num_read == 0 and not draft
-        tokens, num_logits, chunk = job.prompt + draft, 1 + len(draft), self.settings.prefill_chunk
+        job.is_plain = num_read == 0 and not job.draft
+        tokens, num_logits = job.prompt + job.draft, 1 + len(job.draft)
+        chunk = self.settings.prefill_chunk
         # Chunks bound the memory that a long prompt takes. What is left is read at once, with the
         # logits of the last prompt token and of each draft token: those predict the draft and the
         # token after it.
         while num_read + chunk <= len(tokens) - num_logits:
             self._forward(cache, tokens[num_read : num_read + chunk], 1)
             num_read += chunk
-        if draft:
+        if job.draft:
             keep_everything(cache)  # so that a wrong draft can be removed from a hybrid's cache
         logits_NV = self._forward(cache, tokens[num_read:], num_logits)
         # The cache is kept for the next prompt, with this prompt's own draft behind the shared
         # beginning: copies are cut where the prompts part.
         self._trunk = (job.prompt, cache) if keep else None
         self._accept_draft(job, logits_NV)
-        if not self.is_exact and job.is_open and job.draft[:1] == job.tokens:
-            # Up to the end of the answer, or none of it.
-            tokens, text, was_plain = list(job.tokens), job.text, job.is_plain
-            job.is_plain = False
-            keep_everything(cache)
-            self._accept_draft(job, self._forward(cache, job.draft, len(job.draft)))
-            if not job.ended:
-                job.tokens, job.text, job.is_plain, job.is_certain = tokens, text, was_plain, True
-        if not self.is_exact and not job.is_plain and not job.ended:
-            job.is_certain = False  # leads are rarely large enough to try
         if job.is_open:
             # The trunk must stay as it is, and a cache that holds wrong draft tokens must lose
             # them.
@@ -183,11 +170,7 @@ class Generator:
 
     def _is_shared(self, prompt: Sequence[int], following: Job | None) -> bool:
         """Whether the next prompt begins like this one for long enough to copy the cache."""
-        settings = self.settings
-        if following is None or not settings.share_prefixes:
-            return False
-        may_end_with_draft = settings.stop_when_answered and settings.draft_answers
-        if not (self.is_exact or (may_end_with_draft and following.example.stop.when_answered)):
+        if following is None or not self.settings.share_prefixes:
             return False
         return common_length(prompt, following.prompt) >= MIN_SHARED * len(following.prompt)
 
@@ -197,7 +180,7 @@ class Generator:
         for row in zip(logits_NV, *found, strict=True):
             if not job.is_open or job.tokens != job.draft[: len(job.tokens)]:
                 break
-            self._accept(job, *row, self.margin)
+            self._accept(job, *row)
 
     def _forward(self, cache: Cache, tokens: Sequence[int], num_logits: int) -> Tensor:
         """Run all tokens through the model; logits of the last ones."""
@@ -224,7 +207,7 @@ class Generator:
             ids_N, found = likeliest(logits_NV)  # of which the next step takes the device's
             for job, logits_V, token, lead in zip(jobs, logits_NV, *found, strict=True):
                 if job.is_open:
-                    self._accept(job, logits_V, token, lead, self.batch_margin)
+                    self._accept(job, logits_V, token, lead)
             chosen = [
                 job.tokens[-1] if job.is_open else token
                 for job, token in zip(jobs, found[0], strict=True)
@@ -255,13 +238,13 @@ class Generator:
         plain = Generator(self.model, self.tokenizer, in_plain_way(self.settings))
         return next(plain.generate([(job.key, job.example)]))
 
-    def _accept(self, job: Job, logits_V: Tensor, token: int, lead: float, margin: float) -> None:
+    def _accept(self, job: Job, logits_V: Tensor, token: int, lead: float) -> None:
         """Append the likeliest token, and check whether the text ends with it."""
         stop, end_ids = job.example.stop, self._ends(job.example.stop)
         if len(job.tokens) < stop.min_new_tokens and token in end_ids:
             ends = torch.tensor(sorted(end_ids), device=logits_V.device)
             _, ((token,), (lead,)) = likeliest(logits_V.index_fill(0, ends, -torch.inf)[None])
-        if not job.is_plain and lead < margin:
+        if not job.is_plain and lead < self.margin:
             job.is_certain = False
         else:
             self._append(job, token)
