@@ -58,7 +58,8 @@ def stages_of_run(
     # Tokens are packed when they are needed first, unless they are another run's. The mask comes
     # before any evaluation: its search refuses at once a calibration set that is of no use.
     packing = [tokens] if isinstance(tokens, Stage) else []
-    stages = [calibration, *(packing if learns else []), mask, dense, model, untrained]
+    asked = [calibration] if methods.asks_calibration(config) else []  # not for a mask of a file
+    stages = [*asked, *(packing if learns else []), mask, dense, model, untrained]
     if command.zero_shot:
         return stages
     stages += [] if learns else packing

@@ -15,7 +15,7 @@ import torch
 from bosch.config import Config
 from bosch.eval.evaluate import plan_of_run
 from bosch.eval.settings import SuiteRun
-from bosch.methods._settings import default_settings, learning_tokens, load_method
+from bosch.methods._settings import asks_calibration, default_settings, learning_tokens, load_method
 from bosch.model import read_shape
 from bosch.recipes import presets
 from bosch.run.progress import describe_seconds
@@ -90,7 +90,7 @@ def stage_seconds(config: Config, zero_shot: bool = False) -> dict[str, float]:
     found: dict[str, float] = {}
     calibration, evaluation = config.calibration, config.eval
     texts = calibration.examples / calibration.questions_per_context
-    if calibration.answers == "own-words":
+    if calibration.answers == "own-words" and asks_calibration(config):
         length, precision = calibration.length, evaluation.precision
         found["calibration"] = reading("calibration", dense, texts, length, precision)
     passes, precision = search_passes(config), config.mask.precision

@@ -129,6 +129,14 @@ def usual_path(config: Config, settings: object) -> Path:
     return Path("runs") / f"{Path(config.model).name}-{method}-r{config.ratio:g}{sink}{seed}"
 
 
+def asks_calibration(config: Config) -> bool:
+    """Whether the mask is chosen by the calibration set, or its static sinks are measured there."""
+    traits = load_method(config.method).traits
+    return traits.reads_calibration or (
+        config.sink == "static" and brings_sink(config.method) is None
+    )
+
+
 def brings_sink(name: str) -> Callable[[object, int], Sink] | None:
     found: Callable[[object, int], Sink] | None = getattr(load_method(name), "own_sink", None)
     return found

@@ -62,7 +62,6 @@ def stage(
         size = models.read_shape(config.model)[:2]  # layers, groups
         methods.check_min_full(config.method, settings, mask.min_full_per_layer, config.ratio, size)
     assert config.sink != "auto"  # whoever reads the settings resolves it
-    measures_sinks = config.sink == "static" and not methods.brings_sink(config.method)
     decides: dict[str, Any] = {
         "method": config.method,
         "model": models.describe_source(config.model),
@@ -84,7 +83,7 @@ def stage(
     if own := own | own_backend_files(mask.attention):
         decides["plugins"] = own
     inputs: dict[str, Stage | Artifact] = {}
-    if traits.reads_calibration or measures_sinks:
+    if methods.asks_calibration(config):
         if calibration is None:
             remedy = "pass --calibration DIR, which calibrate.py makes"
             if traits.reads_calibration:

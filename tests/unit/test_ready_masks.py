@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import bosch
 from bosch.masks import __main__ as commands
 from bosch.masks import ready
-from bosch.recipes import search_mask
+from bosch.recipes import recover, search_mask
 from bosch.run.errors import UserError
 
 TINY = Path(bosch.__file__).parent / "assets" / "tiny-qwen3-2layer"
@@ -73,6 +73,11 @@ def test_a_ready_mask_is_found_by_its_name(
     again = bosch.load_mask(tmp_path / "again" / "mask" / "mask.json")
     assert again.mask.z == made.mask.z
     assert again.mask.sink.kind == "static"
+    capsys.readouterr()
+    recover.main([*words, "--mask.options", f"path={NAME}", "--preset", "smoke", "--dry-run"])
+    said = capsys.readouterr().out
+    assert "mask: run" in said
+    assert "calibration: run" not in said  # nothing is chosen, and the file has its sinks
 
 
 def test_other_weights_and_unknown_names_are_refused(published: Path, tmp_path: Path) -> None:
