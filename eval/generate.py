@@ -1,7 +1,7 @@
 """Greedy generation for lists of examples, on any causal transformers model, dense or hybrid.
 
 The plain way is `model.generate` without sampling, until the example's `Stop`. Everything else is a
-speed-up that can be switched off and changes no score:
+speed-up that can be switched off and in float32 changes no score:
 
 - stop when the text contains all answers, because the score cannot change after that;
 - append the expected answer to the prompt as a draft, and decode from its first wrong token on;
