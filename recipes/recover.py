@@ -95,8 +95,8 @@ def main(arguments: Sequence[str]) -> None:
             run.save_config(command.config, arguments, **record)
         for stage in stages:
             run.complete(stage)
-            if stage.name == "eval/dense" and rank == 0:  # the test examples are there now
-                check_calibration(config, run.path)
+            if stage.name == "eval/dense" and rank == 0 and methods.asks_calibration(config):
+                check_calibration(config, run.path)  # the test examples are there now
         if rank == 0:
             written = report(run.path)
             if clock is not None:

@@ -59,7 +59,11 @@ def test_a_published_mask_has_its_sinks_and_what_it_stands_on(run: Path, publish
 
 
 def test_a_ready_mask_is_found_by_its_name(
-    run: Path, published: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: Path,
+    published: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = AutoModelForCausalLM.from_pretrained(TINY, attn_implementation="bosch")
     loaded, made = bosch.load_mask(NAME, model), bosch.load_mask(run / "mask" / "mask.json")
@@ -74,10 +78,12 @@ def test_a_ready_mask_is_found_by_its_name(
     assert again.mask.z == made.mask.z
     assert again.mask.sink.kind == "static"
     capsys.readouterr()
-    recover.main([*words, "--mask.options", f"path={NAME}", "--preset", "smoke", "--dry-run"])
+    monkeypatch.chdir(tmp_path)
+    words += ["--mask.options", f"path={NAME}", "--preset", "smoke", "--zero-shot"]
+    recover.main([*words, "--eval.suites", "niah", "--run-dir", "chain"])
     said = capsys.readouterr().out
-    assert "mask: run" in said
-    assert "calibration: run" not in said  # nothing is chosen, and the file has its sinks
+    assert "mask: starts" in said
+    assert "calibration: starts" not in said  # nothing is chosen, and the file has its sinks
 
 
 def test_other_weights_and_unknown_names_are_refused(published: Path, tmp_path: Path) -> None:
