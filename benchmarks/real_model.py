@@ -8,7 +8,8 @@ needles, at the same length and at 4,096 tokens (teacher forcing: right if each 
 as the dense model writes it, is the arg-max), and by the loss on the second halves of other texts.
 With `--formats 60` also on so many questions of each task of the suite `own_formats`, whose formats
 no calibration has: greedy answers, by the model of the precision that the search has.
-`--tasks copy look_up` calibrates by other tasks than the preset's; the questions that judge stay.
+`--tasks copy look_up` calibrates by other tasks than the preset's, `--examples 192` by more
+questions; those that judge stay.
 A row is written when it is done; the same command goes on with those that are missing. A mask that
 another row or `--judged` has judged is not judged again.
 
@@ -74,6 +75,8 @@ COLUMNS |= {"formats": "formats:.1f", "against dense": "formats_against_dense"}
 COLUMNS |= {"against baseline": "formats_against"}
 COLUMNS |= {"log-prob.": "log_probability:.3f", "loss": "value:.3f", "minutes": "minutes:.1f"}
 COLUMNS |= {"layer-forwards": "layer_forwards:,.0f"}
+# Of a method and its calibration set: a row names them where they are not the preset's.
+UNUSUAL = ("options", "tasks", "examples")
 # What judging a mask writes.
 ANSWERS = ("accuracy", "log_probability", "right", "log_probabilities")
 LONG_ANSWERS = tuple(f"long_{name}" for name in ANSWERS)
@@ -96,6 +99,7 @@ class Options(DeviceOptions):
     formats: int = 0  # questions of each task of own_formats, in formats that no calibration has
     options: tuple[str, ...] = ()  # settings of the methods, as steps=60
     tasks: tuple[str, ...] = ()  # of the calibration set; (): the preset's
+    examples: int = 0  # questions of the calibration set; 0: as many as the preset's
     answers: Literal["expected", "own-words"] = "own-words"  # that count, as in the calibration
     baseline: str = "single_group"  # method that the others are compared with, question by question
 
@@ -112,21 +116,20 @@ def measure(options: Options) -> Iterator[Row]:
         for method, ratio, sink in wanted:
             key: Row = {"method": method, "ratio": ratio, "window": window, "sink": sink}
             key["seed"] = seed
-            if options.options and method != DENSE:
-                key["options"] = options.options
-            if options.tasks and method != DENSE:
-                key["tasks"] = options.tasks
+            if method != DENSE:
+                given = {name: getattr(options, name) for name in UNUSUAL}
+                key |= {name: value for name, value in given.items() if value}
             if options.answers != "expected":
                 key["answers"] = options.answers
             # As rows of the file have it: a tuple is a list there.
             key = json.loads(json.dumps(key))
-            names = {"options", "tasks", "answers", *key}
+            names = {*UNUSUAL, "answers", *key}
             found = [row for row in done if all(row.get(n) == key.get(n) for n in names)]
             if not found:
                 # What another method chose may be the same mask, and judging it takes most of the
                 # time.
                 judged |= {same_answers(row): row for row in done}
-                found = [key | bench.row(method, ratio, window, sink, seed, judged)]
+                found = [key | bench.row(key, judged)]
                 done += found
                 with options.rows.open("a") as file:
                     file.write(json.dumps(found[0]) + "\n")
@@ -141,18 +144,18 @@ def measure(options: Options) -> Iterator[Row]:
 
 def same_answers(row: Row) -> tuple[Any, ...]:
     """Rows that agree in this have the same model to judge: static sinks come from the set."""
-    tasks = tuple(row.get("tasks") or ())
-    return tuple(row["z"]), row["window"], row["sink"], row["seed"], row.get("answers"), tasks
+    questions = row["seed"], row.get("answers"), tuple(row.get("tasks") or ()), row.get("examples")
+    return tuple(row["z"]), row["window"], row["sink"], *questions
 
 
 def baseline_of(row: Row, method: str, others: Sequence[Row]) -> Row | None:
     """The row of this method, with the preset's settings, that a row is compared with."""
     same = ("ratio", "window", "sink", "seed", "answers")
     for other in others:
-        is_usual = other["method"] == method and not other.get("options") and not other.get("tasks")
+        is_usual = other["method"] == method and not any(other.get(name) for name in UNUSUAL)
         is_same = method == DENSE or all(other.get(name) == row.get(name) for name in same)
         if is_usual and is_same:
-            is_itself = all(other.get(n) == row.get(n) for n in ("method", "options", "tasks"))
+            is_itself = all(other.get(name) == row.get(name) for name in ("method", *UNUSUAL))
             return None if is_itself else other
     return None
 
@@ -229,6 +232,8 @@ class Bench:
         asked: dict[str, Any] = shared_fields(CalibrationConfig, self.config.calibration)
         if self.options.tasks and not contexts:
             asked["tasks"] = self.options.tasks
+        if self.options.examples and not contexts:
+            asked["examples"] = self.options.examples
         if contexts:
             asked |= {"examples": QUESTIONS * contexts, "length": length or asked["length"]}
             seed += JUDGING_SEED
@@ -236,9 +241,10 @@ class Bench:
         reword = rewording(lambda: self.judged, self.tokenizer)
         return build_set(settings, self.tokenizer, reword=reword)[0]
 
-    def row(
-        self, method: str, ratio: float, window: int, sink: str, seed: int, judged: dict[Any, Row]
-    ) -> Row:
+    def row(self, key: Row, judged: dict[Any, Row]) -> Row:
+        """What a row holds beside its `key`."""
+        method, ratio, window = key["method"], key["ratio"], key["window"]
+        sink, seed = key["sink"], key["seed"]
         say(f"{method} {ratio:g}, window {window}, sink {sink}, seed {seed}")
         began = time.monotonic()
         with count_layer_forwards(self.config.calibration.length) as work:
@@ -250,9 +256,7 @@ class Bench:
                 mask, cost = self.choose(method, ratio, window, sink, seed)
         row: Row = {"z": mask.row_texts(), "seconds": round(time.monotonic() - began, 1)}
         row |= {"cost": cost, "layer_forwards": round(work[0])}
-        asked = None if self.options.answers == "expected" else self.options.answers
-        tasks = () if method == DENSE else self.options.tasks
-        known = judged.get((tuple(row["z"]), window, sink, seed, asked, tasks), {})
+        known = judged.get(same_answers(key | row), {})
         needed = ["value", "unit", "losses", *(ANSWERS if self.options.contexts else ())]
         needed += LONG_ANSWERS if self.options.long_contexts else ()
         needed += FORMATS if self.options.formats else ()
@@ -272,6 +276,8 @@ class Bench:
             # Scores of groups serve every ratio; a learned mask is trained for one.
             name += f"-r{ratio}"
         names = [name, *self.options.options, *self.options.tasks]
+        if self.options.examples:
+            names.append(f"examples={self.options.examples}")
         folder = self.options.folder / "masks" / "-".join(names)
         folder.mkdir(parents=True, exist_ok=True)
         inputs = Inputs(
