@@ -125,7 +125,8 @@ def test_a_signal_to_a_rank_ends_all(world: int, tmp_path: Path, undisturbed: Un
     assert results(tmp_path / "train") == expected
 
 
-@pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.faults)])
+@pytest.mark.faults
+@pytest.mark.parametrize("victim", [0, 1])
 def test_a_dead_rank_ends_the_other(victim: int, tmp_path: Path, undisturbed: Undisturbed) -> None:
     point = undisturbed(2)[1][victim] // 2
     model_folder(tmp_path / "model")

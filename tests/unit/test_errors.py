@@ -68,7 +68,7 @@ def test_a_users_error_ends_in_a_sentence(capsys: pytest.CaptureFixture[str]) ->
 @pytest.mark.parametrize(
     ("chosen", "imports_torch_first"),
     [
-        (None, False),
+        pytest.param(None, False, marks=pytest.mark.slow),
         pytest.param(None, True, marks=pytest.mark.slow),
         pytest.param("PYTORCH_ALLOC_CONF", False, marks=pytest.mark.slow),
         ("PYTORCH_CUDA_ALLOC_CONF", False),

@@ -62,9 +62,8 @@ def generated(model: Any) -> list[int]:
     "works",
     "Without the package; without the argument it is refused by transformers.",
 )
-@pytest.mark.parametrize(
-    "family", ["qwen3_moe", *(pytest.param(f, marks=pytest.mark.slow) for f in FAMILIES)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
 def test_folder_works_where_the_package_is_not(family: str, tmp_path: Path) -> None:
     dense, hybrid = plain_folder(tmp_path / "dense", family), tmp_path / "hybrid"
     materialize(dense, record_for(dense), hybrid)

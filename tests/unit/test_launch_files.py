@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from launch.fetch_real_model import plain_text, tight
 from tests.unit.tiny_wheel import write_wheel
 
@@ -17,6 +19,7 @@ os.write(1, (" ".join(os.environ.get(name, "-") for name in names) + "\\n").enco
 """
 
 
+@pytest.mark.slow
 def test_eight_gpus_starts_eight_ranks_with_what_training_reads(tmp_path: Path) -> None:
     """The other configs: tests/faults/test_launched_training.py."""
     (tmp_path / "program.py").write_text(PROGRAM)

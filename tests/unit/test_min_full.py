@@ -36,13 +36,18 @@ def choose(name: str, case: Any, folder: Path, least: int, ratio: float, **setti
     ("name", "settings"),
     [
         ("bosch", {"kappa": 8}),
-        ("bosch", {"kappa": 8, "starts": (), "until_dense": False}),
         ("bosch", {"kappa": 8, "max_evaluations": 3}),  # cut short before any mask
-        ("bosch", {"effort": 3, "kappa": 25}),  # at .75 enumerated
         ("global_swap", {"kappa": 6, "rankings": ("fisher",)}),
         ("global_swap", {"kappa": 6, "rankings": (), "optimizer": "guided"}),
         ("fisher", {}),
         ("retrieval_head", {}),
+        *(
+            pytest.param("bosch", settings, marks=pytest.mark.slow)
+            for settings in (
+                {"kappa": 8, "starts": (), "until_dense": False},
+                {"effort": 3, "kappa": 25},  # at .75 enumerated
+            )
+        ),
     ],
 )
 def test_every_layer_keeps_a_full_group(

@@ -321,6 +321,7 @@ def killed_search(note: Path) -> None:
 
 
 @on_linux
+@pytest.mark.faults
 def test_nomad_does_not_outlive_a_killed_search(tmp_path: Path) -> None:
     process = fork_server.start(killed_search, tmp_path / "pid")
     process.join(fork_server.PATIENCE)

@@ -91,7 +91,7 @@ def everything(run: Run) -> Iterator[Tensor]:
 @pytest.mark.parametrize(
     "changes",
     [
-        {},
+        pytest.param({}, marks=pytest.mark.slow),
         pytest.param({"precision": "bf16"}, marks=pytest.mark.slow),
         {"objective": "distill", "precision": "bf16"},
         pytest.param({"trained": "lora", "lora_rank": 2}, marks=pytest.mark.slow),

@@ -208,6 +208,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> PackageCopy:
     return copy
 
 
+@pytest.mark.slow
 def test_the_example_of_the_page_makes_a_mask(copy: PackageCopy, tmp_path: Path) -> None:
     run = tmp_path / "run"
     copy.run(*SEARCH, "--method", "mine", "--step", "2", "--run-dir", str(run))

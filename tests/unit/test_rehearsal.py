@@ -58,13 +58,13 @@ def weights_of(plan: Plan) -> int:
 @pytest.mark.parametrize(
     ("family", "changes"),
     [
-        ("qwen3", {}),
         ("qwen3", {"activation_checkpointing": "attention", "attention": "sdpa"}),
-        ("qwen3", {"activation_checkpointing": "matmuls", "sync_every_micro_batch": False}),
         ("qwen3", {"precision": "fp32"}),  # not sharded
         *(
             pytest.param(family, changes, marks=pytest.mark.slow)
             for family, changes in (
+                ("qwen3", {}),
+                ("qwen3", {"activation_checkpointing": "matmuls", "sync_every_micro_batch": False}),
                 ("qwen3", {"micro_batch_sequences": 2, "activation_checkpointing": False}),
                 ("qwen3_moe", {}),
                 ("qwen3", {"activation_checkpointing": "matmuls"}),

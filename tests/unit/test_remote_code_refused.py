@@ -53,6 +53,7 @@ def change(path: Path, **changes: object) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
+@pytest.mark.slow
 def test_nothing_is_asked_on_a_terminal_and_no_code_runs(tmp_path: Path) -> None:
     folder = folder_with_code(tmp_path / "model", "theirs")
     arguments = ("recipes/generate_text.py", "--model", folder, "--prompt", "a", "--max-tokens", 1)

@@ -232,7 +232,7 @@ def test_scores_are_those_of_a_plain_loop(family: str, accelerations: Accelerati
     ("name", "search"),
     [
         ("accuracy", swap_search),
-        ("logprob", stage_one),
+        pytest.param("logprob", stage_one, marks=pytest.mark.slow),
         pytest.param("accuracy", stage_one, marks=pytest.mark.slow),
         pytest.param("logprob", swap_search, marks=pytest.mark.slow),
     ],

@@ -101,6 +101,7 @@ def test_a_second_setup_reuses_the_first_until_extras_or_requirements_change(mad
     assert "reuse" in run(made), "settings of a linter install nothing"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("damage", "action", "reason"),
     [

@@ -144,6 +144,7 @@ def train_one(folder: Path, name: str, sharing: int, out: str = "") -> str | Non
     return train(job_of(where, folder / "model", settings, lessons=lessons))
 
 
+@pytest.mark.slow
 def test_two_ranks_train_on_parts_of_sequences_as_one_does_on_all(tmp_path: Path) -> None:
     """Up to sums in another order; with a teacher that is asked, and with stored lessons. The first
     training is stopped after a step and goes on on one rank."""

@@ -53,14 +53,16 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "experts": ({"family": "qwen3_moe"}, {"micro_batch_sequences": 4}),
     "distilled, tied, mixed": (TIED, DISTILL | {"distill_weight": 0.75, "temperature": 2.0}),
     "distilled, bf16, offload": (TIED, DISTILL | {"precision": "bf16", "cpu_offload": True}),
+    "bf16, checkpointing": (TIED, {"precision": "bf16", "activation_checkpointing": True}),
 }
-# Numbers in bf16 take a CPU three times as long.
-SLOW_CASE, BF16 = "bf16, checkpointing", {"precision": "bf16", "activation_checkpointing": True}
+FAST = ("hybrid", "tied, checkpointing", "experts", "distilled, bf16, offload")
 
 
-@pytest.mark.parametrize("case", [*CASES, pytest.param(SLOW_CASE, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=() if case in FAST else pytest.mark.slow) for case in CASES]
+)
 def test_one_process_trains_as_plain_torch_to_the_bit(case: str, tmp_path: Path) -> None:
-    of_model, of_training = (CASES | {SLOW_CASE: (TIED, BF16)})[case]
+    of_model, of_training = CASES[case]
     model = model_folder(tmp_path / "model", **of_model)
     settings = replace(SETTINGS, max_steps=3, **of_training)
     run(tmp_path / "train", model, settings)
@@ -131,6 +133,7 @@ def test_recovered_model_ends_the_training_a_tenth_later(tmp_path: Path) -> None
     assert_same(Trace.of_run(folder, 10), Trace.of_run(tmp_path / "whole", 10))
 
 
+@pytest.mark.slow
 def test_training_that_is_too_slow_ends_in_time(tmp_path: Path) -> None:
     """The rate falls to zero over a tenth of all steps, and evaluations on the way are left out.
     Stopped in these steps and resumed, it ends with the same weights, whatever the clock says
