@@ -88,7 +88,7 @@ STATE_BYTES = 12  # of a weight in a checkpoint: fp32, with the optimizer's two 
 SPEED_SHARE, CPU_SPEED_SHARE = 0.5, 0.4
 # Of a CPU's time in fp32, what is no product: norms, softmax, draws from the vocabulary. Faster
 # bf16 products leave it as it is. SmolLM2 read 1,024 tokens in bf16 at 164 and 250 GFLOP/s by one
-# core whose products reached 379 and 1,094 in that minute, and at 277 and 385 by two; fp32: 74, 110.
+# core whose products reached 379 and 1,094 in that minute, at 277 and 385 by two; fp32: 74, 110.
 NO_PRODUCTS = 0.4
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
