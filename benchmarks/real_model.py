@@ -8,6 +8,7 @@ needles, at the same length and at 4,096 tokens (teacher forcing: right if each 
 as the dense model writes it, is the arg-max), and by the loss on the second halves of other texts.
 With `--formats 60` also on so many questions of each task of the suite `own_formats`, whose formats
 no calibration has: greedy answers, by the model of the precision that the search has.
+`over sets` is the difference to `--baseline` in these over all `--seeds`, each a calibration set.
 `--tasks copy look_up` calibrates by other tasks than the preset's, `--examples 192` by more
 questions; those that judge stay.
 A row is written when it is done; the same command goes on with those that are missing. A mask that
@@ -72,11 +73,12 @@ TITLE = "{folder}, questions on {contexts} texts, the loss of {texts} texts, {pl
 COLUMNS = {name: name for name in ("method", "ratio", "window", "sink", "seed")}
 COLUMNS |= {"questions": "accuracy:.1f", "against": "against", "at 4,096": "long_accuracy:.1f"}
 COLUMNS |= {"formats": "formats:.1f", "against dense": "formats_against_dense"}
-COLUMNS |= {"against baseline": "formats_against"}
+COLUMNS |= {"against baseline": "formats_against", "over sets": "over_sets"}
 COLUMNS |= {"log-prob.": "log_probability:.3f", "loss": "value:.3f", "minutes": "minutes:.1f"}
 COLUMNS |= {"layer-forwards": "layer_forwards:,.0f"}
 # Of a method and its calibration set: a row names them where they are not the preset's.
 UNUSUAL = ("options", "tasks", "examples")
+KEY = ("method", "ratio", "window", "sink", "seed", "answers", *UNUSUAL)  # of a row
 # What judging a mask writes.
 ANSWERS = ("accuracy", "log_probability", "right", "log_probabilities")
 LONG_ANSWERS = tuple(f"long_{name}" for name in ANSWERS)
@@ -123,8 +125,7 @@ def measure(options: Options) -> Iterator[Row]:
                 key["answers"] = options.answers
             # As rows of the file have it: a tuple is a list there.
             key = json.loads(json.dumps(key))
-            names = {*UNUSUAL, "answers", *key}
-            found = [row for row in done if all(row.get(n) == key.get(n) for n in names)]
+            found = [row for row in done if all(row.get(n) == key.get(n) for n in KEY)]
             if not found:
                 # What another method chose may be the same mask, and judging it takes most of the
                 # time.
@@ -139,6 +140,7 @@ def measure(options: Options) -> Iterator[Row]:
                 row.setdefault(name, None)  # older rows have none, or it was not asked for
             row["formats_against_dense"] = formats_against(row, DENSE, done)
             row["formats_against"] = formats_against(row, options.baseline, done)
+            row["over_sets"] = formats_against(row, options.baseline, done, over_sets=True)
             yield row | {"name": f"{method} {ratio:g}, W {window}, sink {sink}, seed {seed}"}
 
 
@@ -174,21 +176,36 @@ def against(row: Row, baseline: str, others: Sequence[Row]) -> str:
     return f"{difference.mean():+.1f} [{low:+.1f}, {high:+.1f}]"
 
 
-def formats_against(row: Row, baseline: str, others: Sequence[Row]) -> str:
+def formats_against(row: Row, baseline: str, others: Sequence[Row], over_sets: bool = False) -> str:
     """The paired difference in points, with a 95 % interval over questions, each on its own text.
-    The mean of the tasks counts, so questions are drawn within each."""
-    other = baseline_of(row, baseline, others)
-    if other is None or "formats_scores" not in row or "formats_scores" not in other:
+    The mean of the tasks counts, so questions are drawn within each.
+
+    over_sets: of all rows that differ from this one in the calibration set alone; sets are drawn
+    too, as what a set chooses differs more than what questions say. The questions are the same.
+    """
+    own = [name for name in KEY if name != "seed"] if over_sets else KEY
+    like_it = [other for other in others if all(other.get(n) == row.get(n) for n in own)]
+    pairs = [(each, baseline_of(each, baseline, others)) for each in like_it]
+    found = [
+        {
+            task: 100 * (np.array(scores) - np.array(other["formats_scores"][task]))
+            for task, scores in ours["formats_scores"].items()
+        }
+        for ours, other in pairs
+        if other is not None and "formats_scores" in ours and "formats_scores" in other
+    ]
+    if not found or (over_sets and len(found) == 1):
         return ""
-    draw = np.random.default_rng(0)
-    drawn, means = np.zeros(2_000), []
-    for task, ours in row["formats_scores"].items():
-        difference = 100 * (np.array(ours) - np.array(other["formats_scores"][task]))
-        places = draw.integers(len(difference), size=(len(drawn), len(difference)))
-        drawn += difference[places].mean(1) / len(row["formats_scores"])
-        means.append(difference.mean())
+    differences_TSQ = np.array([[one[task] for one in found] for task in found[0]])
+    num_tasks, num_sets, num_questions = differences_TSQ.shape
+    draw, drawn = np.random.default_rng(0), np.zeros(2_000)
+    sets_DS = draw.integers(num_sets, size=(len(drawn), num_sets))
+    for differences_SQ in differences_TSQ:
+        places_DQ = draw.integers(num_questions, size=(len(drawn), num_questions))
+        picked_DSQ = differences_SQ[sets_DS[:, :, None], places_DQ[:, None, :]]
+        drawn += picked_DSQ.mean((1, 2)) / num_tasks
     low, high = np.percentile(drawn, [2.5, 97.5])
-    return f"{np.mean(means):+.1f} [{low:+.1f}, {high:+.1f}]"
+    return f"{differences_TSQ.mean():+.1f} [{low:+.1f}, {high:+.1f}]"
 
 
 class Bench:
