@@ -7,7 +7,8 @@ Masks are chosen on the calibration set of the preset `small`, and judged on que
 needles, at the same length and at 4,096 tokens (teacher forcing: right if each token of the answer,
 as the dense model writes it, is the arg-max), and by the loss on the second halves of other texts.
 With `--formats 60` also on so many questions of each task of the suite `own_formats`, whose formats
-no calibration has: greedy answers, by the model of the precision that the search has.
+no calibration has: greedy answers, by the model of the precision that the search has; with
+`--long-formats 30` also in texts of 4,096 tokens.
 `over sets` is the difference to `--baseline` in these over all `--seeds`, each a calibration set.
 `--tasks copy look_up` calibrates by other tasks than the preset's, `--examples 192` by more
 questions; those that judge stay.
@@ -73,6 +74,7 @@ TITLE = "{folder}, questions on {contexts} texts, the loss of {texts} texts, {pl
 COLUMNS = {name: name for name in ("method", "ratio", "window", "sink", "seed")}
 COLUMNS |= {"questions": "accuracy:.1f", "against": "against", "at 4,096": "long_accuracy:.1f"}
 COLUMNS |= {"formats": "formats:.1f", "against dense": "formats_against_dense"}
+COLUMNS |= {"formats at 4,096": "long_formats:.1f", "long against baseline": "long_formats_against"}
 COLUMNS |= {"against baseline": "formats_against", "over sets": "over_sets"}
 COLUMNS |= {"log-prob.": "log_probability:.3f", "loss": "value:.3f", "minutes": "minutes:.1f"}
 COLUMNS |= {"layer-forwards": "layer_forwards:,.0f"}
@@ -83,6 +85,7 @@ KEY = ("method", "ratio", "window", "sink", "seed", "answers", *UNUSUAL)  # of a
 ANSWERS = ("accuracy", "log_probability", "right", "log_probabilities")
 LONG_ANSWERS = tuple(f"long_{name}" for name in ANSWERS)
 FORMATS = ("formats", "formats_scores")
+LONG_FORMATS = tuple(f"long_{name}" for name in FORMATS)
 
 
 @dataclass(frozen=True)
@@ -99,6 +102,7 @@ class Options(DeviceOptions):
     long_contexts: int = 4  # the same of 4,096 tokens
     texts: int = 12  # texts whose loss is measured
     formats: int = 0  # questions of each task of own_formats, in formats that no calibration has
+    long_formats: int = 0  # the same of 4,096 tokens
     options: tuple[str, ...] = ()  # settings of the methods, as steps=60
     tasks: tuple[str, ...] = ()  # of the calibration set; (): the preset's
     examples: int = 0  # questions of the calibration set; 0: as many as the preset's
@@ -136,11 +140,13 @@ def measure(options: Options) -> Iterator[Row]:
                     file.write(json.dumps(found[0]) + "\n")
             row = found[0] | {"against": against(found[0], options.baseline, done)}
             row["minutes"] = row["seconds"] / 60
-            for name in ("layer_forwards", "long_accuracy", "formats"):
+            for name in ("layer_forwards", "long_accuracy", "formats", "long_formats"):
                 row.setdefault(name, None)  # older rows have none, or it was not asked for
             row["formats_against_dense"] = formats_against(row, DENSE, done)
             row["formats_against"] = formats_against(row, options.baseline, done)
             row["over_sets"] = formats_against(row, options.baseline, done, over_sets=True)
+            long = formats_against(row, options.baseline, done, scores=LONG_FORMATS[1])
+            row["long_formats_against"] = long
             yield row | {"name": f"{method} {ratio:g}, W {window}, sink {sink}, seed {seed}"}
 
 
@@ -176,7 +182,13 @@ def against(row: Row, baseline: str, others: Sequence[Row]) -> str:
     return f"{difference.mean():+.1f} [{low:+.1f}, {high:+.1f}]"
 
 
-def formats_against(row: Row, baseline: str, others: Sequence[Row], over_sets: bool = False) -> str:
+def formats_against(
+    row: Row,
+    baseline: str,
+    others: Sequence[Row],
+    over_sets: bool = False,
+    scores: str = FORMATS[1],
+) -> str:
     """The paired difference in points, with a 95 % interval over questions, each on its own text.
     The mean of the tasks counts, so questions are drawn within each.
 
@@ -188,11 +200,11 @@ def formats_against(row: Row, baseline: str, others: Sequence[Row], over_sets: b
     pairs = [(each, baseline_of(each, baseline, others)) for each in like_it]
     found = [
         {
-            task: 100 * (np.array(scores) - np.array(other["formats_scores"][task]))
-            for task, scores in ours["formats_scores"].items()
+            task: 100 * (np.array(each) - np.array(other[scores][task]))
+            for task, each in ours[scores].items()
         }
         for ours, other in pairs
-        if other is not None and "formats_scores" in ours and "formats_scores" in other
+        if other is not None and scores in ours and scores in other
     ]
     if not found or (over_sets and len(found) == 1):
         return ""
@@ -277,6 +289,7 @@ class Bench:
         needed = ["value", "unit", "losses", *(ANSWERS if self.options.contexts else ())]
         needed += LONG_ANSWERS if self.options.long_contexts else ()
         needed += FORMATS if self.options.formats else ()
+        needed += LONG_FORMATS if self.options.long_formats else ()
         if all(name in known for name in needed):
             return row | {name: known[name] for name in needed}
         return row | self.judge(mask, seed)
@@ -364,19 +377,28 @@ class Bench:
             losses.append(float(cross_entropy(logits_TV.float(), ids_BT[0, half:])))
         found |= {"value": float(np.mean(losses)), "unit": "nats a token"}
         found |= {"losses": [round(loss, 4) for loss in losses]}
-        return found | (self.judge_formats(mask) if options.formats else {})
+        for names, samples, length in (
+            (FORMATS, options.formats, self.config.calibration.length),
+            (LONG_FORMATS, options.long_formats, LONG),
+        ):
+            if samples:
+                found |= dict(zip(names, self.judge_formats(mask, samples, length), strict=True))
+        return found
 
-    def judge_formats(self, mask: GroupMask) -> Row:
-        """The score of each question of own_formats, on the text of the needles."""
+    def judge_formats(
+        self, mask: GroupMask, samples: int, length: int
+    ) -> tuple[float, dict[str, list[float]]]:
+        """On own_formats, with the text of the needles: the mean of the tasks in points, and the
+        score of each question."""
         sink: Sink = getattr(self.judged, "window_sink", NO_SINK)
         with TemporaryDirectory() as folder, masked(self.model, replace(mask, sink=sink)):
             evaluate(
                 self.model,
                 ["own_formats"],
-                lengths=[self.config.calibration.length],
+                lengths=[length],
                 tokenizer=self.tokenizer,
                 folder=Path(folder) / "formats",
-                samples=self.options.formats,
+                samples=samples,
                 niah_essays=self.config.calibration.essays,
             )
             rows = read_prediction_rows(Path(folder) / "formats" / "own_formats" / PREDICTIONS)
@@ -384,7 +406,7 @@ class Bench:
         for row in rows:
             scores.setdefault(row["task"], []).append(row["scores"][METRIC])
         mean = 100 * float(np.mean([np.mean(each) for each in scores.values()]))
-        return {"formats": mean, "formats_scores": scores}
+        return mean, scores
 
 
 @contextmanager
