@@ -233,11 +233,15 @@ def test_a_small_model_without_preset_gets_settings_that_fit_it(tmp_path: Path) 
         presets.check_needles(replace(config, eval=replace(config.eval, niah_lengths=(120, 512))))
 
 
-def test_long_windows_and_training_for_days_without_a_gpu_get_warnings() -> None:
+def test_windows_and_lengths_that_do_not_fit_and_training_for_days_get_warnings() -> None:
     config = replace(tiny(), window=1_500)  # of texts of 512 and 1,024
     (warning,) = warnings(config)
     assert "data.sequence_length 512, eval.niah_lengths 1,024" in warning
     assert warnings(replace(config, ratio=0.0)) == warnings(tiny()) == []
+    longer = replace(tiny(), eval=replace(tiny().eval, niah_lengths=(512, 2_048)))
+    (warning,) = warnings(longer)
+    assert "texts of 2,048 tokens" in warning
+    assert "--data.sequence-length 2048" in warning
     if not torch.cuda.is_available():
         (warning,) = warnings(paper())
         assert "2,500,000,000 tokens takes days" in warning
