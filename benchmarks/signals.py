@@ -1,0 +1,153 @@
+"""Which calibration questions order masks as other formats do.
+
+    python -m benchmarks signals --folder runs/real --judged benchmarks/results/real-formats.jsonl
+
+Takes masks that `real_model --formats` has judged, and answers under each of them the questions of
+several calibration sets: needles, and the tasks made of the text itself. A signal is what a search
+could maximize. `order` is the rank correlation with own formats, over the masks of one ratio: at 1
+the search that maximizes the signal would choose the mask that answers best in other formats.
+A row is written when it is done; the same command goes on with those that are missing.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from statistics import fmean
+
+import numpy as np
+import torch
+
+from benchmarks import real_model
+from benchmarks._measure import DeviceOptions, Row, read_rows
+from bosch.calibration import Calibration
+from bosch.hybrid.sinks import attach_sink
+from bosch.masks.mask import GroupMask
+from bosch.method import Inputs
+from bosch.methods._settings import default_settings
+from bosch.model import read_model_info
+from bosch.search.score import Evaluator
+from bosch.search.settings import SearchSettings
+from bosch.sink import Sink
+
+OWN_TEXT = ("copy", "look_up", "continue")
+PARTS = ("accuracy", "probability", "log_probability")  # of a mask's answers
+SIGNALS = ("needles", "needles, log", "own text", "own text, log", "both", "both, log")
+TITLE = "{folder}, calibration sets {seeds}, {place}"
+COLUMNS = {"ratio": "ratio", "mask": "name", "own formats": "formats:.1f"}
+COLUMNS |= {name: f"{name}:.3f" for name in SIGNALS}
+
+
+@dataclass(frozen=True)
+class Options(DeviceOptions):
+    folder: Path = Path("runs/real")  # made by launch/fetch_real_model.py
+    judged: tuple[Path, ...] = (Path("benchmarks/results/real-formats.jsonl"),)  # has the masks
+    rows: Path = Path("runs/signals.jsonl")  # gets the rows
+    ratios: tuple[float, ...] = (0.75, 0.875)
+    seeds: tuple[int, ...] = (0, 1, 2)  # of the calibration sets, whose mean counts
+
+
+def measure(options: Options) -> Iterator[Row]:
+    device, done = options.start(), read_rows(options.rows)
+    options.rows.parent.mkdir(parents=True, exist_ok=True)
+    asked = Asked(options, device)
+    for ratio in options.ratios:
+        rows = []
+        for (z, window), masks in judged_masks(options.judged, ratio).items():
+            found = [row for row in done if (tuple(row["z"]), row["ratio"]) == (z, ratio)]
+            if not found:
+                row = {"ratio": ratio, "name": name_of(masks), "z": z}
+                row["formats"] = masks[0]["formats"]
+                found = [row | asked.under(z, window)]
+                with options.rows.open("a") as file:
+                    file.write(json.dumps(found[0]) + "\n")
+            rows.append(found[0] | signals_of(found[0]))
+        yield from rows
+        if len(rows) > 1:
+            formats = [row["formats"] for row in rows]
+            orders = {
+                name: rank_correlation([row[name] for row in rows], formats) for name in SIGNALS
+            }
+            yield {"ratio": ratio, "name": "order", "formats": 1.0, **orders}
+
+
+def judged_masks(
+    files: Sequence[Path], ratio: float
+) -> dict[tuple[tuple[str, ...], int], list[Row]]:
+    """The rows with own formats, by their mask and window."""
+    masks: dict[tuple[tuple[str, ...], int], list[Row]] = {}
+    for row in (row for file in files for row in read_rows(file)):
+        if row["ratio"] == ratio and "formats" in row:
+            masks.setdefault((tuple(row["z"]), row["window"]), []).append(row)
+    return masks
+
+
+def name_of(masks: Sequence[Row]) -> str:
+    """The methods that chose a mask, and by which calibration sets."""
+    kinds = (" by other tasks" if row.get("tasks") else "" for row in masks)
+    names = (f"{row['method']} {row['seed']}{k}" for row, k in zip(masks, kinds, strict=True))
+    return ", ".join(dict.fromkeys(names))
+
+
+def signals_of(row: Row) -> dict[str, float]:
+    """The objective of the search, accuracy+probability, and the log-probability; means over the
+    calibration sets, of needles, of the tasks of the text itself, and of both."""
+    signals: dict[str, float] = {}
+    for name in ("needles", "own text"):
+        accuracy, probability, log = (fmean(part) for part in zip(*row[name], strict=True))
+        signals |= {name: (accuracy + probability) / 2, f"{name}, log": log}
+    for suffix in ("", ", log"):
+        signals[f"both{suffix}"] = fmean(signals[f"{n}{suffix}"] for n in ("needles", "own text"))
+    return signals
+
+
+def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float:
+    ranks_a, ranks_b = (np.argsort(np.argsort(each)) for each in (a, b))
+    return float(np.corrcoef(ranks_a, ranks_b)[0, 1])
+
+
+class Asked:
+    """The model and the calibration sets. They are loaded when a row is missing."""
+
+    def __init__(self, options: Options, device: torch.device) -> None:
+        self.options = options
+        usual = real_model.Options(folder=options.folder, threads=options.threads)
+        self.needles = real_model.Bench(usual, device)
+        self.own_text = real_model.Bench(replace(usual, tasks=OWN_TEXT), device)
+
+    @cached_property
+    def sets(self) -> dict[str, list[Calibration]]:
+        # One copy of the model that answers in its own words, for both.
+        self.own_text.judged = self.needles.judged
+        kinds = {"needles": self.needles, "own text": self.own_text}
+        return {
+            name: [bench.questions(seed) for seed in self.options.seeds]
+            for name, bench in kinds.items()
+        }
+
+    def under(self, z: Sequence[str], window: int) -> Row:
+        """Accuracy, probability and log-probability under a mask, for each set. With the sink of
+        the first set of needles, whichever set chose the mask."""
+        model, needles = self.needles.model, self.sets["needles"]
+        inputs = Inputs(
+            model_info=read_model_info(self.needles.path),
+            load_model=lambda: model,
+            load_calibration=lambda: needles[0],
+            window_tokens=window,
+            ratio=0.5,  # of no consequence: the mask is given
+            seed=0,
+            settings=default_settings("razor", self.needles.config.mask),
+            folder=self.options.folder,
+            load_tokenizer=lambda: self.needles.tokenizer,
+            sink=Sink.parse("static"),
+        )
+        attach_sink(model, inputs.measured_sink(model))
+        mask = GroupMask.from_rows([[int(bit) for bit in row] for row in z], window)
+        row: Row = {}
+        for name, sets in self.sets.items():
+            row[name] = []
+            for calibration in sets:
+                (value,) = Evaluator(model, calibration, window, SearchSettings()).score([mask.z])
+                row[name].append([round(getattr(value, part), 4) for part in PARTS])
+        return row
