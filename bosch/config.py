@@ -120,11 +120,16 @@ class PackingConfig:
     workers: Rarely[int] = speed_only(0)  # threads that tokenize; 0: one for each core
     # Share of the training sequences whose passages come back in them, so that far text matters.
     repeats: Rarely[float] = field(default=0.0, kw_only=True)
+    # They come back within blocks of at least so many tokens, of several lengths; None: within
+    # whole sequences. Eight windows: a hybrid learns to read at the distances that it meets.
+    repeat_block: Rarely[int | None] = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         at_least(2, self, "data", "sequence_length")
         at_least(0, self, "data", "held_out_sequences", "min_document_tokens", "workers")
         check_shares("data.repeats", (self.repeats,))
+        if self.repeat_block is not None:
+            at_least(8, self, "data", "repeat_block")
         if self.tokens is not None and self.tokens < self.sequence_length:
             length = self.sequence_length
             raise UserError(f"data.tokens is {self.tokens}, less than one sequence of {length}.")

@@ -80,6 +80,7 @@ class Sequences:
     rows: NDArray[np.unsignedinteger]  # (sequences, T)
     doc_ends: NDArray[np.uint64]
     repeats: float = 0.0  # share of them that `repeat_passages` rewrites
+    repeat_block: int | None = None  # least tokens of a block of these; None: whole sequences
     answers: Answers | None = None  # which stand in place of some of them
 
     def batch(self, numbers: NDArray[np.int64], document_mask: bool = True) -> Batch:
@@ -91,7 +92,7 @@ class Sequences:
             if (answer := self.answer_in(number)) is not None:
                 row[:] = answer.ids_T
             elif self.repeats_in(number):
-                row[:] = repeat_passages(row, number)
+                row[:] = repeat_passages(row, number, self.repeat_block)
         length, total = ids_BT.shape[1], ids_BT.size
         starts = [row * length + self.starts(n, document_mask) for row, n in enumerate(numbers)]
         cu_seqlens = np.append(np.concatenate(starts), total)
@@ -154,15 +155,30 @@ class Sequences:
         return bool(self.repeats and np.random.default_rng([0, number]).random() < self.repeats)
 
 
-def repeat_passages(row_T: NDArray[np.int64], number: int) -> NDArray[np.int64]:
-    """One document of its passages a, b, a, c, b. Ordinary text seldom depends on what stood far
-    before; here it does, further back than a window reaches, so that a hybrid learns to read there
-    with the groups that still can. It holds nothing that a suite asks for."""
-    # [1, number]: another stream of numbers than the [0, number] that chose the sequence; those
-    # chosen would else all have short passages.
-    rng, length = np.random.default_rng([1, number]), len(row_T)
+def repeat_passages(
+    row_T: NDArray[np.int64], number: int, least_block: int | None
+) -> NDArray[np.int64]:
+    """One document whose passages come back, in one block as long as the sequence or in two, four
+    or more shorter ones. Ordinary text seldom depends on what stood far before; here it does,
+    further back than a window reaches, so that a hybrid learns to read there with the groups that
+    still can. It learns that at the distances which it meets, hence blocks of several lengths. It
+    holds nothing that a suite asks for."""
+    # [1, number] and [2, number]: other streams of numbers than the [0, number] that chose the
+    # sequence; those chosen would else all have short passages.
+    rng, blocks = np.random.default_rng([1, number]), [row_T]
+    if least_block is not None:
+        # 1, 2, 4 and so on, each as likely, while none is shorter than the least.
+        choices = (len(row_T) // least_block).bit_length()
+        halvings = int(np.random.default_rng([2, number]).integers(choices))
+        blocks = np.array_split(row_T, 2**halvings)
+    return np.concatenate([repeat_in_block(block_T, rng) for block_T in blocks])
+
+
+def repeat_in_block(block_T: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
+    """Its passages a, b, a, c, b."""
+    length = len(block_T)
     a, b = (int(length * rng.uniform(low, low + 0.1)) for low in (0.1, 0.2))
-    first, second, rest = row_T[:a], row_T[a : a + b], row_T[a + b : length - a - b]
+    first, second, rest = block_T[:a], block_T[a : a + b], block_T[a + b : length - a - b]
     return np.concatenate([first, second, first, rest, second])
 
 
@@ -207,6 +223,7 @@ def open_tokens(folder: Path, tokenizer_hash: str, answers: Path | None = None) 
         replace(
             train,
             repeats=summary.get("repeats", 0.0),
+            repeat_block=summary.get("repeat_block"),
             answers=None if answers is None else Answers(answers),
         ),
         read(HELD_OUT, HELD_OUT_DOC_ENDS, summary["num_held_out_sequences"]),

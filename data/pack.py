@@ -55,7 +55,15 @@ class PackConfig(PackingConfig):
         settings: dict[str, object] = plain(self)
         if not self.repeats:  # as before there were any: tokens of earlier commits are reused
             del settings["repeats"]
+        if not self.has_blocks:
+            del settings["repeat_block"]
         return settings
+
+    @property
+    def has_blocks(self) -> bool:
+        """A sequence has room for two blocks of repeated passages."""
+        block = self.repeat_block
+        return bool(self.repeats and block and self.sequence_length >= 2 * block)
 
 
 @dataclass
@@ -305,6 +313,7 @@ class Packing:
             "num_held_out_sequences": sum(held_out) // config.sequence_length,
             "epochs": config.epochs,
             **({"repeats": config.repeats} if config.repeats else {}),
+            **({"repeat_block": config.repeat_block} if config.has_blocks else {}),
             "sources": [{"source": source} | asdict(counts) for source, counts in described],
             "commits": progress.commits,
             "facts": facts,

@@ -151,6 +151,7 @@ def small(model: str = SMALL_MODEL) -> Config:
             tokens=2 * SMALL_STEPS * length,
             sequence_length=length,
             repeats=0.3,
+            repeat_block=length,
         ),
         # Narrow products beside frozen weights: with so few tokens all weights drift from what the
         # dense model says even of texts that fit into the window (docs/real-model.md).
@@ -242,7 +243,11 @@ def large(model: str = "Qwen/Qwen3-8B-Base") -> Config:
         calibration=replace(config.calibration, answers="own-words", essays=TEXT),
         # Of the paper's batch.
         data=replace(
-            config.data, source=(LONG_TEXT,), tokens=LARGE_STEPS * tokens_of_step, repeats=0.3
+            config.data,
+            source=(LONG_TEXT,),
+            tokens=LARGE_STEPS * tokens_of_step,
+            repeats=0.3,
+            repeat_block=8 * config.window,
         ),
         train=replace(
             train,

@@ -3,7 +3,9 @@
 import re
 import shutil
 import threading
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -126,13 +128,51 @@ def test_passages_come_back_in_a_share_of_the_training_sequences(
             continue
         count += 1
         assert after.cu_seqlens.tolist() == [0, SEQ_LEN], "one document"
-        # a, b, a, c, b: a's end is where the beginning comes back for the first time.
-        splits = ((a, b) for a in range(8, 40) for b in range(20, 60))
-        assert any(
-            found == was[: a + b] + was[:a] + was[a + b : SEQ_LEN - a - b] + was[a : a + b]
-            for a, b in splits
-        )
+        assert has_passages(found, was)
     assert 25 <= count <= 55
+
+
+def has_passages(found: list[int], was: list[int]) -> bool:
+    """`found` is a, b, a, c, b of a text a, b, c."""
+    size = len(was)
+    splits = ((a, b) for a in range(size // 3) for b in range(size // 6, size // 2))
+    return any(
+        found == was[: a + b] + was[:a] + was[a + b : size - a - b] + was[a : a + b]
+        for a, b in splits
+    )
+
+
+def test_passages_come_back_within_blocks_of_several_lengths(
+    tmp_path: Path, tokenizer: TokenizerText
+) -> None:
+    texts = {}
+    variants: dict[str, dict[str, Any]] = {
+        "plain": {},
+        "whole": {"repeats": 1.0},
+        "blocks": {"repeats": 1.0, "repeat_block": 32},
+        "no room": {"repeats": 1.0, "repeat_block": 65},
+    }
+    for name, settings in variants.items():
+        config = PackConfig(SEQ_LEN, SEQ_LEN * 40, held_out_sequences=0, **settings)
+        (out := tmp_path / name).mkdir()
+        pack_documents([ToyDocuments(0)], tokenizer, config, out)
+        loader = Loader(open_tokens(out, tokenizer.hash), batch_sequences=1)
+        texts[name] = [loader.batch(step).ids_BT[0].tolist() for step in range(40)]
+    assert texts["no room"] == texts["whole"]
+    counts: Counter[int] = Counter()
+    for was, found in zip(texts["plain"], texts["blocks"], strict=True):
+        numbers = [
+            number
+            for number in (1, 2, 4)
+            if all(
+                has_passages(found[begin : begin + size], was[begin : begin + size])
+                for size in [SEQ_LEN // number]
+                for begin in range(0, SEQ_LEN, size)
+            )
+        ]
+        counts[numbers[0]] += 1
+    assert set(counts) == {1, 2, 4}
+    assert min(counts.values()) >= 5
 
 
 def test_held_out_slice_is_split_completely_and_never_trained_on(loader: Loader) -> None:
