@@ -2,6 +2,7 @@
 
 import json
 import platform
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,6 +19,8 @@ from benchmarks.__main__ import run_benchmark
 from benchmarks.experiments import graph
 from benchmarks.experiments._points import DENSE, STATIC, Models, Side, uneven_counts
 from bosch.config import TrainConfig
+from bosch.eval.results import PREDICTIONS
+from bosch.eval.rows import write_rows
 from bosch.plugins import list_plugins, load_plugin
 from bosch.run.errors import UserError
 
@@ -331,3 +334,43 @@ def test_the_claims_quoted_in_the_docs_are_those_of_the_frozen_rows(tmp_path: Pa
     found = [r for r in rows if (r["what"], r["suite"]) == ("with keep_best minus fisher", "niah")]
     assert [round(row["value"], 1) for row in found] == [-2.4, -0.1, 0.0, -13.1]
     assert {"two-layer-truth.png", "kappa.png"} <= {path.name for path in tmp_path.iterdir()}
+
+
+def test_pairs_are_of_the_questions_that_both_models_were_asked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def evaluation(name: str, right: dict[str, list[int]]) -> str:
+        rows = [
+            {
+                "task": task,
+                "length": 64,
+                "index": index,
+                "prediction": "x",
+                "scores": {"right": one},
+            }
+            for task, ones in right.items()
+            for index, one in enumerate(ones)
+        ]
+        write_rows(tmp_path / name / "own_formats" / PREDICTIONS, rows)
+        return f"{name}={tmp_path / name}"
+
+    # The third question on a list was asked of the dense model alone, and each task counts as much.
+    evaluations = [
+        evaluation("dense", {"list": [1, 1, 0], "word": [1, 1, 1, 1]}),
+        evaluation("worse", {"list": [0, 0], "word": [1, 1, 1, 0]}),
+        evaluation("same", {"list": [1, 1], "word": [1, 1, 1, 1]}),
+    ]
+    file = tmp_path / "rows.jsonl"
+    dense, worse, same = run(tmp_path, "pairs", "--rows", str(file), "--add", *evaluations)
+    assert dense["value"] == pytest.approx((200 / 3 + 100) / 2)
+    assert (worse["questions"], worse["value"], worse["by_task"]) == (6, 37.5, "0, 75")
+    # Of the lists each is lost, of the words one in four: drawn four times, none to three of them.
+    assert re.fullmatch(r"-62\.5 \[-87\.5, -50\.0\]", worse["difference"])
+    assert same["difference"] == "+0.0 [+0.0, +0.0]"
+    assert "by task" in capsys.readouterr().out
+    again = run(tmp_path, "pairs", "--rows", str(file), "--baseline", "worse")
+    assert again[0]["difference"].startswith("+62.5 [+50.0,")
+    with pytest.raises(UserError, match=r"other: .* has dense, same, worse"):
+        run(tmp_path, "pairs", "--rows", str(file), "--baseline", "other")
+    with pytest.raises(UserError, match="NAME=FOLDER"):
+        run(tmp_path, "pairs", "--rows", str(file), "--add", f"empty={tmp_path / 'none'}")

@@ -1,0 +1,103 @@
+"""Recomputes from rows of single questions how models differ, and adds rows of new evaluations.
+
+    python -m benchmarks pairs --rows benchmarks/results/real-length.jsonl
+    python -m benchmarks pairs --rows rows.jsonl --add dense=RUN/eval/dense new=RUN/eval/step-000075
+
+A row is a question: who answered it, its task, length and number there, and its scores, of which
+the first counts. A model is compared with `--baseline` on the questions that both were asked: the
+mean of the tasks, the difference in points, and in brackets its 95 % interval, for which questions
+are drawn within each task. Intervals say nothing of other seeds, masks or calibration sets.
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+import numpy as np
+
+from benchmarks._measure import BenchmarkOptions, Row, read_rows
+from bosch.eval.results import PREDICTIONS
+from bosch.eval.rows import read_rows as read_predictions
+from bosch.run.errors import MissingFileError, UserError
+
+TITLE = "{rows}, against {baseline}"
+COLUMNS = {"model": "model", "length": "length:,", "n": "questions", "%": "value:.1f"}
+COLUMNS |= {"difference": "difference", "by task": "by_task"}
+REPLICATES = 10_000
+
+Scores = dict[str, dict[int, float]]  # of a model: task -> number of the question -> points
+
+
+@dataclass(frozen=True)
+class Options(BenchmarkOptions):
+    rows: Path = Path("benchmarks/results/real-length.jsonl")  # one question a line
+    baseline: str = "dense"  # the model that others are compared with
+    add: tuple[str, ...] = ()  # evaluations to append to the rows first: NAME=FOLDER
+
+
+def measure(options: Options) -> Iterator[Row]:
+    for named in options.add:
+        append_evaluation(options.rows, named)
+    if not options.rows.is_file():
+        raise MissingFileError(f"{options.rows} does not exist. --add NAME=FOLDER makes it.")
+    # By length and kind of score: tasks of one suite have the same.
+    models_of: dict[tuple[int, str], dict[str, Scores]] = defaultdict(dict)
+    for row in read_rows(options.rows):
+        score, value = next(iter(row["scores"].items()))
+        tasks = models_of[row["length"], score].setdefault(row["model"], {})
+        tasks.setdefault(row["task"], {})[row["index"]] = 100 * value
+    names = {name for models in models_of.values() for name in models}
+    if options.baseline not in names:
+        known = ", ".join(sorted(names))
+        raise UserError(f"--baseline {options.baseline}: {options.rows} has {known}.")
+    for (length, score), models in models_of.items():
+        for name, ours in models.items():
+            row = {"model": name, "length": length, "score": score}
+            yield row | compared(ours, models.get(options.baseline))
+
+
+def append_evaluation(path: Path, named: str) -> None:
+    """The questions of all suites that `bosch evaluate`, or a run, has in a folder."""
+    name, equals, folder = named.partition("=")
+    files = sorted(Path(folder).glob(f"*/{PREDICTIONS}"))
+    if not (name and equals and files):
+        raise UserError(f"--add {named}: expected NAME=FOLDER with SUITE/{PREDICTIONS} in it.")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        for found in (row for each in files for row in read_predictions(each)):
+            row = {"model": name} | {key: found[key] for key in ("task", "length", "index")}
+            file.write(json.dumps(row | {"scores": found["scores"]}) + "\n")
+
+
+def compared(ours: Scores, theirs: Scores | None) -> Row:
+    """Means over tasks, of the questions that both were asked. theirs: None if the baseline was
+    asked nothing of the kind."""
+    both = {task: sorted(set(ours[task]) & set((theirs or ours).get(task, {}))) for task in ours}
+    both = {task: numbers for task, numbers in both.items() if numbers}
+    means = task_means(ours, both)
+    row: Row = {
+        "questions": sum(map(len, both.values())),
+        "value": fmean(means.values()) if means else float("nan"),
+        "unit": "%",
+        "difference": "",
+        "tasks": list(means),
+        "by_task": ", ".join(f"{mean:.0f}" for mean in means.values()),
+    }
+    if theirs is None or theirs is ours or not both:
+        return row
+    random, drawn = np.random.default_rng(0), np.zeros(REPLICATES)
+    for task, numbers in both.items():
+        differences = np.array([ours[task][number] - theirs[task][number] for number in numbers])
+        places = random.integers(len(numbers), size=(REPLICATES, len(numbers)))
+        drawn += differences[places].mean(1) / len(both)
+    low, high = np.percentile(drawn, [2.5, 97.5])
+    difference = row["value"] - fmean(task_means(theirs, both).values())
+    row["difference"] = f"{difference:+.1f} [{low:+.1f}, {high:+.1f}]"
+    return row
+
+
+def task_means(scores: Scores, asked: Mapping[str, list[int]]) -> dict[str, float]:
+    return {task: fmean(scores[task][number] for number in asked[task]) for task in asked}
