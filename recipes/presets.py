@@ -131,11 +131,11 @@ def small(model: str = SMALL_MODEL) -> Config:
     import torch
 
     length, in_bf16 = min(1_024, read_shape(model).positions), bf16_is_faster()
-    on_gpu = torch.cuda.is_available()
+    on_gpu, window = torch.cuda.is_available(), max(1, length // 8)
     return Config(
         model=model,
         method=RANKING,
-        window=max(1, length // 8),
+        window=window,
         # Of multikey_2 and 3 such models answer next to nothing, and much in words of their own.
         calibration=CalibrationConfig(
             examples=48,
@@ -151,7 +151,7 @@ def small(model: str = SMALL_MODEL) -> Config:
             tokens=2 * SMALL_STEPS * length,
             sequence_length=length,
             repeats=0.3,
-            repeat_block=length,
+            repeat_block=8 * window,
         ),
         # Narrow products beside frozen weights: with so few tokens all weights drift from what the
         # dense model says even of texts that fit into the window (docs/real-model.md).
