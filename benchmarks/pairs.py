@@ -4,9 +4,10 @@
     python -m benchmarks pairs --rows rows.jsonl --add dense=RUN/eval/dense new=RUN/eval/step-000075
 
 A row is a question: who answered it, its task, length and number there, and its scores, of which
-the first counts. A model is compared with `--baseline` on the questions that both were asked: the
-mean of the tasks, the difference in points, and in brackets its 95 % interval, for which questions
-are drawn within each task. Intervals say nothing of other seeds, masks or calibration sets.
+the first counts, or `--score`. A model is compared with `--baseline` on the questions that both
+were asked: the mean of the tasks, listed in the order of the file, the difference in points, and in
+brackets its 95 % interval, for which questions are drawn within each task. Intervals say nothing of
+other seeds, masks or calibration sets.
 """
 
 import json
@@ -35,6 +36,7 @@ Scores = dict[str, dict[int, float]]  # of a model: task -> number of the questi
 class Options(BenchmarkOptions):
     rows: Path = Path("benchmarks/results/real-length.jsonl")  # one question a line
     baseline: str = "dense"  # the model that others are compared with
+    score: str | None = None  # which of a question's scores, as quarter_1; None: its first
     add: tuple[str, ...] = ()  # evaluations to append to the rows first: NAME=FOLDER
 
 
@@ -46,9 +48,13 @@ def measure(options: Options) -> Iterator[Row]:
     # By length and kind of score: tasks of one suite have the same.
     models_of: dict[tuple[int, str], dict[str, Scores]] = defaultdict(dict)
     for row in read_rows(options.rows):
-        score, value = next(iter(row["scores"].items()))
+        score = options.score or next(iter(row["scores"]))
+        if score not in row["scores"]:
+            continue  # a question of another suite
         tasks = models_of[row["length"], score].setdefault(row["model"], {})
-        tasks.setdefault(row["task"], {})[row["index"]] = 100 * value
+        tasks.setdefault(row["task"], {})[row["index"]] = 100 * row["scores"][score]
+    if not models_of:
+        raise UserError(f"--score {options.score}: no question in {options.rows} has it.")
     names = {name for models in models_of.values() for name in models}
     if options.baseline not in names:
         known = ", ".join(sorted(names))

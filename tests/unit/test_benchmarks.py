@@ -346,7 +346,7 @@ def test_pairs_are_of_the_questions_that_both_models_were_asked(
                 "length": 64,
                 "index": index,
                 "prediction": "x",
-                "scores": {"right": one},
+                "scores": {"right": one, "wrong": 1 - one},
             }
             for task, ones in right.items()
             for index, one in enumerate(ones)
@@ -370,6 +370,9 @@ def test_pairs_are_of_the_questions_that_both_models_were_asked(
     assert "by task" in capsys.readouterr().out
     again = run(tmp_path, "pairs", "--rows", str(file), "--baseline", "worse")
     assert again[0]["difference"].startswith("+62.5 [+50.0,")
+    assert run(tmp_path, "pairs", "--rows", str(file), "--score", "wrong")[1]["value"] == 62.5
+    with pytest.raises(UserError, match="--score other: no question"):
+        run(tmp_path, "pairs", "--rows", str(file), "--score", "other")
     with pytest.raises(UserError, match=r"other: .* has dense, same, worse"):
         run(tmp_path, "pairs", "--rows", str(file), "--baseline", "other")
     with pytest.raises(UserError, match="NAME=FOLDER"):
