@@ -3,15 +3,15 @@
     python launch/fetch_real_model.py runs/real
     python -m benchmarks real_model --folder runs/real --rows rows.jsonl
 
-Masks are chosen on the calibration set of the preset `small`, and judged on questions with other
-needles, at the same length and at 4,096 tokens (teacher forcing: right if each token of the answer,
-as the dense model writes it, is the arg-max), and by the loss on the second halves of other texts.
-With `--formats 60` also on so many questions of each task of the suite `own_formats`, whose formats
-no calibration has: greedy answers, by the model of the precision that the search has; with
-`--long-formats 30` also in texts of 4,096 tokens.
+Masks are chosen on a calibration set of needles, otherwise as in the preset `small`, and judged on
+questions with other needles, at the same length and at 4,096 tokens (teacher forcing: right if each
+token of the answer, as the dense model writes it, is the arg-max), and by the loss on the second
+halves of other texts. With `--formats 60` also on so many questions of each task of the suite
+`own_formats`, whose formats no calibration has: greedy answers, by the model of the precision that
+the search has; with `--long-formats 30` also in texts of 4,096 tokens.
 `over sets` is the difference to `--baseline` in these over all `--seeds`, each a calibration set.
-`--tasks copy look_up` calibrates by other tasks than the preset's, `--examples 192` by more
-questions; those that judge stay.
+`--tasks copy look_up` calibrates by other tasks than needles, `--examples 192` by more questions
+than the preset's; those that judge stay.
 A row is written when it is done; the same command goes on with those that are missing. A mask that
 another row or `--judged` has judged is not judged again.
 
@@ -78,7 +78,8 @@ COLUMNS |= {"formats at 4,096": "long_formats:.1f", "long against baseline": "lo
 COLUMNS |= {"against baseline": "formats_against", "over sets": "over_sets"}
 COLUMNS |= {"log-prob.": "log_probability:.3f", "loss": "value:.3f", "minutes": "minutes:.1f"}
 COLUMNS |= {"layer-forwards": "layer_forwards:,.0f"}
-# Of a method and its calibration set: a row names them where they are not the preset's.
+# Of a method and its calibration set: a row names them where they are not the preset's, and tasks
+# where they are not needles alone.
 UNUSUAL = ("options", "tasks", "examples")
 KEY = ("method", "ratio", "window", "sink", "seed", "answers", *UNUSUAL)  # of a row
 # What judging a mask writes.
@@ -104,7 +105,7 @@ class Options(DeviceOptions):
     formats: int = 0  # questions of each task of own_formats, in formats that no calibration has
     long_formats: int = 0  # the same of 4,096 tokens
     options: tuple[str, ...] = ()  # settings of the methods, as steps=60
-    tasks: tuple[str, ...] = ()  # of the calibration set; (): the preset's
+    tasks: tuple[str, ...] = ()  # of the calibration set; (): the preset's needles alone
     examples: int = 0  # questions of the calibration set; 0: as many as the preset's
     answers: Literal["expected", "own-words"] = "own-words"  # that count, as in the calibration
     baseline: str = "single_group"  # method that the others are compared with, question by question
@@ -157,7 +158,8 @@ def same_answers(row: Row) -> tuple[Any, ...]:
 
 
 def baseline_of(row: Row, method: str, others: Sequence[Row]) -> Row | None:
-    """The row of this method, with the preset's settings, that a row is compared with."""
+    """The row of this method, by needles and with the preset's settings, that a row is compared
+    with."""
     same = ("ratio", "window", "sink", "seed", "answers")
     for other in others:
         is_usual = other["method"] == method and not any(other.get(name) for name in UNUSUAL)
@@ -230,7 +232,11 @@ class Bench:
         text = options.folder / "text"
         usual = presets.small(str(self.path))
         essays = str(text / "essays.json")
-        calibration = replace(usual.calibration, essays=essays, answers=options.answers)
+        # Needles alone also judge, and rows from before the preset had other tasks are of them.
+        needles = presets.EASY_TASKS
+        calibration = replace(
+            usual.calibration, tasks=needles, essays=essays, answers=options.answers
+        )
         data = replace(usual.data, source=(str(text / "train.jsonl"),))
         mask = replace(usual.mask, options=options.options)
         self.config = replace(usual, calibration=calibration, data=data, mask=mask)
@@ -257,7 +263,7 @@ class Bench:
 
     @cache  # noqa: B019  one for each run
     def questions(self, seed: int, contexts: int = 0, length: int = 0) -> Calibration:
-        """The calibration set of the preset, or so many other texts."""
+        """The calibration set, or so many other texts with needles."""
         asked: dict[str, Any] = shared_fields(CalibrationConfig, self.config.calibration)
         if self.options.tasks and not contexts:
             asked["tasks"] = self.options.tasks

@@ -93,6 +93,7 @@ class MaskConfig:
     max_layers: Rarely[int | None] = None  # most layers in one search; None: max(1, 32 // groups)
     # method razor: share of an example that counts as recent
     razor_recent_share: Rarely[float] = 0.25
+    razor_texts: Rarely[int] = 8  # method razor: random texts whose attention counts
     # Attention backend: auto, or a file of bosch/attention/backends.
     attention: Rarely[str] = "auto"
     # number format of the model; auto: fp32 on the CPU, else its own
@@ -102,7 +103,7 @@ class MaskConfig:
     options: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        at_least(1, self, "mask", "kappa", "max_variables", "max_layers")
+        at_least(1, self, "mask", "kappa", "max_variables", "max_layers", "razor_texts")
         at_least(0, self, "mask", "alpha", "gamma", "razor_recent_share", "min_full_per_layer")
         for ratio in self.ratio_buckets:
             check_ratio(ratio)

@@ -7,9 +7,13 @@ Equations 20 to 22 of the paper, on a block of K random tokens that is repeated 
     s         = max(z(echo), z(induction))         z: in standard deviations from the mean head
 
 A small score is local. Of the haystacks only the length is used, and their tokens if the model has
-no tokenizer."""
+no tokenizer: the score depends on what is drawn, not on what is asked. So the attention is that to
+several such texts, with other tokens and blocks of other lengths, down to three quarters of K. By
+one text a head that always looks as far back as its blocks are long passes for one that finds
+copies; on SmolLM2 that cost another its place, and 20 points (docs/real-model.md)."""
 # L layers, H query heads, G kv heads, T tokens, C rows of a chunk, S keys, D head size
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -32,6 +36,8 @@ class Settings:
 
     # K as a share of an example's length: a quarter, as in the paper.
     razor_recent_share: float = MaskConfig.razor_recent_share
+    # Random texts whose attention counts, each with blocks of another length. In the paper one.
+    razor_texts: int = MaskConfig.razor_texts
     # The key that induction looks at. text: the one after the earlier occurrence, m + 1 - K, as the
     # paper's text and RazorAttention define it, and as induction heads work. equation: the one
     # before, m - 1 - K, as equation 20 prints it.
@@ -44,18 +50,40 @@ class Settings:
         if not 0 < self.razor_recent_share <= 1 / REPEATS:
             problem = f"razor_recent_share is {self.razor_recent_share}"
             raise UserError(f"{problem}, it must be above 0 and at most {1 / REPEATS}.")
+        if self.razor_texts < 1:
+            raise UserError(f"razor_texts is {self.razor_texts}, it must be at least 1.")
 
 
 def score_groups(inputs: Inputs) -> Scores:
     settings: Settings = inputs.settings
-    block_tokens = int(settings.razor_recent_share * inputs.calibration.longest)
-    if block_tokens < 2:
+    longest = int(settings.razor_recent_share * inputs.calibration.longest)
+    if longest < 2:
         raise UserError(
-            f"razor: a block of {block_tokens} tokens is too short; the longest haystack has "
+            f"razor: a block of {longest} tokens is too short; the longest haystack has "
             f"{inputs.calibration.longest} tokens. Build a set with longer contexts."
         )
+    # From K, the paper's, evenly down to three quarters of it: nearer copies windows would see.
+    parts = 4 * settings.razor_texts
+    blocks = [longest - longest * number // parts for number in range(settings.razor_texts)]
+    texts = draw_texts(inputs, blocks)
+    # Each text counts as much as another.
+    mean_LH2 = torch.stack([attention_to_earlier(inputs, ids_T) for ids_T in texts]).mean(0)
+    over = (0, 1) if settings.population == "model" else (1,)
+    scores_LH = []
+    for mean_LH in mean_LH2.unbind(-1):
+        # In standard deviations of the population from its mean; 0 if all are equal.
+        deviation_LH = mean_LH - mean_LH.mean(over, keepdim=True)
+        spread = deviation_LH.square().mean(over, keepdim=True).sqrt()
+        scores_LH.append(torch.where(spread > 0, deviation_LH / spread, 0.0))
+    score_LH = torch.stack(scores_LH).amax(0)
+    return replace(Scores.of_heads(score_LH, inputs.num_groups, "global"), drawn=True)
+
+
+def attention_to_earlier(inputs: Inputs, ids_T: Tensor) -> Tensor:
+    """(L, H, 2): the mean attention, on a text of blocks, for echo and for induction."""
+    block_tokens = len(ids_T) // REPEATS
     # Distance from key to query for echo and induction.
-    lags = block_tokens, block_tokens + (-1 if settings.induction == "text" else 1)
+    lags = block_tokens, block_tokens + (-1 if inputs.settings.induction == "text" else 1)
 
     def mass_at_lags(q_HTD: Tensor, k_GTD: Tensor, scaling: float) -> Tensor:
         sums_H2 = torch.zeros(q_HTD.shape[0], 2, dtype=torch.float64, device=q_HTD.device)
@@ -68,23 +96,16 @@ def score_groups(inputs: Inputs) -> Scores:
                 sums_H2[:, column] += weights_HN.sum(-1, dtype=torch.float64)
         return sums_H2
 
-    sums_LH2 = per_layer(inputs, probe_tokens(inputs, block_tokens), mass_at_lags)
-    over = (0, 1) if settings.population == "model" else (1,)
-    scores_LH = []
-    for sums_LH, lag in zip(sums_LH2.unbind(-1), lags, strict=True):
-        mean_LH = sums_LH / (REPEATS * block_tokens - max(lag, block_tokens))
-        # In standard deviations of the population from its mean; 0 if all are equal.
-        deviation_LH = mean_LH - mean_LH.mean(over, keepdim=True)
-        spread = deviation_LH.square().mean(over, keepdim=True).sqrt()
-        scores_LH.append(torch.where(spread > 0, deviation_LH / spread, 0.0))
-    score_LH = torch.stack(scores_LH).amax(0)
-    return replace(Scores.of_heads(score_LH, inputs.num_groups, "global"), drawn=True)
+    sums_LH2 = per_layer(inputs, ids_T, mass_at_lags)
+    counts_2 = torch.tensor([len(ids_T) - max(lag, block_tokens) for lag in lags])
+    return sums_LH2 / counts_2
 
 
-def probe_tokens(inputs: Inputs, block_tokens: int) -> Tensor:
-    """A block of random tokens, repeated four times. They are tokens that occur in text: those of
-    the tokenizer without the added ones, or of the haystacks if there is no tokenizer. A vocabulary
-    has more, which a model has hardly learned: control tokens, reserved tokens and padding rows."""
+def draw_texts(inputs: Inputs, blocks: Sequence[int]) -> list[Tensor]:
+    """For each length a block of so many random tokens, repeated four times. They are tokens that
+    occur in text: those of the tokenizer without the added ones, or of the haystacks if there is no
+    tokenizer. A vocabulary has more, which a model has hardly learned: control tokens, reserved
+    tokens and padding rows."""
     config, tokenizer = inputs.model.config, inputs.load_tokenizer()
     if tokenizer is None:
         known = set(torch.cat([each.ids_T for each in inputs.calibration.haystacks]).tolist())
@@ -95,5 +116,5 @@ def probe_tokens(inputs: Inputs, block_tokens: int) -> Tensor:
         known -= set(special) if isinstance(special, list) else {special}
     ordinary = torch.tensor([token for token in sorted(known) if token < config.vocab_size])
     generator = torch.Generator().manual_seed(inputs.seed * 1_000_003)
-    drawn = torch.randint(len(ordinary), (block_tokens,), generator=generator)
-    return ordinary[drawn].repeat(REPEATS)
+    drawn = [torch.randint(len(ordinary), (block,), generator=generator) for block in blocks]
+    return [ordinary[places].repeat(REPEATS) for places in drawn]

@@ -38,7 +38,7 @@ NOTING = [
     name
     for name in TRAINING_FREE
     if load_method(name).traits.reads_calibration and not load_method(name).traits.searches
-    if name != "razor"  # reads one text
+    if name != "razor"  # reads texts of its own
 ]
 RATIOS = [0.5, 0.75, *(pytest.param(ratio, marks=pytest.mark.slow) for ratio in (0.25, 0.875))]
 

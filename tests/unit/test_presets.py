@@ -55,7 +55,7 @@ def test_paper_preset_has_the_values_of_the_paper(model: str) -> None:
     mask = config.mask
     assert (mask.alpha, mask.gamma, mask.kappa, mask.max_variables) == (100, 0.2, 100, 49)
     assert mask.ratio_buckets == (0, 0.25, 0.5, 0.75, 1)  # [ours, fits figure 1]
-    assert mask.razor_recent_share == 1 / 4
+    assert (mask.razor_recent_share, mask.razor_texts) == (1 / 4, 1)
 
     assert config.data.source == ("prolong-64k",)
     assert (config.data.tokens, config.data.sequence_length) == (2_500_000_000, 32_768)
@@ -200,8 +200,8 @@ def test_many_windows_are_searched_for_and_few_are_ranked(preset: str) -> None:
         words = ("--preset", preset, "--model", "tiny-qwen3", *options)
         return parse_command(words).config.method
 
-    assert method_of() == method_of("--ratio", ".75") == "razor"
-    assert method_of("--ratio", ".875") == "bosch"
+    assert method_of() == method_of("--ratio", ".875") == "razor"
+    assert method_of("--ratio", ".9") == method_of("--ratio", ".95") == "bosch"
     assert method_of("--kv-budget", "1GiB@1k") == "bosch"  # the ratio is known later
     assert method_of("--ratio", ".5", "--method", "bosch") == "bosch"
     assert method_of("--ratio", ".95", "--method", "razor") == "razor"

@@ -138,18 +138,24 @@ def qada_by_hand(model: PreTrainedModel, calibration: Calibration) -> Tensor:
     return total / num_rows
 
 
-def razor_by_hand(model: Any, ids_T: Tensor, induction_source: Any, over_model: bool) -> Tensor:
-    block = len(ids_T) // 4
-    weights = matrices(model, Haystack(ids_T, ())).weights_LHTT
+def razor_by_hand(
+    model: Any, texts: list[Tensor], induction_source: Any, over_model: bool
+) -> Tensor:
+    echo, induction = [], []
+    for ids_T in texts:
+        block = len(ids_T) // 4
+        weights = matrices(model, Haystack(ids_T, ())).weights_LHTT
+        later = range(block, 4 * block)
+        sources = [(m, induction_source(m, block)) for m in later]
+        echo.append(torch.stack([weights[:, :, m, m - block] for m in later]).mean(0))
+        induction.append(torch.stack([weights[:, :, m, j] for m, j in sources if j >= 0]).mean(0))
 
-    def z(pairs: list[tuple[int, int]]) -> Tensor:
-        mean = torch.stack([weights[:, :, m, j] for m, j in pairs]).mean(0)
+    def z(each: list[Tensor]) -> Tensor:
+        mean = torch.stack(each).mean(0)
         over = {"dim": (0, 1) if over_model else 1, "keepdim": True}
         return (mean - mean.mean(**over)) / mean.std(correction=0, **over)
 
-    echo = [(m, m - block) for m in range(block, 4 * block)]
-    induction = [(m, induction_source(m, block)) for m in range(block, 4 * block)]
-    return torch.maximum(z(echo), z([(m, j) for m, j in induction if j >= 0]))
+    return torch.maximum(z(echo), z(induction))
 
 
 def fisher_by_hand(
@@ -198,20 +204,23 @@ def test_scores_are_those_of_the_equations(
 @pytest.mark.parametrize(
     ("settings", "source"),
     [
-        ({}, lambda m, block: m + 1 - block),
-        ({"induction": "equation"}, lambda m, block: m - 1 - block),
-        ({"population": "layer"}, lambda m, block: m + 1 - block),
+        ({"razor_texts": 1}, lambda m, block: m + 1 - block),  # as in the paper
+        ({"razor_texts": 3}, lambda m, block: m + 1 - block),
+        ({"razor_texts": 1, "induction": "equation"}, lambda m, block: m - 1 - block),
+        ({"razor_texts": 1, "population": "layer"}, lambda m, block: m + 1 - block),
     ],
 )
 def test_razor(model: Any, calibration: Any, tmp_path: Path, settings: Any, source: Any) -> None:
     scores = run(razor, model, calibration, tmp_path, **settings)
     inputs = inputs_of(razor, model, calibration, tmp_path, settings)
-    ids_T = razor.probe_tokens(inputs, 512 // 4)
-    assert len(ids_T) == 512
-    assert torch.equal(ids_T[:128], ids_T[384:])
+    # Blocks of 128 tokens in texts of 512, then shorter ones.
+    blocks = [128, 118, 107][: settings["razor_texts"]]
+    texts = razor.draw_texts(inputs, blocks)
+    for ids_T, block in zip(texts, blocks, strict=True):
+        assert torch.equal(ids_T, ids_T[:block].repeat(4))
     over_model = settings.get("population") != "layer"
     # z-scores are differences of near values: relative to their spread, which is 1.
-    expected = razor_by_hand(model, ids_T, source, over_model)
+    expected = razor_by_hand(model, texts, source, over_model)
     heads = torch.tensor(scores.heads, dtype=torch.float64)
     torch.testing.assert_close(heads, expected, rtol=1e-6, atol=1e-9)
     assert scores.larger_is == "global"
