@@ -84,9 +84,8 @@ def tiny(model: str = TINY_MODEL) -> Config:
         calibration=CalibrationConfig(
             examples=48, length=length, questions_per_context=4, tasks=PAPER_TASKS, essays="toy"
         ),
-        # Without further starts, and `razor` by one text: the figures of README and docs/results.md
-        # are of such masks.
-        mask=MaskConfig(kappa=30, starts=(), razor_texts=1),
+        # Without further starts: the figures of README and docs/results.md are of such searches.
+        mask=MaskConfig(kappa=30, starts=()),
         # 96 steps, so that set-up and chain take six minutes on two slow cores. Half as long as the
         # longest texts of the tests: attention over whole texts is a third of a step on CPUs.
         data=DataConfig(
