@@ -25,7 +25,8 @@ from bosch.run.stage import Stage
 class Options:
     model: str  # folder of a model, or a hub id
     out: Path  # folder to write
-    mask: Annotated[Path | None, "FILE"] = None  # a mask.json; None: the model is a hybrid already
+    # A mask.json, or the name of a ready mask; None: the model is a hybrid already.
+    mask: Annotated[Path | None, "FILE"] = None
     reverse: bool = False  # restore the dense model from the hybrid
     # Of a hybrid of whole layers: write the plain model with its family's own layer_types, which
     # any engine serves.

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from bosch import model as models
 from bosch.masks.mask import read_mask
+from bosch.masks.ready import find_mask
 from bosch.run.fingerprint import hash_file
 from bosch.run.stage import Artifact, Stage
 from bosch.sink import CONSTANTS_FILE
@@ -42,9 +43,11 @@ def stage(model: str, mask: Stage) -> Stage:
 
 
 def stage_of_file(name: str, model: str, mask: Path) -> Stage:
-    """The hybrid of a mask.json. UserError if it is not the model's, or cannot be written."""
+    """The hybrid of a mask.json or a ready mask. UserError if it is not the model's, or cannot be
+    written."""
     from bosch.hybrid.materialize import read_plain
 
+    mask = find_mask(mask)
     folder = models.fetch_model(model)
     found = read_mask(mask, models.read_model_info(folder)).mask
     read_plain(folder)

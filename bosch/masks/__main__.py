@@ -40,7 +40,7 @@ class Import:
 class Export:
     """Write a mask.json in the format of DuoAttention and PruLong."""
 
-    mask: Annotated[Path, POSITIONAL]  # a mask.json
+    mask: Annotated[Path, POSITIONAL]  # a mask.json, or the name of a ready mask
     out: Path  # the TSV to write
 
 
@@ -84,7 +84,7 @@ def run_import(command: Import) -> None:
 
 
 def run_export(command: Export) -> None:
-    record = read_mask(command.mask)
+    record = read_mask(find_mask(command.mask))
     command.out.parent.mkdir(parents=True, exist_ok=True)
     print(visible(f"note: {export_mask(record, command.out)}"))
     print(visible(f"wrote {command.out}"))

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import bosch
 from bosch.masks import __main__ as commands
 from bosch.masks import ready
-from bosch.recipes import recover, search_mask
+from bosch.recipes import materialize_model, recover, search_mask
 from bosch.run.errors import UserError
 
 TINY = Path(bosch.__file__).parent / "assets" / "tiny-qwen3-2layer"
@@ -72,6 +72,16 @@ def test_a_ready_mask_is_found_by_its_name(
     assert all(map(torch.equal, *constants))
     commands.main(["show", NAME])
     assert "window 32 tokens" in capsys.readouterr().out
+    weights, tables = [], []
+    for number, mask in enumerate((NAME, str(run / "mask" / "mask.json"))):
+        out, table = tmp_path / f"hybrid-{number}", tmp_path / f"mask-{number}.tsv"
+        materialize_model.main(["--model", str(TINY), "--mask", mask, "--out", str(out)])
+        weights.append((out / "model.safetensors").read_bytes())
+        commands.main(["export", mask, "--out", str(table)])
+        tables.append(table.read_bytes())
+    assert weights[0] == weights[1]
+    assert tables[0] == tables[1]
+    capsys.readouterr()
     words = ["--model", str(TINY), "--ratio", "0.5", "--window", "32", "--method", "from_file"]
     search_mask.main([*words, "--path", NAME, "--run-dir", str(tmp_path / "again")])
     again = bosch.load_mask(tmp_path / "again" / "mask" / "mask.json")
