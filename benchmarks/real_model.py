@@ -38,7 +38,8 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from benchmarks._measure import DeviceOptions, Row, read_rows
 from bosch.calibration import Calibration
-from bosch.config import CalibrationConfig, Config, shared_fields
+from bosch.command_line import with_options
+from bosch.config import CalibrationConfig, Config, MaskConfig, shared_fields
 from bosch.data import tokens_stage
 from bosch.data.calibration import CalibrationSettings, build_set
 from bosch.eval.own_words import rewording
@@ -151,6 +152,11 @@ def measure(options: Options) -> Iterator[Row]:
             yield row | {"name": f"{method} {ratio:g}, W {window}, sink {sink}, seed {seed}"}
 
 
+def is_for_all(option: str) -> bool:
+    """Whether NAME=VALUE sets a field of MaskConfig."""
+    return option.partition("=")[0].replace("-", "_") in vars(MaskConfig)
+
+
 def same_answers(row: Row) -> tuple[Any, ...]:
     """Rows that agree in this have the same model to judge: static sinks come from the set."""
     questions = row["seed"], row.get("answers"), tuple(row.get("tasks") or ()), row.get("examples")
@@ -238,7 +244,11 @@ class Bench:
             usual.calibration, tasks=needles, essays=essays, answers=options.answers
         )
         data = replace(usual.data, source=(str(text / "train.jsonl"),))
-        mask = replace(usual.mask, options=options.options)
+        # Some settings are fields of MaskConfig, for all methods that have them.
+        for_all = [word for word in options.options if is_for_all(word)]
+        own = tuple(word for word in options.options if not is_for_all(word))
+        mask = with_options("every method", usual.mask, for_all, flag="--options")
+        mask = replace(mask, options=own)
         self.config = replace(usual, calibration=calibration, data=data, mask=mask)
 
     # Two copies of the model: of the precision that the preset searches in, and of full precision.

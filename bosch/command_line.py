@@ -346,9 +346,10 @@ def with_options(
     known = {action.dest: action for action in parser._actions}
     given: dict[str, Any] = {}
     for word in words:
-        name, _, value = word.partition("=")
+        name, equals, value = word.partition("=")
         action = known.get(name.replace("-", "_"))
-        if action is None or not value:
+        # Only a list can be empty, as in `starts=`.
+        if action is None or not equals or not (value or isinstance(action, ListAction)):
             meant = suggest(name, tuple(known))
             raise UserError(f"{flag} {word}: write NAME=VALUE, a setting of {plugin}; {meant}")
         if action.dest in set_elsewhere:
@@ -358,8 +359,9 @@ def with_options(
         is_list, read = False, action.type or _reader(bool, (), takes_none=False)
         if isinstance(action, ListAction):
             is_list, read = True, action.read
+        parts = value.split(",") if is_list else [value]
         try:
-            values = [read(each) for each in (value.split(",") if is_list else [value])]
+            values = [read(part) for part in parts] if value else []
         except argparse.ArgumentTypeError as error:
             raise UserError(f"{flag} {word}: {str(error).rstrip('.')}.") from None
         given[action.dest] = values if is_list else values[0]

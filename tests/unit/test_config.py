@@ -10,6 +10,7 @@ import pytest
 
 from bosch import config as settings
 from bosch.command_line import parse as parse_options
+from bosch.command_line import with_options
 from bosch.config import Config, TrainConfig, fill_in, parse_count, shared_fields
 from bosch.masks.kv_budget import with_kv_budget
 from bosch.masks.mask import read_mask, write_mask
@@ -64,6 +65,14 @@ def test_dials_and_sections_override_the_preset() -> None:
     calibration = replace(presets.smoke().calibration, length=1000)
     expected = replace(presets.smoke(), ratio=0.5, seed=3, calibration=calibration, sink="static")
     assert command.config == expected
+
+
+def test_a_word_can_set_a_list_even_to_none() -> None:
+    for word, starts in (("starts=razor,kvzip", ("razor", "kvzip")), ("starts=", ())):
+        found = with_options("bosch", settings.MaskConfig(), [word])
+        assert found == settings.MaskConfig(starts=starts)
+    with pytest.raises(UserError, match="kappa=: write NAME=VALUE"):
+        with_options("bosch", settings.MaskConfig(), ["kappa="])
 
 
 @pytest.mark.parametrize("preset", sampled(["small", "paper", "smoke", "tiny"], slice(1)))
