@@ -5,9 +5,9 @@
 
 Ranks the groups by several seeds, which draw the tokens, by one text and by several, and says for
 each ratio how many different masks the seeds choose and how many full groups these have in common.
-With `--lengths 904 912` texts of several lengths are read, whose blocks are a quarter as long. A
-row, the scores of one seed, is written when it is done; the same command goes on with those that
-are missing.
+With `--lengths 904 912` texts of several lengths are read, whose first blocks are a quarter as
+long. A row, the scores of one seed, is written when it is done; the same command goes on with those
+that are missing.
 """
 
 import itertools
@@ -32,7 +32,7 @@ from bosch.sink import NO_SINK
 
 RATIOS = (0.5, 0.75, 0.875, 0.95)
 TITLE = "{model}, razor: different masks of {seeds} seeds, full groups of all; {place}"
-COLUMNS = {name: name for name in ("texts", "tokens", *map(str, RATIOS))}
+COLUMNS = {name: name for name in ("texts", "tokens", "blocks", *map(str, RATIOS))}
 COLUMNS |= {"seconds a seed": "seconds:.0f"}
 
 
@@ -41,7 +41,7 @@ class Options(DeviceOptions):
     model: Path = Path("runs/real/model")
     rows: Path = Path("runs/razor.jsonl")  # gets the rows
     texts: tuple[int, ...] = (1, 8)  # that a ranking reads
-    lengths: tuple[int, ...] = (1_016,)  # tokens of the first text; the others are shorter
+    lengths: tuple[int, ...] = (1_016,)  # tokens of a text
     seeds: int = 3
 
 
@@ -54,9 +54,10 @@ def measure(options: Options) -> Iterator[Row]:
         found = []
         for seed in range(options.seeds):
             key: Row = {"texts": num_texts, "tokens": length, "seed": seed}
+            key["blocks"] = razor.block_lengths(settings(num_texts), length)
             row = next((each for each in done if key.items() <= each.items()), None)
             if row is None:
-                say(", ".join(f"{name} {value}" for name, value in key.items()))
+                say(f"{num_texts} texts of {length} tokens, seed {seed}")
                 began = time.monotonic()
                 scores = ranking.scores(num_texts, length, seed)
                 row = key | {"seconds": round(time.monotonic() - began, 1), "scores": scores}
@@ -64,6 +65,10 @@ def measure(options: Options) -> Iterator[Row]:
                     file.write(json.dumps(row) + "\n")
             found.append(row)
         yield summary(found)
+
+
+def settings(num_texts: int) -> razor.Settings:
+    return razor.Settings(razor_texts=num_texts)
 
 
 class Ranking:
@@ -87,7 +92,7 @@ class Ranking:
             window_tokens=1,
             ratio=0.5,
             seed=seed,
-            settings=razor.Settings(razor_texts=num_texts),
+            settings=settings(num_texts),
             folder=self.path,
             load_tokenizer=lambda: self.tokenizer,
             sink=NO_SINK,
@@ -98,6 +103,8 @@ class Ranking:
 def summary(rows: Sequence[Row]) -> Row:
     found: Row = {"name": f"{rows[0]['texts']} texts of {rows[0]['tokens']}", "unit": "s"}
     found |= {name: rows[0][name] for name in ("texts", "tokens")}
+    first, last = rows[0]["blocks"][0], rows[0]["blocks"][-1]
+    found["blocks"] = f"{first} to {last}"
     found["value"] = found["seconds"] = float(np.mean([row["seconds"] for row in rows]))
     for ratio in RATIOS:
         masks = [full_groups(row["scores"], ratio) for row in rows]

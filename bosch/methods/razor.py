@@ -7,10 +7,11 @@ Equations 20 to 22 of the paper, on a block of K random tokens that is repeated 
     s         = max(z(echo), z(induction))         z: in standard deviations from the mean head
 
 A small score is local. Of the haystacks only the length is used, and their tokens if the model has
-no tokenizer: the score depends on what is drawn, not on what is asked. So the attention is that to
-several such texts, with other tokens and blocks of other lengths, down to three quarters of K. By
-one text a head that always looks as far back as its blocks are long passes for one that finds
-copies; on SmolLM2 that cost another its place, and 20 points (docs/real-model.md)."""
+no tokenizer: the score depends on what is drawn, not on what is asked. So several such texts are
+read, as long, of other tokens in longer blocks, up to 2 K. By one text a head that always looks K
+back passes for one that finds copies, and heads that find near copies, which windows see too, come
+before others that find far ones; on SmolLM2 that cost one its place, and 20 points
+(docs/real-model.md)."""
 # L layers, H query heads, G kv heads, T tokens, C rows of a chunk, S keys, D head size
 
 from collections.abc import Sequence
@@ -56,18 +57,10 @@ class Settings:
 
 def score_groups(inputs: Inputs) -> Scores:
     settings: Settings = inputs.settings
-    longest = int(settings.razor_recent_share * inputs.calibration.longest)
-    if longest < 2:
-        raise UserError(
-            f"razor: a block of {longest} tokens is too short; the longest haystack has "
-            f"{inputs.calibration.longest} tokens. Build a set with longer contexts."
-        )
-    # From K, the paper's, evenly down to three quarters of it: nearer copies windows would see.
-    parts = 4 * settings.razor_texts
-    blocks = [longest - longest * number // parts for number in range(settings.razor_texts)]
+    blocks = block_lengths(settings, inputs.calibration.longest)
     texts = draw_texts(inputs, blocks)
-    # Each text counts as much as another.
-    mean_LH2 = torch.stack([attention_to_earlier(inputs, ids_T) for ids_T in texts]).mean(0)
+    means = [attention_to_earlier(inputs, *each) for each in zip(texts, blocks, strict=True)]
+    mean_LH2 = torch.stack(means).mean(0)  # each text counts as much as another
     over = (0, 1) if settings.population == "model" else (1,)
     scores_LH = []
     for mean_LH in mean_LH2.unbind(-1):
@@ -79,9 +72,20 @@ def score_groups(inputs: Inputs) -> Scores:
     return replace(Scores.of_heads(score_LH, inputs.num_groups, "global"), drawn=True)
 
 
-def attention_to_earlier(inputs: Inputs, ids_T: Tensor) -> Tensor:
+def block_lengths(settings: Settings, longest: int) -> list[int]:
+    """That of each text, for haystacks of so many tokens: from K evenly up to twice as much."""
+    shortest = int(settings.razor_recent_share * longest)
+    if shortest < 2:
+        raise UserError(
+            f"razor: a block of {shortest} tokens is too short; the longest haystack has "
+            f"{longest} tokens. Build a set with longer contexts."
+        )
+    number = settings.razor_texts
+    return [shortest + shortest * text // number for text in range(number)]
+
+
+def attention_to_earlier(inputs: Inputs, ids_T: Tensor, block_tokens: int) -> Tensor:
     """(L, H, 2): the mean attention, on a text of blocks, for echo and for induction."""
-    block_tokens = len(ids_T) // REPEATS
     # Distance from key to query for echo and induction.
     lags = block_tokens, block_tokens + (-1 if inputs.settings.induction == "text" else 1)
 
@@ -102,10 +106,10 @@ def attention_to_earlier(inputs: Inputs, ids_T: Tensor) -> Tensor:
 
 
 def draw_texts(inputs: Inputs, blocks: Sequence[int]) -> list[Tensor]:
-    """For each length a block of so many random tokens, repeated four times. They are tokens that
-    occur in text: those of the tokenizer without the added ones, or of the haystacks if there is no
-    tokenizer. A vocabulary has more, which a model has hardly learned: control tokens, reserved
-    tokens and padding rows."""
+    """For each length a block of so many random tokens, repeated until the text is as long as four
+    of the first block. They are tokens that occur in text: those of the tokenizer without the added
+    ones, or of the haystacks if there is no tokenizer. A vocabulary has more, which a model has
+    hardly learned: control tokens, reserved tokens and padding rows."""
     config, tokenizer = inputs.model.config, inputs.load_tokenizer()
     if tokenizer is None:
         known = set(torch.cat([each.ids_T for each in inputs.calibration.haystacks]).tolist())
@@ -117,4 +121,5 @@ def draw_texts(inputs: Inputs, blocks: Sequence[int]) -> list[Tensor]:
     ordinary = torch.tensor([token for token in sorted(known) if token < config.vocab_size])
     generator = torch.Generator().manual_seed(inputs.seed * 1_000_003)
     drawn = [torch.randint(len(ordinary), (block,), generator=generator) for block in blocks]
-    return [ordinary[places].repeat(REPEATS) for places in drawn]
+    length = REPEATS * blocks[0]
+    return [ordinary[places].repeat(REPEATS)[:length] for places in drawn]

@@ -139,13 +139,12 @@ def qada_by_hand(model: PreTrainedModel, calibration: Calibration) -> Tensor:
 
 
 def razor_by_hand(
-    model: Any, texts: list[Tensor], induction_source: Any, over_model: bool
+    model: Any, texts: list[Tensor], blocks: list[int], induction_source: Any, over_model: bool
 ) -> Tensor:
     echo, induction = [], []
-    for ids_T in texts:
-        block = len(ids_T) // 4
+    for ids_T, block in zip(texts, blocks, strict=True):
         weights = matrices(model, Haystack(ids_T, ())).weights_LHTT
-        later = range(block, 4 * block)
+        later = range(block, len(ids_T))
         sources = [(m, induction_source(m, block)) for m in later]
         echo.append(torch.stack([weights[:, :, m, m - block] for m in later]).mean(0))
         induction.append(torch.stack([weights[:, :, m, j] for m, j in sources if j >= 0]).mean(0))
@@ -213,14 +212,14 @@ def test_scores_are_those_of_the_equations(
 def test_razor(model: Any, calibration: Any, tmp_path: Path, settings: Any, source: Any) -> None:
     scores = run(razor, model, calibration, tmp_path, **settings)
     inputs = inputs_of(razor, model, calibration, tmp_path, settings)
-    # Blocks of 128 tokens in texts of 512, then shorter ones.
-    blocks = [128, 118, 107][: settings["razor_texts"]]
+    # Texts of 512 tokens, of blocks of 128 tokens and then of longer ones.
+    blocks = [128, 170, 213][: settings["razor_texts"]]
     texts = razor.draw_texts(inputs, blocks)
     for ids_T, block in zip(texts, blocks, strict=True):
-        assert torch.equal(ids_T, ids_T[:block].repeat(4))
+        assert torch.equal(ids_T, ids_T[:block].repeat(4)[:512])
     over_model = settings.get("population") != "layer"
     # z-scores are differences of near values: relative to their spread, which is 1.
-    expected = razor_by_hand(model, texts, source, over_model)
+    expected = razor_by_hand(model, texts, blocks, source, over_model)
     heads = torch.tensor(scores.heads, dtype=torch.float64)
     torch.testing.assert_close(heads, expected, rtol=1e-6, atol=1e-9)
     assert scores.larger_is == "global"
