@@ -8,9 +8,9 @@ Equations 20 to 22 of the paper, on a block of K random tokens that is repeated 
 
 A small score is local. Of the haystacks only the length is used, and their tokens if the model has
 no tokenizer: the score depends on what is drawn, not on what is asked. So several such texts are
-read, as long, of other tokens in longer blocks, up to 2 K. By one text a head that always looks K
-back passes for one that finds copies, and heads that find near copies, which windows see too, come
-before others that find far ones; on SmolLM2 that cost one its place, and 20 points
+read, all as long, of other tokens and in blocks of K to 2 K. By blocks of K alone a head that
+always looks K back passes for one that finds copies, and heads that find near copies come before
+others that find far ones, which windows lose; on SmolLM2 that cost 20 points
 (docs/real-model.md)."""
 # L layers, H query heads, G kv heads, T tokens, C rows of a chunk, S keys, D head size
 
