@@ -54,7 +54,7 @@ def measure(options: Options) -> Iterator[Row]:
         found = []
         for seed in range(options.seeds):
             key: Row = {"texts": num_texts, "tokens": length, "seed": seed}
-            key["blocks"] = razor.block_lengths(settings(num_texts), length)
+            key["blocks"] = razor.block_lengths(length // razor.REPEATS, num_texts)
             row = next((each for each in done if key.items() <= each.items()), None)
             if row is None:
                 say(f"{num_texts} texts of {length} tokens, seed {seed}")
@@ -65,10 +65,6 @@ def measure(options: Options) -> Iterator[Row]:
                     file.write(json.dumps(row) + "\n")
             found.append(row)
         yield summary(found)
-
-
-def settings(num_texts: int) -> razor.Settings:
-    return razor.Settings(razor_texts=num_texts)
 
 
 class Ranking:
@@ -92,7 +88,7 @@ class Ranking:
             window_tokens=1,
             ratio=0.5,
             seed=seed,
-            settings=settings(num_texts),
+            settings=razor.Settings(razor_texts=num_texts),
             folder=self.path,
             load_tokenizer=lambda: self.tokenizer,
             sink=NO_SINK,

@@ -8,7 +8,7 @@ Equations 20 to 22 of the paper, on a block of K random tokens that is repeated 
 
 A small score is local. Of the haystacks only the length is used, and their tokens if the model has
 no tokenizer: the score depends on what is drawn, not on what is asked. So several such texts are
-read, all as long, of other tokens and in blocks of K to 2 K. By blocks of K alone a head that
+read, all as long, of other tokens and in blocks of K/2 to 2 K. By blocks of K alone a head that
 always looks K back passes for one that finds copies, and heads that find near copies come before
 others that find far ones, which windows lose; on SmolLM2 that cost 20 points
 (docs/real-model.md)."""
@@ -57,8 +57,14 @@ class Settings:
 
 def score_groups(inputs: Inputs) -> Scores:
     settings: Settings = inputs.settings
-    blocks = block_lengths(settings, inputs.calibration.longest)
-    texts = draw_texts(inputs, blocks)
+    usual = int(settings.razor_recent_share * inputs.calibration.longest)
+    if usual < 2:
+        raise UserError(
+            f"razor: a block of {usual} tokens is too short; the longest haystack has "
+            f"{inputs.calibration.longest} tokens. Build a set with longer contexts."
+        )
+    blocks = block_lengths(usual, settings.razor_texts)
+    texts = draw_texts(inputs, blocks, REPEATS * usual)
     means = [attention_to_earlier(inputs, *each) for each in zip(texts, blocks, strict=True)]
     mean_LH2 = torch.stack(means).mean(0)  # each text counts as much as another
     over = (0, 1) if settings.population == "model" else (1,)
@@ -72,16 +78,11 @@ def score_groups(inputs: Inputs) -> Scores:
     return replace(Scores.of_heads(score_LH, inputs.num_groups, "global"), drawn=True)
 
 
-def block_lengths(settings: Settings, longest: int) -> list[int]:
-    """That of each text, for haystacks of so many tokens: from K evenly up to twice as much."""
-    shortest = int(settings.razor_recent_share * longest)
-    if shortest < 2:
-        raise UserError(
-            f"razor: a block of {shortest} tokens is too short; the longest haystack has "
-            f"{longest} tokens. Build a set with longer contexts."
-        )
-    number = settings.razor_texts
-    return [shortest + shortest * text // number for text in range(number)]
+def block_lengths(usual: int, num_texts: int) -> list[int]:
+    """That of each text: K for one, and for several between half and twice as much, in equal
+    ratios."""
+    exponents = [(2 * text + 1 - num_texts) / num_texts for text in range(num_texts)]
+    return [round(usual * 2**exponent) for exponent in exponents]
 
 
 def attention_to_earlier(inputs: Inputs, ids_T: Tensor, block_tokens: int) -> Tensor:
@@ -105,11 +106,11 @@ def attention_to_earlier(inputs: Inputs, ids_T: Tensor, block_tokens: int) -> Te
     return sums_LH2 / counts_2
 
 
-def draw_texts(inputs: Inputs, blocks: Sequence[int]) -> list[Tensor]:
-    """For each length a block of so many random tokens, repeated until the text is as long as four
-    of the first block. They are tokens that occur in text: those of the tokenizer without the added
-    ones, or of the haystacks if there is no tokenizer. A vocabulary has more, which a model has
-    hardly learned: control tokens, reserved tokens and padding rows."""
+def draw_texts(inputs: Inputs, blocks: Sequence[int], length: int) -> list[Tensor]:
+    """Texts of so many tokens: for each block length so many random ones, again and again. They are
+    tokens that occur in text: those of the tokenizer without the added ones, or of the haystacks if
+    there is no tokenizer. A vocabulary has more, which a model has hardly learned: control tokens,
+    reserved tokens and padding rows."""
     config, tokenizer = inputs.model.config, inputs.load_tokenizer()
     if tokenizer is None:
         known = set(torch.cat([each.ids_T for each in inputs.calibration.haystacks]).tolist())
@@ -121,5 +122,4 @@ def draw_texts(inputs: Inputs, blocks: Sequence[int]) -> list[Tensor]:
     ordinary = torch.tensor([token for token in sorted(known) if token < config.vocab_size])
     generator = torch.Generator().manual_seed(inputs.seed * 1_000_003)
     drawn = [torch.randint(len(ordinary), (block,), generator=generator) for block in blocks]
-    length = REPEATS * blocks[0]
-    return [ordinary[places].repeat(REPEATS)[:length] for places in drawn]
+    return [ordinary[places].repeat(length // len(places) + 1)[:length] for places in drawn]

@@ -212,11 +212,11 @@ def test_scores_are_those_of_the_equations(
 def test_razor(model: Any, calibration: Any, tmp_path: Path, settings: Any, source: Any) -> None:
     scores = run(razor, model, calibration, tmp_path, **settings)
     inputs = inputs_of(razor, model, calibration, tmp_path, settings)
-    # Texts of 512 tokens, of blocks of 128 tokens and then of longer ones.
-    blocks = [128, 170, 213][: settings["razor_texts"]]
-    texts = razor.draw_texts(inputs, blocks)
+    # Texts of 512 tokens. Blocks of 128, or of three lengths: times 2 ** (-2 / 3), 1, 2 ** (2 / 3).
+    blocks = [128] if settings["razor_texts"] == 1 else [81, 128, 203]
+    texts = razor.draw_texts(inputs, blocks, 512)
     for ids_T, block in zip(texts, blocks, strict=True):
-        assert torch.equal(ids_T, ids_T[:block].repeat(4)[:512])
+        assert torch.equal(ids_T, ids_T[:block].repeat(7)[:512])
     over_model = settings.get("population") != "layer"
     # z-scores are differences of near values: relative to their spread, which is 1.
     expected = razor_by_hand(model, texts, blocks, source, over_model)
