@@ -65,7 +65,10 @@ def score_groups(inputs: Inputs) -> Scores:
         )
     blocks = block_lengths(usual, settings.razor_texts)
     texts = draw_texts(inputs, blocks, REPEATS * usual)
-    means = [attention_to_earlier(inputs, *each) for each in zip(texts, blocks, strict=True)]
+    means = [
+        attention_to_earlier(inputs, ids_T, block_tokens)
+        for ids_T, block_tokens in zip(texts, blocks, strict=True)
+    ]
     mean_LH2 = torch.stack(means).mean(0)  # each text counts as much as another
     over = (0, 1) if settings.population == "model" else (1,)
     scores_LH = []
