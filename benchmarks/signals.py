@@ -6,6 +6,8 @@ Takes masks that `real_model --formats` has judged, and answers under each of th
 several calibration sets: needles, and the tasks made of the text itself. A signal is what a search
 could maximize. `order` is the rank correlation with own formats, over the masks of one ratio: at 1
 the search that maximizes the signal would choose the mask that answers best in other formats.
+`gain` is how much more of the needles a mask has than that of `--baseline`, on the set of needles
+that chose it and on the other sets, whose questions it has not seen.
 A row is written when it is done; the same command goes on with those that are missing.
 """
 
@@ -37,6 +39,7 @@ SIGNALS = ("needles", "needles, log", "own text", "own text, log", "both", "both
 TITLE = "{folder}, calibration sets {seeds}, {place}"
 COLUMNS = {"ratio": "ratio", "mask": "name", "own formats": "formats:.1f"}
 COLUMNS |= {name: f"{name}:.3f" for name in SIGNALS}
+COLUMNS |= {"gain, its set": "gain_own:+.3f", "other sets": "gain_other:+.3f"}
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,7 @@ class Options(DeviceOptions):
     rows: Path = Path("runs/signals.jsonl")  # gets the rows
     ratios: tuple[float, ...] = (0.75, 0.875)
     seeds: tuple[int, ...] = (0, 1, 2)  # of the calibration sets, whose mean counts
+    baseline: str = "razor"  # whose mask, that of most seeds, the gains of the others are over
 
 
 def measure(options: Options) -> Iterator[Row]:
@@ -53,8 +57,8 @@ def measure(options: Options) -> Iterator[Row]:
     options.rows.parent.mkdir(parents=True, exist_ok=True)
     asked = Asked(options, device)
     for ratio in options.ratios:
-        rows = []
-        for (z, window), masks in judged_masks(options.judged, ratio).items():
+        rows, judged = [], judged_masks(options.judged, ratio)
+        for (z, window), masks in judged.items():
             found = [row for row in done if (tuple(row["z"]), row["ratio"]) == (z, ratio)]
             if not found:
                 row = {"ratio": ratio, "name": name_of(masks), "z": z}
@@ -62,14 +66,21 @@ def measure(options: Options) -> Iterator[Row]:
                 found = [row | asked.under(z, window)]
                 with options.rows.open("a") as file:
                     file.write(json.dumps(found[0]) + "\n")
-            rows.append(found[0] | signals_of(found[0]))
-        yield from rows
+            rows.append(found[0])
+        base = baseline_of(options.baseline, rows, list(judged.values()))
+        gains = [
+            gains_over(base, row, masks, options.seeds)
+            for row, masks in zip(rows, judged.values(), strict=True)
+        ]
+        rows = [row | signals_of(row) for row in rows]
+        yield from (row | gain for row, gain in zip(rows, gains, strict=True))
         if len(rows) > 1:
             formats = [row["formats"] for row in rows]
             orders = {
                 name: rank_correlation([row[name] for row in rows], formats) for name in SIGNALS
             }
-            yield {"ratio": ratio, "name": "order", "formats": 1.0, **orders}
+            none = {"gain_own": None, "gain_other": None}
+            yield {"ratio": ratio, "name": "order", "formats": 1.0, **orders, **none}
 
 
 def judged_masks(
@@ -100,6 +111,29 @@ def signals_of(row: Row) -> dict[str, float]:
     for suffix in ("", ", log"):
         signals[f"both{suffix}"] = fmean(signals[f"{n}{suffix}"] for n in ("needles", "own text"))
     return signals
+
+
+def baseline_of(method: str, rows: Sequence[Row], judged: Sequence[Sequence[Row]]) -> Row | None:
+    """The row of the mask that most seeds of a method chose."""
+    counts = [sum(mask["method"] == method for mask in masks) for masks in judged]
+    return rows[counts.index(max(counts))] if any(counts) else None
+
+
+def gains_over(
+    base: Row | None, row: Row, masks: Sequence[Row], seeds: Sequence[int]
+) -> dict[str, float | None]:
+    """The mean gain over the baseline by the objective of the search, on the sets of needles that
+    chose a mask and on the others. None: no set or every one did, or other tasks too."""
+    gains: dict[str, float | None] = {"gain_own": None, "gain_other": None}
+    if base is None or row is base or any(mask.get("tasks") for mask in masks):
+        return gains
+    by_set = zip(row["needles"], base["needles"], strict=True)
+    found = [(ours[0] + ours[1] - theirs[0] - theirs[1]) / 2 for ours, theirs in by_set]
+    chose = {mask["seed"] for mask in masks}
+    for name, is_own in (("gain_own", True), ("gain_other", False)):
+        if some := [g for g, seed in zip(found, seeds, strict=True) if (seed in chose) == is_own]:
+            gains[name] = fmean(some)
+    return gains
 
 
 def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float:

@@ -25,7 +25,8 @@ from bosch.run.plain_text import visible
 
 LINE_SECONDS = 60.0  # at least, between two plain lines of one bar
 LINE_SHARE = 0.01  # and at least this share of the time so far: a run of days writes few lines
-PLAIN_COLUMNS = 120  # width of a table that does not go to a terminal
+PLAIN_COLUMNS = 120  # width, at least, of a table that does not go to a terminal
+MOST_COLUMNS = 1_000  # of any table
 
 logger = logging.getLogger("bosch")
 _console: Console | None = None  # a terminal to draw bars on; None: plain lines only
@@ -82,22 +83,35 @@ def say_once(line: str) -> None:
 
 
 def show_table(title: str, header: Sequence[str], lines: Iterable[Sequence[object]]) -> None:
-    """Print a table with right-aligned columns. None is shown as a dash."""
+    """Print a table with right-aligned columns, as wide as its cells are: one that is too wide for
+    a terminal runs over its edge, where a narrower one would cut figures. None is shown as a dash.
+    """
     # As Text: rich reads brackets in a str as markup.
     table = Table(title=Text(visible(title), "bold"), title_justify="left", show_edge=False)
     for name in header:
         table.add_column(Text(visible(name)), justify="right", no_wrap=True)
     for line in lines:
         table.add_row(*(Text("–" if cell is None else visible(cell)) for cell in line))
-    Console(width=None if sys.stdout.isatty() else PLAIN_COLUMNS).print(table, end="\n\n")
+    console = Console(width=None if sys.stdout.isatty() else PLAIN_COLUMNS)
+    needed = Console(width=MOST_COLUMNS).measure(table).maximum
+    console.width = max(console.width, needed)
+    console.print(table, end="\n\n")
 
 
 def show_rows(title: str, rows: Iterable[Mapping[str, object]], columns: Mapping[str, str]) -> None:
-    """Print rows as a table. Columns: heading -> field of a row, with an optional format:
-    `seconds:.1f`."""
-    fields = [column.partition(":") for column in columns.values()]
-    lines = [[None if r[n] is None else format(r[n], form) for n, _, form in fields] for r in rows]
-    show_table(title, list(columns), lines)
+    """Print rows as a table, without columns in which there is nothing. Columns: heading -> field
+    of a row, with an optional format: `seconds:.1f`."""
+    rows, fields = list(rows), {name: each.partition(":") for name, each in columns.items()}
+    shown = {
+        name: (field, form)
+        for name, (field, _, form) in fields.items()
+        if any(row[field] not in (None, "") for row in rows)
+    }
+    lines = [
+        [None if row[field] is None else format(row[field], form) for field, form in shown.values()]
+        for row in rows
+    ]
+    show_table(title, list(shown), lines)
 
 
 class Bar:

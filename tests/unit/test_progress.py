@@ -57,3 +57,18 @@ def test_other_ranks_are_silent(tmp_path: Path, capsys: pytest.CaptureFixture[st
         bar.advance(2)
     assert capsys.readouterr() == ("", "")
     assert not (tmp_path / "recover.log").exists()
+
+
+def test_a_table_is_as_wide_as_its_cells_and_has_no_empty_columns(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Output that goes to a file used to cut figures of tables wider than 120 columns."""
+    names = [f"figure number {number}" for number in range(12)]
+    rows = [dict.fromkeys(names, 1234.5) | {"all": None, "some": each} for each in (None, 7)]
+    columns = {name: f"{name}:.1f" for name in names} | {"all": "all", "some": "some"}
+    progress.show_rows("wide", rows, columns)
+    _, header, _, first, second, *_ = capsys.readouterr().out.splitlines()
+    assert header.split("┃")[-1].strip() == "some"
+    assert [cell.strip() for cell in header.split("┃")][:-1] == names
+    assert [cell.strip() for cell in first.split("│")] == ["1234.5"] * 12 + ["–"]
+    assert [cell.strip() for cell in second.split("│")] == ["1234.5"] * 12 + ["7"]
