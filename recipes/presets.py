@@ -60,7 +60,7 @@ SMALL_WEIGHTS, BIG_GPU_GB = 1_500_000_000, 40
 # of the bigger models of `large` nothing was measured.
 SMALL_STEPS, LARGE_STEPS = 75, 150
 # On SmolLM2 the search was not better than this ranking of a minute where up to this share of the
-# groups has a window, and at .95 it kept what the ranking lost nearly all of (docs/real-model.md).
+# groups has a window, and at .95 it kept what the ranking lost nearly all of (docs/real-masks.md).
 RANKING, RANKED_UP_TO = "razor", 0.875
 # Of multikey_2 and 3 small models answer next to nothing, and much in words of their own.
 EASY_TASKS = ("niah_single_1", "niah_single_2", "niah_single_3", "niah_multikey_1")

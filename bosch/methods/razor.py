@@ -11,7 +11,7 @@ no tokenizer: the score depends on what is drawn, not on what is asked. So sever
 read, all as long, of other tokens and in blocks of K/2 to 2 K. By blocks of K alone a head that
 always looks K back passes for one that finds copies, and heads that find near copies come before
 others that find far ones, which windows lose; on SmolLM2 that cost 20 points
-(docs/real-model.md)."""
+(docs/real-masks.md)."""
 # L layers, H query heads, G kv heads, T tokens, C rows of a chunk, S keys, D head size
 
 from collections.abc import Sequence
