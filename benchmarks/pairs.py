@@ -7,7 +7,9 @@ A row is a question: who answered it, its task, length and number there, and its
 the first counts, or `--score`. A model is compared with `--baseline` on the questions that both
 were asked: the mean of the tasks, listed in the order of the file, the difference in points, and in
 brackets its 95 % interval, for which questions are drawn within each task. Intervals say nothing of
-other seeds, masks or calibration sets.
+other seeds, masks or calibration sets. `kept` is, of what the baseline answers, the share that the
+model answers too: less than the share of the averages, as a model also answers what the baseline
+does not. `bosch compare` has both as well.
 """
 
 import json
@@ -26,7 +28,7 @@ from bosch.run.errors import MissingFileError, UserError
 
 TITLE = "{rows}, against {baseline}"
 COLUMNS = {"model": "model", "length": "length:,", "n": "questions", "%": "value:.1f"}
-COLUMNS |= {"difference": "difference", "by task": "by_task"}
+COLUMNS |= {"difference": "difference", "kept, %": "kept:.0f", "by task": "by_task"}
 REPLICATES = 10_000
 
 Scores = dict[str, dict[int, float]]  # of a model: task -> number of the question -> points
@@ -89,6 +91,7 @@ def compared(ours: Scores, theirs: Scores | None) -> Row:
         "value": fmean(means.values()) if means else float("nan"),
         "unit": "%",
         "difference": "",
+        "kept": None,
         "tasks": list(means),
         "by_task": ", ".join(f"{mean:.0f}" for mean in means.values()),
     }
@@ -100,8 +103,15 @@ def compared(ours: Scores, theirs: Scores | None) -> Row:
         places = random.integers(len(numbers), size=(REPLICATES, len(numbers)))
         drawn += differences[places].mean(1) / len(both)
     low, high = np.percentile(drawn, [2.5, 97.5])
-    difference = row["value"] - fmean(task_means(theirs, both).values())
-    row["difference"] = f"{difference:+.1f} [{low:+.1f}, {high:+.1f}]"
+    baseline = fmean(task_means(theirs, both).values())
+    row["difference"] = f"{row['value'] - baseline:+.1f} [{low:+.1f}, {high:+.1f}]"
+    if baseline:
+        # Of a question that is answered in part the smaller part of the two is kept.
+        kept = {
+            task: {number: min(ours[task][number], theirs[task][number]) for number in numbers}
+            for task, numbers in both.items()
+        }
+        row["kept"] = 100 * fmean(task_means(kept, both).values()) / baseline
     return row
 
 

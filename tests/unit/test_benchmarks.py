@@ -367,9 +367,11 @@ def test_pairs_are_of_the_questions_that_both_models_were_asked(
     # Of the lists each is lost, of the words one in four: drawn four times, none to three of them.
     assert re.fullmatch(r"-62\.5 \[-87\.5, -50\.0\]", worse["difference"])
     assert same["difference"] == "+0.0 [+0.0, +0.0]"
+    assert (dense["kept"], worse["kept"], same["kept"]) == (None, 37.5, 100)
     assert "by task" in capsys.readouterr().out
     again = run(tmp_path, "pairs", "--rows", str(file), "--baseline", "worse")
     assert again[0]["difference"].startswith("+62.5 [+50.0,")
+    assert again[0]["kept"] == 100  # it answers more than the other, and all of that too
     assert run(tmp_path, "pairs", "--rows", str(file), "--score", "wrong")[1]["value"] == 62.5
     with pytest.raises(UserError, match="--score other: no question"):
         run(tmp_path, "pairs", "--rows", str(file), "--score", "other")
