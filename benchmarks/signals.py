@@ -61,12 +61,12 @@ def measure(options: Options) -> Iterator[Row]:
         for (z, window), masks in judged.items():
             found = [row for row in done if (tuple(row["z"]), row["ratio"]) == (z, ratio)]
             if not found:
-                row = {"ratio": ratio, "name": name_of(masks), "z": z}
+                row = {"ratio": ratio, "z": z}
                 row["formats"] = masks[0]["formats"]
                 found = [row | asked.under(z, window)]
                 with options.rows.open("a") as file:
                     file.write(json.dumps(found[0]) + "\n")
-            rows.append(found[0])
+            rows.append(found[0] | {"name": name_of(masks)})
         base = baseline_of(options.baseline, rows, list(judged.values()))
         gains = [
             gains_over(base, row, masks, options.seeds)
@@ -95,9 +95,12 @@ def judged_masks(
 
 
 def name_of(masks: Sequence[Row]) -> str:
-    """The methods that chose a mask, and by which calibration sets."""
-    kinds = (" by other tasks" if row.get("tasks") else "" for row in masks)
-    names = (f"{row['method']} {row['seed']}{k}" for row, k in zip(masks, kinds, strict=True))
+    """The methods that chose a mask, by which calibration sets, and what was unusual."""
+    names = []
+    for row in masks:
+        words = [row["method"], str(row["seed"]), *(row.get("options") or ())]
+        words += ["by other tasks"] if row.get("tasks") else []
+        names.append(" ".join(words))
     return ", ".join(dict.fromkeys(names))
 
 
