@@ -27,7 +27,7 @@ from bosch.calibration import Calibration
 from bosch.hybrid.sinks import attach_sink
 from bosch.masks.mask import GroupMask
 from bosch.method import Inputs
-from bosch.methods._settings import default_settings
+from bosch.methods._settings import default_settings, load_method
 from bosch.model import read_model_info
 from bosch.search.score import Evaluator
 from bosch.search.settings import SearchSettings
@@ -117,7 +117,8 @@ def signals_of(row: Row) -> dict[str, float]:
 
 
 def baseline_of(method: str, rows: Sequence[Row], judged: Sequence[Sequence[Row]]) -> Row | None:
-    """The row of the mask that most seeds of a method chose."""
+    """The row of the mask that most seeds of a method chose. None: this ratio has none of it."""
+    load_method(method)  # refuses a name that no method has
     counts = [sum(mask["method"] == method for mask in masks) for masks in judged]
     return rows[counts.index(max(counts))] if any(counts) else None
 
@@ -128,7 +129,9 @@ def gains_over(
     """The mean gain over the baseline by the objective of the search, on the sets of needles that
     chose a mask and on the others. None: no set or every one did, or other tasks too."""
     gains: dict[str, float | None] = {"gain_own": None, "gain_other": None}
-    if base is None or row is base or any(mask.get("tasks") for mask in masks):
+    traits = [load_method(mask["method"]).traits for mask in masks]
+    by_questions = all(each.searches or each.measures for each in traits)
+    if base is None or row is base or not by_questions or any(m.get("tasks") for m in masks):
         return gains
     by_set = zip(row["needles"], base["needles"], strict=True)
     found = [(ours[0] + ours[1] - theirs[0] - theirs[1]) / 2 for ours, theirs in by_set]
