@@ -43,6 +43,7 @@ from bosch.config import CalibrationConfig, Config, MaskConfig, shared_fields
 from bosch.data import tokens_stage
 from bosch.data.calibration import CalibrationSettings, build_set
 from bosch.eval.own_words import rewording
+from bosch.eval.report.intervals import draw_errors_of_mean
 from bosch.eval.results import PREDICTIONS
 from bosch.eval.rows import read_rows as read_prediction_rows
 from bosch.eval.suites.own_formats import METRIC
@@ -200,8 +201,9 @@ def formats_against(
     """The paired difference in points, with a 95 % interval over questions, each on its own text.
     The mean of the tasks counts, so questions are drawn within each.
 
-    over_sets: of all rows that differ from this one in the calibration set alone; sets are drawn
-    too, as what a set chooses differs more than what questions say. The questions are the same.
+    over_sets: of all rows that differ from this one in the calibration set alone; with the error
+    of their mean, as what a set chooses differs more than what questions say. The questions are
+    the same.
     """
     own = [name for name in KEY if name != "seed"] if over_sets else KEY
     like_it = [other for other in others if all(other.get(n) == row.get(n) for n in own)]
@@ -217,13 +219,13 @@ def formats_against(
     if not found or (over_sets and len(found) == 1):
         return ""
     differences_TSQ = np.array([[one[task] for one in found] for task in found[0]])
-    num_tasks, num_sets, num_questions = differences_TSQ.shape
     draw, drawn = np.random.default_rng(0), np.zeros(2_000)
-    sets_DS = draw.integers(num_sets, size=(len(drawn), num_sets))
-    for differences_SQ in differences_TSQ:
-        places_DQ = draw.integers(num_questions, size=(len(drawn), num_questions))
-        picked_DSQ = differences_SQ[sets_DS[:, :, None], places_DQ[:, None, :]]
-        drawn += picked_DSQ.mean((1, 2)) / num_tasks
+    # Each question counts by what it says of all sets.
+    for differences_Q in differences_TSQ.mean(axis=1):
+        places_DQ = draw.integers(len(differences_Q), size=(len(drawn), len(differences_Q)))
+        drawn += differences_Q[places_DQ].mean(axis=1) / len(differences_TSQ)
+    by_set = differences_TSQ.mean(axis=(0, 2))
+    drawn += draw_errors_of_mean(by_set.tolist(), count=len(drawn))
     low, high = np.percentile(drawn, [2.5, 97.5])
     return f"{differences_TSQ.mean():+.1f} [{low:+.1f}, {high:+.1f}]"
 

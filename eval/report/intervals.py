@@ -4,13 +4,14 @@ confidence interval.
 A curve is the score at a run's checkpoints over the number of training tokens, beside the dense
 model's score. Intervals are percentiles of a paired bootstrap: examples are drawn with replacement,
 the same ones for the dense model, every checkpoint and every run that answered them, so that their
-common difficulty cancels out.
+common difficulty cancels out. Over several seeds the error of their mean comes on top.
 """
 
 import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import zip_longest
 
 import numpy as np
@@ -92,8 +93,8 @@ def estimate(
     curves: Sequence[Curve], statistic: Statistic, baseline: Sequence[Curve] = ()
 ) -> Estimate:
     """The mean over curves, each of which is one seed, less that of the baseline's curves, which
-    are resampled with the same examples. Seeds are resampled as well. Undefined without curves;
-    without an interval if more than 5% of the replicates are undefined."""
+    are resampled with the same examples. Undefined without curves; without an interval if more than
+    5% of the replicates are undefined."""
     if not curves:
         return Estimate(None, num_seeds=0)
     # A pair is one seed: a run and its baseline run are resampled together, so what both find hard
@@ -109,10 +110,8 @@ def estimate(
     # A curve without replicates has one nan in their place, which stands in each row of its column.
     longest = max(map(len, resampled))
     table = np.array([np.broadcast_to(one, longest) for one in resampled]).T  # [replicate, seed]
-    # Each row draws as many seeds as there are, with replacement: how a run's seed falls is as much
-    # chance as which examples were asked.
-    seeds = np.random.default_rng(0).integers(0, len(values), table.shape)
-    means = np.take_along_axis(table, seeds, axis=1).mean(axis=1)
+    # How a run's seed falls is as much chance as which examples were asked.
+    means = table.mean(axis=1) + draw_errors_of_mean(values, count=longest)
     known, tail, low, high = np.sort(means[~np.isnan(means)]), (1 - LEVEL) / 2, None, None
     if len(known) >= LEVEL * len(means):
         # Without interpolation, which infinite values (not reached) would break.
@@ -120,6 +119,29 @@ def estimate(
         high = float(known[math.ceil((1 - tail) * len(known)) - 1])
     mean = float(np.mean(values))
     return Estimate(None if math.isnan(mean) else mean, low, high, len(values))
+
+
+def draw_errors_of_mean(values: Sequence[float], count: int) -> Numbers:
+    """By how much the mean of a few seeds misses that of all seeds: draws from the t distribution.
+
+    Seeds are not drawn with replacement as examples are: none of three lies farther from their mean
+    than they do, and such intervals of 95 % would hold the true mean in three cases of four.
+    """
+    if len(values) == 1:
+        return np.zeros(count)
+    if not np.isfinite(values).all():
+        return np.full(count, math.nan)
+    error = float(np.std(values, ddof=1)) / math.sqrt(len(values))
+    return error * _draw_t(len(values) - 1, count)
+
+
+@cache
+def _draw_t(freedom: int, count: int) -> Numbers:
+    """In random order, one of each of `count` equally likely parts of the t distribution, so that
+    the ends of an interval do not depend on a few draws far out."""
+    generator, each = np.random.default_rng(0), 200
+    parts = np.sort(generator.standard_t(freedom, (count * each)))
+    return generator.permutation(parts[each // 2 :: each])
 
 
 def _apply(statistic: Statistic, curve: Curve) -> tuple[float, Numbers]:

@@ -141,9 +141,9 @@ def baseline_table(comparison: Comparison) -> Table:
     ]
     note = (
         "Above the baseline run of the same model, ratio, window and seed, but for what the "
-        f"baseline names. In brackets: {LEVEL:.0%} bootstrap interval over seeds and examples, the "
-        "same for both runs; * marks those without zero, one in twenty by chance. In parentheses: "
-        "the number of seeds. With few, the intervals are too narrow."
+        f"baseline names. In brackets: {LEVEL:.0%} interval over seeds and examples, the same for "
+        "both runs; * marks those without zero, one in twenty by chance. In parentheses: the "
+        "number of seeds. Two or three say little, so that the intervals are wide."
     )
     header = ["runs", "score", "before training", "after training"]
     title = f"Difference from {comparison.baseline.title}, in points, of the loss in nats"

@@ -2,7 +2,6 @@
 intervals."""
 
 import math
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -79,16 +78,32 @@ FIFTY = at(50, [50])
         # Better by 10 on every resample: difficulty that both share cancels out.
         ([at(60, [50, 60, 70])], [at(50, [40, 50, 60])], Estimate(10, 10, 10, 1)),
         ([at(60)], [FIFTY], Estimate(10, None, None, 1)),
-        # By hand: resampling two seeds with differences 0 and 20 gives 0, 10, 10 or 20.
-        ([FIFTY, at(70, [70])], [FIFTY] * 2, Estimate(10, 0, 20, 2)),
-        ([at(55, [55]), *[at(56, [56])] * 2], [FIFTY] * 3, Estimate(17 / 3, 5, 6, 3)),
+        # Two seeds, 0 and 20: a standard error of 10, times 12.71 (Student's t, one degree).
+        ([FIFTY, at(70, [70])], [FIFTY] * 2, Estimate(10, -117, 137, 2)),
+        # Three, 5, 6 and 6: a standard error of 1/3, times 4.30.
+        ([at(55, [55]), *[at(56, [56])] * 2], [FIFTY] * 3, Estimate(17 / 3, 4.23, 7.10, 3)),
+        ([at(56, [56])] * 3, [FIFTY] * 3, Estimate(6, 6, 6, 3)),
+        ([at(math.inf, [math.inf]), FIFTY], [FIFTY] * 2, Estimate(math.inf, None, None, 2)),
     ],
 )
-def test_differences_are_resampled_over_seeds_and_examples(
+def test_differences_have_intervals_over_seeds_and_examples(
     curves: list[Curve], baselines: list[Curve], expected: Estimate
 ) -> None:
-    result = estimate(curves, intervals.value_at(0), baselines)
-    assert result == replace(expected, value=pytest.approx(expected.value))
+    found = estimate(curves, intervals.value_at(0), baselines)
+    assert (found.value, found.num_seeds) == (pytest.approx(expected.value), expected.num_seeds)
+    assert (found.low is None) == (expected.low is None)
+    if found.low is not None:
+        assert [found.low, found.high] == pytest.approx([expected.low, expected.high], rel=0.04)
+
+
+def test_an_interval_over_three_seeds_holds_the_mean_of_all_in_19_of_20_studies() -> None:
+    generator = np.random.default_rng(0)
+    held = 0
+    for _ in range(200):
+        seeds = generator.normal(50, 10, size=3)
+        found = estimate([at(value, [value]) for value in seeds], intervals.value_at(0))
+        held += (found.low or 0.0) <= 50 <= (found.high or 0.0)
+    assert 0.92 <= held / 200 <= 0.98
 
 
 CELL = ("task", 512)
