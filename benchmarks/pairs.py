@@ -28,7 +28,7 @@ from bosch.run.errors import MissingFileError, UserError
 
 TITLE = "{rows}, against {baseline}"
 COLUMNS = {"model": "model", "length": "length:,", "n": "questions", "%": "value:.1f"}
-COLUMNS |= {"difference": "difference", "kept, %": "kept:.0f", "by task": "by_task"}
+COLUMNS |= {"difference": "difference", "kept, %": "kept_interval", "by task": "by_task"}
 REPLICATES = 10_000
 
 Scores = dict[str, dict[int, float]]  # of a model: task -> number of the question -> points
@@ -92,26 +92,33 @@ def compared(ours: Scores, theirs: Scores | None) -> Row:
         "unit": "%",
         "difference": "",
         "kept": None,
+        "kept_interval": "",
         "tasks": list(means),
         "by_task": ", ".join(f"{mean:.0f}" for mean in means.values()),
     }
     if theirs is None or theirs is ours or not both:
         return row
-    random, drawn = np.random.default_rng(0), np.zeros(REPLICATES)
+    # Of a question that is answered in part the smaller part of the two is kept.
+    kept = {
+        task: {number: min(ours[task][number], theirs[task][number]) for number in numbers}
+        for task, numbers in both.items()
+    }
+    # The same questions are drawn for all three.
+    random = np.random.default_rng(0)
+    drawn = {name: np.zeros(REPLICATES) for name in ("ours", "theirs", "kept")}
     for task, numbers in both.items():
-        differences = np.array([ours[task][number] - theirs[task][number] for number in numbers])
         places = random.integers(len(numbers), size=(REPLICATES, len(numbers)))
-        drawn += differences[places].mean(1) / len(both)
-    low, high = np.percentile(drawn, [2.5, 97.5])
+        for name, scores in (("ours", ours), ("theirs", theirs), ("kept", kept)):
+            values = np.array([scores[task][number] for number in numbers])
+            drawn[name] += values[places].mean(1) / len(both)
     baseline = fmean(task_means(theirs, both).values())
+    low, high = np.percentile(drawn["ours"] - drawn["theirs"], [2.5, 97.5])
     row["difference"] = f"{row['value'] - baseline:+.1f} [{low:+.1f}, {high:+.1f}]"
     if baseline:
-        # Of a question that is answered in part the smaller part of the two is kept.
-        kept = {
-            task: {number: min(ours[task][number], theirs[task][number]) for number in numbers}
-            for task, numbers in both.items()
-        }
         row["kept"] = 100 * fmean(task_means(kept, both).values()) / baseline
+        known = drawn["theirs"] > 0  # of nothing no share is kept
+        low, high = np.percentile(100 * drawn["kept"][known] / drawn["theirs"][known], [2.5, 97.5])
+        row["kept_interval"] = f"{row['kept']:.0f} [{low:.0f}, {high:.0f}]"
     return row
 
 

@@ -368,6 +368,8 @@ def test_pairs_are_of_the_questions_that_both_models_were_asked(
     assert re.fullmatch(r"-62\.5 \[-87\.5, -50\.0\]", worse["difference"])
     assert same["difference"] == "+0.0 [+0.0, +0.0]"
     assert (dense["kept"], worse["kept"], same["kept"]) == (None, 37.5, 100)
+    # Of the words half to all, as drawn above, and no list.
+    assert re.fullmatch(r"38 \[12, 50\]", worse["kept_interval"])
     assert "by task" in capsys.readouterr().out
     again = run(tmp_path, "pairs", "--rows", str(file), "--baseline", "worse")
     assert again[0]["difference"].startswith("+62.5 [+50.0,")
