@@ -59,8 +59,8 @@ SMALL_WEIGHTS, BIG_GPU_GB = 1_500_000_000, 40
 # Of the training. On SmolLM2 75 steps closed as much of the loss' gap as 150 (docs/real-model.md);
 # of the bigger models of `large` nothing was measured.
 SMALL_STEPS, LARGE_STEPS = 75, 150
-# On SmolLM2 the search was not better than this ranking of a minute where up to this share of the
-# groups has a window, and at .95 it kept what the ranking lost nearly all of (docs/real-masks.md).
+# On SmolLM2 the search was not better than this ranking of a few minutes where up to this share of
+# the groups has a window, and at .95 it kept much that the ranking lost (docs/real-masks.md).
 RANKING, RANKED_UP_TO = "razor", 0.875
 # Of multikey_2 and 3 small models answer next to nothing, and much in words of their own.
 EASY_TASKS = ("niah_single_1", "niah_single_2", "niah_single_3", "niah_multikey_1")
@@ -482,8 +482,8 @@ def warnings(config: Config) -> list[str]:
     judged = max(config.eval.niah_lengths)
     read = max(config.calibration.length, config.data.sequence_length)
     if config.ratio and judged > read:
-        # Trained on 1,024 tokens, SmolLM2 kept 60 % of its answers at 4,096, and all when it was
-        # trained on as long texts (docs/real-model.md).
+        # Trained on 1,024 tokens, SmolLM2 kept 54 % of its answers at 4,096, and 77 to 95 % when it
+        # was trained on as long texts (docs/real-model.md).
         problem = f"warning: texts of {judged:,} tokens are asked about, but calibration and "
         problem += f"training read only {read:,}, and beyond that far more is lost; "
         problem += f"--data.sequence-length {judged} --calibration.length {judged}"
