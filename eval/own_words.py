@@ -19,7 +19,7 @@ from transformers import Cache, PreTrainedTokenizerBase
 
 from bosch.attention.cache import CACHE
 from bosch.data.calibration import LEAD, OWN_TOKENS, ContextText, Rewording, encode_after
-from bosch.eval.prompt_cache import copy_cache, new_cache
+from bosch.eval.prompt_cache import can_copy, copy_cache, new_cache
 from bosch.run.progress import say, track
 
 MOST_TOKENS = 128  # longer answers, continuations of a text, are not asked for
@@ -60,9 +60,13 @@ def in_own_words(
         ids += encode_after(ids, prompt, tokenizer) if ids else tokenizer(prompt)["input_ids"]
         expected = encode_after(ids, answer, tokenizer)
         if len(expected) <= MOST_TOKENS:
+            # What is written goes into a copy, since the answer as it is encoded may have other
+            # tokens. Where no copy can be made, each question reads the whole text anew.
+            if not can_copy(cache):
+                cache = new_cache(model.config)
             first = read(model, cache, ids[cache.get_seq_length() :])
-            # In a copy, since the answer as it is encoded may have other tokens.
-            copy, most = copy_cache(cache, len(ids)), len(expected) + LEAD
+            copy = copy_cache(cache, len(ids)) if can_copy(cache) else cache
+            most = len(expected) + LEAD
             written = write(model, copy, tokenizer, ids[-8:], first, most, values)
             # Of several lines or entries, the one that is asked for comes first.
             if context.sources and written and any(map(str.isalnum, written[: -len(values[0])])):

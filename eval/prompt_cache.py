@@ -28,7 +28,7 @@ def new_cache(config: PretrainedConfig) -> Cache:
 def can_copy(cache: Cache) -> bool:
     """Whether the functions below support this cache: no native windows, no recurrent states, and
     no first tokens kept as sinks, of which a copy would have to know where each text begins."""
-    known = all(type(layer) in (GrowingLayer, HybridLayer) for layer in cache.layers)
+    known = all(type(layer) in (GrowingLayer, RollingLayer, HybridLayer) for layer in cache.layers)
     return bool(cache.layers) and known and not any(getattr(x, "first", None) for x in cache.layers)
 
 
@@ -49,6 +49,7 @@ def keep_windows_only(cache: Cache) -> None:
 def copy_cache(cache: Cache, num_tokens: int, whole: bool = False) -> Cache:
     """A copy of the first positions of a cache with one sequence. `whole`: window groups hold all
     positions and keep every new one, so the copy can itself be copied at any position."""
+    assert can_copy(cache), "a copy would not answer as this cache does; ask can_copy first"
     copy = DynamicCache()
     copy.layers = [_copy_layer(layer, num_tokens, whole) for layer in cache.layers]
     return copy

@@ -22,6 +22,7 @@ from bosch.data.tokenizer_files import describe_tokenizer
 from bosch.data.toy_world.world import ToyEssays, key_words
 from bosch.eval.evaluate import check_calibration, plan_of_run
 from bosch.eval.own_words import rewording
+from bosch.eval.prompt_cache import can_copy, copy_cache, new_cache
 from bosch.eval.runner import describe_examples, load_examples, write_examples
 from bosch.eval.suites._interface import Example
 from bosch.model import fetch_model, load_for_search, load_tokenizer
@@ -35,6 +36,8 @@ from bosch.run.folder import RunFolder
 from bosch.run.stage import Stage, follow_reference
 from bosch.search.score import Evaluator
 from tests import odd_tokenizers
+from tests.hybrid_folders import tiny_tokenizer
+from tests.model_factory import tiny_model
 from tests.toy_tokenizer import train_tokenizer
 
 SETTINGS = sets.CalibrationSettings(examples=28, length=700, questions_per_context=2, essays="toy")
@@ -256,6 +259,31 @@ def test_own_words_are_what_the_dense_model_writes_up_to_the_answer(tmp_path: Pa
     config = replace(smoke(), calibration=replace(smoke().calibration, questions=str(path)))
     asked = replace(config, calibration=replace(config.calibration, answers="own-words"))
     assert build(config).fingerprint != build(asked).fingerprint
+
+
+def test_own_words_of_a_model_with_windows_of_its_own_are_what_it_writes() -> None:
+    """Its cache cannot be copied. The text is longer than its windows, and has two questions."""
+    windows = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+    model, tokenizer = tiny_model("olmo3", sliding_window=8, **windows), tiny_tokenizer()
+    text, pieces, expected = "", list[tuple[str, str]](), list[tuple[str, str]]()
+    for prompt in (TEXT, " And who has it?"):
+        ids = tokenizer(text + prompt)["input_ids"]
+        for _ in range(8):
+            logits = model(torch.tensor([ids]), use_cache=False).logits
+            ids.append(int(logits[0, -1].argmax()))
+        written = str(tokenizer.decode(ids[-8:]))
+        end = max(place for place, sign in enumerate(written, 1) if not sign.isalnum())
+        pieces.append((prompt, written[1:end]))
+        expected.append((prompt, written[:end]))
+        text += prompt + written[:end]
+    answers = tuple((answer,) for _, answer in pieces)
+    asked = sets.ContextText("own", tuple(pieces), answers)
+    (found,) = rewording(lambda: model, tokenizer)([asked])
+    assert found.pieces == tuple(expected)
+    cache = new_cache(model.config)
+    assert not can_copy(cache)
+    with pytest.raises(AssertionError, match="ask can_copy first"):
+        copy_cache(cache, 0)
 
 
 TEXT_TASKS = replace(SETTINGS, examples=16, length=500, tasks=("copy", "look_up", "quote"))
