@@ -129,10 +129,26 @@ def write(
 ) -> str | None:
     """What follows these tokens, up to the end of the last value; None if so many lack one."""
     known, tokens = len(tokenizer.decode(before)), list(before)
-    for _ in range(most):
+    for _ in range(most + 1):  # one more, which shows that the last value is whole
         tokens.append(token)
         text = tokenizer.decode(tokens)[known:]
-        if all(value in text for value in values):
-            return text[: max(text.index(value) + len(value) for value in values)]
+        ends = [end_of(value, text) for value in values]
+        if all(ends):
+            return text[: max(ends)]
         token = read(model, cache, [token])
     return None
+
+
+def end_of(value: str, text: str) -> int:
+    """Where the value ends in the text. 0 if it is not there, or if nothing shows that it is whole:
+    100 is no answer in 1005. The name of an end token, such as </s>, shows it too."""
+    ends = (found.end() for found in re.finditer(re.escape(value), text))
+    return next(
+        (end for end in ends if end < len(text) and not goes_on(*text[end - 1 : end + 1])), 0
+    )
+
+
+def goes_on(last: str, following: str) -> bool:
+    """Whether a number or a word does. Letters without capitals are not judged, since Chinese and
+    others put no blanks between words."""
+    return all(sign.isdigit() or sign.lower() != sign.upper() for sign in (last, following))

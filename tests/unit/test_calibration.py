@@ -21,7 +21,7 @@ from bosch.data import calibration_stage, needles
 from bosch.data.tokenizer_files import describe_tokenizer
 from bosch.data.toy_world.world import ToyEssays, key_words
 from bosch.eval.evaluate import check_calibration, plan_of_run
-from bosch.eval.own_words import rewording
+from bosch.eval.own_words import end_of, rewording
 from bosch.eval.prompt_cache import can_copy, copy_cache, new_cache
 from bosch.eval.runner import describe_examples, load_examples, write_examples
 from bosch.eval.suites._interface import Example
@@ -244,13 +244,14 @@ def test_own_words_are_what_the_dense_model_writes_up_to_the_answer(tmp_path: Pa
     ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
     words = tokenizer.decode(model.generate(ids, max_new_tokens=8)[0, ids.shape[1] :])
     *_, last = words.split()
-    lead, rows = words[: words.index(last)], [OWN | {"answer": a} for a in (last, "zebra 1234")]
+    lead, begin = words[: words.index(last)], last[:-1]
     assert lead.strip(), "the model must write something before what is asked for"
+    rows = [OWN | {"answer": answer} for answer in (last, "zebra 1234", begin)]
     path = write_questions(tmp_path / "own.jsonl", *rows, {"text": TEXT})
 
     _, haystacks = read_own(path, "--answers", "own-words")
     answers = [tokenizer.decode(h.ids_T[list(h.questions[0].answer)]) for h in haystacks]
-    assert answers[:2] == [lead + last, " zebra 1234"]
+    assert answers[:3] == [lead + last, " zebra 1234", f" {begin}"]
     # So the dense model is right where it answers, whatever it writes first.
     evaluator = Evaluator(model, Calibration(haystacks[:2]), 8)
     answers = [evaluator.answers(((1,) * 8,) * 2, number) for number in (0, 1)]
@@ -259,6 +260,23 @@ def test_own_words_are_what_the_dense_model_writes_up_to_the_answer(tmp_path: Pa
     config = replace(smoke(), calibration=replace(smoke().calibration, questions=str(path)))
     asked = replace(config, calibration=replace(config.calibration, answers="own-words"))
     assert build(config).fingerprint != build(asked).fingerprint
+
+
+@pytest.mark.parametrize(
+    ("value", "text", "end"),
+    [
+        ("100", " 100", 0),  # the next token may be more of it
+        ("100", " 1005.", 0),
+        ("100", " 1005, no, 100.", 14),
+        ("100", " 100</s>", 4),
+        ("a key", ": a keyhole", 0),
+        ("a key", ": a key\nAnd", 7),
+        ("mat.", " mat.The", 5),
+        ("北京", "北京是首都", 2),
+    ],
+)
+def test_a_value_counts_when_it_is_seen_to_be_whole(value: str, text: str, end: int) -> None:
+    assert end_of(value, text) == end
 
 
 def test_own_words_of_a_model_with_windows_of_its_own_are_what_it_writes() -> None:
