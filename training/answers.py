@@ -17,7 +17,7 @@ goes on with the files that are missing, and any number of ranks writes the same
 import io
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,7 @@ FEWEST_TOKENS = 8  # of an answer in the model's own words
 # Questions on one text, at least and at most; of a list the lines, as far as there is room.
 QUESTIONS = {"copy": (8, 64), "look_up": (4, 16), "quote": (1, 4)}
 LINE_TOKENS = 8  # more than a line of a list has
+NO_ANSWER = "\ufffd"  # no answer begins like this
 SEAM_TOKENS = 8  # by which a text may be longer than its parts
 WORDS_FROM = 256  # sequences whose words stand in lists and entries
 BATCH_TOKENS = 16_384  # of texts that are answered at once
@@ -216,7 +217,10 @@ class Writer:
             )
         except DoesNotFitError:
             return None
-        return Question(number, attempt, task, asked, in_chat, is_drawn)
+        question = Question(number, attempt, task, asked, in_chat, is_drawn)
+        if in_chat and not question.is_written and self.find_in_chat(turns_of(question)) is None:
+            return replace(question, in_chat=False)  # the template changes answers
+        return question
 
     def in_chat(self, *turns: tuple[str, str | None]) -> str:
         """Each a prompt and its answer; None: to be written."""
@@ -265,25 +269,36 @@ class Writer:
 
     def compose(self, question: Question) -> tuple[str, list[tuple[int, int]]]:
         """A text with all answers, and where in it they are; of a list each line is one."""
-        turns = [(one.prompt, one.answer or "") for one in question.asked]
-        if question.task == "copy":  # the prompts between the lines are written too
-            (prompt, answer), *rest = turns
-            turns = [(prompt, answer + "".join(prompt + answer for prompt, answer in rest))]
-        if question.in_chat and question.task == "copy":
-            # The sign before the first line is the assistant's.
-            above, _, sign = prompt.rpartition("\n")
-            turns = [(above, sign + turns[0][1])]
-        text, spans = "", []
-        for number, (prompt, answer) in enumerate(turns):
-            if question.in_chat:
-                begin = len(self.in_chat(*turns[:number], (prompt, None)))
-                text, answer = self.in_chat(*turns[: number + 1]), answer.strip()
-            else:
-                begin, text = len(text + prompt), text + prompt + answer
+        turns = turns_of(question)
+        if question.in_chat:
+            text, begins = self.in_chat(*turns), self.find_in_chat(turns)
+            assert begins is not None, "draw_question takes no chat then"
+        else:
+            text, begins = "", []
+            for prompt, answer in turns:
+                begins.append(len(text + prompt))
+                text += prompt + answer
+        spans = []
+        for begin, (_, answer) in zip(begins, turns, strict=True):
             for line in answer.splitlines(keepends=True):
                 spans.append((begin, begin + len(line)))
                 begin += len(line)
         return text, spans
+
+    def find_in_chat(self, turns: Sequence[tuple[str, str]]) -> list[int] | None:
+        """Where in the text of a chat each answer begins; None if the template changes one."""
+        text, begins = self.in_chat(*turns), []
+        for number, (prompt, answer) in enumerate(turns):
+            # Up to an answer the text is the same with any other one. It is not always the end of a
+            # generation prompt: Qwen3's template puts an empty think block before the last answer.
+            # The dense model reads that block when its likeliest tokens are compared with the
+            # answer, and the hybrid reads it in training; neither is to write it.
+            other = self.in_chat(*turns[:number], (prompt, NO_ANSWER), *turns[number + 1 :])
+            pairs = enumerate(zip(text, other, strict=False))
+            begins.append(next((place for place, (a, b) in pairs if a != b), len(text)))
+            if not text.startswith(answer, begins[-1]):
+                return None
+        return begins
 
     def write(self, questions: Sequence[Question]) -> list[Document | None]:
         """What the model answers; None if it is too short to count. All greedy, or all drawn."""
@@ -315,6 +330,21 @@ class Writer:
     def encoding(self, question: Question) -> dict[str, bool]:
         """A template writes the special tokens itself."""
         return {"add_special_tokens": not question.in_chat}
+
+
+def turns_of(question: Question) -> list[tuple[str, str]]:
+    """Its prompts, each with its answer."""
+    turns = [(one.prompt, one.answer or "") for one in question.asked]
+    if question.task == "copy":  # the prompts between the lines are written too
+        (prompt, answer), *rest = turns
+        turns = [(prompt, answer + "".join(prompt + answer for prompt, answer in rest))]
+    if not question.in_chat:
+        return turns
+    if question.task == "copy":
+        # The sign before the first line is the assistant's.
+        above, _, sign = prompt.rpartition("\n")
+        turns = [(above, sign + turns[0][1])]
+    return [(prompt, answer.strip()) for prompt, answer in turns]
 
 
 def load_dense(folder: Path, settings: TrainConfig) -> Any:

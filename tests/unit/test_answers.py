@@ -186,6 +186,45 @@ def test_questions_and_answers_take_turns_behind_a_chat_template(tokens: Path) -
     assert prompt == "[user] What?<|endoftext|>\n[assistant] "
 
 
+# As in Qwen3's, a think block comes before answers behind the last question, but not in the prompt.
+THINKING = """{% set ns = namespace(last=0) %}{% for m in messages %}
+{%- if m.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}{% endfor %}
+{%- for m in messages %}[{{ m.role }}] {% if loop.index0 > ns.last %}<think>
+
+</think>
+
+{% endif %}{{ m.content }}<|endoftext|>
+{% endfor %}{% if add_generation_prompt %}[assistant] {% endif %}"""
+TWO = [Asked("Think of a and b.\nThe file on a:", " think"), Asked("\nThe file on b:", " 42")]
+LINES = [Asked("A list.\n\nThe list again:\n-", " some words"), Asked("\n-", " more of them")]
+
+
+@pytest.mark.parametrize(("task", "asked"), [("quote", TWO[:1]), ("look_up", TWO), ("copy", LINES)])
+def test_a_template_may_put_more_than_its_prompt_before_an_answer(
+    task: str, asked: list[Asked], tokens: Path
+) -> None:
+    writer = Writer(MODEL, opened(tokens), IN_FP32, seed=0)
+    writer.tokenizer.chat_template = THINKING
+    text, spans = writer.compose(Question(0, 1, task, asked, in_chat=True, is_drawn=False))
+    assert text.count("<think>\n\n</think>\n\n") == 1
+    found = [text[begin:end].strip("\n- ") for begin, end in spans]
+    assert found == [str(one.answer).strip() for one in asked]
+    assert all(text[begin - 1] in " \n" for begin, _ in spans)
+
+
+def test_no_question_is_in_chat_where_the_template_changes_answers(tokens: Path) -> None:
+    writer = Writer(MODEL, opened(tokens), IN_FP32, seed=0)
+    found = []
+    for template in (CHAT, CHAT.replace("m.content", "m.content[:1]")):
+        writer.tokenizer.chat_template = template
+        questions = [writer.draw_question(number, 1) for number in range(15)]
+        kept = [one for one in questions if one is not None and not one.is_written]
+        found.append([one.in_chat for one in kept])
+    assert any(found[0])
+    assert len(found[1]) == len(found[0])
+    assert not any(found[1])
+
+
 def test_lessons_and_training_are_of_the_same_answers(
     tokens: Path, answers: Path, tmp_path: Path
 ) -> None:
