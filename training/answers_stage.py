@@ -10,7 +10,7 @@ from bosch.data.tokenizer_files import read_tokenizer
 from bosch.model import describe_source, fetch_model, hash_text_files
 from bosch.run.errors import MissingFileError, UserError
 from bosch.run.files import STARTED, read_sealed_json
-from bosch.run.stage import Artifact, Stage
+from bosch.run.stage import Artifact, Stage, follow_reference
 from bosch.training.train_stage import TEACHER
 
 
@@ -52,7 +52,8 @@ def stage(
 
 
 def read_answers(folder: Path, tokens: Artifact) -> Artifact:
-    """A complete folder of answers, which must be on these tokens."""
+    """A complete folder of answers, or a run's reference to one. They must be on these tokens."""
+    folder = follow_reference(folder)
     try:
         found = read_sealed_json(folder / STARTED, "settings", "inputs")["inputs"]["tokens"]
     except (MissingFileError, KeyError) as error:

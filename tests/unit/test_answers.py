@@ -25,7 +25,10 @@ from bosch.run import progress
 from bosch.run.dist import Ranks
 from bosch.run.errors import UserError
 from bosch.run.files import read_sealed_json
+from bosch.run.folder import RunFolder
+from bosch.run.stage import Artifact, locate
 from bosch.run.tensorboard import read_metrics
+from bosch.training import answers_stage
 from bosch.training.answers import Question, Writer, load_dense, write_answers, write_tokens
 from bosch.training.loop import TrainJob, train
 from bosch.training.on_policy import OnPolicy
@@ -93,6 +96,19 @@ def test_only_answers_are_learned_and_only_in_the_chosen_sequences(
     for step in range(whole.num_steps):
         parts = [whole.batch(step, rank, 2) for rank in range(2)]
         assert sum(part.num_targets for part in parts) == whole.num_targets(step)
+
+
+def test_answers_are_read_where_a_run_refers_to_them(
+    tokens: Path, answers: Path, tmp_path: Path
+) -> None:
+    run_path, given = tmp_path / "runs" / "one", Artifact.load(tokens)
+    made = answers_stage.stage(presets.SMOKE_MODEL, SHARE, IN_FP32, 0, given, shared=True)
+    shutil.copytree(answers, locate(run_path, made))
+    with RunFolder(run_path, say=lambda line: None) as run:
+        run.complete(made)
+    (reference,) = (run_path / "answers").iterdir()
+    found = answers_stage.read_answers(reference.parent, given)
+    assert found == Artifact(locate(run_path, made), made.fingerprint)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 100])
