@@ -332,9 +332,11 @@ class Run:
             self.end_in_time(read_sealed_json(ending, "begin", "end"))
 
     def teach_on_policy(self, *given: Any) -> Lesson:
-        """What the teacher says of tokens that the model has written."""
+        """What the teacher says of tokens that the model has written. All of the loss: its own
+        samples are nothing to learn as the next token."""
         assert self.teacher is not None
-        return replace(self.teacher.teach(*given), reverse=self.settings.reverse_weight)
+        lesson = self.teacher.teach(*given)
+        return replace(lesson, weight=1.0, reverse=self.settings.reverse_weight)
 
     def make_batch(self, step: int) -> Batch:
         batch = self.loader.batch(step, *self.group)
