@@ -129,10 +129,11 @@ def train(job: TrainJob) -> str | None:
                 # averages over the ranks, so multiply by their number to get the sum. The loss that
                 # is logged is summed over the ranks, so it is divided by their number again.
                 num_targets, teach = run.loader.num_targets(done), run.teach
+                sequences = run.loader.sequences(done).tolist()
                 is_written = run.on_policy is not None and run.on_policy.is_step(done)
                 if run.on_policy is not None and is_written:
                     batch, num_targets = run.on_policy.write(model, done, ranks)
-                    teach = run.teach_on_policy
+                    teach, sequences = run.teach_on_policy, run.on_policy.numbers(done)
                 scale = ranks.world / num_targets
                 gated = None if learner is None else partial(learner.model_arguments, done)
                 micro_batches = list(run.split(batch, schedule.micro_batch_sequences))
@@ -149,7 +150,7 @@ def train(job: TrainJob) -> str | None:
                         group["lr"] = group["peak"] * learner.rate(done)
                 # The norm of the gates is no part of the model's, but spoils its step as well.
                 worst = float(norm) if math.isfinite(gate_norm) else math.nan
-                skipped = run.guards.judge(step, loss_value, worst, run.loader.sequences(done))
+                skipped = run.guards.judge(step, loss_value, worst, sequences)
                 if skipped is None:
                     clip_grads_with_norm_(parameters, settings.clip_norm, norm)
                     optimizer.step()

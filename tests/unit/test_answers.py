@@ -297,3 +297,18 @@ def test_a_hybrid_that_writes_learns_from_the_dense_model_at_its_own_tokens(
     assert rows[1]["loss"] == pytest.approx(expected, rel=1e-4)
     with pytest.raises(UserError, match="takes the questions of --answers-from"):
         train(replace(job, tokens=opened(tokens), folder=tmp_path / "none"))
+
+
+def test_a_step_whose_loss_is_not_finite_names_the_sequences_whose_questions_were_asked(
+    tokens: Path, answers: Path, tmp_path: Path
+) -> None:
+    packed, dense = opened(tokens, answers), load_dense(MODEL, IN_FP32)
+    settings = replace(IN_FP32, objective="distill", on_policy=1.0, batch_sequences=2, max_steps=3)
+    dense.get_parameter("model.norm.weight").data.fill_(float("nan"))
+    teacher = save(dense, tmp_path / "teacher")
+    job = TrainJob(settings, MODEL, packed, tmp_path / "train", 6 * LENGTH, teacher=teacher)
+    assert packed.train.answers is not None
+    asked = OnPolicy(packed.train.answers, 1.0, num_steps=3, batch_sequences=2).numbers(2)
+    assert asked != list(Loader(packed, batch_sequences=2).sequences(2))
+    with pytest.raises(UserError, match=f"step 3 with the sequences {asked[0]} {asked[1]}\\."):
+        train(job)
