@@ -295,6 +295,9 @@ class Run:
         if settings.on_policy:
             if (answers := job.tokens.train.answers) is None:
                 raise UserError("train.on_policy takes the questions of --answers-from.")
+            if not answers.places:  # a small share of few sequences may be none
+                problem = f"{answers.folder} has no questions for train.on_policy"
+                raise UserError(f"{problem}; raise --data.answers (of bosch answers: --share).")
             self.on_policy = OnPolicy(
                 answers, settings.on_policy, schedule.num_steps, schedule.batch_sequences
             )

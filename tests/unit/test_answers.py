@@ -29,7 +29,14 @@ from bosch.run.folder import RunFolder
 from bosch.run.stage import Artifact, locate
 from bosch.run.tensorboard import read_metrics
 from bosch.training import answers_stage
-from bosch.training.answers import Question, Writer, load_dense, write_answers, write_tokens
+from bosch.training.answers import (
+    Question,
+    Writer,
+    load_dense,
+    write_answers,
+    write_summary,
+    write_tokens,
+)
 from bosch.training.loop import TrainJob, train
 from bosch.training.on_policy import OnPolicy
 from tests.plain_training import save
@@ -297,6 +304,10 @@ def test_a_hybrid_that_writes_learns_from_the_dense_model_at_its_own_tokens(
     assert rows[1]["loss"] == pytest.approx(expected, rel=1e-4)
     with pytest.raises(UserError, match="takes the questions of --answers-from"):
         train(replace(job, tokens=opened(tokens), folder=tmp_path / "none"))
+    few = 1e-9  # of the sequences: none of them
+    write_summary(tmp_path, MODEL, opened(tokens), few)
+    with pytest.raises(UserError, match=r"has no questions .*raise --data\.answers"):
+        train(replace(job, tokens=opened(tokens, tmp_path), folder=tmp_path / "none"))
 
 
 def test_a_step_whose_loss_is_not_finite_names_the_sequences_whose_questions_were_asked(
