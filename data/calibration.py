@@ -62,8 +62,9 @@ class CalibrationSettings(CalibrationConfig):
                 raise UserError(f"{name!r} is no task: {suggest(name, ALL_TASKS)}")
             if name in text_tasks.OWN_WORDS and self.answers != "own-words":
                 problem = f"the task {name} has no answer but what the model itself writes"
-                remedy = "add --calibration.answers own-words, or name the --calibration.tasks"
-                raise UserError(f"{problem}; {remedy} without it.")
+                remedy = "add --calibration.answers own-words, or leave it out of"
+                of_calibrate = "bosch calibrate: --answers own-words, or --tasks"
+                raise UserError(f"{problem}; {remedy} --calibration.tasks ({of_calibrate}).")
             if name in text_tasks.TASKS:
                 continue
             if self.questions_per_context > 1 and TASKS[name].num_queries > 1:

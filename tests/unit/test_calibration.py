@@ -380,8 +380,9 @@ def test_the_model_itself_answers_what_only_it_can(tmp_path: Path) -> None:
     for value, left_out in ((words[0], ()), (words[1], (0,))):
         asked = sets.ContextText("copy", ((prompt, f" {value}"),), ((value,),), sources=(prompt,))
         assert reword([asked])[0].left_out == left_out
-    with pytest.raises(UserError, match="continue has no answer but what the model itself writes"):
-        replace(settings, answers="expected")
+    named = r"continue has no answer but what the model itself writes.* --answers own-words"
+    with pytest.raises(UserError, match=named):
+        command("--tasks", "continue", out=tmp_path)
     with pytest.raises(UserError, match=r"'look_it' is no task.*look_up"):
         replace(settings, tasks=("look_it",))
 
