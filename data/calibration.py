@@ -204,7 +204,7 @@ def build_text_task(
     name: str, count: int, settings: CalibrationSettings, material: Material, tokenizer: "Tokenizer"
 ) -> list[ContextText]:
     """Contexts of a task of text_tasks.py, with spare ones if questions may be left out."""
-    text = text_tasks.make_text(sentences_of(settings, material))
+    text = gather_questioned(settings, material)
     count_tokens, asked_for = needles.token_counter(tokenizer), settings.questions_per_context
     spare = SPARE if settings.answers == "own-words" and name not in text_tasks.OWN_WORDS else 1
     contexts = []
@@ -228,6 +228,22 @@ def build_text_task(
         )
         contexts.append(context)
     return contexts
+
+
+def gather_questioned(settings: CalibrationSettings, material: Material) -> text_tasks.Text:
+    """The text that the tasks of text_tasks.py ask about. UserError if it has too few words."""
+    text = text_tasks.make_text(sentences_of(settings, material))
+    questions = settings.questions_per_context
+    needed = {name: text_tasks.words_needed(name, questions) for name in settings.tasks}
+    if lacking := [name for name in needed if needed[name] > len(text.words)]:
+        names, most = " and ".join(lacking), max(needed.values())
+        fewer = "ask fewer questions a context, " if most > text_tasks.FEWEST_WORDS else ""
+        raise UserError(
+            f"The lists and entries of {names} take {most} words ({text_tasks.WORD_IN_WORDS}), and "
+            f"the text has {len(text.words)}. Name --calibration.tasks (bosch calibrate: --tasks) "
+            f"without {names}, {fewer}or name more text in Latin letters."
+        )
+    return text
 
 
 def sentences_of(settings: CalibrationSettings, material: Material) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any
 from bosch import model as models
 from bosch.calibration import Calibration, read_calibration
 from bosch.config import Config
-from bosch.data import needles
+from bosch.data import needles, text_tasks
 from bosch.data.calibration import (
     FACTS,
     NO_TASK_FITS,
@@ -21,6 +21,7 @@ from bosch.data.calibration import (
     Rewording,
     build_set,
     gather_material,
+    gather_questioned,
     write_set,
 )
 from bosch.data.needle_text import hash_text, is_text, resolve
@@ -44,6 +45,8 @@ def check(model: str, settings: CalibrationSettings) -> None:
         build_set(settings, models.load_tokenizer(model), models.read_shape(model).positions)
         return
     length, material = settings.length, gather_material(settings)
+    if set(settings.tasks) & set(text_tasks.TASKS):
+        gather_questioned(settings, material)
     # The tasks of text_tasks.py fit into any text that is long enough to have something hidden.
     least = [
         needles.least_tokens(TASKS[name], length, material) if name in TASKS else 0

@@ -51,8 +51,10 @@ SUMMARIES = (
 )
 NUM_ENTRIES = 8
 MOST_COMMON = 50
+FEWEST_WORDS = 50  # of a text for lists and entries, or they would all be alike
 BEGIN_WORDS, QUOTED_WORDS = 4, 6
 WORD = re.compile(r"\b[a-z]{4,9}\b")
+WORD_IN_WORDS = f"of 4 to 9 small Latin letters, without the {MOST_COMMON} most common"
 
 
 class Asked(NamedTuple):
@@ -76,10 +78,13 @@ def make_text(sentences: Sequence[str]) -> Text:
     counts = Counter(word for sentence in sentences for word in WORD.findall(sentence))
     # Without the most common, "that" and "with": as names of things they read oddly.
     words = sorted(word for word, _ in counts.most_common()[MOST_COMMON:])
-    if len(words) < 50:
-        problem = f"A text of {len(sentences)} sentences has {len(words)} words"
-        raise UserError(f"{problem} for lists and entries, too few; name more text.")
     return Text(tuple(sentences), tuple(words))
+
+
+def words_needed(task: str, questions: int) -> int:
+    """Words that a text must have for so many questions of a task on one text."""
+    of_each = {"copy": 2, "look_up": 1}.get(task, 0)  # the other tasks have no lists and no entries
+    return of_each and max(FEWEST_WORDS, of_each * questions)
 
 
 def ask(
@@ -94,6 +99,11 @@ def ask(
     """So many questions on as much of the text as fits into `length` tokens with the answers.
     `count` gives the tokens of a text, `seed` decides all. answer_tokens: for all answers, where
     they are the model's own words; it is asked one question then."""
+    if len(text.words) < (needed := words_needed(task, questions)):
+        raise UserError(
+            f"{task} takes {needed} words ({WORD_IN_WORDS}), and the text has {len(text.words)}; "
+            "ask fewer or other questions, or take more text."
+        )
     first = random.Random(f"{seed}/first").randrange(len(text.sentences))
 
     def write(number: int) -> list[Asked]:

@@ -248,6 +248,15 @@ def test_no_question_is_in_chat_where_the_template_changes_answers(tokens: Path)
     assert not any(found[1])
 
 
+def test_a_text_without_words_for_lists_and_entries_is_refused(tmp_path: Path) -> None:
+    text, folder = tmp_path / "ru.txt", tmp_path / "tokens"
+    text.write_text("Ключ лежит под старым ковром у двери дома. " * 200, "utf-8")
+    options = f"--model {MODEL} --source {text} --sequence-length {LENGTH} --workers 1"
+    prepare_tokens.main([*options.split(), "--tokens", "4k", "--out", str(folder)])
+    with pytest.raises(UserError, match=r"has 0 words .* Train without --data\.answers"):
+        make(folder, tmp_path / "answers")
+
+
 def test_lessons_and_training_are_of_the_same_answers(
     tokens: Path, answers: Path, tmp_path: Path
 ) -> None:

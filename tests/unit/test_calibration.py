@@ -330,6 +330,33 @@ def test_tasks_of_the_text_stand_beside_needles(tokenizer: PreTrainedTokenizerFa
     assert not {context.text for context in other} & {context.text for context in contexts}
 
 
+def test_a_text_with_too_few_words_for_a_task_is_refused_before_work_begins(tmp_path: Path) -> None:
+    russian, few = tmp_path / "ru.txt", tmp_path / "few.txt"
+    sentences = (f"Ключ номер {n} лежит под старым ковром у двери дома." for n in range(900))
+    russian.write_text(" ".join(sentences), "utf-8")
+    letters = str.maketrans("0123456789", "abcdefghij")
+    words = [f"{number:06}".translate(letters) for number in range(110)]
+    few.write_text(" ".join(f"Say {word} and go on." for word in words * 40))
+
+    out, text = tmp_path / "set", f"text:{russian}"
+    named = "of copy and look_up take 50 words .*the text has 0.* without copy and look_up, or name"
+    given = ["--essays", text, "--answers", "own-words", "--tasks"]
+    with pytest.raises(UserError, match=named):
+        command(*given, "niah_single_1", "copy", "look_up", out=out)
+    run = ["--preset", "smoke", "--run-dir", str(tmp_path / "run"), "--dry-run"]
+    with pytest.raises(UserError, match=named):
+        recover([*run, "--calibration.essays", text, "--calibration.tasks", "copy,look_up"])
+    assert not out.exists()
+    # Others have no lists and no entries.
+    command(*given, "continue", out=out)
+    assert read_calibration(out).num_questions
+
+    asked = ["--tasks", "copy", "--questions-per-context", "32", "--examples", "32"]
+    named = r"copy take 64 words .*the text has 60\..* ask fewer questions a context"
+    with pytest.raises(UserError, match=named):
+        command("--essays", f"text:{few}", *asked, out=tmp_path / "other")
+
+
 def test_what_the_dense_model_does_not_get_is_left_out(tokenizer: PreTrainedTokenizerFast) -> None:
     """The first question of every text, as if the model had been asked."""
     settings = replace(TEXT_TASKS, answers="own-words", examples=12)

@@ -1,5 +1,6 @@
 """Questions about a text: what they ask, that they fit, and that no suite that judges has them."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ from transformers import AutoTokenizer
 from bosch.assets import asset_folder
 from bosch.data import text_tasks
 from bosch.data.needles import DoesNotFitError, token_counter
-from bosch.data.text_tasks import OWN_WORDS, TASKS, ask, make_text
+from bosch.data.text_tasks import OWN_WORDS, TASKS, ask, make_text, words_needed
 from bosch.data.toy_world.world import ToyEssays
 from bosch.eval.suites import long_answers, own_formats
 from bosch.run.errors import UserError
@@ -81,5 +82,16 @@ def test_what_does_not_fit_is_refused(tokenizer: Any) -> None:
     count = token_counter(tokenizer)
     with pytest.raises(DoesNotFitError, match="look_up cannot be built in 60 tokens"):
         ask("look_up", TEXT, 60, count, "0")
-    with pytest.raises(UserError, match="0 words for lists and entries"):
-        make_text(["Only one sentence."])
+
+
+def test_only_lists_and_entries_need_words_of_the_text(tokenizer: Any) -> None:
+    count = token_counter(tokenizer)
+    for name, questions in (("copy", 3), ("copy", 32), ("look_up", 60), ("quote", 3)):
+        number = words_needed(name, questions)
+        text = replace(TEXT, words=TEXT.words[:number])
+        assert len(ask(name, text, 4 * LENGTH, count, "0", questions)) == questions
+        if number:
+            with pytest.raises(UserError, match=f"{name} takes {number} words"):
+                ask(name, replace(text, words=text.words[:-1]), 4 * LENGTH, count, "0", questions)
+    assert words_needed("quote", 3) == 0
+    assert words_needed("copy", 3) == words_needed("look_up", 3) > 6
