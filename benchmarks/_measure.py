@@ -26,6 +26,7 @@ from bosch.hybrid.models import read_sink
 from bosch.known_models import SHAPES, known_config
 from bosch.masks.mask import spread_mask
 from bosch.plugins import suggest
+from bosch.run import files
 from bosch.run.errors import UserError
 from bosch.run.progress import show_rows
 from bosch.sink import KEY, VALUE, Sink, is_sink_parameter
@@ -194,8 +195,14 @@ def set_hybrid(
 
 
 def read_rows(file: Path) -> list[Row]:
-    """None if there is no file yet."""
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
+    """None if there is no file yet. A last line that a kill cut off is left out."""
+    return [row for _, row in files.read_lines(file) if row is not None]
+
+
+def append_row(file: Path, row: Row) -> None:
+    files.drop_torn_line(file)
+    with file.open("a") as lines:
+        lines.write(json.dumps(row) + "\n")
 
 
 def random_ids(config: PretrainedConfig, num_tokens: int, device: torch.device) -> Tensor:

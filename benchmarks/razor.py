@@ -11,7 +11,6 @@ that are missing.
 """
 
 import itertools
-import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks._measure import DeviceOptions, Row, read_rows
+from benchmarks._measure import DeviceOptions, Row, append_row, read_rows
 from bosch.calibration import Calibration, Haystack
 from bosch.method import Inputs
 from bosch.methods import razor
@@ -61,8 +60,7 @@ def measure(options: Options) -> Iterator[Row]:
                 began = time.monotonic()
                 scores = ranking.scores(num_texts, length, seed)
                 row = key | {"seconds": round(time.monotonic() - began, 1), "scores": scores}
-                with options.rows.open("a") as file:
-                    file.write(json.dumps(row) + "\n")
+                append_row(options.rows, row)
             found.append(row)
         yield summary(found)
 

@@ -36,7 +36,7 @@ import torch
 from torch.nn.functional import cross_entropy
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from benchmarks._measure import DeviceOptions, Row, read_rows
+from benchmarks._measure import DeviceOptions, Row, append_row, read_rows
 from bosch.calibration import Calibration
 from bosch.command_line import with_options
 from bosch.config import CalibrationConfig, Config, MaskConfig, shared_fields
@@ -55,6 +55,7 @@ from bosch.methods._settings import default_settings, load_method
 from bosch.model import load_for_search, load_tokenizer, read_model_info
 from bosch.recipes import presets
 from bosch.recipes.python_calls import evaluate, masked
+from bosch.run.errors import UserError
 from bosch.run.folder import RunFolder
 from bosch.run.progress import say
 from bosch.run.stage import Artifact, Stage
@@ -133,14 +134,18 @@ def measure(options: Options) -> Iterator[Row]:
             # As rows of the file have it: a tuple is a list there.
             key = json.loads(json.dumps(key))
             found = [row for row in done if all(row.get(n) == key.get(n) for n in KEY)]
+            if found and not is_judged(found[0], options):
+                raise UserError(
+                    f"{options.rows} has {method} {ratio:g} judged by other numbers of questions "
+                    "(--contexts, --long-contexts, --formats, --long-formats). Name other --rows."
+                )
             if not found:
                 # What another method chose may be the same mask, and judging it takes most of the
                 # time.
                 judged |= {same_answers(row): row for row in done}
                 found = [key | bench.row(key, judged)]
                 done += found
-                with options.rows.open("a") as file:
-                    file.write(json.dumps(found[0]) + "\n")
+                append_row(options.rows, found[0])
             row = found[0] | {"against": against(found[0], options.baseline, done)}
             row["minutes"] = row["seconds"] / 60
             for name in ("layer_forwards", "long_accuracy", "formats", "long_formats"):
@@ -151,6 +156,22 @@ def measure(options: Options) -> Iterator[Row]:
             long = formats_against(row, options.baseline, done, scores=LONG_FORMATS[1])
             row["long_formats_against"] = long
             yield row | {"name": f"{method} {ratio:g}, W {window}, sink {sink}, seed {seed}"}
+
+
+def is_judged(row: Row, options: Options) -> bool:
+    """Whether a row has as many answers of each kind as are asked for."""
+    counts = {
+        "right": options.contexts * QUESTIONS,
+        "long_right": options.long_contexts * QUESTIONS,
+    }
+    counts |= {FORMATS[1]: options.formats, LONG_FORMATS[1]: options.long_formats}
+    for name, asked in counts.items():
+        has = row.get(name, "")
+        # Of own formats the answers to each task.
+        known = [len(each) for each in has.values()] if isinstance(has, dict) else [len(has)]
+        if asked and any(count != asked for count in known):
+            return False
+    return "losses" in row
 
 
 def is_for_all(option: str) -> bool:
@@ -304,11 +325,11 @@ class Bench:
         row: Row = {"z": mask.row_texts(), "seconds": round(time.monotonic() - began, 1)}
         row |= {"cost": cost, "layer_forwards": round(work[0])}
         known = judged.get(same_answers(key | row), {})
-        needed = ["value", "unit", "losses", *(ANSWERS if self.options.contexts else ())]
-        needed += LONG_ANSWERS if self.options.long_contexts else ()
-        needed += FORMATS if self.options.formats else ()
-        needed += LONG_FORMATS if self.options.long_formats else ()
-        if all(name in known for name in needed):
+        if is_judged(known, self.options):
+            needed = ["value", "unit", "losses", *(ANSWERS if self.options.contexts else ())]
+            needed += LONG_ANSWERS if self.options.long_contexts else ()
+            needed += FORMATS if self.options.formats else ()
+            needed += LONG_FORMATS if self.options.long_formats else ()
             return row | {name: known[name] for name in needed}
         return row | self.judge(mask, seed)
 

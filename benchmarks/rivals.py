@@ -38,7 +38,7 @@ import torch
 from transformers import Cache, DynamicCache
 
 from benchmarks import real_model
-from benchmarks._measure import DeviceOptions, PeakMemory, Row, now, read_rows
+from benchmarks._measure import DeviceOptions, PeakMemory, Row, append_row, now, read_rows
 from benchmarks.real_model import DENSE, JUDGING_SEED, QUESTIONS, Bench
 from bosch.attention.cache import CACHE, GrowingLayer, RollingLayer, allocated_bytes, kv_bytes
 from bosch.config import CalibrationConfig, shared_fields
@@ -293,8 +293,7 @@ class Duel:
     def write(self, length: int, text: Text, side: Side, more: Row) -> None:
         row: Row = {"length": length, "text": text["name"], "task": text["task"]}
         row |= {"side": side.name, "share": side.share, "known": side.known} | more
-        with self.options.rows.open("a") as file:
-            file.write(json.dumps(row) + "\n")
+        append_row(self.options.rows, row)
 
     @torch.inference_mode()
     def answer(self, model: Any, text: Text) -> Row:

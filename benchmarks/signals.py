@@ -11,7 +11,6 @@ that chose it and on the other sets, whose questions it has not seen.
 A row is written when it is done; the same command goes on with those that are missing.
 """
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -22,9 +21,10 @@ import numpy as np
 import torch
 
 from benchmarks import real_model
-from benchmarks._measure import DeviceOptions, Row, read_rows
+from benchmarks._measure import DeviceOptions, Row, append_row, read_rows
 from bosch.calibration import Calibration
 from bosch.hybrid.sinks import attach_sink
+from bosch.masks.analysis import spearman
 from bosch.masks.mask import GroupMask
 from bosch.method import Inputs
 from bosch.methods._settings import default_settings, load_method
@@ -59,13 +59,11 @@ def measure(options: Options) -> Iterator[Row]:
     for ratio in options.ratios:
         rows, judged = [], judged_masks(options.judged, ratio)
         for (z, window), masks in judged.items():
-            found = [row for row in done if (tuple(row["z"]), row["ratio"]) == (z, ratio)]
+            key = {"ratio": ratio, "window": window, "seeds": list(options.seeds), "z": list(z)}
+            found = [row for row in done if all(row[name] == key[name] for name in key)]
             if not found:
-                row = {"ratio": ratio, "z": z}
-                row["formats"] = masks[0]["formats"]
-                found = [row | asked.under(z, window)]
-                with options.rows.open("a") as file:
-                    file.write(json.dumps(found[0]) + "\n")
+                found = [key | {"formats": masks[0]["formats"]} | asked.under(z, window)]
+                append_row(options.rows, found[0])
             rows.append(found[0] | {"name": name_of(masks)})
         base = baseline_of(options.baseline, rows, list(judged.values()))
         gains = [
@@ -77,7 +75,8 @@ def measure(options: Options) -> Iterator[Row]:
         if len(rows) > 1:
             formats = [row["formats"] for row in rows]
             orders = {
-                name: rank_correlation([row[name] for row in rows], formats) for name in SIGNALS
+                name: spearman(np.array([row[name] for row in rows]), np.array(formats))
+                for name in SIGNALS
             }
             none = {"gain_own": None, "gain_other": None}
             yield {"ratio": ratio, "name": "order", "formats": 1.0, **orders, **none}
@@ -140,11 +139,6 @@ def gains_over(
         if some := [g for g, seed in zip(found, seeds, strict=True) if (seed in chose) == is_own]:
             gains[name] = fmean(some)
     return gains
-
-
-def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float:
-    ranks_a, ranks_b = (np.argsort(np.argsort(each)) for each in (a, b))
-    return float(np.corrcoef(ranks_a, ranks_b)[0, 1])
 
 
 class Asked:

@@ -192,14 +192,14 @@ def correlate_scores(scored: Sequence[ScoredMask]) -> dict[str, float | None]:
     first, second = (np.array([pair[side] for pair in pairs], int) for side in (0, 1))
     distances = np.array([compare(a.mask, b.mask)["distance"] for *_, a, b in pairs])
     differences = np.array([abs(a.score - b.score) for *_, a, b in pairs])
-    found = _spearman(distances, differences)
+    found = spearman(distances, differences)
     # The bootstrap draws methods, not pairs: two pairs with one method in common are no independent
     # observations. A method drawn n times counts n times in each of its pairs.
     generator, drawn = np.random.default_rng(0), []
     for _ in range(NUM_DRAWS if found is not None else 0):
         counts = generator.multinomial(len(methods), np.full(len(methods), 1 / len(methods)))
         times = counts[first] * counts[second]
-        drawn.append(_spearman(distances.repeat(times), differences.repeat(times)))
+        drawn.append(spearman(distances.repeat(times), differences.repeat(times)))
     # Draws of a single method have no pair. Where these are too many, what is left is no interval.
     known = [one for one in drawn if one is not None]
     low, high = None, None
@@ -209,7 +209,7 @@ def correlate_scores(scored: Sequence[ScoredMask]) -> dict[str, float | None]:
     return sizes | {"spearman": found, "low": low, "high": high}
 
 
-def _spearman(first: NDArray[np.float64], second: NDArray[np.float64]) -> float | None:
+def spearman(first: NDArray[np.float64], second: NDArray[np.float64]) -> float | None:
     """None where one of them does not vary."""
     ranks = []
     for values in (first, second):
