@@ -72,7 +72,7 @@ class Mask(MaskFile):
         """As mask.json; the constants of a static sink in a second file beside it."""
         write_mask(Path(path), self)
         if self.mask.sink.constants is not None:
-            write_constants(Path(path).parent, self.mask.sink)
+            write_constants(Path(path), self.mask.sink)
 
     def plot(self) -> "Figure":
         """A matplotlib figure: layers from the bottom up, orange for full attention."""
@@ -171,7 +171,7 @@ def load_mask(path: str | Path, model: "PreTrainedModel | None" = None) -> Mask:
     its name ("smollm2-135m@0.75"). With `model`, a mask made for other weights is refused."""
     file = find_mask(Path(path))
     record = read_mask(file, None if model is None else describe(model))
-    return Mask(**vars(read_constants(file.parent, record)))
+    return Mask(**vars(read_constants(file, record)))
 
 
 @contextlib.contextmanager

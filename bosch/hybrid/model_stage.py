@@ -5,11 +5,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bosch import model as models
-from bosch.masks.mask import read_mask
+from bosch.masks.mask import find_constants, read_mask
 from bosch.masks.ready import find_mask
 from bosch.run.fingerprint import hash_file
 from bosch.run.stage import Artifact, Stage
-from bosch.sink import CONSTANTS_FILE
 
 VERSION = 1  # raise it when the same model and mask give other files
 
@@ -56,7 +55,7 @@ def stage_of_file(name: str, model: str, mask: Path) -> Stage:
     models.check_weights(str(folder))
     # The constants beside a mask are a part of it, but not of its file.
     settings = {"model": models.describe_model(folder), "mask": hash_file(mask)}
-    constants = mask.with_name(CONSTANTS_FILE)
+    constants = find_constants(mask)
     if found.sink.kind == "static" and constants.is_file():
         settings["sinks"] = hash_file(constants)
 
@@ -107,4 +106,4 @@ def write_hybrid(source: Path, mask: Path, out: Path) -> None:
     from bosch.hybrid.sinks import read_constants
 
     record = read_mask(mask, models.read_model_info(source))
-    materialize(source, read_constants(mask.parent, record), out)
+    materialize(source, read_constants(mask, record), out)

@@ -14,12 +14,12 @@ from torch import Tensor
 
 from bosch.attention.cache import CACHE
 from bosch.hybrid.models import head_size
-from bosch.masks.mask import MaskFile
+from bosch.masks.mask import MaskFile, constants_file, find_constants
 from bosch.masks.window import full_layers
 from bosch.model import explain_library_errors
 from bosch.run.errors import MissingFileError, UserError
 from bosch.run.files import write_atomically
-from bosch.sink import CONSTANTS_FILE, NO_SINK, Sink, SinkConstants
+from bosch.sink import NO_SINK, Sink, SinkConstants
 
 
 @torch.inference_mode()
@@ -74,16 +74,16 @@ def sink_of_hybrid(model: Any) -> Sink:
     return replace(sink, constants=SinkConstants(keys_LGD, values_LGD))
 
 
-def write_constants(folder: Path, sink: Sink) -> None:
-    """Beside the mask.json of this folder, which says the kind of its sink only."""
+def write_constants(mask: Path, sink: Sink) -> None:
+    """Beside this mask.json, which says the kind of its sink only."""
     tensors = {name: x_LGD.cpu() for name, x_LGD in sink.known_constants()._asdict().items()}
-    write_atomically(folder / CONSTANTS_FILE, save(tensors))
+    write_atomically(constants_file(mask), save(tensors))
 
 
-def read_constants(folder: Path, record: MaskFile) -> MaskFile:
+def read_constants(file: Path, record: MaskFile) -> MaskFile:
     """A mask with the constants of its static sink, which lie beside its file. Others need none and
     are returned as they are."""
-    mask, path = record.mask, folder / CONSTANTS_FILE
+    mask, path = record.mask, find_constants(file)
     if mask.sink.kind != "static":
         return record
     shape = mask.num_layers, mask.num_groups, record.model.head_dim

@@ -227,8 +227,7 @@ def write_replacements(
 ) -> list[dict[str, Any]]:
     """Write A' of the paper for each seed: the larger ratio's mask A, made to window the groups
     that only the smaller ratio's mask windows. Table 5 asks whether it scores worse than A, so its
-    windows have A's sink. Static constants lie beside it, and may differ between masks: each pair
-    has a folder of its own."""
+    windows have A's sink. Each pair has a folder of its own."""
     folder, rows = folder / f"{smaller.ratio:g}-{larger.ratio:g}", []
     for seed in range(seeds):
         mask, count = replace_groups(smaller.mask, larger.mask, seed)
@@ -242,8 +241,8 @@ def write_replacements(
         if mask.sink.kind == "static":
             from bosch.hybrid.sinks import read_constants, write_constants  # imports torch
 
-            complete = read_constants(larger.path.parent, larger.record)
-            write_constants(folder, complete.mask.sink)
+            complete = read_constants(larger.path, larger.record)
+            write_constants(path, complete.mask.sink)
         write_mask(path, replace(record, seed=seed, score_trace=None))
         rows.append(facts | {"seed": seed, "file": str(path)})
     return rows

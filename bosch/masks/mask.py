@@ -14,7 +14,7 @@ from bosch.model import ModelInfo
 from bosch.model_files import read_json_object
 from bosch.run.errors import UserError
 from bosch.run.files import write_atomically
-from bosch.sink import NO_SINK, Sink
+from bosch.sink import CONSTANTS_FILE, NO_SINK, Sink
 
 Unit = Literal["group", "layer"]
 UNITS = get_args(Unit)
@@ -261,6 +261,20 @@ def read_mask(path: Path, model: ModelInfo | None = None) -> MaskFile:
         return record
     models = f"{record.model.describe()}, not for {model.describe()}"
     raise UserError(f"{path}: the mask was made for {models}; pass its own model, or a new mask.")
+
+
+def constants_file(mask: Path) -> Path:
+    """Where the constants of a mask's static sink are written: sinks.safetensors beside a
+    mask.json, A.sinks.safetensors beside an A.json, so that one folder can hold several masks."""
+    if mask.name == "mask.json":
+        return mask.with_name(CONSTANTS_FILE)
+    return mask.with_name(f"{mask.name.removesuffix('.json')}.{CONSTANTS_FILE}")
+
+
+def find_constants(mask: Path) -> Path:
+    """Where they are read. Earlier versions wrote sinks.safetensors beside a mask of any name."""
+    own, of_any = constants_file(mask), mask.with_name(CONSTANTS_FILE)
+    return of_any if of_any.is_file() and not own.is_file() else own
 
 
 def _parse(content: dict[str, Any]) -> MaskFile:

@@ -56,7 +56,7 @@ def publish(run: Path, name: str, folder: Path) -> Path:
     if record.mask.sink.kind == "static":
         from bosch.hybrid.sinks import read_constants  # imports torch
 
-        read_constants(source, record)  # refuses what is missing or damaged
+        read_constants(source / "mask.json", record)  # refuses what is missing or damaged
         files[CONSTANTS_FILE] = (source / CONSTANTS_FILE).read_bytes()
     files[EVIDENCE] = (json.dumps(evidence_of(run, source), indent=1) + "\n").encode()
     there = out / "mask.json"

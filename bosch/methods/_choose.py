@@ -68,7 +68,7 @@ def write_selection(name: str, inputs: Inputs, selection: Selection, began: floa
         if sink.constants is None:  # none came with the mask: those of the search
             model: Any = inputs.model
             sink = model.window_sink
-        write_constants(folder, sink)
+        write_constants(folder / "mask.json", sink)
     record = MaskFile(
         mask=replace(selection.mask, sink=sink, own_windows=inputs.own_windows),
         model=selection.model or inputs.model_info,

@@ -68,7 +68,7 @@ def select(inputs: Inputs) -> Selection:
         if record.mask.sink.kind == "static":
             from bosch.hybrid.sinks import read_constants  # imports torch
 
-            record = read_constants(path.parent, record)
+            record = read_constants(path, record)
     # The mask was chosen with its sink in sight: with another it would be another method's result.
     mask = record.mask
     if mask.sink != inputs.sink:

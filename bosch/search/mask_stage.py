@@ -16,6 +16,7 @@ from typing import Any
 from bosch import model as models
 from bosch.calibration import Calibration
 from bosch.config import Config, TrainConfig
+from bosch.masks.mask import find_constants
 from bosch.method import Inputs, Learning
 from bosch.methods import _settings as methods
 from bosch.methods._choose import deciding, make_mask, write_selection
@@ -25,7 +26,7 @@ from bosch.run.errors import UserError
 from bosch.run.fingerprint import hash_file
 from bosch.run.progress import say
 from bosch.run.stage import Artifact, Stage
-from bosch.sink import CONSTANTS_FILE, Sink
+from bosch.sink import Sink
 
 VERSIONS = {"bosch": 3, "fisher": 2}  # of methods that have come to choose other masks
 ReadSet = Callable[[Path, str], Calibration]  # `read_set` of data/calibration_stage.py
@@ -73,7 +74,7 @@ def stage(
     for name, value in decides["settings"].items():
         if isinstance(value, Path) and value.is_file():  # its content decides, not its path
             decides["settings"][name] = {"xxh3": hash_file(value)}
-            if (constants := value.with_name(CONSTANTS_FILE)).is_file():
+            if (constants := find_constants(value)).is_file():
                 decides["settings"][name]["sinks"] = hash_file(constants)
     rankings = getattr(settings, "rankings", ())  # of a guided search, which are methods too
     own = own_files(

@@ -261,12 +261,12 @@ def mask_with_sinks(folder: Path, dense: Path) -> MaskFile:
     folder.mkdir()
     write_mask(folder / "mask.json", record)
     model = load_model(dense, torch.float32, "cpu", attn_implementation="bosch")
-    write_constants(folder, measure_static_sink(model, list(random_tokens(2, 3))))
+    write_constants(folder / "mask.json", measure_static_sink(model, list(random_tokens(2, 3))))
     return record
 
 
 def constants_of(folder: Path, record: MaskFile) -> SinkConstants:
-    return read_constants(folder, record).mask.sink.known_constants()
+    return read_constants(folder / "mask.json", record).mask.sink.known_constants()
 
 
 @pytest.mark.parametrize("shard_size", ["1GB", "40kB"])
@@ -300,12 +300,12 @@ def test_sinks_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         (good.keys_LGD[:1], "keys_LGD is"),
         (good.keys_LGD * float("nan"), "no finite numbers"),
     ):
-        write_constants(tmp_path / "mask", static_sink(keys_LGD, good.values_LGD))
+        write_constants(tmp_path / "mask" / "mask.json", static_sink(keys_LGD, good.values_LGD))
         with pytest.raises(UserError, match=words):
-            read_constants(tmp_path / "mask", record)
+            read_constants(tmp_path / "mask" / "mask.json", record)
     path.write_bytes(b"no sinks")
     with pytest.raises(UserError, match="not a file of sinks"):
-        read_constants(tmp_path / "mask", record)
+        read_constants(tmp_path / "mask" / "mask.json", record)
     path.unlink()
     with pytest.raises(UserError, match=r"sinks\.safetensors does not exist"):
         write_hybrid(dense, tmp_path / "mask" / "mask.json", tmp_path / "hybrid")

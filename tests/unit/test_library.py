@@ -126,6 +126,27 @@ def test_sinks_come_with_the_mask(sink: str, dense: Any, calibration: Any, tmp_p
         assert torch.equal(dense(ids).logits, plain)
 
 
+def test_masks_in_one_folder_keep_their_own_sinks(
+    dense: Any, calibration: Any, tmp_path: Path
+) -> None:
+    asked: Any = {"ratio": 0.75, "window": 16, "method": "dcam"}
+    mask = bosch.search_mask(dense, calibration, **asked)
+    first = mask.mask.sink.known_constants()
+    second = SinkConstants(first.keys_LGD + 1, first.values_LGD)
+    other_sink = dataclasses.replace(mask.mask.sink, constants=second)
+    other = dataclasses.replace(mask, mask=dataclasses.replace(mask.mask, sink=other_sink))
+    names = {"mask.json": first, "r0.75": second, "r0.5": first, "a.json": second, "b.json": first}
+    for name, constants in names.items():
+        (mask if constants is first else other).save(tmp_path / name)
+    for name, constants in names.items():
+        found = bosch.load_mask(tmp_path / name).mask.sink.known_constants()
+        assert torch.equal(found.keys_LGD, constants.keys_LGD)
+    # As earlier versions wrote it beside masks of any name.
+    (tmp_path / "a.sinks.safetensors").unlink()
+    found = bosch.load_mask(tmp_path / "a.json").mask.sink.known_constants()
+    assert torch.equal(found.keys_LGD, first.keys_LGD)
+
+
 def test_scores_in_a_folder_are_of_the_weights_in_memory(tmp_path: Path) -> None:
     """Those of the model before it was trained are not returned for the trained one."""
     model = load()

@@ -228,7 +228,7 @@ def test_the_masks_of_table_5_keep_their_sinks(tmp_path: Path) -> None:
         write_mask(path, replace(record, mask=mask, model=inputs.model_info))
         shape, draw = (4, 4, inputs.model_info.head_dim), torch.Generator().manual_seed(number)
         constants[ratio] = SinkConstants(*(torch.randn(shape, generator=draw) for _ in range(2)))
-        write_constants(path.parent, Sink("static", constants=constants[ratio]))
+        write_constants(path, Sink("static", constants=constants[ratio]))
     rows = analyze(runs, tmp_path / "out", "--replacement", "2")["replacement"]
     assert [row["larger_ratio"] for row in rows] == [0.5, 0.5, 0.75, 0.75]
     for row in rows:
