@@ -21,6 +21,7 @@ from bosch.run.stage import follow_reference
 
 SCORES = "scores.json"
 PREDICTIONS = "predictions.jsonl"  # of a suite: a row for each example
+EXAMPLE = "example_xxh3"  # in such a row: of the prompt and the answers
 
 
 def make_rows(label: Label, suite: str, results: Iterable[Result]) -> list[Row]:

@@ -25,7 +25,7 @@ from bosch.data.tokenizer_files import describe_tokenizer
 from bosch.eval.averages import summarize
 from bosch.eval.engine_vllm import EngineGenerator
 from bosch.eval.generate import Generator, Key
-from bosch.eval.results import PREDICTIONS, SCORES, make_rows, write_scores
+from bosch.eval.results import EXAMPLE, PREDICTIONS, SCORES, make_rows, write_scores
 from bosch.eval.rows import Row, read_rows, write_rows
 from bosch.eval.settings import FAST, GenerationSettings, Label, SuiteRun
 from bosch.eval.suites._interface import Example, LeftOutError, Scored, Task
@@ -219,7 +219,9 @@ def score(evaluation: Evaluation, run: SuiteRun, folder: Path) -> None:
                     f"{path} lacks {key}. Delete it; the missing predictions are made again."
                 )
             scores = run.suite.score(run.settings, task, example, row["prediction"])
-            rows.append(row | {"scores": scores})
+            # What was asked and what is right, so that two evaluations can be paired.
+            asked = fingerprint([example.prompt, example.answers])
+            rows.append(row | {"scores": scores, EXAMPLE: asked})
             light = replace(example, prompt="")  # all prompts together are gigabytes
             scored.append(Scored(task, light, scores))
             if evaluation.window_tokens is not None and hasattr(run.suite, "floor"):

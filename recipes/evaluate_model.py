@@ -36,7 +36,7 @@ from bosch.recipes import presets
 from bosch.run.dist import rank_and_world
 from bosch.run.errors import MissingFileError, UserError, run_main
 from bosch.run.progress import say
-from bosch.run.stage import Stage
+from bosch.run.stage import Stage, follow_reference
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ def build(options: Options, name: str) -> Stage:
             problem = "cannot have --attention, lm-eval's tasks or more than one process"
             raise UserError(f"--engine vllm {problem}; leave it or them out.")
     for other in options.against:
-        if not any(other.glob(f"*/{SCORES}")):
+        if not any(follow_reference(other).glob(f"*/{SCORES}")):
             problem = "holds no evaluation; name a folder that evaluate_model.py or a run wrote"
             raise MissingFileError(f"--against {other} {problem}, such as runs/NAME/eval/dense.")
     positions = models.read_shape(model).positions

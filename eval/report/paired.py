@@ -25,9 +25,11 @@ from bosch.eval.report.intervals import (
     resample_examples,
 )
 from bosch.eval.report.runs import RunResults, read_evaluation
-from bosch.eval.results import SCORES, read_scores
+from bosch.eval.results import EXAMPLE, PREDICTIONS, SCORES, read_scores
 from bosch.eval.suites._reporting import ReportedScore, Samples, reporting_of
 from bosch.run.errors import UserError
+from bosch.run.files import read_lines
+from bosch.run.stage import follow_reference
 
 # Settings of a suite that only say which of its examples are used. Others decide what they are.
 CHOICES = {"tasks", "lengths", "samples"}
@@ -90,19 +92,34 @@ def at_step(run: RunResults, score: ReportedScore, step: int) -> Paired | None:
     return pair(score, ours, dense)
 
 
+def examples_of(predictions: Path) -> dict[tuple[str, int, int], str]:
+    """What each example is, as a hash. Evaluations of earlier versions do not say it."""
+    rows = [row for _, row in read_lines(predictions) if row and EXAMPLE in row]
+    return {(row["task"], row["length"], row["index"]): row[EXAMPLE] for row in rows}
+
+
 def pair_evaluations(folder: Path, other: Path) -> Iterator[Paired]:
     """Two folders of evaluations: every score of the suites that both have."""
-    (our_rows, ours), (_, theirs) = map(read_evaluation, (folder, other))
+    places = [follow_reference(each) for each in (folder, other)]  # a run's dense model is shared
+    (our_rows, ours), (_, theirs) = map(read_evaluation, places)
     for suite in ours:
         if suite not in theirs:
             continue
-        mine, their = (read_scores(path / suite / SCORES)["settings"] for path in (folder, other))
+        mine, their = (read_scores(path / suite / SCORES)["settings"] for path in places)
         differing = [n for n in mine if n not in CHOICES and mine[n] != their.get(n)]
         if differing:
             names = ", ".join(f"{name} {mine[name]} and {their.get(name)}" for name in differing)
             raise UserError(
                 f"{other} cannot be compared with {folder} on {suite}: their examples differ in "
                 f"{names}. Evaluate both models with the same options."
+            )
+        mine, their = (examples_of(path / suite / PREDICTIONS) for path in places)
+        both = mine.keys() & their.keys()
+        if num_other := sum(mine[key] != their[key] for key in both):
+            raise UserError(
+                f"{other} cannot be compared with {folder} on {suite}: {num_other} of "
+                f"{len(both)} examples have another text, as with another tokenizer or changed "
+                "data. Evaluate both models on the same texts."
             )
         common = ours[suite].keys() & theirs[suite].keys()
         rows = [

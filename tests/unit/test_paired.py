@@ -2,20 +2,24 @@
 print them."""
 
 import json
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
+from bosch.assets import asset_folder
 from bosch.eval.report.compare import compare
 from bosch.eval.report.intervals import estimate, gap_at
 from bosch.eval.report.page import recovery_rows
 from bosch.eval.report.paired import pair, pair_evaluations
 from bosch.eval.report.tables import dense_table, make_tables, paired_table
+from bosch.eval.rows import write_rows
 from bosch.eval.suites._reporting import ReportedScore
 from bosch.recipes import evaluate_model
 from bosch.recipes.compare_runs import main as compare_runs
 from bosch.run.errors import MissingFileError, UserError
+from bosch.run.files import write_sealed_json
 from tests.run_folders import FakeRun
 
 CELLS = {("word", 512): 0.5, ("list", 512): 0.5}
@@ -109,6 +113,12 @@ def test_an_evaluation_beside_another(tmp_path: Path) -> None:
     assert average.difference.high < 0
     table = paired_table("beside", found.values())
     assert len(table.rows) == len(found)
+    shared = run.parent / "shared" / "eval-dense"
+    shutil.copytree(dense, shared)
+    reference = run.parent / "two" / "eval" / "dense"
+    reference.mkdir(parents=True)
+    write_sealed_json(reference / "reference.json", {"folder": "../../../shared/eval-dense"})
+    assert len([*pair_evaluations(hybrid, reference)]) == len(found)
     path = dense / "niah" / "scores.json"
     content = json.loads(path.read_text())
     path.write_text(json.dumps(content | {"settings": {"seed": 42, "lengths": [1024]}}))
@@ -116,6 +126,33 @@ def test_an_evaluation_beside_another(tmp_path: Path) -> None:
     path.write_text(json.dumps(content | {"settings": {"seed": 7, "lengths": [512]}}))
     with pytest.raises(UserError, match="on niah: their examples differ in seed 42 and 7"):
         [*pair_evaluations(hybrid, dense)]
+
+
+def test_examples_of_another_tokenizer_are_not_paired(tmp_path: Path) -> None:
+    """Its tokens are shorter, so less text fits into as many."""
+    usual = asset_folder("tiny-qwen3-2layer")
+    content = json.loads((usual / "tokenizer.json").read_text())
+    del content["model"]["merges"][100:]
+    shutil.copytree(usual, tmp_path / "model")
+    (tmp_path / "model" / "tokenizer.json").write_text(json.dumps(content))
+
+    def evaluate(model: Path, out: Path) -> Path:
+        words = ["--suite", "own_formats", "--niah-essays", "toy", "--niah-lengths", "256"]
+        words += ["--samples", "2", "--options", "own_formats.tasks=word"]
+        evaluate_model.main(["--model", str(model), *words, "--out", str(out)])
+        return out
+
+    first = evaluate(usual, tmp_path / "first")
+    other = evaluate(tmp_path / "model", tmp_path / "other")
+    assert [*pair_evaluations(first, first)]
+    with pytest.raises(UserError, match="on own_formats: 2 of 2 examples have another text"):
+        [*pair_evaluations(first, other)]
+    path = other / "own_formats" / "predictions.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for row in rows:  # as earlier versions wrote them
+        del row["example_xxh3"]
+    write_rows(path, rows)
+    assert [*pair_evaluations(first, other)]
 
 
 def test_no_evaluation_to_compare_with_is_refused_before_work_begins(tmp_path: Path) -> None:
