@@ -266,6 +266,8 @@ class TrainConfig:
 
 
 NIAH_SAMPLES = 500  # examples of each needle task and length, the paper's
+# Suites that take the count of needles; longbench has its own, and the others take `samples`.
+COUNTED_AS_NEEDLES = ("niah", "ruler", "own_formats", "long_answers")
 
 
 @dataclass(frozen=True)
@@ -327,6 +329,13 @@ class RunEvaluationConfig(EvaluationConfig):
         super().__post_init__()
         check_shares("eval.checkpoints", self.checkpoints)
 
+    def fewest_examples(self) -> int | None:
+        """Of a task, over the suites that are evaluated; None: all that there are."""
+        counts = {"longbench": self.longbench_rows}
+        counts |= dict.fromkeys(COUNTED_AS_NEEDLES, self.niah_samples)
+        of_suites = [counts.get(suite, self.samples) for suite in self.suites]
+        return min(filter(None, of_suites), default=None)
+
 
 FEWEST_TO_DECIDE = 25  # examples of each task, for whether a model has recovered
 
@@ -367,9 +376,9 @@ class Config(Dials):
         if self.train.on_policy and not self.data.answers:
             problem = f"train.on_policy is {self.train.on_policy}, but there are no questions"
             raise UserError(f"{problem}; pass --data.answers 0.3.")
-        judged = (self.eval.niah_samples, self.eval.longbench_rows or FEWEST_TO_DECIDE)
-        if self.train.until == "recovered" and min(judged) < FEWEST_TO_DECIDE:
-            problem = f"takes {FEWEST_TO_DECIDE} examples a task, not {min(judged)}"
+        fewest = self.eval.fewest_examples() or FEWEST_TO_DECIDE
+        if self.train.until == "recovered" and fewest < FEWEST_TO_DECIDE:
+            problem = f"takes {FEWEST_TO_DECIDE} examples a task, not {fewest}"
             raise UserError(f"train.until recovered {problem}; raise --eval.samples.")
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bosch.config import (
+    FEWEST_TO_DECIDE,
     CalibrationConfig,
     Config,
     DataConfig,
@@ -362,10 +363,12 @@ def for_run(given: Mapping[str, Any]) -> tuple[Config, list[str]]:
         left_out = f"LongBench is left out: its data is not on this machine; {remedy}"
         suites = tuple(name for name in evaluation.suites if name != "longbench")
         return replace(config, eval=replace(evaluation, suites=suites)), [*lines, left_out]
+    decides = given.get("config.train.until") == "recovered"
     evaluation = replace(
         evaluation,
         suites=(*evaluation.suites, "longbench"),
-        longbench_rows=5,  # of each of 21 data sets: its texts are long for a laptop
+        # Of each of 21 data sets: its texts are long for a laptop.
+        longbench_rows=FEWEST_TO_DECIDE if decides else 5,
         longbench_categories="official",  # without GSM8K, which is data of its own
     )
     return replace(config, eval=evaluation), lines

@@ -194,6 +194,23 @@ def test_small_is_judged_by_all_that_is_there(tmp_path: Path) -> None:
     assert (named.suites, named.options) == (("niah",), ())
 
 
+def test_what_decides_whether_a_model_has_recovered_is_counted(tmp_path: Path) -> None:
+    until = ["--train.until", "recovered", "--model", "tiny-qwen3"]
+    tiny = [*until, "--preset", "tiny"]  # whose LongBench has 8 rows
+    parse_command([*tiny, "--eval.suites", "niah", "--eval.niah-samples", "25"])
+    rows = ["--eval.suites", "longbench", "--eval.longbench-rows"]
+    parse_command([*tiny, *rows, "25", "--eval.niah-samples", "1"])
+    for judged in (["--eval.suites", "niah", "own_formats", "--eval.niah-samples", "24"],
+                   [*rows, "24"],
+                   ["--eval.suites", "longbench_v2", "--eval.samples", "24"]):  # fmt: skip
+        with pytest.raises(UserError, match="takes 25 examples a task, not 24"):
+            parse_command([*tiny, *judged])
+    # The rows of a suite that is there by itself, of which a run has 5 otherwise.
+    data = ["--preset", "small", "--eval.longbench-data", str(tmp_path)]
+    assert parse_command([*until, *data]).config.eval.longbench_rows == 25
+    assert parse_command([*until[2:], *data]).config.eval.longbench_rows == 5
+
+
 @pytest.mark.parametrize("preset", ["small", "brief"])
 def test_many_windows_are_searched_for_and_few_are_ranked(preset: str) -> None:
     def method_of(*options: str) -> str:
