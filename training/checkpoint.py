@@ -34,7 +34,7 @@ from bosch.hybrid.shards import save_weights
 from bosch.run import files
 from bosch.run.checkout import provenance
 from bosch.run.dist import Ranks
-from bosch.run.errors import UserError
+from bosch.run.errors import FREE_SPACE, UserError
 from bosch.run.files import MANIFEST, DamagedArtifactError, read_sealed_json
 from bosch.run.fingerprint import hash_file, plain
 from bosch.run.progress import say
@@ -262,7 +262,7 @@ def explain_refusal(what: str) -> Iterator[None]:
     except OSError as error:
         cause = os.strerror(error.errno).lower() if error.errno else error
         problem = f"{what} cannot be written: {cause}"
-        raise UserError(f"{problem}. Free some space, and run the same command again.") from error
+        raise UserError(f"{problem}. {FREE_SPACE}") from error
 
 
 def _read_rows(name: str, tensor: Tensor, pieces: Sequence[tuple[int, Any]]) -> None:

@@ -20,7 +20,7 @@ from transformers import PretrainedConfig
 from bosch.hybrid.conversion import Permutation, permute_groups
 from bosch.hybrid.models import head_size
 from bosch.model_files import INDEX, hash_weights, read_json_object, weight_names
-from bosch.run.errors import MissingFileError, UserError
+from bosch.run.errors import FREE_SPACE, MissingFileError, UserError
 from bosch.run.files import path_inside, sync_directory, temporary_file, write_atomically
 from bosch.run.fingerprint import fingerprint, hash_file
 from bosch.run.progress import track
@@ -160,5 +160,5 @@ def save_weights(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str
         save_file(tensors, path, metadata)
     except SafetensorError as error:  # also for a full disk
         problem = f"{path} cannot be written: {error}"
-        raise UserError(f"{problem}. Free some space, and run the same command again.") from error
+        raise UserError(f"{problem}. {FREE_SPACE}") from error
     path.chmod(mode)

@@ -22,6 +22,8 @@ T = TypeVar("T")
 # Errors of the machine, wherever they happen: no permission, a full disk or quota, a name that is
 # too long, or that of a file in the place of a folder.
 REFUSED = "EEXIST ENOTDIR EACCES EPERM EROFS ENOSPC EDQUOT ENAMETOOLONG".split()
+FULL = (errno.ENOSPC, errno.EDQUOT)
+FREE_SPACE = "Free some space and run the same command again: it goes on."
 
 
 class UserError(ValueError):
@@ -74,12 +76,19 @@ class Refusals:
 
 def as_sentence(error: BaseException) -> str:
     """Of the machine's errors without the number."""
-    if isinstance(error, UserError) or not (isinstance(error, OSError) and error.filename):
+    if isinstance(error, UserError) or not isinstance(error, OSError):
+        return str(error)
+    cause = (error.strerror or "").lower()
+    # Of a file that is open already, the system does not say which.
+    problem = f"{error.filename}: {cause}" if error.filename else cause
+    if error.errno in FULL:
+        return f"{problem}. {FREE_SPACE}"
+    if not error.filename:
         return str(error)
     remedy = "Name another place"
     if error.errno in (errno.EACCES, errno.EPERM):
         remedy += ", or change its permissions"
-    return f"{error.filename}: {(error.strerror or '').lower()}. {remedy}."
+    return f"{problem}. {remedy}."
 
 
 def is_user_error(error: BaseException) -> bool:

@@ -6,11 +6,14 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bosch.run.errors import MissingFileError, UserError, exit_on_user_error
+from bosch.run.errors import MissingFileError, UserError, as_sentence, exit_on_user_error
+from bosch.training.checkpoint import explain_refusal
+from tests.small_disk import small_disk
 
 PROGRAM = """
 import sys
@@ -54,7 +57,7 @@ def test_a_users_error_ends_in_a_sentence(capsys: pytest.CaptureFixture[str]) ->
     def fail(error: Exception) -> None:
         raise error
 
-    for error in (UserError("why"), MissingFileError("why"), OSError(errno.ENOSPC, "full")):
+    for error in (UserError("why"), MissingFileError("why"), OSError(errno.EEXIST, "there")):
         with pytest.raises(SystemExit) as stop:
             exit_on_user_error(lambda error=error: fail(error), debug=False)
         assert stop.value.code == 2
@@ -63,6 +66,27 @@ def test_a_users_error_ends_in_a_sentence(capsys: pytest.CaptureFixture[str]) ->
             exit_on_user_error(lambda error=error: fail(error), debug=True)
     with pytest.raises(ValueError, match="a bug"):
         exit_on_user_error(lambda: fail(ValueError("a bug")), debug=False)
+
+
+def test_a_full_disk_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where a file is opened, which the system names, and where it is written."""
+    remedy = "no space left on device. Free some space and run the same command again: it goes on."
+    with small_disk(tmp_path / "disk", kilobytes=16) as disk:
+        path = disk / "text"
+
+        def fill() -> None:
+            path.write_bytes(bytes(10**6))
+
+        with pytest.raises(SystemExit):
+            exit_on_user_error(fill, debug=False)
+    assert capsys.readouterr().err == f"error: {remedy}\n"
+    named = OSError(errno.EDQUOT, "Disk quota exceeded", str(path))
+    assert as_sentence(named) == (
+        f"{path}: disk quota exceeded. Free some space and run the same command again: it goes on."
+    )
+    with pytest.raises(UserError) as stop, explain_refusal("the checkpoint"):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert as_sentence(stop.value) == f"the checkpoint cannot be written: {remedy}"
 
 
 @pytest.mark.parametrize(
