@@ -86,12 +86,13 @@ class Promise:
         return 3600 * self.asked - taken() - num_evaluations * each - START_SECONDS
 
     def keep(self, run_path: Path, stages: Sequence[Stage], all_seconds: float) -> "Promise":
-        """With what a complete run has taken, `all_seconds` by the clock; once it was written, a
-        second launch that reuses everything changes nothing."""
-        if self.taken is not None:
-            return self
+        """With what a complete run has taken, `all_seconds` by the clock. A later launch changes
+        what it has made again."""
         taken = seconds_taken(self.seconds, run_path, stages, self.begun)
-        return replace(self, taken=taken | {REST: all_seconds - sum(taken.values())})
+        rest = all_seconds - sum(taken.values())
+        if self.taken is not None:  # the clock of a later launch has not seen the stages it reuses
+            rest = self.taken[REST]
+        return replace(self, taken=taken | {REST: rest})
 
     def describe_taken(self) -> str:
         taken = self.taken or {}

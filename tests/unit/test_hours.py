@@ -19,6 +19,8 @@ from bosch.recipes.hours import Promise, fit, with_hours
 from bosch.recipes.presets import paper, small, smoke, tiny
 from bosch.recipes.recover import main
 from bosch.run.errors import UserError
+from bosch.run.files import write_sealed_json
+from bosch.run.stage import Stage
 from bosch.training import rehearsal
 from bosch.training.train_stage import schedule_of
 from tests.fork_server import PATIENCE, launch_environment, start
@@ -219,6 +221,25 @@ def test_a_run_that_falls_behind_trains_less(
     assert (run / "train" / "step-000008").is_dir()
     steps = {row["step"] for row in read_rows(run / "report" / "results.jsonl")}
     assert steps == {None, 0, 8}
+
+
+def test_what_is_made_again_is_counted_anew(tmp_path: Path) -> None:
+    stages = [Stage("train", run=lambda out: None), Stage("eval/dense", run=lambda out: None)]
+
+    def make(name: str, seconds: float) -> None:
+        (tmp_path / name).mkdir(parents=True, exist_ok=True)
+        write_sealed_json(tmp_path / name / "manifest.json", {"wall_seconds": [seconds]})
+
+    make("eval/dense", 10)
+    make("train", 99)
+    seconds = {"training": 90.0, "evaluation": 9.0, "start and report": 5.0}
+    first = Promise(1.0, seconds, begun=0.0).keep(tmp_path, stages, 116.0)
+    assert first.taken == {"training": 99, "evaluation": 10, "start and report": 7}
+    assert first.keep(tmp_path, stages, 5.0) == first  # everything is reused
+    make("train", 44)  # --fresh train
+    again = first.keep(tmp_path, stages, 50.0)
+    assert again.taken == {"training": 44, "evaluation": 10, "start and report": 7}
+    assert "training 44.0 s of 1 min 30 s" in again.describe_taken()
 
 
 @pytest.mark.slow
