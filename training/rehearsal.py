@@ -82,7 +82,6 @@ COLUMNS |= {"evaluation": "evaluation:.1f", "fits": "fits"}
 KERNELS = ("torch", "liger")
 REHEARSED = "rehearsed"  # the attention backend in place of flash kernels
 MARGIN_GB = 6.0
-STATE_BYTES = 12  # of a weight in a checkpoint: fp32, with the optimizer's two moments
 # Of the speed of large matrix products, what a training step may reach. On CPUs the embedded model
 # reaches .33 (one thread, CPU time), SmolLM2 about .41 (its recorded run, beside its search).
 SPEED_SHARE, CPU_SPEED_SHARE = 0.5, 0.4
@@ -262,15 +261,20 @@ def parked_bytes(plan: Plan) -> int:
     settings = decide(plan.settings, CUDA)
     if settings.cpu_offload:
         return 0  # it is in host memory all the time
-    model = build_on_meta(plan.model)
-    model_start.choose_trained(model, settings.trained, settings.lora_rank)
-    weights, trained = model.parameters(), model_start.trained_parameters(model)
-    total = sum(p.nbytes for p in weights) + sum(MOMENTS * p.nbytes + STEP_BYTES for p in trained)
+    total = state_bytes(plan)
     if settings.asks_teacher:
         teacher = build_dense(plan.teacher or plan.model, settings)
         total += sum(p.nbytes for p in teacher.parameters())
     here = node_size(plan.num_gpus)
     return total if settings.shard_within_node else total * here // plan.num_gpus
+
+
+def state_bytes(plan: Plan) -> int:
+    """Of a training's weights, in fp32, and of the optimizer's moments of those it trains."""
+    model = build_on_meta(plan.model)
+    model_start.choose_trained(model, plan.settings.trained, plan.settings.lora_rank)
+    weights, trained = model.parameters(), model_start.trained_parameters(model)
+    return sum(p.nbytes for p in weights) + sum(MOMENTS * p.nbytes + STEP_BYTES for p in trained)
 
 
 def with_room_to_park(plan: Plan, available: float | None) -> Plan:
@@ -385,7 +389,7 @@ def estimate(config: Config, plan: Plan, schedule: TrainSchedule | None) -> list
         exported = len([step for step in schedule.all_evaluated_steps if step])
         states, vocabulary = config.train.keep_checkpoints, plan.model.vocab_size
         disk[f"{exported} evaluated checkpoints"] = exported * model_bytes
-        disk[f"{states} training states"] = states * STATE_BYTES * weights
+        disk[f"{states} training states"] = states * state_bytes(plan)
         if config.data.tokens_from is None:
             disk["tokens"] = config.data.tokens * (2 if vocabulary <= 1 << 16 else 4)
         if config.train.stored_shares:

@@ -1,6 +1,7 @@
 """What a training parks in host memory while a checkpoint is evaluated: it comes back bit for bit,
 and its size is known, and refused where there is too little, before the first step."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
@@ -161,6 +162,24 @@ def test_a_machine_parks_its_share_or_the_whole_state(monkeypatch: pytest.Monkey
             with_room_to_park(plan, parked_bytes(plan) - 1)
     with pytest.raises(UserError, match="shard_within_node False"):
         with_room_to_park(wide(16, shard_within_node=True), whole - 1)
+
+
+@pytest.mark.parametrize("changes", [{}, {"trained": "lora", "lora_rank": 2}])
+def test_a_dry_run_knows_the_size_of_a_training_state(changes: Any, tmp_path: Path) -> None:
+    """Frozen weights have no moments."""
+    folder = model_folder(tmp_path / "model")
+    settings = replace(SETTINGS, max_steps=1, keep_checkpoints=1, **changes)
+    run(tmp_path / "out", folder, settings)
+    files = (tmp_path / "out" / "checkpoints" / "step-000001").iterdir()
+    written = sum(file.stat().st_size for file in files)
+    plan = Plan(read_config(folder), settings, SEQ_LEN, 1, "torch")
+    config = replace(presets.smoke(), train=settings)
+    said = " ".join(rehearsal.estimate(config, plan, schedule_of(config)))
+    told = re.search(r"1 training states (\S+) (kB|MB)", said)
+    assert told, said
+    expected = float(told[1]) * {"kB": 1e3, "MB": 1e6}[told[2]]
+    # Of so small a model the files' headers are a tenth.
+    assert written == pytest.approx(expected, rel=0.15)
 
 
 def test_recover_refuses_at_its_start_what_cannot_be_parked(
