@@ -101,13 +101,19 @@ def check(settings: TrainConfig, document_mask: bool, model: str, sink: str = "n
         packed=document_mask,
         has_sink=sink != "none",
     )
+    if settings.lora_rank != default.lora_rank and not settings.trained.startswith("lora"):
+        problem = f"train.lora_rank is {settings.lora_rank}, but train.trained {settings.trained}"
+        raise UserError(f"{problem} has no such matrices; pass --train.trained lora.")
     if settings.objective != "distill":
         names = ("distill_weight", "temperature", "stored_shares", "layer_weight", "teacher")
-        for name in (*names, "on_policy"):
+        for name in (*names, "on_policy", "reverse_weight"):
             if (value := getattr(settings, name)) != getattr(default, name):
                 problem = f"train.{name} is {value}, but train.objective {settings.objective}"
                 raise UserError(f"{problem} has no teacher; pass --train.objective distill.")
         return
+    if settings.reverse_weight != default.reverse_weight and not settings.on_policy:
+        problem = f"train.reverse_weight is {settings.reverse_weight}, but train.on_policy is 0"
+        raise UserError(f"{problem}, where it counts; pass --train.on-policy 0.2.")
     vocabulary = read_config(fetch_config(model)).vocab_size
     if settings.stored_shares and settings.stored_shares >= vocabulary:
         problem = f"train.stored_shares is {settings.stored_shares}, but {model} has"

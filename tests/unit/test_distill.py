@@ -317,13 +317,21 @@ def compare_gradients(
     return float(found.norm() / right.norm()), float((found - right).norm() / right.norm())
 
 
-def test_teachers_that_cannot_teach_this_model_are_refused(tmp_path: Path) -> None:
+def test_teachers_and_settings_that_cannot_teach_this_model_are_refused(tmp_path: Path) -> None:
     own = asset_folder(presets.SMOKE_MODEL)
     settings = TrainConfig(objective="distill")
     check_teacher(own, asset_folder(presets.TINY_MODEL))
     many = replace(settings, stored_shares=10_000)
     with pytest.raises(UserError, match=r"stored_shares is 10000, but .* has 2,048 tokens"):
         train_stage.check(many, True, presets.SMOKE_MODEL)
+    for useless, words in (
+        (replace(settings, reverse_weight=0.3), "reverse_weight is 0.3, but train.on_policy is 0"),
+        (TrainConfig(reverse_weight=0.3), "reverse_weight is 0.3, .* has no teacher"),
+        (replace(settings, lora_rank=8), "lora_rank is 8, but train.trained all"),
+    ):
+        with pytest.raises(UserError, match=words):
+            train_stage.check(useless, True, presets.SMOKE_MODEL)
+    train_stage.check(replace(settings, trained="lora", lora_rank=8), True, presets.SMOKE_MODEL)
     with pytest.raises(UserError, match="another tokenizer"):
         check_teacher(own, with_another_tokenizer(own, tmp_path / "tokenizer"))
     with pytest.raises(UserError, match=r"another family \(llama\)"):
