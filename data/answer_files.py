@@ -32,7 +32,8 @@ def row_type(seq_len: int, token_bytes: int) -> np.dtype[Any]:
 
 def choose_sequences(share: float, num_sequences: int) -> list[int]:
     """The numbers of those that become answers, in rising order. Each is drawn by its number
-    alone, as those with repeats are, from other random numbers."""
+    alone, as those with repeats are; not by the random numbers that choose those, but by the ones
+    that choose the lengths of their blocks (data/loader.py)."""
     every = range(num_sequences)
     return [n for n in every if np.random.default_rng([2, n]).random() < share]
 

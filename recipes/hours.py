@@ -305,7 +305,8 @@ def seconds_taken(
             continue
         seconds = sum(read_sealed_json(manifest, "wall_seconds")["wall_seconds"])
         is_evaluation = stage.name.startswith("eval/")
-        for name in taken.keys() & {*parts.get(stage.name, ("evaluation",) * is_evaluation)}:
+        of_stage = ("evaluation",) if is_evaluation else parts.get(stage.name, ())
+        for name in taken.keys() & {*of_stage}:
             taken[name] += seconds
         if is_evaluation and stage.name not in ("eval/dense", "eval/step-000000"):
             for name in taken.keys() & {*TRAINING}:  # which has waited for it

@@ -364,8 +364,9 @@ def archived_runs(chains: Sequence[Chain], archive: Path | None) -> dict[Path, R
     runs = read_archive(archive) if archive and archive.is_file() else []
     for run, chain in itertools.product(runs, chains):
         reaches = chain.is_zero_shot or "train" in run.stage_seconds
-        is_known = chain.path in found or not reaches or not has_further(run, chain)
-        if not is_known and is_same_run(run, chain.config):
+        if chain.path in found or not (reaches and has_further(run, chain)):
+            continue
+        if is_same_run(run, chain.config):
             found[chain.path] = run
     return found
 

@@ -407,11 +407,16 @@ class Run:
         # Group g has sequences g, g + number of groups, ...: one of each in turn gives their order.
         # The ranks of a group have parts of the same ones. Those without targets are the idle ones.
         gathered, size = ranks.gather(sums), self.shared.size
-        firsts = range(0, ranks.world, size)
-        shares = (zip(*gathered[first : first + size], strict=True) for first in firsts)
-        turns = itertools.zip_longest(*shares)
-        added = [map(sum, zip(*parts, strict=True)) for turn in turns for parts in turn if parts]
-        pairs = [(loss, count) for loss, count in added if count]
+        groups = [gathered[first : first + size] for first in range(0, ranks.world, size)]
+        pairs: list[tuple[float, int]] = []
+        for place in range(max(map(len, gathered))):
+            for group in groups:
+                if place >= len(group[0]):
+                    continue
+                loss = sum(of_rank[place][0] for of_rank in group)
+                count = sum(of_rank[place][1] for of_rank in group)
+                if count:
+                    pairs.append((loss, count))
         totals = ranks.sum(*by_place.flatten().tolist())
         by_edge = zip(edges, totals[: len(edges)], totals[len(edges) :], strict=True)
         return {

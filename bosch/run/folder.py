@@ -54,10 +54,8 @@ class RunFolder:
         except UnicodeEncodeError:
             raise UserError(f"{str(path)!r}: the name of a run's folder must be UTF-8.") from None
         self.path, self.rank, self.world, self.say = path, rank, world, say
-        self._lock, self._ranks = (
-            FolderLock(home or path, say),
-            RankFiles(home or path, rank, world),
-        )
+        self._lock = FolderLock(home or path, say)
+        self._ranks = RankFiles(home or path, rank, world)
         self._verified: set[Path] = set()
         self._calls = 0  # numbers the stages, so that their events differ
         self._names: list[str] = []  # of all stages

@@ -67,7 +67,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The rows of metrics.jsonl. A last line that a kill cut off is ignored."""
     rows = []
     for number, row in read_lines(path):
-        if row and type(row.get("step")) is type(row.get("tokens")) is int:
+        if row and type(row.get("step")) is int and type(row.get("tokens")) is int:
             rows.append(row)
         else:
             say(f"left out {path}, line {number}: it is damaged")

@@ -184,10 +184,10 @@ def describe(curve: Curve, recovery: Recovery | None) -> str:
         return f"{title}: {ends}, beside the dense model {dense}"
     share, needed = tables.show_gap_share(recovery), recovery.num_needed
     if needed is None or not recovery.has_clear_gap:
-        verdict = f"before training {share}"
+        outcome = f"before training {share}"
         if recovery.has_clear_gap:
-            verdict = f"recovered {share} of the gap"
-        return f"{title}: {verdict} to the dense model {dense}, {ends}"
+            outcome = f"recovered {share} of the gap"
+        return f"{title}: {outcome} to the dense model {dense}, {ends}"
     # The option counts examples of each task, the interval all of them.
     what, option = "examples", f"--eval.samples {math.ceil(needed / len(curve.score.weights))}"
     if curve.score is LOSS:

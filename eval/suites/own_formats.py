@@ -32,7 +32,6 @@ from bosch.eval.suites._interface import Average, Cell, Example, Request, Stop, 
 title = "own formats"
 report_order = 4
 METRIC = "right"
-COMPARED_WITH_CALIBRATION = True
 NUM_KEYS = {"sentence": 1, "word": 1, "json": 1, "keys_4": 4, "keys_8": 8, "list": 1}
 LIST_WORDS = 5
 TOY_WORDS = 20_000  # of the embedded toy world
