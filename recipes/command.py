@@ -38,7 +38,8 @@ class Command:
     run_dir: Annotated[Path | None, "DIR"] = None  # folder; None: runs/<model>-<method>-r<ratio>
     # Redo this stage (--dry-run lists all) and those that depend on it; old results are set aside.
     fresh: Annotated[str | None, "STAGE"] = None
-    from_: Annotated[str | None, "STAGE"] = None  # redo this stage and all later ones
+    # Redo this stage and all later ones, but for shared ones that do not depend on it.
+    from_: Annotated[str | None, "STAGE"] = None
     zero_shot: bool = False  # stop before training: choose the groups, evaluate the hybrid
     dry_run: bool = False  # print what each stage would do, then stop
     show_settings: bool = False  # print all settings, not only those that differ from the preset

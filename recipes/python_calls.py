@@ -230,7 +230,8 @@ def evaluate(
     came from. folder: keeps predictions, and resumes from them. It belongs to one model, with its
     weights and mask as they are now: after training, or with other sinks, it is refused, so that
     no old score is taken for a new one. Pass a folder for each, such as scores/step-100.
-    settings: fields of bosch.config.EvaluationConfig, such as samples=50 and niah_essays="toy".
+    settings: fields of bosch.config.EvaluationConfig, such as samples=50 and niah_essays="toy", but
+    precision and attention: the model is evaluated as it was loaded.
     """
     _need_loaded(model)
     suites = (suites,) if isinstance(suites, str) else suites
