@@ -154,7 +154,7 @@ class Comparison:
                     base = self.curves[pair.base.name, score]
                     if score is LOSS:  # whose negatives the curves hold
                         our, base = base, our
-                    if 0 in our.points and 0 in base.points:
+                    if 0 in our.points and 0 in base.points and was_asked_alike(our, base):
                         ours.append(our)
                         bases.append(base)
                         is_alike = pair.is_trained_alike and our.is_trained and base.is_trained
@@ -169,6 +169,13 @@ class Comparison:
                     end = estimate(trained_ours, intervals.value_at(-1), trained_bases)
                     found.append(BaselineDifference(setup, score, start, end))
         return found
+
+
+def was_asked_alike(curve: Curve, other: Curve) -> bool:
+    """Whether a score is of as many examples of the same tasks. The average of other tasks has the
+    same name, and is another score."""
+    counts = [each.points[0].n for each in (curve, other)]
+    return curve.score.weights == other.score.weights and counts[0] == counts[1]
 
 
 def compare(given: Sequence[Path | RunResults], baseline: str | None = None) -> Comparison:

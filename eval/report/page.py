@@ -281,5 +281,8 @@ def different_examples(comparison: Comparison) -> list[str]:
                 test_sets.setdefault(test_set, []).append(run.name)
         if len(test_sets) > 1:
             listed = "; ".join(f"{name} in {list_runs(runs)}" for name, runs in test_sets.items())
-            lines.append(f"{score.title}: runs were evaluated on different examples: {listed}")
+            lines.append(
+                f"{score.title}: runs were evaluated on different examples, and the baseline is "
+                f"compared with those alone that have its own: {listed}"
+            )
     return lines

@@ -520,6 +520,8 @@ def test_runs_that_are_not_comparable_are_named(tmp_path: Path) -> None:
     # Six tasks at two lengths.
     same = f"96 of 512, 1024 tokens in {more.name}, {above.name}; 60 of 512, 1024 tokens in"
     assert any("NIAH average" in line and f"{same} {fewer.name}" in line for line in lines)
+    found = compare([more, fewer, above], baseline="razor").differences
+    assert {row.setup for row in found if row.score is not LOSS} == {"tiny-qwen3 with 8 r0.75 W64"}
 
 
 def test_the_answers_begin_with_the_best_run(tmp_path: Path) -> None:
