@@ -33,12 +33,13 @@ def with_kv_budget(
     folder = fetch_config(config.model)
     model, own = read_model_info(folder), read_own_windows(folder)
     width = model.num_groups if unit_of(config.method, settings) == "layer" else 1
-    count = model.num_layers * model.num_groups // width
+    shape = model.num_layers, model.num_groups
+    groups = [(layer, group) for layer in range(shape[0]) for group in range(shape[1])]
+    count = len(groups) // width
     # From the dense model on, so the first that fits has the smallest ratio. Bytes depend on how
     # many groups have a window and not on which, so any mask will do.
     for windowed in range(count + 1):
-        rows = [[0] * width] * windowed + [[1] * width] * (count - windowed)
-        mask = GroupMask.from_rows(rows, config.window)
+        mask = GroupMask.from_windowed(groups[: windowed * width], *shape, config.window)
         mask = replace(mask, sink=Sink.parse(config.sink), own_windows=own)
         needed = mask.kv_bytes(tokens, model.head_dim)
         size = f"{needed / unit_bytes:.3g} {unit} in use at {tokens:,} tokens"

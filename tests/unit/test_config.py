@@ -212,6 +212,13 @@ def test_the_smallest_ratio_that_fits_is_taken_and_said(tmp_path: Path) -> None:
     # First tokens are held too: m * 2,047 / 2^21.
     found, _ = with_kv_budget(replace(config, sink="tokens=1024"), "4GiB@128k", settings)
     assert found.ratio == 228 / 288
+    # Every other layer has a window of 512 of its own: 18 layers x 8 groups are left to choose, and
+    # the others hold 18 * 8 * 511 / 2^21 = .035 GiB: (144 - m) / 16 + m * 1,023 / 2^21 <= 3.965.
+    layers = {"layer_types": ["sliding_attention", "full_attention"] * 18, "sliding_window": 512}
+    own = {"model_type": "qwen3", "use_sliding_window": True} | shape | layers
+    (tmp_path / "config.json").write_text(json.dumps(own))
+    found, _ = with_kv_budget(config, "4GiB@128k", settings)
+    assert found.ratio == 82 / 144
 
 
 def test_recover_and_search_mask_take_it_in_place_of_a_ratio(
