@@ -153,7 +153,8 @@ class Search:
             anchors=self.anchors,
             settings=self.settings,
             enough=enough,
-            patience=patience,
+            # All candidates, in a fixed order: masks without a gain say nothing of the rest.
+            patience=None if enumerated else patience,
             exact_values=exact_values,
             questions=self.evaluator.questions,
             known=known,

@@ -123,6 +123,23 @@ def test_bosch_probes_every_group_and_orders_all_groups(run: Any, tmp_path: Path
     assert {(layer, group) for layer, group in kept if begun["z"][layer][group] == "1"} == {*full}
 
 
+@pytest.mark.parametrize("starts", [(), ("fisher",)])
+def test_bosch_tries_all_candidates_where_they_are_few(
+    run: Any, tmp_path: Path, starts: tuple[str, ...]
+) -> None:
+    """At 1/12 and 11/12, 12 masks: patience, of 8 masks at the least, ends none of them early."""
+    for ratio in (1 / 12, 11 / 12):
+        record = run("bosch", str(ratio), ratio=ratio, starts=starts, kappa=20, until_dense=False)
+        (step,) = steps_of(record, "stage 3")
+        assert (step["method"], step["evaluations"]) == ("exhaustive", 12)
+        windowed = round(12 * ratio)
+        lines = lines_of(tmp_path / str(ratio))
+        met = [line for line in lines if "".join(line["z"]).count("0") == windowed]
+        assert len({str(line["z"]) for line in met}) == 12
+        best = max((line for line in met if line["exact"]), key=lambda line: line["value"])
+        assert step["value"] == best["value"]
+
+
 def test_stage_2_uses_the_drops_of_a_negative_score_too(run: Any) -> None:
     trace = trace_of(run("bosch_paper", kappa=100, objective="logprob"))
     dense, scores = trace["dense"], trace["stage1_scores"]
