@@ -11,6 +11,8 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from bosch.method import Inputs
+from bosch.methods._settings import METHODS
+from bosch.plugins import own_files
 from bosch.run.dist import Ranks, start_ranks
 from bosch.run.files import append_line, drop_torn_line, open_own_file, read_lines
 from bosch.run.fingerprint import fingerprint
@@ -71,4 +73,6 @@ def identify(inputs: Inputs, method: str) -> str:
     facts = {name: getattr(inputs, name) for name in names} | facts_of(inputs.model)
     if inputs.sink.kind != "none":
         facts["sink"] = str(inputs.sink)
+    if own := own_files((METHODS, method)):  # a method of one's own counts by its content
+        facts["plugins"] = own
     return fingerprint(facts | {"method": method, "haystacks": haystacks})

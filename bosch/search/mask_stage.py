@@ -28,7 +28,9 @@ from bosch.run.progress import say
 from bosch.run.stage import Artifact, Stage
 from bosch.sink import Sink
 
-VERSIONS = {"bosch": 3, "fisher": 2}  # of methods that have come to choose other masks
+# Of methods that have come to choose other masks. Rankings that runs share are younger than these:
+# where one is raised, `identify` (methods/_examples.py) must tell its old scores apart too.
+VERSIONS = {"bosch": 3, "fisher": 2}
 ReadSet = Callable[[Path, str], Calibration]  # `read_set` of data/calibration_stage.py
 MakeLearning = Callable[[Config, Path, Artifact], Learning]  # of training/learner.py
 
@@ -76,7 +78,8 @@ def stage(
             decides["settings"][name] = {"xxh3": hash_file(value)}
             if (constants := find_constants(value)).is_file():
                 decides["settings"][name]["sinks"] = hash_file(constants)
-    rankings = getattr(settings, "rankings", ())  # of a guided search, which are methods too
+    # What a search starts from are methods too, which global_swap calls rankings and bosch starts.
+    rankings = (*getattr(settings, "rankings", ()), *getattr(settings, "starts", ()))
     own = own_files(
         *((methods.METHODS, name) for name in (config.method, *rankings)),
         (KINDS["optimizers"], getattr(settings, "optimizer", "")),

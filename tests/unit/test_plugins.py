@@ -24,6 +24,7 @@ from bosch.calibration import Calibration, Haystack, Question
 from bosch.eval.evaluate import load_for_evaluation, plan_of_run
 from bosch.eval.settings import EvaluationPlan
 from bosch.masks.mask import read_mask
+from bosch.methods._guided import scores_of
 from bosch.methods._settings import load_method
 from bosch.model import describe_source, load_tokenizer, read_model_config
 from bosch.plugins import (
@@ -37,13 +38,14 @@ from bosch.plugins import (
 from bosch.recipes import recover
 from bosch.recipes.presets import smoke
 from bosch.run.errors import UserError
+from bosch.run.files import STARTED
 from bosch.run.stage import Artifact
 from bosch.search import mask_stage
 from bosch.search.outcomes import scoring_facts
 from bosch.search.score import Evaluator
 from bosch.search.settings import Accelerations
 from bosch.training import train_stage
-from tests.attention_matrices import info_of, toy_calibration
+from tests.attention_matrices import info_of, inputs_of, toy_calibration
 from tests.model_factory import MIXED, random_tokens, tiny_model
 
 ROOT = Path(__file__).parents[2]
@@ -355,6 +357,50 @@ def test_a_method_of_ones_own_folder_counts_by_its_content(own: Path) -> None:
     method.write_text(method.read_text() + "# another\n")
     _, errors = run_outside(outside, "search", *MINE, "--plugins", "own", code=2)
     assert "plugins.methods/mine.py: " in errors
+
+
+RANKING = """'''Mine.'''
+from bosch.method import MethodTraits, NoSettings, Scores
+traits, Settings = MethodTraits(), NoSettings
+def score_groups(inputs):
+    groups = tuple(tuple(range(4 * i, 4 * i + 4)[::STEP]) for i in range(inputs.num_layers))
+    return Scores(groups, "global")
+"""
+
+
+def test_a_ranking_of_ones_own_counts_by_its_content_where_searches_start_from_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In what runs share of it, and in the stages of the searches."""
+    methods = importlib.import_module("bosch.methods")
+    monkeypatch.setattr(methods, "__path__", [*methods.__path__])
+    monkeypatch.setenv("BOSCH_PLUGINS", str(tmp_path / "own"))
+    (tmp_path / "own" / "methods").mkdir(parents=True)
+    file, model = tmp_path / "own" / "methods" / "my_ranking.py", tiny_model("qwen3")
+
+    def first_scores_and_plugins(run: str, step: int) -> Any:
+        file.write_text(RANKING.replace("STEP", str(step)))
+        monkeypatch.delitem(sys.modules, "bosch.methods.my_ranking", raising=False)
+        folder = tmp_path / "runs" / run / "mask"
+        inputs = inputs_of(load_method("bosch"), model, toy_calibration(64), folder)
+        (folder / STARTED).touch()
+        plugins = []
+        for method, option in (("bosch", "starts"), ("global_swap", "rankings")):
+            settings = load_method(method).Settings(**{option: ("my_ranking",)})
+            config = replace(smoke("tiny-qwen3-2layer"), method=method, sink="none")
+            zero = Artifact(tmp_path, "0")
+            stage: Any = mask_stage.stage(
+                config, lambda *_: None, lambda *_: None, zero, settings=settings
+            )
+            plugins.append(stage.settings["plugins"])
+        return scores_of("my_ranking", inputs).groups[0], plugins
+
+    first, named = first_scores_and_plugins("one", step=1)
+    assert first == (0, 1, 2, 3)
+    assert [[*each] for each in named] == [["methods/my_ranking.py"]] * 2
+    again, renamed = first_scores_and_plugins("two", step=-1)
+    assert again == (3, 2, 1, 0)
+    assert all(one != other for one, other in zip(named, renamed, strict=True))
 
 
 def test_families_and_backends_of_ones_own_count_by_their_content(
