@@ -6,6 +6,8 @@ outcomes of masks are, and serves all searches on the same model, calibration se
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from filelock import FileLock
+
 from bosch.method import Inputs, Scores, Table
 from bosch.methods._examples import identify
 from bosch.methods._settings import METHODS, load_method
@@ -87,5 +89,7 @@ def scores_of(name: str, inputs: Inputs) -> Scores:
         shared.parent.mkdir(parents=True, exist_ok=True)
         names = ("groups", "larger_is", "drawn")
         content = {name: getattr(scores, name) for name in names}
-        write_atomically(shared, sealed_lines([content], made_of))
+        # Several searches may write it at once, and `write_atomically` has one temporary name.
+        with FileLock(shared.with_name(f".{shared.name}.lock")):
+            write_atomically(shared, sealed_lines([content], made_of))
     return scores

@@ -2,8 +2,11 @@
 once, and left out where a model does not allow them."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import pytest
@@ -14,7 +17,7 @@ import bosch as library
 from bosch.calibration import Calibration
 from bosch.config import MaskConfig
 from bosch.masks.mask import MaskFile
-from bosch.method import Inputs
+from bosch.method import Inputs, Scores
 from bosch.methods import _choose, bosch, kvzip
 from bosch.methods._guided import scores_of
 from bosch.methods._settings import load_method
@@ -169,6 +172,28 @@ def test_rankings_are_computed_once_for_all_ratios(
     another_window = replace(other, window_tokens=WINDOW + 1)
     with pytest.raises(RuntimeError, match="computed again"):
         scores_of("kvzip", another_window)
+
+
+def test_searches_write_one_ranking_at_once(
+    small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both have found none, computed it, and write it at the same time."""
+    together = Barrier(2)
+    scores = scores_of("fisher", search_inputs(small, tmp_path / "alone"))
+
+    def score_together(inputs: Inputs) -> Scores:
+        together.wait(60)
+        return scores
+
+    monkeypatch.setattr(load_method("fisher"), "score_groups", score_together)
+    for number in range(30):
+        runs = [
+            search_inputs(small, tmp_path / f"runs-{number}" / name / "mask") for name in ("a", "b")
+        ]
+        for run in runs:
+            run.folder.joinpath(STARTED).touch()
+        with ThreadPoolExecutor(2) as searches:  # each opens its own files, as processes do
+            assert [*searches.map(partial(scores_of, "fisher"), runs)] == [scores, scores]
 
 
 def test_a_search_killed_in_a_ranking_ends_in_the_same_bytes(
