@@ -19,7 +19,7 @@ from bosch.masks.formats import export_mask, import_mask
 from bosch.masks.mask import describe_bytes, describe_ratio, read_mask, write_mask
 from bosch.masks.picture import draw_mask, draw_memory, mask_lines, mask_title
 from bosch.masks.ready import FOLDER, find_mask, publish
-from bosch.model import fetch_config, read_model_info
+from bosch.model import fetch_config, read_model_info, read_own_windows
 from bosch.run.errors import UserError, run_main
 from bosch.run.plain_text import visible
 
@@ -74,8 +74,10 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def run_import(command: Import) -> None:
-    model = read_model_info(fetch_config(command.model))
-    record, notes = import_mask(command.file, model, command.ratio, command.window, command.seed)
+    folder = fetch_config(command.model)
+    model, own = read_model_info(folder), read_own_windows(folder)
+    more = command.window, command.seed, own
+    record, notes = import_mask(command.file, model, command.ratio, *more)
     command.out.parent.mkdir(parents=True, exist_ok=True)
     write_mask(command.out, record)
     print(describe_ratio(command.ratio, model.num_layers, model.num_groups))

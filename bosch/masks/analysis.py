@@ -251,7 +251,7 @@ def write_replacements(
 def replace_groups(smaller: GroupMask, larger: GroupMask, seed: int) -> tuple[GroupMask, int]:
     """The larger mask, with the groups that only the smaller one windows in place of as many of its
     own, drawn at random; and how many. If both masks choose whole layers, layers are replaced. The
-    sink is the larger's."""
+    sink and the model's own windows are the larger's."""
     unit: Unit = "layer" if smaller.unit == larger.unit == "layer" else "group"
     width = larger.num_groups if unit == "layer" else 1  # groups that are chosen together
     chosen, before = (
@@ -265,4 +265,4 @@ def replace_groups(smaller: GroupMask, larger: GroupMask, seed: int) -> tuple[Gr
     groups, layers = range(larger.num_groups), range(larger.num_layers)
     rows = [[int((l, g - g % width) not in windowed) for g in groups] for l in layers]
     mask = GroupMask.from_rows(rows, larger.window_tokens, unit)
-    return replace(mask, sink=larger.sink), len(incoming)
+    return replace(mask, sink=larger.sink, own_windows=larger.own_windows), len(incoming)

@@ -26,10 +26,16 @@ LEAST = {"sink_size": 0, "recent_size": 1}  # in tokens
 
 
 def import_mask(
-    path: Path, model: ModelInfo, ratio: float, window_tokens: int | None = None, seed: int = 0
+    path: Path,
+    model: ModelInfo,
+    ratio: float,
+    window_tokens: int | None = None,
+    seed: int = 0,
+    own_windows: tuple[int, ...] = (),
 ) -> tuple[MaskFile, tuple[str, ...]]:
-    """A table as a MaskFile for `model`, and the notes to print. The groups of the smallest numbers
-    get the window, which is the file's own if none is given; `seed` breaks ties."""
+    """A table as a MaskFile for `model`, which may have `own_windows`, and the notes to print. The
+    groups of the smallest numbers get the window, which is the file's own if none is given; `seed`
+    breaks ties."""
     if not path.is_file():
         problem = "is a folder" if path.is_dir() else "does not exist"
         raise MissingFileError(f"{path} {problem}; pass the file to import.")
@@ -62,7 +68,7 @@ def import_mask(
             f"chose the {tie['num_windowed']} of them that go on the window."
         )
     mask = GroupMask.from_windowed(windowed, num_layers, num_groups, window)
-    mask = replace(mask, sink=sink_beside(path, window))
+    mask = replace(mask, sink=sink_beside(path, window), own_windows=own_windows)
     if (asked := sizes.get("sink_size", 0)) > window:
         notes.append(f"sink_size is {asked}; the window of {window} keeps {window} of them.")
     # Where it is from goes into the mask's file, by checksum: a table in a folder of downloads soon

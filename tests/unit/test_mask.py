@@ -307,3 +307,12 @@ def test_import_and_export_by_command(tmp_path: Path, capsys: pytest.CaptureFixt
     assert record.provenance["source"] == "heads.tsv"
     main(["export", str(mask), "--out", str(table)])
     assert table.read_text() == "1\t1\t0\t0\n0\t0\t0\t1\n"
+    # Of four layers two have a window of their own, which the mask's file has too.
+    config = json.loads((model / "config.json").read_text()) | {"num_hidden_layers": 4}
+    layers = {"layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 512}
+    config |= {"model_type": "qwen3", "use_sliding_window": True} | layers
+    (model / "config.json").write_text(json.dumps(config))
+    main(["import", str(tmp_path / "heads.tsv"), "--model", str(model),
+          "--window", "16", "--ratio", "0.55", "--out", str(mask)])  # fmt: skip
+    found = read_mask(mask).mask
+    assert (found.z, found.own_windows) == (record.mask.z, (512, 512))

@@ -100,6 +100,8 @@ def test_groups_of_the_smaller_ratio_are_swapped_in() -> None:
         assert windowed(mask) - windowed(larger) == incoming
     assert len({mask for mask, _ in swapped}) > 1
     assert replace_groups(smaller, larger, 0) == swapped[0]
+    mask, _ = replace_groups(smaller, replace(larger, own_windows=(512, 512)), 0)
+    assert mask.own_windows == (512, 512)
 
 
 def test_distance_and_score_correlate_by_rank() -> None:
