@@ -196,8 +196,28 @@ class Search:
         """Score masks for a part of the search, and record their values. num_windowed: groups on
         the window in masks that may be its result; None: these are none. threshold, bar, haystacks:
         see Evaluator.score."""
-        values = self.evaluator.score(masks, threshold, stage=part, haystacks=haystacks, bar=bar)
-        for z, value in zip(masks, values, strict=True):
+        more = threshold, part, num_windowed, bar
+        try:
+            values = self.evaluator.score(
+                masks, threshold, stage=part, haystacks=haystacks, bar=bar
+            )
+        except SearchEnded:
+            # --max-evaluations still scores as many of them as are allowed.
+            self._record([z for z in masks if z in self.evaluator.values], *more)
+            raise
+        self._record(masks, *more)
+        return values
+
+    def _record(
+        self,
+        masks: Sequence[Z],
+        threshold: float | None,
+        part: str,
+        num_windowed: int | None,
+        bar: Bar | None,
+    ) -> None:
+        for z in masks:
+            value = self.evaluator.values[z]
             windowed = sum(row.count(0) for row in z)
             # At or below the threshold it may be a value or a bound, as the accelerations decide:
             # what a search shows and finds must not depend on them.
@@ -215,7 +235,6 @@ class Search:
             standing = self.settings.standing(value)
             if meets_ratio and (self.best is None or standing > self.best_standing):
                 self.best, self.best_standing = (value.value, z), standing
-        return values
 
     def score_of(self, value: Value) -> float:
         """The objective's value. For accuracy the exact share of examples, so that equal drops are

@@ -180,6 +180,19 @@ def test_a_search_cut_short_returns_its_best_exact_mask(run: Any, tmp_path: Path
     assert record.mask.row_texts() == best["z"]
 
 
+def test_a_limit_within_masks_that_are_proposed_at_once_loses_none(
+    run: Any, tmp_path: Path
+) -> None:
+    several = {"rankings": (), "optimizer": "guided", "masks_at_once": 6}
+    for most in range(4, 10):
+        record = run("global_swap", str(most), max_evaluations=most, **several)
+        lines = lines_of(tmp_path / str(most))
+        assert len(lines) == most
+        met = [line for line in lines if "".join(line["z"]).count("0") == 6 and line["exact"]]
+        best = max(met, key=lambda line: line["value"])
+        assert record.mask.row_texts() == best["z"]
+
+
 @pytest.mark.slow
 def test_the_papers_search_ends_with_stage_3_and_keep_best_with_a_better_earlier_mask(
     run: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
