@@ -95,10 +95,14 @@ def read_calibration(folder: Path) -> Calibration:
     for (number, *bounds), task in zip(positions.tolist(), tasks, strict=True) if fits else ():
         answer, needle = range(bounds[0], bounds[1]), range(bounds[2], bounds[3])
         fits = fits and 0 <= number < len(lengths)
-        fits = fits and all(0 <= r.start <= r.stop <= lengths[number] for r in (answer, needle))
+        # A token before the answer predicts its first one.
+        fits = fits and 1 <= answer.start < answer.stop <= lengths[number]
+        fits = fits and 0 <= needle.start <= needle.stop <= lengths[number]
         if fits:
             questions[number].append(Question(answer, needle, task))
-    if not fits:
-        raise UserError(f"{path} is not a calibration set: its questions do not fit its haystacks.")
+    if not fits or not all(questions):
+        needs = "each haystack needs one, and each answer a token before it"
+        problem = f"its questions do not fit its haystacks ({needs})"
+        raise UserError(f"{path} is not a calibration set: {problem}.")
     haystacks = zip(ids.tensor_split(ends[:-1]), questions, strict=True)
     return Calibration([Haystack(ids_T, tuple(asked)) for ids_T, asked in haystacks])

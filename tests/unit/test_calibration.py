@@ -141,6 +141,9 @@ def test_damaged_set_is_one_sentence_that_names_the_file(tmp_path: Path) -> None
         ("ends", []),
         ("questions", [[0, 1, 2, 0, 2], [1, 1, 3, 0, 1]]),  # beyond its end
         ("questions", [[0, 1, 2, 0, 2], [-1, 1, 2, 0, 1]]),
+        ("questions", [[0, 1, 2, 0, 2], [1, 0, 1, 0, 1]]),  # nothing predicts its first token
+        ("questions", [[0, 1, 2, 0, 2], [1, 1, 1, 0, 1]]),  # no token
+        ("questions", [[0, 1, 2, 0, 2], [0, 2, 3, 0, 1]]),  # none on the second text
     ):
         tensors = whole | {name: torch.tensor(value, dtype=torch.long)}
         save_file(tensors, path, {"tasks": json.dumps(["niah_single_1"] * 2)})
