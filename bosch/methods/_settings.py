@@ -89,9 +89,12 @@ def check_min_full(
     if getattr(settings, "optimizer", "") in ("nomad", "one_plus_one"):
         remedy = "use optimizer=guided or swap"
         raise UserError(f"{option}: the optimizer may leave the ratio; {remedy}.")
+    if least > groups:
+        raise UserError(f"{option}: layers have {groups} groups; choose up to {groups}.")
     if full < least * layers:
         problem = f"{option} needs {least * layers} full groups in {layers} layers"
-        most = f"choose a ratio of up to {1 - least / groups:g}"
+        # Rounded down: 2/3 as 0.666667 would put a group too many on the window.
+        most = f"choose a ratio of up to {(groups - least) * 10**6 // groups / 10**6:g}"
         raise UserError(f"{problem}, but --ratio {ratio:g} leaves {full}; {most}.")
 
 

@@ -11,8 +11,9 @@ from transformers import PreTrainedModel
 from bosch.calibration import Calibration
 from bosch.config import Config, MaskConfig
 from bosch.masks.formats import smallest
+from bosch.masks.mask import num_windowed
 from bosch.methods import _choose
-from bosch.methods._settings import load_method
+from bosch.methods._settings import check_min_full, load_method
 from bosch.run.errors import UserError
 from bosch.search import finish, mask_stage
 from bosch.search.optimizers._interface import repair
@@ -92,6 +93,7 @@ def test_the_most_global_group_of_each_layer_stays() -> None:
     [
         ("bosch", 1, 0.8, {}, r"needs 3 full groups in 3 layers, but --ratio 0.8 leaves 2.*0\.75"),
         ("fisher", 3, 0.5, {}, r"needs 9 full groups.*leaves 6; choose a ratio of up to 0\.25"),
+        ("fisher", 5, 0.0, {}, "layers have 4 groups; choose up to 4"),
         ("bosch_paper", 1, 0.5, {}, "method bosch_paper cannot keep full groups"),
         ("interleave", 1, 0.5, {}, "method interleave cannot keep"),
         ("bosch", 1, 0.5, {"optimizer": "nomad"}, "the optimizer may leave the ratio"),
@@ -102,6 +104,19 @@ def test_what_cannot_be_kept_is_refused(
 ) -> None:
     with pytest.raises(UserError, match=problem):
         choose(name, case, tmp_path, least, ratio, **settings)
+
+
+def test_the_ratio_that_is_proposed_is_accepted() -> None:
+    """Also where it has no end, as 2/3 of 30 layers of 3 groups."""
+    settings = load_method("fisher").Settings()
+    for layers, groups in itertools.product((1, 8, 30, 126), range(1, 17)):
+        for least in range(1, groups + 1):
+            shape = layers, groups
+            with pytest.raises(UserError) as refused:
+                check_min_full("fisher", settings, least, 1.0, shape)
+            ratio = float(str(refused.value).removesuffix(".").split()[-1])
+            check_min_full("fisher", settings, least, ratio, shape)
+            assert num_windowed(ratio, *shape) == layers * (groups - least)
 
 
 def test_a_run_is_refused_before_work_begins() -> None:
