@@ -186,11 +186,11 @@ def rank_groups(search: "Search", guides: Sequence[Table]) -> list[Table]:
     num_groups = search.num_groups
     first, *others = (mean_rank([np.ravel(guide)]) for guide in guides)
     rank_N = mean_rank([first, mean_rank(others)] if others else [first])
-    windowed = np.argsort(rank_N, kind="stable")[: search.num_windowed]
-    counts = np.bincount(windowed // num_groups, minlength=search.num_layers).tolist()
+    order: Table = tuple(map(tuple, rank_N.reshape(-1, num_groups).tolist()))
+    counts = [row.count(0) for row in search.mask_by(order)]
     search.details["ratios"] = [count / num_groups for count in counts]
     say("stage 2, groups on the window from the bottom layer up: " + " ".join(map(str, counts)))
-    return [tuple(map(tuple, rank_N.reshape(-1, num_groups).tolist())), *guides]
+    return [order, *guides]
 
 
 def mean_rank(scores_SN: Sequence[NDArray[Any]]) -> NDArray[Any]:
