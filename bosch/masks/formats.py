@@ -126,9 +126,13 @@ def export_mask(record: MaskFile, path: Path) -> str:
     write_atomically(path, "".join("\t".join(row) + "\n" for row in record.mask.row_texts()))
     first, window = record.mask.sink.num_tokens, record.mask.window_tokens
     beside = path.with_name("config.json")
+    lost = ""
+    if record.mask.sink.kind == "static":
+        lost = " The mask's static sinks are lost: DuoAttention has none that are constant."
     if beside.exists():
         needs = f"DuoAttention needs recent_size {window} and sink_size {first} in it."
-        return f"{beside} was there and is left as it is; {needs}"
+        return f"{beside} was there and is left as it is; {needs}{lost}"
     sizes = {"sink_size": first, "recent_size": window}
     write_atomically(beside, json.dumps(sizes, indent=1) + "\n")
-    return f"{beside} has the window and the sinks, which the table does not contain."
+    has = "the window" if lost else "the window and the sinks"
+    return f"{beside} has {has}, which the table does not contain.{lost}"

@@ -276,6 +276,11 @@ def test_window_and_sinks_are_those_beside_the_table_and_go_out_again(tmp_path: 
     # What is there is not overwritten.
     assert "recent_size 16 and sink_size 16" in export_mask(record, path)
     assert json.loads(beside.read_text())["recent_size"] == 32
+    (tmp_path / "new").mkdir()
+    static = replace(record, mask=replace(record.mask, sink=Sink("static")))
+    for note in (export_mask(static, path), export_mask(static, tmp_path / "new" / "heads.tsv")):
+        assert "static sinks are lost" in note
+        assert "and the sinks" not in note
     beside.write_text(json.dumps({"sink_size": -1}))
     with pytest.raises(UserError, match=r"config\.json: sink_size is -1"):
         take(path, window_tokens=8)
