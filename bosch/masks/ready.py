@@ -42,7 +42,7 @@ def find_mask(path: Path) -> Path:
 def publish(run: Path, name: str, folder: Path) -> Path:
     """Write the folder of a ready mask: of a run, or of a folder with a mask.json. The same again
     changes nothing; another mask of this name is refused."""
-    if not re.fullmatch(r"[\w][\w.-]*@[\d.]+", name):
+    if not re.fullmatch(r"[\w][\w.-]*@\d*\.?\d+", name):
         raise UserError(f"{name}: names of ready masks are MODEL@RATIO, as smollm2-135m@0.75.")
     places = [path for path in (run / "mask", run) if (path / "mask.json").is_file()]
     if not places:

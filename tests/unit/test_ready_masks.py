@@ -115,6 +115,8 @@ def test_other_weights_and_unknown_names_are_refused(published: Path, tmp_path: 
     [
         ("tiny", "MODEL@RATIO"),
         ("../tiny@0.5", "MODEL@RATIO"),
+        ("tiny@0.5.0", "MODEL@RATIO"),
+        ("tiny@.", "MODEL@RATIO"),
         ("tiny@0.75", "has the ratio 0.5"),
     ],
 )
