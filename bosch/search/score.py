@@ -145,7 +145,8 @@ class Evaluator:
         limit = threshold if self.use.early_end else None
 
         # The memo: what is exact, or known not to exceed the threshold, needs nothing more.
-        asked = [z for z in masks if not self._is_known(z, threshold)]
+        known_before = {z for z in masks if self._is_known(z, threshold)}
+        asked = [z for z in masks if not (self.use.memo and z in known_before)]
         # --max-evaluations counts masks, so those that are still allowed are scored before it ends
         # the search, however many are proposed at once.
         allowed, most = asked, self.settings.max_evaluations
@@ -191,6 +192,8 @@ class Evaluator:
                     bar.advance()
                 else:
                     bar.skip()
+            if z in known_before:  # read again, without the memo: it must not change the search
+                continue
             # A looked-up outcome has the same effect on the search as a computed one.
             for number, means in value.haystacks.items():
                 before_loss, loss = self._expected_losses[number], self._loss(number, means)
@@ -215,7 +218,7 @@ class Evaluator:
         return round(earlier + time.monotonic() - self._began, 3)
 
     def _is_known(self, z: Z, threshold: float | None) -> bool:
-        value = self.values.get(z) if self.use.memo else None
+        value = self.values.get(z)
         return value is not None and (
             value.exact or (threshold is not None and value.value <= threshold)
         )

@@ -2,6 +2,7 @@
 those of the model itself, and the same with each acceleration on or off."""
 
 import json
+import random
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import product
@@ -205,6 +206,7 @@ def test_a_calibration_set_that_cannot_rank_masks_is_refused() -> None:
 
 KERNELS = 1e-6  # scores of different kernels may differ by this before rounding
 ALL = Accelerations()
+NO_MEMO = Accelerations(memo=False)
 ONE_OFF = [replace(ALL, **{name: False}) for name, value in vars(ALL).items() if value is True]
 
 
@@ -269,6 +271,18 @@ def test_probes_start_at_dense_states_where_a_few_fit(states: int, recomputed: i
     assert [cached.answers(z, 0) for z in masks] == [plain.answers(z, 0) for z in masks]
     assert cached.work == 2 * 12 + GROUPS * sum(range(1, 13)) + recomputed
     assert plain.work == len(masks) * 12
+
+
+def test_a_search_without_the_memo_reads_and_finds_the_same() -> None:
+    """Whatever it asks for twice, and by which thresholds."""
+    model, draw = small_model(), random.Random(0)
+    calibration = answered_calibration(model)
+    evaluators = [evaluator_of(model, calibration, accelerations=use) for use in (ALL, NO_MEMO)]
+    masks = random_masks(8)
+    for _ in range(60):
+        some, threshold = draw.sample(masks, 2), draw.choice((0.1, 0.2, 0.3, 0.4, 0.5))
+        one, other = (evaluator.score(some, threshold) for evaluator in evaluators)
+        assert one == other
 
 
 def test_a_mask_that_stops_early_has_a_valid_bound() -> None:
