@@ -63,16 +63,17 @@ class Branches:
 
     def __init__(self) -> None:
         self._seen: set[Z] = set()  # the prefixes of all masks so far
-        self._last: tuple[Z, int] | None = None  # the newest mask, and its branch
+        self._branches: dict[Z, int] = {}  # of all masks so far
 
     def branch(self, z: Z) -> int:
         """The lowest layer in which this mask differs from all earlier ones. A mask is asked for
-        once for each haystack: calls with the same mask in a row return the same."""
-        if self._last is None or self._last[0] != z:
+        once for each haystack, in turn with others that are scored with it: each call returns the
+        same."""
+        if z not in self._branches:
             # Prefixes of a known prefix are known too, so their number is how far masks agree: at
             # most to the top layer, which is computed again even if the whole mask is known.
             prefixes = [z[:layer] for layer in range(1, len(z))]
             known = sum(prefix in self._seen for prefix in prefixes)
             self._seen.update(prefixes)
-            self._last = z, known
-        return self._last[1]
+            self._branches[z] = known
+        return self._branches[z]

@@ -273,6 +273,29 @@ def test_probes_start_at_dense_states_where_a_few_fit(states: int, recomputed: i
     assert plain.work == len(masks) * 12
 
 
+def test_masks_at_once_start_at_the_same_states_as_one_after_another() -> None:
+    """With room for a few states only; the threshold is so low that all haystacks are read, in
+    turns of one haystack of each mask."""
+    model, draw = small_model(num_hidden_layers=12), random.Random(0)
+    calibration = answered_calibration(model, (40, 33, 47))
+    dense = [(1,) * GROUPS] * 12
+    masks = []
+    for _ in range(12):
+        rows = [list(row) for row in dense]
+        for _ in range(3):
+            rows[draw.randrange(6, 12)][draw.randrange(GROUPS)] = 0
+        masks.append(tuple(map(tuple, rows)))
+    state_bytes = 47 * model.config.hidden_size * 4
+    use = Accelerations(memory_gb=3 * 8 * state_bytes / (1 << 30))
+    work = []
+    for count in (1, 4):
+        evaluator = evaluator_of(model, calibration, "logprob", use)
+        for start in range(0, 12, count):
+            evaluator.score(masks[start : start + count], threshold=-60.0)
+        work.append(round(evaluator.work, 6))
+    assert work[0] == work[1] < 12 * 12 * 3
+
+
 def test_a_search_without_the_memo_reads_and_finds_the_same() -> None:
     """Whatever it asks for twice, and by which thresholds."""
     model, draw = small_model(), random.Random(0)
