@@ -93,8 +93,9 @@ def write_selection(name: str, inputs: Inputs, selection: Selection, began: floa
         write_atomically(folder / "scores.json", text)
     seconds = time.monotonic() - began
     if (path := folder / FILE).is_file():  # those of earlier attempts count too
-        lines = read_lines(path, identify(inputs, name))
-        seconds = sum(line["seconds"] for _, line in lines if line)
+        lines = [line for _, line in read_lines(path, identify(inputs, name)) if line]
+        if lines:  # none: another method has left the file
+            seconds = sum(line["seconds"] for line in lines)
     cost = {"method": name, "seconds": round(seconds, 3), **(selection.cost or {})}
     write_atomically(folder / "time.json", json.dumps(cost) + "\n")
     # Last, as it is what a reader of an unfinished folder would take for the result.

@@ -2,6 +2,7 @@
 once, and left out where a model does not allow them."""
 
 import json
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -194,6 +195,18 @@ def test_searches_write_one_ranking_at_once(
             run.folder.joinpath(STARTED).touch()
         with ThreadPoolExecutor(2) as searches:  # each opens its own files, as processes do
             assert [*searches.map(partial(scores_of, "fisher"), runs)] == [scores, scores]
+
+
+def test_the_time_of_a_ranking_is_its_own_where_another_left_its_examples(
+    small: Any, tmp_path: Path
+) -> None:
+    for name in ("fisher", "razor"):  # razor measures no examples one by one
+        inputs = inputs_of(load_method(name), *small, tmp_path, window_tokens=WINDOW)
+        selection = _choose.make_mask(name, inputs)
+        _choose.write_selection(name, inputs, selection, began=time.monotonic() - 60)
+    cost = json.loads((tmp_path / "time.json").read_text())
+    assert cost["method"] == "razor"
+    assert cost["seconds"] >= 60
 
 
 def test_a_search_killed_in_a_ranking_ends_in_the_same_bytes(
