@@ -84,6 +84,10 @@ def score_groups(inputs: Inputs) -> Scores:
     most = room - chunk_tokens
     if most <= settings.sink_tokens:
         raise UserError(f"kvzip: {positions} positions are too few for a text and its repetition.")
+    shortest = min(len(haystack.ids_T) for haystack in inputs.calibration.haystacks)
+    if shortest <= settings.sink_tokens:
+        problem = f"sink_tokens {settings.sink_tokens} leave nothing of a text of {shortest} tokens"
+        raise UserError(f"kvzip: {problem}; choose fewer, or a set with longer texts.")
     if inputs.calibration.longest > most:
         say(f"kvzip repeats the first {most:,} tokens: {positions:,} positions have to hold both")
 

@@ -174,6 +174,12 @@ def test_a_text_and_its_repetition_fit_into_the_positions(
         kvzip.score_groups(make_inputs(tiny, tmp_path / "tiny"))
 
 
+def test_sinks_as_long_as_a_text_are_refused(tmp_path: Path) -> None:
+    inputs = make_inputs(tiny_model("qwen3", num_hidden_layers=1), tmp_path, sink_tokens=38)
+    with pytest.raises(UserError, match="sink_tokens 38 leave nothing of a text of 38 tokens"):
+        kvzip.score_groups(inputs)
+
+
 def test_settings_out_of_range_are_refused() -> None:
     for wrong in ({"quantile": 0.0}, {"chunk_tokens": 0}, {"sink_tokens": -1}):
         with pytest.raises(UserError, match=next(iter(wrong))):
