@@ -186,7 +186,7 @@ class Inputs:
 
     @property
     def num_windowed_layers(self) -> int:
-        """Number of layers that do, for methods that choose whole layers."""
+        """Layers that get the window, for methods that choose whole layers."""
         return num_windowed(self.ratio, self.num_layers, 1)
 
     def mask_of(self, windowed: list[tuple[int, int]]) -> GroupMask:

@@ -56,10 +56,10 @@ class Show:
 
 @dataclass(frozen=True)
 class Publish:
-    """Make a ready mask of a run's: its mask and sinks, and what they stand on."""
+    """Make a ready mask of a run: its mask, its sinks, and its scores as evidence."""
 
     run: Annotated[Path, POSITIONAL]  # the folder of a run
-    name: Annotated[str, POSITIONAL]  # MODEL@RATIO, by which it is found
+    name: Annotated[str, POSITIONAL]  # of the ready mask: MODEL@RATIO
     to: Path = FOLDER  # folder of ready masks
 
 

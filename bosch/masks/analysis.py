@@ -34,8 +34,8 @@ class NamedMask:
     name: str
     path: Path
     record: MaskFile
-    mask: GroupMask  # of the record,
-    model: str  # as is its model.
+    mask: GroupMask  # of the record
+    model: str  # of the record
     # The requested one: masks of whole layers seldom meet it exactly, and are compared with masks
     # of the same request.
     ratio: float

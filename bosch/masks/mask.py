@@ -226,8 +226,8 @@ FIELDS: dict[str, tuple[type, ...]] = {
     "seed": (int, NoneType),
     "score_trace": (dict, NoneType),
     "provenance": (dict,),
-    "sink": (dict,),  # left out where there is none, as
-    "own_windows": (list,),
+    "sink": (dict,),  # left out where there is none
+    "own_windows": (list,),  # left out where there are none
     **{f"model.{name}": kinds for name, kinds in MODEL_FIELDS.items()},
 }
 

@@ -63,7 +63,8 @@ def publish(run: Path, name: str, folder: Path) -> Path:
     if there.is_file() and there.read_bytes() != files["mask.json"]:
         raise UserError(f"{out} holds another mask; choose another name, or remove it.")
     out.mkdir(parents=True, exist_ok=True)
-    for file in sorted(files, key="mask.json".__eq__):  # mask.json last: it makes the name known
+    # mask.json last: it makes the name known.
+    for file in sorted(files, key=lambda file: file == "mask.json"):
         write_atomically(out / file, files[file])
     return out
 

@@ -25,7 +25,7 @@ def make_mask(name: str, inputs: Inputs) -> Selection:
     if method.traits.learns_from_tokens:
         if inputs.learning is None:
             problem = f"--method {name} learns from tokens but got none"
-            raise UserError(f"{problem}; run recipes/recover.py, which prepares them first.")
+            raise UserError(f"{problem}; run bosch recover, which prepares them first.")
         everything = [(i, g) for i in range(inputs.num_layers) for g in range(inputs.num_groups)]
         # Training for hours cannot change a mask of all groups, or of none.
         if inputs.num_windowed in (0, len(everything)):

@@ -53,8 +53,8 @@ class Settings(SearchSettings):
     probed: float = 1 / 3  # share of the haystacks that stage 1 reads
     # Stage 3 tries this share of kappa masks per layer.
     effort: float = 1 / 3
-    # End with the first mask that answers as well as the dense model. On easy settings that is the
-    # one that the probes choose.
+    # End with the first mask that answers as well as the dense model. On easy settings that is one
+    # of the starts.
     until_dense: bool = True
     # End when so large a share of stage 3's masks, in a row, has gained next to nothing (a tenth of
     # a question of 48); 1: try all.

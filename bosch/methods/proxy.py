@@ -39,8 +39,8 @@ class Settings:
     mass_share: float = 0.95
 
     def __post_init__(self) -> None:
-        at_least(1, self, "proxy", "block_tokens")
-        above_0(self, "proxy", "mass_share", most=1)
+        at_least(1, self, "", "block_tokens")
+        above_0(self, "", "mass_share", most=1)
 
 
 def score_groups(inputs: Inputs) -> Scores:

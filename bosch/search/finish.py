@@ -49,7 +49,7 @@ def finish(search: Search) -> Selection:
         earlier = evaluator.score_unaccelerated(best[1]) if search.settings.keep_best else None
         score = earlier.value if earlier else best[0]
         if score > final.value:
-            last = "the last one, as in the paper; --method bosch ends with the best"
+            last = "the last one, as in the paper; keep_best=True ends with the best"
             say(
                 f"the last stage's mask scores {final.value:.4g}, an earlier one that meets the "
                 f"ratio {score:.4g}: the search ends with {'the earlier one' if earlier else last}"

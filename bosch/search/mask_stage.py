@@ -89,7 +89,7 @@ def stage(
     inputs: dict[str, Stage | Artifact] = {}
     if methods.asks_calibration(config):
         if calibration is None:
-            remedy = "pass --calibration DIR, which calibrate.py makes"
+            remedy = "pass --calibration DIR, which bosch calibrate makes"
             if traits.reads_calibration:
                 raise UserError(f"--method {config.method} needs calibration examples: {remedy}.")
             raise UserError(f"--sink static needs calibration examples: {remedy}, or --sink none.")

@@ -36,6 +36,7 @@ from bosch.run.errors import UserError
 from bosch.run.files import STARTED
 from bosch.run.fingerprint import fingerprint
 from bosch.run.progress import Bar
+from bosch.run.stage import SHARED
 from bosch.search.layers import OVERFLOW, Layers
 from bosch.search.objective import Means, Outcome, SearchEnded, Value, rounded, weighted
 from bosch.search.outcomes import Cost, Outcomes, scoring_facts
@@ -61,7 +62,7 @@ def open_evaluator(inputs: Inputs, settings: SearchSettings) -> "Iterator[Evalua
     folder, shared = inputs.folder, None
     # A stage's folder: runs lie beside each other, and share what they know of masks.
     if settings.accelerations.memo and (folder / STARTED).is_file():
-        shared = folder.parent.parent / "shared" / f"masks-{fingerprint(facts)[:16]}"
+        shared = folder.parent.parent / SHARED / f"masks-{fingerprint(facts)[:16]}"
     yield Evaluator(
         model, calibration, window_tokens, settings, folder=folder, shared=shared, facts=facts
     )

@@ -60,6 +60,9 @@ def open_search(inputs: Inputs, unit: Unit = "group") -> "Iterator[Search]":
 
 
 class Search:
+    """The state of a search: the current mask, the best at the ratio, and the record for
+    mask.json."""
+
     def __init__(self, inputs: Inputs, evaluator: Evaluator, anchors: Anchors, unit: Unit) -> None:
         self.inputs, self.evaluator, self.anchors, self.unit = inputs, evaluator, anchors, unit
         self.settings: SearchSettings = inputs.settings
@@ -146,7 +149,8 @@ class Search:
             around=self.z,
             quota=quota,
             max_evaluations=planned,
-            # Each subproblem has its own; a small one, as NOMAD draws `seed` times first.
+            # A seed for each subproblem, below 1,000,000: NOMAD draws that many random numbers
+            # before it starts.
             seed=random.Random(f"{self.inputs.seed} {name}").randrange(1_000_000),
             starts=() if self.settings.optimizer in WITH_PENALTY else tuple(begin),
             prior=priors[0] if priors else (),

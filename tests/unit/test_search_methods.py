@@ -208,7 +208,7 @@ def test_the_papers_search_ends_with_stage_3_and_keep_best_with_a_better_earlier
         met = [line["value"] for line in lines if "".join(line["z"]).count("0") == 6]
         assert best["hybrid"]["accuracy"] == pytest.approx(max(met), abs=1e-4)
         assert as_paper["hybrid"] == best.get("last_stage", best["hybrid"])
-        assert ("--method bosch ends with the best" in caplog.text) == ("last_stage" in best)
+        assert ("keep_best=True ends with the best" in caplog.text) == ("last_stage" in best)
         changed += "last_stage" in best
     assert changed
 
