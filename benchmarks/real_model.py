@@ -219,7 +219,7 @@ def formats_against(
     over_sets: bool = False,
     scores: str = FORMATS[1],
 ) -> str:
-    """The paired difference in points, with a 95 % interval over questions, whose texts may overlap.
+    """The paired difference in points, with a 95 % interval over questions. Texts may overlap.
     The mean of the tasks counts, so questions are drawn within each.
 
     over_sets: of all rows that differ from this one in the calibration set alone; with the error
