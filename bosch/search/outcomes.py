@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 
 from bosch.calibration import Calibration
 from bosch.masks.mask import Z
-from bosch.model import NO_DECISION, ModelInfo
+from bosch.model import NO_DECISION, ModelInfo, own_family
 from bosch.run.dist import Ranks
 from bosch.run.files import open_own_file, parse_lines, sealed_lines
 from bosch.run.fingerprint import fingerprint, plain
@@ -120,11 +120,14 @@ def scoring_facts(
 
 def facts_of(model: PreTrainedModel) -> dict[str, object]:
     """Of a model with known weights, all else that its outputs depend on."""
-    configuration = model.config.to_dict().items()
-    return {
+    configuration = model.config.to_dict()
+    facts = {
         # The same weights score differently with, say, other rotary frequencies.
-        "configuration": plain({n: v for n, v in configuration if n not in UNSCORED}),
+        "configuration": plain({n: v for n, v in configuration.items() if n not in UNSCORED}),
         "numbers": str(model.dtype).removeprefix("torch."),
         "device": model.device.type,
         "torch": torch.__version__,
     }
+    if family := own_family(configuration):
+        facts["family"] = family
+    return facts

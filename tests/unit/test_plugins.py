@@ -41,7 +41,7 @@ from bosch.run.errors import UserError
 from bosch.run.files import STARTED
 from bosch.run.stage import Artifact
 from bosch.search import mask_stage
-from bosch.search.outcomes import scoring_facts
+from bosch.search.outcomes import facts_of, scoring_facts
 from bosch.search.score import Evaluator
 from bosch.search.settings import Accelerations
 from bosch.training import train_stage
@@ -408,12 +408,17 @@ def test_families_and_backends_of_ones_own_count_by_their_content(
 ) -> None:
     """In the stages that they decide; those of other families and backends stay as they are."""
     folder, zero = tmp_path / "model", Artifact(tmp_path, "0")
-    tiny_model("qwen3").save_pretrained(folder)
+    model = tiny_model("qwen3")
+    model.save_pretrained(folder)
     usual = read_model_config(folder)
 
     def family_in(model_type: str) -> Any:
         (folder / "config.json").write_text(json.dumps(usual | {"model_type": model_type}))
-        return plugins_in(describe_source(str(folder)))
+        # Of the scores of masks and rankings that runs share, too.
+        monkeypatch.setattr(type(model.config), "model_type", model_type)
+        found = plugins_in(describe_source(str(folder)))
+        assert plugins_in(facts_of(model).get("family", {})) == found
+        return found
 
     def backend_in(attention: str) -> list[Any]:
         config = smoke("tiny-qwen3-2layer")
