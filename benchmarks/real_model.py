@@ -148,7 +148,7 @@ def measure(options: Options) -> Iterator[Row]:
                 append_row(options.rows, found[0])
             row = found[0] | {"against": against(found[0], options.baseline, done)}
             row["minutes"] = row["seconds"] / 60
-            for name in ("layer_forwards", "long_accuracy", "formats", "long_formats"):
+            for name in ("layer_forwards", *ANSWERS, *LONG_ANSWERS, "formats", "long_formats"):
                 row.setdefault(name, None)  # older rows have none, or it was not asked for
             row["formats_against_dense"] = formats_against(row, DENSE, done)
             row["formats_against"] = formats_against(row, options.baseline, done)
