@@ -18,10 +18,12 @@ from statistics import median
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
+from bosch.eval.report.intervals import Numbers, draw_errors_of_mean
 from bosch.hybrid.models import read_sink
 from bosch.known_models import SHAPES, known_config
 from bosch.masks.mask import spread_mask
@@ -113,6 +115,25 @@ def now(device: torch.device) -> float:
 
 def speedup(slow: Sequence[float], fast: Sequence[float]) -> float:
     return median(a / b for a, b in zip(slow, fast, strict=True))
+
+
+def difference_of_sets(differences_TSQ: Sequence[Numbers]) -> str:
+    """The mean of the tasks, with a 95 % interval over questions and sets. A task has as many rows
+    as there are calibration sets, or seeds, and a column for each question, which all were asked.
+
+    What a set chooses differs more than what questions say, so with several the error of their mean
+    is in the interval.
+    """
+    draw, drawn = np.random.default_rng(0), np.zeros(2_000)
+    for differences_SQ in differences_TSQ:
+        # Each question counts by what it says of all sets.
+        differences_Q = differences_SQ.mean(axis=0)
+        places_DQ = draw.integers(len(differences_Q), size=(len(drawn), len(differences_Q)))
+        drawn += differences_Q[places_DQ].mean(axis=1) / len(differences_TSQ)
+    by_set = np.mean([differences_SQ.mean(axis=1) for differences_SQ in differences_TSQ], axis=0)
+    drawn += draw_errors_of_mean(by_set.tolist(), count=len(drawn))
+    low, high = np.percentile(drawn, [2.5, 97.5])
+    return f"{by_set.mean():+.1f} [{low:+.1f}, {high:+.1f}]"
 
 
 class PeakMemory:

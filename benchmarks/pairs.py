@@ -7,21 +7,22 @@ A row is a question: who answered it, its task, length and number there, and its
 the first counts, or `--score`. A model is compared with `--baseline` on the questions that both
 were asked: the mean of the tasks, listed in the order of the file, the difference in points, and in
 brackets its 95 % interval, for which questions are drawn within each task. Intervals say nothing of
-other seeds, masks or calibration sets. `kept` is, of what the baseline answers, the share that the
-model answers too: less than the share of the averages, as a model also answers what the baseline
-does not. `bosch compare` has both as well.
+other seeds, masks or calibration sets, but that of the mean of the models in `--together`, which
+are one method by several of them. `kept` is, of what the baseline answers, the share that the model
+answers too: less than the share of the averages, as a model also answers what the baseline does
+not. `bosch compare` has differences and `kept` as well.
 """
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
 import numpy as np
 
-from benchmarks._measure import BenchmarkOptions, Row, read_rows
+from benchmarks._measure import BenchmarkOptions, Row, difference_of_sets, read_rows
 from bosch.eval.results import PREDICTIONS
 from bosch.eval.rows import read_rows as read_predictions
 from bosch.run.errors import MissingFileError, UserError
@@ -39,6 +40,7 @@ class Options(BenchmarkOptions):
     rows: Path = Path("benchmarks/results/real-length.jsonl")  # one question a line
     baseline: str = "dense"  # the model that others are compared with
     score: str | None = None  # which of a question's scores, as quarter_1; None: its first
+    together: tuple[str, ...] = ()  # models that differ in seed or calibration set alone
     add: tuple[str, ...] = ()  # evaluations to append to the rows first: NAME=FOLDER
 
 
@@ -58,13 +60,19 @@ def measure(options: Options) -> Iterator[Row]:
     if not models_of:
         raise UserError(f"--score {options.score}: no question in {options.rows} has it.")
     names = {name for models in models_of.values() for name in models}
-    if options.baseline not in names:
-        known = ", ".join(sorted(names))
-        raise UserError(f"--baseline {options.baseline}: {options.rows} has {known}.")
+    for flag, wanted in (("baseline", (options.baseline,)), ("together", options.together)):
+        for name in wanted:
+            if name not in names:
+                known = ", ".join(sorted(names))
+                raise UserError(f"--{flag} {name}: {options.rows} has {known}.")
     for (length, score), models in models_of.items():
         for name, ours in models.items():
             row = {"model": name, "length": length, "score": score}
             yield row | compared(ours, models.get(options.baseline))
+        together = [models[name] for name in options.together if name in models]
+        if len(together) > 1:
+            row = {"model": f"mean of {len(together)}", "length": length, "score": score}
+            yield row | mean_of(together, models.get(options.baseline))
 
 
 def append_evaluation(path: Path, named: str) -> None:
@@ -119,6 +127,28 @@ def compared(ours: Scores, theirs: Scores | None) -> Row:
         known = drawn["theirs"] > 0  # of nothing no share is kept
         low, high = np.percentile(100 * drawn["kept"][known] / drawn["theirs"][known], [2.5, 97.5])
         row["kept_interval"] = f"{row['kept']:.0f} [{low:.0f}, {high:.0f}]"
+    return row
+
+
+def mean_of(models: Sequence[Scores], theirs: Scores | None) -> Row:
+    """Of the questions that all of them were asked, and the baseline. Each question counts as
+    answered by the mean of the models, and how they differ is in the interval."""
+    asked = [*models, *([] if theirs is None else [theirs])]
+    tasks = [task for task in models[0] if all(task in each for each in asked)]
+    both = {task: sorted(set.intersection(*(set(each[task]) for each in asked))) for task in tasks}
+    both = {task: numbers for task, numbers in both.items() if numbers}
+    mean = {
+        task: {number: fmean(each[task][number] for each in models) for number in numbers}
+        for task, numbers in both.items()
+    }
+    row = compared(mean, theirs) | {"kept": None, "kept_interval": ""}
+    if theirs is not None and both:
+        row["difference"] = difference_of_sets(
+            [
+                np.array([[each[task][n] - theirs[task][n] for n in numbers] for each in models])
+                for task, numbers in both.items()
+            ]
+        )
     return row
 
 

@@ -9,11 +9,13 @@ token of the answer, as the dense model writes it, is the arg-max), and by the l
 halves of other texts. With `--formats 60` also on so many questions of each task of the suite
 `own_formats`, whose formats no calibration has: greedy answers, by the model of the precision that
 the search has; with `--long-formats 30` also in texts of 4,096 tokens.
-`over sets` is the difference to `--baseline` in these over all `--seeds`, each a calibration set.
+`over sets` is the difference to `--baseline` in these over all seeds that are judged, each a
+calibration set; with `--baseline-seed 0` to its mask by that set alone, as of a ranking that finds
+the same by each.
 `--tasks copy look_up` calibrates by other tasks than needles, `--examples 192` by more questions
 than the preset's; those that judge stay.
 A row is written when it is done; the same command goes on with those that are missing. A mask that
-another row or `--judged` has judged is not judged again.
+another row or `--judged` has judged is not judged again, and rows are compared with those of both.
 
 Layer-forwards of choosing a mask: tokens that passed the MLP of a layer, in texts of the length of
 the calibration set. Backward passes are not in them. Ratios share scores, so the first row of a
@@ -36,14 +38,13 @@ import torch
 from torch.nn.functional import cross_entropy
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from benchmarks._measure import DeviceOptions, Row, append_row, read_rows
+from benchmarks._measure import DeviceOptions, Row, append_row, difference_of_sets, read_rows
 from bosch.calibration import Calibration
 from bosch.command_line import with_options
 from bosch.config import CalibrationConfig, Config, MaskConfig, shared_fields
 from bosch.data import tokens_stage
 from bosch.data.calibration import CalibrationSettings, build_set
 from bosch.eval.own_words import rewording
-from bosch.eval.report.intervals import draw_errors_of_mean
 from bosch.eval.results import PREDICTIONS
 from bosch.eval.rows import read_rows as read_prediction_rows
 from bosch.eval.suites.own_formats import METRIC
@@ -112,12 +113,14 @@ class Options(DeviceOptions):
     examples: int = 0  # questions of the calibration set; 0: as many as the preset's
     answers: Literal["expected", "own-words"] = "own-words"  # that count, as in the calibration
     baseline: str = "single_group"  # method that the others are compared with, question by question
+    baseline_seed: int | None = None  # its calibration set; None: that of the row compared with it
 
 
 def measure(options: Options) -> Iterator[Row]:
     device = options.start()
     done = read_rows(options.rows)
-    judged = {same_answers(row): row for file in options.judged for row in read_rows(file)}
+    elsewhere = [row for file in options.judged for row in read_rows(file)]
+    judged = {same_answers(row): row for row in elsewhere}
     options.rows.parent.mkdir(parents=True, exist_ok=True)
     bench = Bench(options, device)
     for seed, window in itertools.product(options.seeds, options.windows):
@@ -146,15 +149,17 @@ def measure(options: Options) -> Iterator[Row]:
                 found = [key | bench.row(key, judged)]
                 done += found
                 append_row(options.rows, found[0])
-            row = found[0] | {"against": against(found[0], options.baseline, done)}
-            row["minutes"] = row["seconds"] / 60
+            row = found[0] | {"minutes": found[0]["seconds"] / 60}
             for name in ("layer_forwards", *ANSWERS, *LONG_ANSWERS, "formats", "long_formats"):
                 row.setdefault(name, None)  # older rows have none, or it was not asked for
-            row["formats_against_dense"] = formats_against(row, DENSE, done)
-            row["formats_against"] = formats_against(row, options.baseline, done)
-            row["over_sets"] = formats_against(row, options.baseline, done, over_sets=True)
-            long = formats_against(row, options.baseline, done, scores=LONG_FORMATS[1])
-            row["long_formats_against"] = long
+            others = list({key_of(row): row for row in (*elsewhere, *done)}.values())
+            compare = partial(formats_against, found[0], others=others)
+            baseline = Baseline(options.baseline, options.baseline_seed)
+            row["against"] = against(found[0], baseline, others)
+            row["formats_against_dense"] = compare(baseline=Baseline(DENSE))
+            row["formats_against"] = compare(baseline=baseline)
+            row["over_sets"] = compare(baseline=baseline, over_sets=True)
+            row["long_formats_against"] = compare(baseline=baseline, scores=LONG_FORMATS[1])
             yield row | {"name": f"{method} {ratio:g}, W {window}, sink {sink}, seed {seed}"}
 
 
@@ -179,29 +184,41 @@ def is_for_all(option: str) -> bool:
     return option.partition("=")[0].replace("-", "_") in vars(MaskConfig)
 
 
+def key_of(row: Row) -> str:
+    return json.dumps([row.get(name) for name in KEY])
+
+
 def same_answers(row: Row) -> tuple[Any, ...]:
     """Rows that agree in this have the same model to judge: static sinks come from the set."""
     questions = row["seed"], row.get("answers"), tuple(row.get("tasks") or ()), row.get("examples")
     return tuple(row["z"]), row["window"], row["sink"], *questions
 
 
-def baseline_of(row: Row, method: str, others: Sequence[Row]) -> Row | None:
-    """The row of this method, by needles and with the preset's settings, that a row is compared
-    with."""
-    same = ("ratio", "window", "sink", "seed", "answers")
-    for other in others:
-        is_usual = other["method"] == method and not any(other.get(name) for name in UNUSUAL)
-        is_same = method == DENSE or all(other.get(name) == row.get(name) for name in same)
-        if is_usual and is_same:
-            is_itself = all(other.get(name) == row.get(name) for name in ("method", *UNUSUAL))
-            return None if is_itself else other
-    return None
+@dataclass(frozen=True)
+class Baseline:
+    """What rows are compared with: a method by needles and with the preset's settings."""
+
+    method: str
+    seed: int | None = None  # None: that of the row compared with it
+
+    def of(self, row: Row, others: Sequence[Row]) -> Row | None:
+        """The row that this one is compared with; None if there is none, or it would be itself."""
+        wanted = row if self.seed is None else row | {"seed": self.seed}
+        same = ("ratio", "window", "sink", "seed", "answers")
+        for other in others:
+            is_usual = other["method"] == self.method and not any(map(other.get, UNUSUAL))
+            is_same = all(other.get(name) == wanted.get(name) for name in same)
+            if is_usual and (is_same or self.method == DENSE):
+                is_itself = all(other.get(name) == row.get(name) for name in ("method", *UNUSUAL))
+                return None if is_itself else other
+        return None
 
 
-def against(row: Row, baseline: str, others: Sequence[Row]) -> str:
-    """The paired difference in points, with a 95 % interval over texts, each with its questions."""
-    other = baseline_of(row, baseline, others)
-    if other is None or "right" not in row or "right" not in other:
+def against(row: Row, baseline: Baseline, others: Sequence[Row]) -> str:
+    """The paired difference in points, with a 95 % interval over texts, each with its questions.
+    Another seed has other needles."""
+    other = baseline.of(row, others)
+    if other is None or other["seed"] != row["seed"] or "right" not in row or "right" not in other:
         return ""
     rights = ([int(bit) for bit in one["right"]] for one in (row, other))
     ours, theirs = (np.array(bits).reshape(-1, QUESTIONS) for bits in rights)
@@ -214,7 +231,7 @@ def against(row: Row, baseline: str, others: Sequence[Row]) -> str:
 
 def formats_against(
     row: Row,
-    baseline: str,
+    baseline: Baseline,
     others: Sequence[Row],
     over_sets: bool = False,
     scores: str = FORMATS[1],
@@ -228,7 +245,7 @@ def formats_against(
     """
     own = [name for name in KEY if name != "seed"] if over_sets else KEY
     like_it = [other for other in others if all(other.get(n) == row.get(n) for n in own)]
-    pairs = [(each, baseline_of(each, baseline, others)) for each in like_it]
+    pairs = [(each, baseline.of(each, others)) for each in like_it]
     found = [
         {
             task: 100 * (np.array(each) - np.array(other[scores][task]))
@@ -239,16 +256,7 @@ def formats_against(
     ]
     if not found or (over_sets and len(found) == 1):
         return ""
-    differences_TSQ = np.array([[one[task] for one in found] for task in found[0]])
-    draw, drawn = np.random.default_rng(0), np.zeros(2_000)
-    # Each question counts by what it says of all sets.
-    for differences_Q in differences_TSQ.mean(axis=1):
-        places_DQ = draw.integers(len(differences_Q), size=(len(drawn), len(differences_Q)))
-        drawn += differences_Q[places_DQ].mean(axis=1) / len(differences_TSQ)
-    by_set = differences_TSQ.mean(axis=(0, 2))
-    drawn += draw_errors_of_mean(by_set.tolist(), count=len(drawn))
-    low, high = np.percentile(drawn, [2.5, 97.5])
-    return f"{differences_TSQ.mean():+.1f} [{low:+.1f}, {high:+.1f}]"
+    return difference_of_sets([np.array([one[task] for one in found]) for task in found[0]])
 
 
 class Bench:

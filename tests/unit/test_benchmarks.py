@@ -14,7 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import StaticCache
 
-from benchmarks import _measure, gpu, latency, switches
+from benchmarks import _measure, gpu, latency, real_model, switches
 from benchmarks.__main__ import run_benchmark
 from benchmarks.experiments import graph
 from benchmarks.experiments._points import DENSE, STATIC, Models, Side, uneven_counts
@@ -371,6 +371,13 @@ def test_pairs_are_of_the_questions_that_both_models_were_asked(
     # Of the words half to all, as drawn above, and no list.
     assert re.fullmatch(r"38 \[12, 50\]", worse["kept_interval"])
     assert "by task" in capsys.readouterr().out
+    # Half of what `worse` loses, and of two models the mean may be anything.
+    together = ["--together", "worse", "same"]
+    mean = run(tmp_path, "pairs", "--rows", str(file), *together)[-1]
+    assert (mean["model"], mean["value"], mean["by_task"]) == ("mean of 2", 68.75, "50, 88")
+    low, high = re.fullmatch(r"-31\.2 \[(.+), (.+)\]", mean["difference"]).groups()
+    assert float(low) < -200
+    assert float(high) > 200
     again = run(tmp_path, "pairs", "--rows", str(file), "--baseline", "worse")
     assert again[0]["difference"].startswith("+62.5 [+50.0,")
     assert again[0]["kept"] == 100  # it answers more than the other, and all of that too
@@ -379,5 +386,27 @@ def test_pairs_are_of_the_questions_that_both_models_were_asked(
         run(tmp_path, "pairs", "--rows", str(file), "--score", "other")
     with pytest.raises(UserError, match=r"other: .* has dense, same, worse"):
         run(tmp_path, "pairs", "--rows", str(file), "--baseline", "other")
+    with pytest.raises(UserError, match=r"--together other: .* has dense"):
+        run(tmp_path, "pairs", "--rows", str(file), "--together", "same", "other")
     with pytest.raises(UserError, match="NAME=FOLDER"):
         run(tmp_path, "pairs", "--rows", str(file), "--add", f"empty={tmp_path / 'none'}")
+
+
+def test_a_search_by_several_sets_is_compared_with_the_mask_of_one() -> None:
+    """The difference over sets that docs/real-masks.md has, from the committed rows."""
+    results = Path("benchmarks/results")
+    rows = [
+        row
+        for name in ("real-formats", "real-calibration")
+        for row in _measure.read_rows(results / f"{name}.jsonl")
+    ]
+    mix = [
+        row for row in rows if (row["method"], row["ratio"]) == ("bosch", 0.75) and row.get("tasks")
+    ]
+    razor = real_model.Baseline("razor", seed=0)
+    each = [real_model.formats_against(row, razor, rows) for row in mix]
+    over_sets = {real_model.formats_against(row, razor, rows, over_sets=True) for row in mix}
+    page = Path("docs/real-masks.md").read_text()
+    assert len(each) >= 3
+    assert len(over_sets) == 1
+    assert all(difference in page for difference in (*each, *over_sets))
