@@ -10,7 +10,7 @@ import json
 import math
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -221,9 +221,13 @@ def read_rows(file: Path) -> list[Row]:
 
 
 def append_row(file: Path, row: Row) -> None:
+    append_rows(file, [row])
+
+
+def append_rows(file: Path, rows: Iterable[Row]) -> None:
     files.drop_torn_line(file)
     with file.open("a") as lines:
-        lines.write(json.dumps(row) + "\n")
+        lines.writelines(json.dumps(row) + "\n" for row in rows)
 
 
 def random_ids(config: PretrainedConfig, num_tokens: int, device: torch.device) -> Tensor:

@@ -13,7 +13,7 @@ answers too: less than the share of the averages, as a model also answers what t
 not. `bosch compare` has differences and `kept` as well.
 """
 
-import json
+import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,10 +22,11 @@ from statistics import fmean
 
 import numpy as np
 
-from benchmarks._measure import BenchmarkOptions, Row, difference_of_sets, read_rows
+from benchmarks._measure import BenchmarkOptions, Row, append_rows, difference_of_sets, read_rows
 from bosch.eval.results import PREDICTIONS
 from bosch.eval.rows import read_rows as read_predictions
 from bosch.run.errors import MissingFileError, UserError
+from bosch.run.stage import follow_reference
 
 TITLE = "{rows}, against {baseline}"
 COLUMNS = {"model": "model", "length": "length:,", "n": "questions", "%": "value:.1f"}
@@ -45,8 +46,10 @@ class Options(BenchmarkOptions):
 
 
 def measure(options: Options) -> Iterator[Row]:
-    for named in options.add:
-        append_evaluation(options.rows, named)
+    added = [read_evaluation(named) for named in options.add]  # all, before one is appended
+    if added:
+        options.rows.parent.mkdir(parents=True, exist_ok=True)
+        append_rows(options.rows, itertools.chain.from_iterable(added))
     if not options.rows.is_file():
         raise MissingFileError(f"{options.rows} does not exist. --add NAME=FOLDER makes it.")
     # By length and kind of score: tasks of one suite have the same.
@@ -75,17 +78,18 @@ def measure(options: Options) -> Iterator[Row]:
             yield row | mean_of(together, models.get(options.baseline))
 
 
-def append_evaluation(path: Path, named: str) -> None:
-    """The questions of all suites that `bosch evaluate`, or a run, has in a folder."""
-    name, equals, folder = named.partition("=")
-    files = sorted(Path(folder).glob(f"*/{PREDICTIONS}"))
+def read_evaluation(named: str) -> list[Row]:
+    """The questions of all suites that `bosch evaluate`, or a run, has in a folder: NAME=FOLDER."""
+    name, equals, given = named.partition("=")
+    folder = Path(given)
+    if equals and folder.is_dir():
+        folder = follow_reference(folder)  # a run's dense model is shared
+    files = sorted(folder.glob(f"*/{PREDICTIONS}"))
     if not (name and equals and files):
         raise UserError(f"--add {named}: expected NAME=FOLDER with SUITE/{PREDICTIONS} in it.")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as file:
-        for found in (row for each in files for row in read_predictions(each)):
-            row = {"model": name} | {key: found[key] for key in ("task", "length", "index")}
-            file.write(json.dumps(row | {"scores": found["scores"]}) + "\n")
+    asked = ("task", "length", "index", "scores")
+    found = (row for file in files for row in read_predictions(file))
+    return [{"model": name} | {key: row[key] for key in asked} for row in found]
 
 
 def compared(ours: Scores, theirs: Scores | None) -> Row:

@@ -24,13 +24,13 @@ method, window and set has most of them.
 
 import itertools
 import json
+import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import numpy as np
@@ -57,6 +57,7 @@ from bosch.model import load_for_search, load_tokenizer, read_model_info
 from bosch.recipes import presets
 from bosch.recipes.python_calls import evaluate, masked
 from bosch.run.errors import UserError
+from bosch.run.fingerprint import fingerprint
 from bosch.run.folder import RunFolder
 from bosch.run.progress import say
 from bosch.run.stage import Artifact, Stage
@@ -152,10 +153,11 @@ def measure(options: Options) -> Iterator[Row]:
             row = found[0] | {"minutes": found[0]["seconds"] / 60}
             for name in ("layer_forwards", *ANSWERS, *LONG_ANSWERS, "formats", "long_formats"):
                 row.setdefault(name, None)  # older rows have none, or it was not asked for
-            others = list({key_of(row): row for row in (*elsewhere, *done)}.values())
-            compare = partial(formats_against, found[0], others=others)
+            # Those that were asked other numbers of questions cannot be paired.
+            others = {key_of(row): row for row in (*elsewhere, *done) if is_judged(row, options)}
+            compare = partial(formats_against, found[0], others=list(others.values()))
             baseline = Baseline(options.baseline, options.baseline_seed)
-            row["against"] = against(found[0], baseline, others)
+            row["against"] = against(found[0], baseline, list(others.values()))
             row["formats_against_dense"] = compare(baseline=Baseline(DENSE))
             row["formats_against"] = compare(baseline=baseline)
             row["over_sets"] = compare(baseline=baseline, over_sets=True)
@@ -204,14 +206,17 @@ class Baseline:
     def of(self, row: Row, others: Sequence[Row]) -> Row | None:
         """The row that this one is compared with; None if there is none, or it would be itself."""
         wanted = row if self.seed is None else row | {"seed": self.seed}
+        usual = [
+            other
+            for other in others
+            if other["method"] == self.method and not any(map(other.get, UNUSUAL))
+        ]
         same = ("ratio", "window", "sink", "seed", "answers")
-        for other in others:
-            is_usual = other["method"] == self.method and not any(map(other.get, UNUSUAL))
-            is_same = all(other.get(name) == wanted.get(name) for name in same)
-            if is_usual and (is_same or self.method == DENSE):
-                is_itself = all(other.get(name) == row.get(name) for name in ("method", *UNUSUAL))
-                return None if is_itself else other
-        return None
+        found = [each for each in usual if all(each.get(n) == wanted.get(n) for n in same)]
+        if self.method == DENSE:  # own formats are the same by each seed, needles are not
+            found = sorted(usual, key=lambda each: each["seed"] != wanted["seed"])
+        is_itself = row["method"] == self.method and not any(map(row.get, UNUSUAL))
+        return found[0] if found and not is_itself else None
 
 
 def against(row: Row, baseline: Baseline, others: Sequence[Row]) -> str:
@@ -220,6 +225,8 @@ def against(row: Row, baseline: Baseline, others: Sequence[Row]) -> str:
     other = baseline.of(row, others)
     if other is None or other["seed"] != row["seed"] or "right" not in row or "right" not in other:
         return ""
+    if len(row["right"]) != len(other["right"]):
+        return ""  # by other --contexts
     rights = ([int(bit) for bit in one["right"]] for one in (row, other))
     ours, theirs = (np.array(bits).reshape(-1, QUESTIONS) for bits in rights)
     difference = 100 * (ours - theirs).mean(1)
@@ -332,14 +339,15 @@ class Bench:
                 mask, cost = self.choose(method, ratio, window, sink, seed)
         row: Row = {"z": mask.row_texts(), "seconds": round(time.monotonic() - began, 1)}
         row |= {"cost": cost, "layer_forwards": round(work[0])}
-        known = judged.get(same_answers(key | row), {})
+        same = same_answers(key | row)
+        known = judged.get(same, {})
         if is_judged(known, self.options):
             needed = ["value", "unit", "losses", *(ANSWERS if self.options.contexts else ())]
             needed += LONG_ANSWERS if self.options.long_contexts else ()
             needed += FORMATS if self.options.formats else ()
             needed += LONG_FORMATS if self.options.long_formats else ()
             return row | {name: known[name] for name in needed}
-        return row | self.judge(mask, seed)
+        return row | self.judge(mask, seed, self.options.folder / "judging" / fingerprint(same))
 
     def choose(
         self, method: str, ratio: float, window: int, sink: str, seed: int
@@ -385,8 +393,9 @@ class Bench:
             return run.complete(stage)
 
     @torch.inference_mode()
-    def judge(self, mask: GroupMask, seed: int) -> Row:
-        """Uses the sink that is attached."""
+    def judge(self, mask: GroupMask, seed: int, folder: Path) -> Row:
+        """Uses the sink that is attached. folder: has the answers in own formats until all are
+        there, so that a kill costs few of them."""
         options, window = self.options, mask.window_tokens
         found: Row = {}
         lengths = (("", options.contexts, 0), ("long_", options.long_contexts, LONG))
@@ -429,26 +438,29 @@ class Bench:
             (LONG_FORMATS, options.long_formats, LONG),
         ):
             if samples:
-                found |= dict(zip(names, self.judge_formats(mask, samples, length), strict=True))
+                judged = self.judge_formats(mask, samples, length, folder / f"{length}-{samples}")
+                found |= dict(zip(names, judged, strict=True))
         return found
 
     def judge_formats(
-        self, mask: GroupMask, samples: int, length: int
+        self, mask: GroupMask, samples: int, length: int, folder: Path
     ) -> tuple[float, dict[str, list[float]]]:
         """On own_formats, with the text of the needles: the mean of the tasks in points, and the
         score of each question."""
         sink: Sink = getattr(self.judged, "window_sink", NO_SINK)
-        with TemporaryDirectory() as folder, masked(self.model, replace(mask, sink=sink)):
+        with masked(self.model, replace(mask, sink=sink)):
             evaluate(
                 self.model,
                 ["own_formats"],
                 lengths=[length],
                 tokenizer=self.tokenizer,
-                folder=Path(folder) / "formats",
+                folder=folder,
                 samples=samples,
                 niah_essays=self.config.calibration.essays,
             )
-            rows = read_prediction_rows(Path(folder) / "formats" / "own_formats" / PREDICTIONS)
+        rows = list(read_prediction_rows(folder / "own_formats" / PREDICTIONS))
+        # Other code may ask otherwise, and would refuse them.
+        shutil.rmtree(folder)
         scores: dict[str, list[float]] = {}
         for row in rows:
             scores.setdefault(row["task"], []).append(row["scores"][METRIC])

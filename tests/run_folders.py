@@ -9,7 +9,7 @@ from typing import Any
 
 from bosch.data.toy_world.tasks import DATASETS as TOY_DATASETS
 from bosch.eval import averages
-from bosch.eval.results import Label, make_rows, write_scores
+from bosch.eval.results import EXAMPLE, Label, make_rows, write_scores
 from bosch.eval.rows import write_rows
 from bosch.eval.suites import longbench, niah
 from bosch.eval.suites._interface import Example, Scored, Task
@@ -17,6 +17,7 @@ from bosch.masks.mask import GroupMask, MaskFile, write_mask
 from bosch.model import ModelInfo, find_model, read_model_info
 from bosch.recipes import presets
 from bosch.recipes.command import parse_command
+from bosch.run.fingerprint import fingerprint
 from bosch.sink import Sink
 
 MODEL = ModelInfo("tiny-qwen3", None, "0" * 32, 4, 4, 8, 16)
@@ -40,6 +41,7 @@ class FakeRun:
     steps: tuple[int | None, ...] = (None, 0, 100, 200)  # evaluated; None: the dense model
     samples: int = 8  # examples per task and length
     with_samples: bool = True  # write the predictions
+    text: str = "essays"  # that its examples are made of
     learning_tokens: int = 0  # of a learned mask; training continues after them
     version: str = "0.2.0"  # of the package that chose the mask
     skill: Skill = lambda step, task: 0.9 if step is None else 0.1 + step / 400
@@ -124,7 +126,7 @@ class FakeRun:
             difficulty = random.Random(f"{task}")
             for index in range(self.samples):
                 right = float(self.skill(step, task.name) > difficulty.random())
-                example = Example(index, "", ("7",), 8)
+                example = Example(index, f"{self.text} {task.name}", ("7",), 8)
                 scored.append(Scored(task, example, dict.fromkeys(metrics, right)))
         return scored
 
@@ -137,6 +139,7 @@ def write_suite(
         rows: list[Mapping[str, Any]] = [
             {"task": item.task.name, "length": item.task.length, "index": item.example.index}
             | {"prediction": "7", "scores": dict(item.scores)}
+            | {EXAMPLE: fingerprint(item.example.prompt)}
             for item in scored
         ]
         write_rows(folder / "predictions.jsonl", rows)

@@ -66,6 +66,7 @@ class Recovery:
     gap_share: Estimate  # share of the gap to the dense model that is recovered at the end
     tokens_to: Mapping[float, Estimate]  # for each of SHARES
     num_examples: int  # of each model; of a loss, sequences
+    unseen: float  # points that the dense model's score may differ by if no example does
 
     @property
     def has_clear_gap(self) -> bool:
@@ -138,7 +139,11 @@ class Comparison:
                     share = estimate([curve], intervals.gap_share)
                     tokens = {n: estimate([curve], intervals.tokens_to_share(n)) for n in SHARES}
                     last = curve.points[curve.steps[-1]]
-                    rows.append(Recovery(curve, share, tokens, last.n))
+                    key = (curve.steps[-1], score.suite, "")
+                    examples = curve.run.samples.get(key, {})
+                    is_known = bool(score.weights) and score.weights.keys() <= examples.keys()
+                    bound = intervals.unseen(score.weights, examples) if is_known else math.nan
+                    rows.append(Recovery(curve, share, tokens, last.n, bound))
         return rows
 
     @cached_property
@@ -175,7 +180,30 @@ def was_asked_alike(curve: Curve, other: Curve) -> bool:
     """Whether a score is of as many examples of the same tasks. The average of other tasks has the
     same name, and is another score."""
     counts = [each.points[0].n for each in (curve, other)]
-    return curve.score.weights == other.score.weights and counts[0] == counts[1]
+    is_alike = curve.score.weights == other.score.weights and counts[0] == counts[1]
+    return is_alike and not had_other_texts(curve, other)
+
+
+def had_other_texts(curve: Curve, other: Curve) -> bool:
+    """As needles have that are hidden in another text: number 3 of one is not number 3 of the
+    other. Of earlier evaluations it is not known."""
+    under = curve.score.name if curve.score.kind == "variant" else ""
+    key = (0, curve.score.suite, under)
+    mine, their = (each.run.examples.get(key, {}) for each in (curve, other))
+    both = mine.keys() & their.keys() & curve.score.weights.keys()
+    return any(mine[cell] != their[cell] for cell in both)
+
+
+def by_text(curves: Iterable[Curve]) -> list[list[Curve]]:
+    """Curves of runs that were asked the same texts, as far as it is known."""
+    found: list[list[Curve]] = []
+    for curve in curves:
+        same = [members for members in found if not had_other_texts(curve, members[0])]
+        if same:
+            same[0].append(curve)
+        else:
+            found.append([curve])
+    return found
 
 
 def compare(given: Sequence[Path | RunResults], baseline: str | None = None) -> Comparison:

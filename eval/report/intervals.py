@@ -9,7 +9,7 @@ common difficulty cancels out. Over several seeds the error of their mean comes 
 
 import math
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import zip_longest
@@ -142,6 +142,15 @@ def _draw_t(freedom: int, count: int) -> Numbers:
     generator, each = np.random.default_rng(0), 200
     parts = np.sort(generator.standard_t(freedom, (count * each)))
     return generator.permutation(parts[each // 2 :: each])
+
+
+def unseen(weights: Mapping[Cell, float], examples: Mapping[Cell, Collection[object]]) -> float:
+    """Points by which two scores may differ though no example does, where resamples cannot either.
+
+    What happens in none of n examples happens in at most 3 in n, at a level of 95 %. It may be in
+    the part whose examples weigh most.
+    """
+    return min(100.0, max(300 * part / len(examples[cell]) for cell, part in weights.items()))
 
 
 def _apply(statistic: Statistic, curve: Curve) -> tuple[float, Numbers]:

@@ -16,7 +16,14 @@ from pathlib import Path
 from rich.text import Text
 
 from bosch.eval.report import tables
-from bosch.eval.report.compare import LOSS, TRAINING, Comparison, Recovery, is_as_long
+from bosch.eval.report.compare import (
+    LOSS,
+    TRAINING,
+    Comparison,
+    Recovery,
+    by_text,
+    is_as_long,
+)
 from bosch.eval.report.intervals import NEVER, Curve, Estimate, estimate, gap_at
 from bosch.eval.report.paired import beside_dense
 from bosch.eval.report.pictures import draw_pictures
@@ -279,6 +286,13 @@ def different_examples(comparison: Comparison) -> list[str]:
             for n in sorted({point.n for point in points}):
                 test_set = f"{n} of {lengths} tokens" if lengths else str(n)
                 test_sets.setdefault(test_set, []).append(run.name)
+        texts = by_text(comparison.curves_of(score))
+        if len(texts) > 1:
+            named = (list_runs([curve.run.name for curve in members]) for members in texts)
+            lines.append(
+                f"{score.title}: runs were asked other texts, and the baseline is compared with "
+                f"those alone that have its own: {'; others in '.join(named)}"
+            )
         if len(test_sets) > 1:
             listed = "; ".join(f"{name} in {list_runs(runs)}" for name, runs in test_sets.items())
             lines.append(

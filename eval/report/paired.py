@@ -23,6 +23,7 @@ from bosch.eval.report.intervals import (
     gap_at,
     make_curve,
     resample_examples,
+    unseen,
 )
 from bosch.eval.report.runs import RunResults, read_evaluation
 from bosch.eval.results import EXAMPLE, PREDICTIONS, SCORES, read_scores
@@ -43,6 +44,7 @@ class Paired:
     difference: Estimate  # points above the other model
     kept: Estimate  # share of what the other answers; undefined if that is nothing
     num_examples: int
+    unseen: float  # points that it may differ by if no example does
 
 
 def pair(score: ReportedScore, ours: Samples, other: Samples) -> Paired | None:
@@ -73,6 +75,7 @@ def pair(score: ReportedScore, ours: Samples, other: Samples) -> Paired | None:
         difference=estimate([curve], gap_at(0)),
         kept=estimate([curve], kept),
         num_examples=sum(map(len, known.values())),
+        unseen=unseen(score.weights, known),
     )
 
 
@@ -103,8 +106,8 @@ def pair_evaluations(folder: Path, other: Path) -> Iterator[Paired]:
     places = [follow_reference(each) for each in (folder, other)]  # a run's dense model is shared
     (our_rows, ours), (_, theirs) = map(read_evaluation, places)
     for suite in ours:
-        if suite not in theirs:
-            continue
+        if not ours[suite] or not theirs.get(suite):
+            continue  # the scores of single examples are unknown, as of lm-eval's tasks
         mine, their = (read_scores(path / suite / SCORES)["settings"] for path in places)
         differing = [n for n in mine if n not in CHOICES and mine[n] != their.get(n)]
         if differing:
@@ -122,10 +125,12 @@ def pair_evaluations(folder: Path, other: Path) -> Iterator[Paired]:
                 "data. Evaluate both models on the same texts."
             )
         common = ours[suite].keys() & theirs[suite].keys()
+        # Averages that a suite wrote are of all its tasks.
+        has_all = common == ours[suite].keys()
         rows = [
             row
             for row in our_rows
-            if row["suite"] == suite and (row["task"], row["length"] or 0) in common
+            if row["suite"] == suite and (has_all or (row["task"], row["length"] or 0) in common)
         ]
         for score in reporting_of(suite).reported_scores(rows):
             if found := pair(score, ours[suite], theirs[suite]):

@@ -10,6 +10,7 @@ import gzip
 import math
 import zlib
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,13 +20,14 @@ import numpy as np
 from filelock import FileLock
 
 from bosch.config import fill_in
-from bosch.eval.results import PREDICTIONS, SCORES
-from bosch.eval.suites._reporting import Row, Samples, condition, reporting_of
+from bosch.eval.results import EXAMPLE, PREDICTIONS, SCORES
+from bosch.eval.suites._reporting import Cell, Row, Samples, condition, reporting_of
 from bosch.masks.mask import GroupMask, MaskFile, read_mask
 from bosch.model import ModelInfo
 from bosch.model_files import read_json_object
 from bosch.run import files
 from bosch.run.errors import MissingFileError, UserError
+from bosch.run.fingerprint import fingerprint
 from bosch.run.stage import flatten, follow_reference
 from bosch.sink import Sink
 
@@ -62,6 +64,8 @@ class RunResults:
     rows: Sequence[Row] = ()  # results of its evaluations; step None: the dense model
     variants: Sequence[Row] = ()  # results under other windows and in longer texts
     samples: Mapping[EvaluationKey, Samples] = field(default_factory=dict)
+    # Of the examples of each part, texts and questions, one hash. Earlier evaluations have none.
+    examples: Mapping[EvaluationKey, Mapping[Cell, str]] = field(default_factory=dict)
     training: Sequence[Row] = ()  # metrics.jsonl
     mask_cost: Mapping[str, Any] = field(default_factory=dict)  # seconds, evaluations, ...
     stage_seconds: Mapping[str, float] = field(default_factory=dict)  # of complete stages
@@ -200,7 +204,7 @@ def read_run(path: Path) -> RunResults:
         mask = reader.attempt(lambda: read_mask(path / "mask" / "mask.json"), None)
     lines = reader.read_lines(path / "train" / "metrics.jsonl")
     training = [row for row in lines if isinstance(row.get("tokens"), int)]
-    rows, samples = reader.read_evaluations(path / "eval")
+    rows, samples, examples = reader.read_evaluations(path / "eval")
     # What the method recorded: in time.json, and in mask.json the summary of a search or the number
     # of tokens a learned mask was trained on.
     cost = reader.read_json(path / "mask" / "time.json")
@@ -218,6 +222,7 @@ def read_run(path: Path) -> RunResults:
         rows=[row for row in rows if not condition(row)],
         variants=[row for row in rows if condition(row)],
         samples=samples,
+        examples=examples,
         training=training,
         mask_cost=cost | dict(mask.settings) | dict(mask.score_trace or {}) if mask else cost,
         stage_seconds=stage_seconds,
@@ -240,7 +245,7 @@ def read_evaluation(folder: Path) -> tuple[list[Row], dict[str, Samples]]:
     """All results of one evaluation, and by suite the scores of single examples."""
     rows: list[Row] = []
     samples: dict[str, Samples] = {}
-    for suite_rows, suite_samples in _Reader().read_evaluation(folder):
+    for suite_rows, suite_samples, _ in _Reader().read_evaluation(folder):
         rows += suite_rows
         samples[suite_rows[0]["suite"]] = suite_samples
     return rows, samples
@@ -276,7 +281,9 @@ class _Reader:
                 rows.append(row)
         return rows
 
-    def read_evaluations(self, folder: Path) -> tuple[list[Row], dict[EvaluationKey, Samples]]:
+    def read_evaluations(
+        self, folder: Path
+    ) -> tuple[list[Row], dict[EvaluationKey, Samples], dict[EvaluationKey, dict[Cell, str]]]:
         # The run's own evaluations first, then other windows and lengths from small to large:
         # tables keep this order.
         places: list[tuple[int, Path, dict[str, int]]] = [(0, p, {}) for p in folder.glob("*/")]
@@ -286,15 +293,16 @@ class _Reader:
                     places.append((int(digits), path, {column: int(digits)}))
         rows: list[Row] = []
         samples: dict[EvaluationKey, Samples] = {}
+        examples: dict[EvaluationKey, dict[Cell, str]] = {}
         for _, path, columns in sorted(places, key=lambda place: place[:2]):
-            for suite_rows, suite_samples in self.read_evaluation(path):
+            for suite_rows, suite_samples, suite_examples in self.read_evaluation(path):
                 valid: list[Row] = [{**row, **columns} for row in suite_rows]
                 rows += valid
                 key = (valid[0]["step"], valid[0]["suite"], condition(valid[0]))
-                samples[key] = suite_samples
-        return rows, samples
+                samples[key], examples[key] = suite_samples, suite_examples
+        return rows, samples, examples
 
-    def read_evaluation(self, folder: Path) -> Iterator[tuple[list[Row], Samples]]:
+    def read_evaluation(self, folder: Path) -> Iterator[tuple[list[Row], Samples, dict[Cell, str]]]:
         """Of each suite, if it has a result."""
         for file in sorted(self.follow(folder).glob(f"*/{SCORES}")):
             written = self.read_json(file).get("rows")
@@ -303,13 +311,16 @@ class _Reader:
             if num_damaged := len(written) - len(valid):
                 self.problems.append(f"{file}: left out {num_damaged} rows without a value")
             if valid:
-                yield valid, self._read_samples(file.with_name(PREDICTIONS), valid[0]["suite"])
+                path = file.with_name(PREDICTIONS)
+                predictions = self.read_lines(path)
+                samples = self._read_samples(path, predictions, valid[0]["suite"])
+                yield valid, samples, hash_examples(predictions)
 
-    def _read_samples(self, file: Path, suite: str) -> Samples:
-        """Scores of single examples, in percent, by the metric that counts."""
+    def _read_samples(self, file: Path, rows: Sequence[Row], suite: str) -> Samples:
+        """Scores of single examples, in percent, by the metric that counts. file: of the rows."""
         headline = reporting_of(suite).headline_metric
         samples: dict[tuple[str, int], dict[int, float]] = {}
-        rows, num_read = self.read_lines(file), 0
+        num_read = 0
         for row in rows:
             try:
                 scores, cell, index = row["scores"], (row["task"], row["length"] or 0), row["index"]
@@ -326,6 +337,19 @@ class _Reader:
         return samples
 
 
+def hash_examples(predictions: Sequence[Row]) -> dict[Cell, str]:
+    """Of each part whose examples all have a hash, one of all."""
+    found: dict[Cell, dict[int, str | None]] = {}
+    for row in predictions:
+        with suppress(KeyError, TypeError):
+            found.setdefault((row["task"], row["length"] or 0), {})[row["index"]] = row.get(EXAMPLE)
+    return {
+        cell: fingerprint(sorted(each.items()))
+        for cell, each in found.items()
+        if all(each.values())
+    }
+
+
 def _is_row(row: object) -> bool:
     names = ("step", "tokens", "suite", "task", "length", "metric", "value", "n")
     if not isinstance(row, dict) or any(name not in row for name in names):
@@ -337,7 +361,24 @@ def _is_row(row: object) -> bool:
 
 
 def is_archive(path: Path) -> bool:
-    return path.name.endswith((".jsonl", ".jsonl.gz")) and path.is_file()
+    """By its name and first line: benchmarks also write rows into runs/. One that is damaged, or
+    cannot be read, is named when it is read."""
+    if not (path.name.endswith((".jsonl", ".jsonl.gz")) and path.is_file()):
+        return False
+    try:
+        first = _read_content(path).partition(b"\n")[0]
+    except UserError:
+        return True
+    ((_, record),) = files.parse_lines(first + b"\n")
+    return record is None or {"mask", "rows", "samples"} <= record.keys()
+
+
+def _read_content(archive: Path) -> bytes:
+    try:
+        content = archive.read_bytes()
+        return gzip.decompress(content) if archive.suffix == ".gz" else content
+    except (OSError, EOFError, zlib.error) as error:
+        raise UserError(f"{archive} cannot be read ({error}); name another file.") from error
 
 
 def append_run(archive: Path, run: RunResults) -> None:
@@ -353,6 +394,9 @@ def append_run(archive: Path, run: RunResults) -> None:
         [*key, *cell, [scores.get(index) for index in range(max(scores) + 1)]]
         for key, cells in run.samples.items()
         for cell, scores in cells.items()
+    ]
+    record["examples"] = [
+        [*key, *cell, one] for key, cells in run.examples.items() for cell, one in cells.items()
     ]
     record["training"] = [{n: row[n] for n in TRAINING_FIELDS if n in row} for row in run.training]
     # Sealed: a line that was damaged in copying is named when it is read, and no run is read half.
@@ -370,11 +414,7 @@ def append_run(archive: Path, run: RunResults) -> None:
 def read_archive(archive: Path) -> list[RunResults]:
     """Of several lines on one run (same name and settings), the last one."""
     runs: dict[Hashable, RunResults] = {}
-    try:
-        content = archive.read_bytes()
-        content = gzip.decompress(content) if archive.suffix == ".gz" else content
-    except (OSError, EOFError, zlib.error) as error:
-        raise UserError(f"{archive} cannot be read ({error}); name another file.") from error
+    content = _read_content(archive)
     for number, record in files.parse_lines(content.rstrip(b"\n") + b"\n"):  # a torn line counts
         try:
             if record is None:
@@ -397,12 +437,16 @@ def _parse_run(archive: Path, record: Mapping[str, Any]) -> RunResults:
             window_tokens=mask["mask"]["window_tokens"],
             unit=mask["mask"]["unit"],
             sink=Sink.parse(mask["mask"].get("sink", "none")),  # earlier archives have none
+            own_windows=tuple(mask["mask"].get("own_windows", ())),  # the same
         )
         mask = MaskFile(**mask | {"mask": groups, "model": ModelInfo(**mask["model"])})
     samples: dict[EvaluationKey, Any] = {}
     for step, suite, under, task, length, scores in record["samples"]:
         known = {index: score for index, score in enumerate(scores) if score is not None}
         samples.setdefault((step, suite, under), {})[task, length] = known
+    examples: dict[EvaluationKey, dict[Cell, str]] = {}
+    for step, suite, under, task, length, one in record.get("examples", []):  # earlier: none
+        examples.setdefault((step, suite, under), {})[task, length] = one
     return RunResults(
         path=files.path_inside(archive, record["name"], archive, flat=True),
         name=record["name"],
@@ -412,6 +456,7 @@ def _parse_run(archive: Path, record: Mapping[str, Any]) -> RunResults:
         rows=[row for row in record["rows"] if not condition(row)],
         variants=[row for row in record["rows"] if condition(row)],
         samples=samples,
+        examples=examples,
         training=record["training"],
         mask_cost=record["mask_cost"],
         stage_seconds=record["stage_seconds"],

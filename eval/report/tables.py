@@ -337,8 +337,8 @@ def show_gap_share(recovery: Recovery) -> str:
         return "no gap"
     half, form = (gap.high - gap.low) / 2, ".3f"
     if recovery.curve.score is not compare.LOSS:
-        # Where every example has the dense model's score, resamples have it too: verdict.py.
-        half, form = half or min(100.0, 300 / recovery.num_examples), ".1f"
+        # Where every example has the dense model's score, resamples have it too.
+        half, form = half or recovery.unseen, ".1f"
     return f"no significant gap (± {half:{form}})"
 
 

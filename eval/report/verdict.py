@@ -49,9 +49,7 @@ def describe_difference(paired: Paired) -> str:
     interval = f"[{show_change(low)}, {show_change(high)}]"
     if low > 0 or high < 0:
         return f"{_away(points)} {interval} ({count})"
-    # Where no example differs, resamples cannot either. Of what happens in none of n examples, at
-    # most 3 in n happen at a level of 95 %.
-    bound = max(-low, high) or min(100.0, 300 / paired.num_examples)
+    bound = max(-low, high) or paired.unseen
     if bound <= LEVEL_POINTS:
         return f"level with the dense model within ±{bound:.1f} points ({count})"
     shown = f"{show_change(points)} points {interval}" if low < high else f"±{bound:.0f} points"

@@ -3,6 +3,7 @@
 import json
 import platform
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from bosch.eval.results import PREDICTIONS
 from bosch.eval.rows import write_rows
 from bosch.plugins import list_plugins, load_plugin
 from bosch.run.errors import UserError
+from bosch.run.files import write_sealed_json
 
 TINY_LATENCY = "--chunk 16 --tokens 2 --window 8 --device cpu".split()
 
@@ -371,6 +373,16 @@ def test_pairs_are_of_the_questions_that_both_models_were_asked(
     # Of the words half to all, as drawn above, and no list.
     assert re.fullmatch(r"38 \[12, 50\]", worse["kept_interval"])
     assert "by task" in capsys.readouterr().out
+    shared = tmp_path / "run" / "eval" / "dense"  # as a run has its dense model
+    shared.mkdir(parents=True)
+    shutil.copytree(tmp_path / "dense", tmp_path / "shared" / "dense")
+    write_sealed_json(shared / "reference.json", {"folder": "../../../shared/dense"})
+    again = tmp_path / "again.jsonl"
+    with pytest.raises(UserError, match="--add none"):
+        run(tmp_path, "pairs", "--rows", str(again), "--add", evaluations[1], "none=nowhere")
+    assert not again.exists()
+    rows = run(tmp_path, "pairs", "--rows", str(again), "--add", f"dense={shared}", evaluations[1])
+    assert rows == [dense, worse]
     # Half of what `worse` loses, and of two models the mean may be anything.
     together = ["--together", "worse", "same"]
     mean = run(tmp_path, "pairs", "--rows", str(file), *together)[-1]
@@ -378,9 +390,9 @@ def test_pairs_are_of_the_questions_that_both_models_were_asked(
     low, high = re.fullmatch(r"-31\.2 \[(.+), (.+)\]", mean["difference"]).groups()
     assert float(low) < -200
     assert float(high) > 200
-    again = run(tmp_path, "pairs", "--rows", str(file), "--baseline", "worse")
-    assert again[0]["difference"].startswith("+62.5 [+50.0,")
-    assert again[0]["kept"] == 100  # it answers more than the other, and all of that too
+    other = run(tmp_path, "pairs", "--rows", str(file), "--baseline", "worse")[0]
+    assert other["difference"].startswith("+62.5 [+50.0,")
+    assert other["kept"] == 100  # it answers more than the other, and all of that too
     assert run(tmp_path, "pairs", "--rows", str(file), "--score", "wrong")[1]["value"] == 62.5
     with pytest.raises(UserError, match="--score other: no question"):
         run(tmp_path, "pairs", "--rows", str(file), "--score", "other")
@@ -404,6 +416,9 @@ def test_a_search_by_several_sets_is_compared_with_the_mask_of_one() -> None:
         row for row in rows if (row["method"], row["ratio"]) == ("bosch", 0.75) and row.get("tasks")
     ]
     razor = real_model.Baseline("razor", seed=0)
+    # Needles of a seed are compared with the dense model's of that seed.
+    dense = real_model.Baseline(real_model.DENSE)
+    assert [dense.of(row, rows)["seed"] for row in mix] == [row["seed"] for row in mix]
     each = [real_model.formats_against(row, razor, rows) for row in mix]
     over_sets = {real_model.formats_against(row, razor, rows, over_sets=True) for row in mix}
     page = Path("docs/real-masks.md").read_text()

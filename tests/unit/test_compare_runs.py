@@ -23,7 +23,7 @@ from bosch.eval.report.page import (
     warnings,
     write_report,
 )
-from bosch.eval.report.paired import Paired
+from bosch.eval.report.paired import Paired, pair
 from bosch.eval.report.pictures import draw_chart, make_charts
 from bosch.eval.report.runs import append_run, read_archive, read_run
 from bosch.eval.report.tables import (
@@ -140,8 +140,19 @@ def test_the_first_sentence_says_level_only_where_its_interval_is_narrow() -> No
         (Estimate(0.0), 8, "at the dense model's score (n = 8, no interval)"),
     ):
         value = 50.0 + (difference.value or 0)
-        paired = Paired(score, value, 50.0, difference, Estimate(None), num_examples)
+        unseen = 300 / num_examples
+        paired = Paired(score, value, 50.0, difference, Estimate(None), num_examples, unseen)
         assert describe_difference(paired).startswith(expected)
+
+
+def test_where_no_example_differs_the_part_that_weighs_most_bounds_the_difference() -> None:
+    """Three tasks of 25 needles weigh a sixth each, and one with several keys weighs half."""
+    weights = {(name, 512): 1 / 6 for name in "abc"} | {("d", 512): 1 / 2}
+    same = {cell: {index: 100.0 * (index % 2) for index in range(25)} for cell in weights}
+    found = pair(ReportedScore("niah", "average", "average", weights), same, same)
+    assert found is not None
+    assert found.unseen == pytest.approx(6)  # 3 in 25 of a half
+    assert describe_difference(found).endswith("±6 points (n = 100)")
 
 
 def test_a_share_of_the_gap_is_not_shown_without_an_interval(tmp_path: Path) -> None:
@@ -359,6 +370,12 @@ def test_archived_runs_are_read_like_their_folders(tmp_path: Path) -> None:
     assert make_tables(stored) == make_tables(folders)
     assert recovery_rows(stored) == recovery_rows(folders)
     assert [run.rows for run in stored.runs] == [run.rows for run in folders.runs]
+    # A model's windows of its own count in the bytes that are saved.
+    (run,) = compare([runs[0]]).runs
+    assert run.mask is not None
+    mask = replace(run.mask, mask=replace(run.mask.mask, own_windows=(512, 512)))
+    append_run(archive, replace(run, mask=mask))
+    assert read_archive(archive)[0].mask == mask
 
 
 def test_a_suite_without_its_average_recovers_by_its_parts(tmp_path: Path) -> None:
@@ -401,7 +418,7 @@ def test_a_last_line_needs_no_end_and_a_damaged_one_is_refused(tmp_path: Path) -
         archive.write_bytes(archive.read_bytes().rstrip(b"\n"))
     assert [run.method for run in read_archive(archive)] == ["bosch", "fisher"]
     content = archive.read_text().splitlines()[0]
-    for damaged in (content.replace('"n": ', '"n": 1'), content[:-9], '{"name": "run"}'):
+    for damaged in (content.replace('"n": ', '"n": 1'), content[:-9], '{"mask": "run"}'):
         archive.write_text(damaged)
         with pytest.raises(UserError, match=rf"{archive}, line 1"):
             read_archive(archive)
@@ -524,6 +541,22 @@ def test_runs_that_are_not_comparable_are_named(tmp_path: Path) -> None:
     assert {row.setup for row in found if row.score is not LOSS} == {"tiny-qwen3 with 8 r0.75 W64"}
 
 
+def test_answers_about_other_texts_are_not_paired(tmp_path: Path) -> None:
+    """Needles are hidden in the text of the training, so it may differ between runs."""
+    here = FakeRun("fisher").write(tmp_path)
+    same = FakeRun("razor").write(tmp_path)
+    other = FakeRun("kvzip", text="books").write(tmp_path)
+    archive = tmp_path / "rows.jsonl"
+    append_run(archive, read_run(other))
+    for runs in ([here, same, other], [here, same, archive]):
+        comparison = compare(runs, baseline="fisher")
+        average = [row for row in comparison.differences if row.score.kind == "average"]
+        assert {row.setup for row in average} == {"tiny-qwen3 razor r0.75 W64"}
+        named = f"asked other texts, .*: {here.name}, {same.name}; others in {other.name}"
+        assert any(re.search(named, line) for line in warnings(comparison))
+    assert not any("other texts" in line for line in warnings(compare([here, same])))
+
+
 def test_the_answers_begin_with_the_best_run(tmp_path: Path) -> None:
     """A line on the mask, then one per suite."""
     dense = FakeRun("fisher", steps=(None,)).write(tmp_path)
@@ -561,6 +594,7 @@ def test_command_skips_what_is_not_a_run(
     FakeRun(steps=(None, 0)).write(tmp_path / "runs")
     (tmp_path / "runs" / "shared").mkdir()
     (tmp_path / "runs" / "nohup.out").touch()
+    (tmp_path / "runs" / "real_model.jsonl").write_text('{"method": "razor"}\n')  # of a benchmark
     compare_runs.main([*map(str, (tmp_path / "runs").iterdir()), "--out", "out"])
     output = capsys.readouterr().out
     assert "tiny-qwen3-bosch-r0.75" in output

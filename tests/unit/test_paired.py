@@ -14,6 +14,7 @@ from bosch.eval.report.intervals import estimate, gap_at
 from bosch.eval.report.page import recovery_rows
 from bosch.eval.report.paired import pair, pair_evaluations
 from bosch.eval.report.tables import dense_table, make_tables, paired_table
+from bosch.eval.results import read_scores
 from bosch.eval.rows import write_rows
 from bosch.eval.suites._reporting import ReportedScore
 from bosch.recipes import evaluate_model
@@ -119,6 +120,12 @@ def test_an_evaluation_beside_another(tmp_path: Path) -> None:
     reference.mkdir(parents=True)
     write_sealed_json(reference / "reference.json", {"folder": "../../../shared/eval-dense"})
     assert len([*pair_evaluations(hybrid, reference)]) == len(found)
+    assert "LongBench average" in found  # of which there is no single example
+    for folder in (hybrid, dense):  # of lm-eval's tasks neither
+        (folder / "lm-eval").mkdir()
+        row = read_scores(folder / "niah" / "scores.json")["rows"][0] | {"suite": "lm-eval"}
+        (folder / "lm-eval" / "scores.json").write_text(json.dumps({"rows": [row]}))
+    assert len([*pair_evaluations(hybrid, dense)]) == len(found)
     path = dense / "niah" / "scores.json"
     content = json.loads(path.read_text())
     path.write_text(json.dumps(content | {"settings": {"seed": 42, "lengths": [1024]}}))
