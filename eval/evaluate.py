@@ -254,9 +254,10 @@ def with_yarn(folder: Path, config: Any, plan: EvaluationPlan) -> dict[str, Any]
         problem = f"positions are already stretched by {kind}"
     if problem:
         raise UserError(f"--yarn {plan.yarn:g}: {folder}: its {problem}. Leave --yarn out.")
+    # The rest stays, as how much of a head is rotated.
     return {
+        **rope,
         "rope_type": "yarn",
-        "rope_theta": rope["rope_theta"],
         "factor": float(plan.yarn or 1),
         "original_max_position_embeddings": plan.yarn_from or config.max_position_embeddings,
     }
@@ -279,14 +280,39 @@ def attention_for(folder: Path, config: Any, plan: EvaluationPlan) -> str | None
 
 
 def stretch_sinks(model: Any) -> None:
-    """Scale the keys of static sinks as YaRN scales all others."""
-    # The model was loaded with YaRN in its config, so its rotary positions know the factor. It
-    # applies to every key after rotation; the sink's constant, measured without YaRN, never passes
-    # there.
-    scaling = model.base_model.rotary_emb.attention_scaling
-    for name, key in model.named_parameters():
-        if name.endswith(KEY):
-            key.data *= scaling
+    """Scale the keys of static sinks as YaRN scales those of the first token, which they stand for.
+    They were measured without, and never pass the rotation."""
+    from bosch.masks.window import full_layers
+
+    # Which numbers of a key are scaled is each family's own: some rotate a part of a head or not
+    # every layer, or have a norm behind it. A first token sees only itself, so its keys are all
+    # that the factor changes.
+    rotary = model.base_model.rotary_emb
+    scaling, stretched = rotary.attention_scaling, size_of_first_keys(model)
+    rotary.attention_scaling = 1.0
+    usual = size_of_first_keys(model)
+    rotary.attention_scaling = scaling
+    for number, layer in enumerate(full_layers(model.config)):
+        is_scaled_D = stretched[number] > usual[number] * (1 + scaling) / 2
+        key_GD = getattr(model.base_model.layers[layer].self_attn, KEY, None)
+        if key_GD is not None:  # no group has a window
+            key_GD.data[:, is_scaled_D] *= scaling
+
+
+def size_of_first_keys(model: Any) -> list[Any]:
+    """Of each layer with groups, how large each number of a key is, over some first tokens."""
+    import torch
+
+    from bosch.attention.cache import CACHE
+    from bosch.masks.window import full_layers
+
+    ids_N1 = torch.linspace(0, model.config.vocab_size - 1, 8, device=model.device).long()[:, None]
+    with torch.inference_mode():
+        layers = model(ids_N1, use_cache=True)[CACHE].layers
+    # A hybrid's layer has keys of its full groups and of those with a window; either will do.
+    keys = [layers[layer].keys for layer in full_layers(model.config)]
+    parts = [each[0] if isinstance(each, tuple) else each for each in keys]
+    return [key_NG1D.float().abs().sum((0, 1, 2)) for key_NG1D in parts]
 
 
 def device_and_type(plan: EvaluationPlan) -> tuple[str, Any]:

@@ -110,13 +110,17 @@ class GrowingLayer(DynamicLayer):
         self.is_initialized = False
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        self._change(lambda x: x.index_select(0, beam_idx.to(x.device)))
+        self._change_rows(lambda x: x.index_select(0, beam_idx.to(x.device)))
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        self._change(lambda x: x.repeat_interleave(repeats, dim=0))
+        self._change_rows(lambda x: x.repeat_interleave(repeats, dim=0))
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        self._change(lambda x: x[indices])
+        self._change_rows(lambda x: x[indices.to(x.device)])
+
+    def _change_rows(self, change: Callable[[Tensor], Tensor]) -> None:
+        """Others than rows are changed where keys move to another device."""
+        self._change(change)
 
     def offload(self) -> None:
         self._change(lambda x: x.to("cpu", non_blocking=True))
@@ -321,7 +325,8 @@ class FirstLayer(GrowingLayer):
         # number that changes.
         from_BN = torch.arange(self.num_tokens, device=k_BGTD.device)[None] - first_query
         if self.starts_B is not None:
-            from_BN = from_BN + self.starts_B[:, None]
+            # Of all layers, and layers may be on several devices.
+            from_BN = from_BN + self.starts_B.to(from_BN.device)[:, None]
         is_new_BGND = ((from_BN >= 0) & (from_BN < k_BGTD.shape[2]))[:, None, :, None]
         index_BGND = from_BN.clamp(0, k_BGTD.shape[2] - 1)[:, None, :, None].expand_as(held[0])
         k, v = (
@@ -338,8 +343,8 @@ class FirstLayer(GrowingLayer):
     def crop(self, tokens_to_remove: int) -> None:
         self._forget_starts()  # another text may follow, with other padding
 
-    def _change(self, change: Callable[[Tensor], Tensor]) -> None:
-        super()._change(change)
+    def _change_rows(self, change: Callable[[Tensor], Tensor]) -> None:
+        super()._change_rows(change)
         if self.starts_B is not None:
             self.starts_B = change(self.starts_B)
 

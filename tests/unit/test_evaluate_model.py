@@ -28,7 +28,7 @@ from bosch.eval.settings import FAST, EvaluationPlan, Label, SuiteRun
 from bosch.eval.suites import longbench, niah
 from bosch.eval.suites._interface import Request, Result
 from bosch.hybrid.conversion import deploy
-from bosch.hybrid.sinks import measure_static_sink
+from bosch.hybrid.sinks import measure_static_sink, sink_of_hybrid
 from bosch.recipes import evaluate_model, presets
 from bosch.run.checkout import how_to_install
 from bosch.run.errors import MissingFileError, UserError
@@ -38,6 +38,7 @@ from bosch.run.folder import RunFolder
 from bosch.run.stage import Artifact
 from tests.hybrid_folders import embedded_hybrid
 from tests.lm_eval_task import NAME, write_task
+from tests.model_factory import assert_close, random_tokens, same_mask, tiny_model
 
 MODEL = asset_folder("tiny-qwen3-2layer")
 ROW = {"run", "step", "tokens", "suite", "task", "length", "metric", "value", "stderr", "n"}
@@ -239,6 +240,22 @@ def test_yarn_stretches_the_positions_and_keeps_their_base(tmp_path: Path) -> No
     model.config.save_pretrained(tmp_path)
     with pytest.raises(UserError, match=r"--yarn 3: .*yarn"):
         load_for_evaluation(tmp_path, EvaluationPlan((), yarn=3))
+
+
+@pytest.mark.parametrize("family", ["qwen3", "smollm3", "glm", "hunyuan_v1_dense", "cohere2"])
+def test_yarn_stretches_what_a_family_rotates(family: str, tmp_path: Path) -> None:
+    """SmolLM3 and Cohere2 do not rotate all layers, GLM half of a head; HunYuan has norms of keys
+    behind the rotation, which undo the factor."""
+    model = tiny_model(family)
+    texts = [random_tokens(1, 4, seed=seed)[0] for seed in range(4)]
+    deploy(model, same_mask(0, model), 8, measure_static_sink(model, texts)).save_pretrained(tmp_path)
+    stretched = load_for_evaluation(tmp_path, EvaluationPlan((), yarn=4))
+    rope = stretched.config.rope_parameters
+    assert rope == model.config.rope_parameters | rope
+    own = tiny_model(family, rope_parameters=rope)
+    own.load_state_dict(model.state_dict())
+    expected = measure_static_sink(own, texts).known_constants()
+    assert_close(sink_of_hybrid(stretched).known_constants(), expected)
 
 
 def test_yarn_stretches_static_sinks_as_the_first_key(tmp_path: Path) -> None:
