@@ -7,8 +7,9 @@ import math
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from decimal import Decimal
+from functools import cache
 from textwrap import wrap
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -156,6 +157,13 @@ class DataConfig(PackingConfig):
             raise UserError("data.source is empty; name a source of text, for example toy.")
 
 
+# Settings of the training that only count with the objective `distill`.
+OF_TEACHER = (
+    *("distill_weight", "temperature", "stored_shares", "layer_weight", "teacher"),
+    *("on_policy", "reverse_weight"),
+)
+
+
 @dataclass(frozen=True)
 class TrainConfig:
     """Continual pretraining of the hybrid."""
@@ -224,6 +232,11 @@ class TrainConfig:
     compile: Rarely[bool | None] = speed_only(None)  # torch.compile each block; None: on GPUs
     # on GPUs too, the same bits when resumed; slower
     deterministic: Rarely[bool] = speed_only(False)
+
+    def without_teacher(self) -> "TrainConfig":
+        """With what only has to do with a teacher as it is by default."""
+        usual = TrainConfig()
+        return replace(self, **{name: getattr(usual, name) for name in OF_TEACHER})
 
     @property
     def asks_teacher(self) -> bool:
@@ -408,33 +421,54 @@ def describe_config(config: Config) -> list[str]:
     """Every setting as the option that gives it, the dials first and then each section."""
     dials = {name: value for name, value in vars(config).items() if not is_dataclass(value)}
     sections = {name: value for name, value in vars(config).items() if name not in dials}
-    hard, lines = "\N{NO-BREAK SPACE}", []  # `wrap` leaves an option with its value
+    lines = []
     for section, owner in {"": config, **sections}.items():
         values = vars(owner) if section else dials
-        # A switch that may be left open (None) is given by a word: `--train.compile False`.
-        kinds = {each.name: str(each.type) for each in fields(owner)}
-        switches = {n for n, v in values.items() if isinstance(v, bool) and "None" not in kinds[n]}
         prefix = f"{section}." if section else ""
-        options = [
-            as_option(prefix, name, value, name in switches).replace(" ", hard)
-            for name, value in values.items()
-        ]
-        lines += wrap(" ".join(options), 100, break_long_words=False, break_on_hyphens=False)
+        lines += wrap_options([as_option(f"{prefix}{name}", v) for name, v in values.items()])
+    return lines
+
+
+def wrap_options(options: Sequence[str], indent: str = "") -> list[str]:
+    """Lines of options, each with its value in one line. `indent`: of all lines but the first."""
+    hard = "\N{NO-BREAK SPACE}"  # `wrap` leaves an option with its value
+    text = " ".join(option.replace(" ", hard) for option in options)
+    lines = wrap(
+        text, 100, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
     return [line.replace(hard, " ") for line in lines]
 
 
-def as_option(prefix: str, name: str, value: object, is_switch: bool) -> str:
-    """As it is typed: `--train.clip-norm 1`, `--train.no-deterministic`."""
-    name = name.replace("_", "-")
-    if is_switch:
-        return f"--{prefix}{name if value else f'no-{name}'}"
+def as_option(setting: str, value: object) -> str:
+    """A setting of a run as it is typed: `--train.clip-norm 1`, `--train.no-deterministic`."""
+    start, dot, name = setting.replace("_", "-").rpartition(".")
+    prefix = f"--{start}{dot}"
+    if isinstance(value, bool) and setting in switches():
+        return f"{prefix}{name if value else f'no-{name}'}"
     values = value if isinstance(value, tuple | list) else [value]
-    # repr: all digits of a number such as 1/3, since the option is to give the same run.
-    exact = [
-        repr(each) if isinstance(each, float) and float(f"{each:g}") != each else show_value(each)
-        for each in values
-    ]
-    return " ".join([f"--{prefix}{name}", *map(shlex.quote, exact)])
+    return " ".join([f"{prefix}{name}", *(shlex.quote(show_exactly(each)) for each in values)])
+
+
+@cache
+def switches() -> frozenset[str]:
+    """The settings that are typed without a value."""
+    config, found = Config(), set[str]()
+    sections = {f"{name}.": part for name, part in vars(config).items() if is_dataclass(part)}
+    for prefix, owner in {"": config, **sections}.items():
+        for each in fields(owner):
+            # One that may be left open (None) is given by a word: `--train.compile False`.
+            if isinstance(getattr(owner, each.name), bool) and "None" not in str(each.type):
+                found.add(f"{prefix}{each.name}")
+    return frozenset(found)
+
+
+def show_exactly(value: object) -> str:
+    """With all digits of a number such as 1/3, since the option is to give the same run."""
+    if isinstance(value, tuple | list):
+        return " ".join(map(show_exactly, value)) or "none"
+    if isinstance(value, float) and float(f"{value:g}") != value:
+        return repr(value)
+    return show_value(value)
 
 
 def show_value(value: object) -> str:

@@ -6,11 +6,19 @@ import glob
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from textwrap import wrap
 from typing import Annotated, Any
 
 from bosch.command_line import called_as, parse
-from bosch.config import FLAT, FOLLOWS, NO_OPTION, Config, above_0, fill_in, show_value
+from bosch.config import (
+    FLAT,
+    FOLLOWS,
+    NO_OPTION,
+    Config,
+    above_0,
+    as_option,
+    fill_in,
+    wrap_options,
+)
 from bosch.masks.kv_budget import with_kv_budget
 from bosch.methods import _settings as methods
 from bosch.model_files import read_json_object
@@ -74,13 +82,13 @@ class Command:
             if general and after[f"eval.{each.name}"] == after[f"eval.{general}"]:
                 shown_elsewhere.add(f"eval.{each.name}")
         changed = [
-            f"--{name.replace('_', '-')} {show_value(value)}"
+            as_option(name, value)
             for name, value in after.items()
             if value != before[name] and name not in shown_elsewhere
         ]
         source = "the preset" if self.config_ is None else "that run"
-        line = f"unlike {source}: {' '.join(changed)}" if changed else f"all else as in {source}"
-        return wrap(f"{line} (--show-settings lists all)", 100, subsequent_indent="  ")
+        begin = f"unlike {source}:" if changed else f"all else as in {source}"
+        return wrap_options([begin, *changed, "(--show-settings lists all)"], indent="  ")
 
 
 def parse_command(arguments: Sequence[str], description: str = "") -> Command:
@@ -136,12 +144,14 @@ def usual(given: Mapping[str, Any]) -> dict[str, Any]:
     """What the options do not say, by those that the user gave."""
     if (file := given.get("config_")) is None:
         config, lines = presets.for_run(given)
+        useful = config
     elif "preset" in given:
         raise UserError(f"--preset {given['preset']} and --config {file}: pass one of the two.")
     else:
         config, lines = read_config(file), [f"settings of {file}"]
+        useful = presets.without_useless(config, given)
     return {
-        "config": config,
+        "config": useful,
         "usual_config": config,
         "preset": given.get("preset"),  # for the help
         "chosen_by": tuple(lines),

@@ -6,6 +6,7 @@ is measured. `REACHED` says how much of that speed each kind of work reaches. At
 its own where `make gpu` has measured this device.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -15,7 +16,14 @@ import torch
 from bosch.config import Config
 from bosch.eval.evaluate import plan_of_run
 from bosch.eval.settings import SuiteRun
-from bosch.methods._settings import asks_calibration, default_settings, learning_tokens, load_method
+from bosch.masks.mask import num_windowed
+from bosch.methods._settings import (
+    asks_calibration,
+    default_settings,
+    learning_tokens,
+    load_method,
+    unit_of,
+)
 from bosch.model import read_shape
 from bosch.recipes import presets
 from bosch.run.progress import describe_seconds
@@ -46,13 +54,16 @@ START_SECONDS, MODEL_SECONDS = 20.0, 5.0  # of a run, and for each model that is
 UNKNOWN_EXAMPLES = 100  # of a task, where a suite reads all that its data has
 
 
-def describe_time(preset: str | None, config: Config, zero_shot: bool) -> list[str]:
+def describe_time(
+    preset: str | None, config: Config, zero_shot: bool, repeats: bool = False
+) -> list[str]:
     """Lines on how long the whole run takes here, and on a shorter form of one that takes long.
-    `preset`: what the user named."""
+    `preset`: what the user named; `repeats`: the settings are another run's, of no preset."""
     found = stage_seconds(config, zero_shot)
     rule = describe_rule(AttentionSpeed.here())
     lines = [f"time here, of the whole run: {describe(found)}; {rule}"]
-    if sum(found.values()) > LONG_SECONDS and presets.name_of(preset, config) == "small":
+    is_long = sum(found.values()) > LONG_SECONDS
+    if is_long and not repeats and presets.name_of(preset, config) == "small":
         shorter = describe(stage_seconds(presets.shortened(config), zero_shot))
         lines.append(f"a shorter form of it, by --preset brief: {shorter}")
     return lines
@@ -96,7 +107,8 @@ def stage_seconds(config: Config, zero_shot: bool = False) -> dict[str, float]:
     passes, precision = search_passes(config), config.mask.precision
     found["search"] = passes * reading("search", dense, texts, calibration.length, precision)
     examples = [each for run in plan_of_run(config).suites for each in texts_of(run, config)]
-    models = [dense] + [hybrid] * (len(evaluation.checkpoints) if schedule else 1)
+    # Step 0 is evaluated also where no checkpoint asks for it.
+    models = [dense] + [hybrid] * (len({0, *schedule.evaluated_steps}) if schedule else 1)
 
     def answering(model: Any, texts: float, length: int, written: int, precision: str) -> float:
         """Seconds in which texts are read, and so many tokens written after each."""
@@ -117,10 +129,11 @@ def stage_seconds(config: Config, zero_shot: bool = False) -> dict[str, float]:
             precision = "fp32" if config.train.precision == "fp32" else "bf16"
             found["answers"] = answering(dense, texts, length, length // 10, precision)
         name = "lessons and training" if config.train.stored_shares else "training"
-        found[name] = training_seconds(plan, schedule, has_sink)  # what the teacher says included
-        if used := learning_tokens(config):  # by steps like those of the training
-            share = used / (schedule.num_steps * schedule.batch_tokens)
-            found["learning the mask"] = share * found[name]
+        sequences = schedule.num_steps * schedule.batch_sequences
+        found[name] = training_seconds(plan, sequences, has_sink)  # what the teacher says included
+    if used := learning_tokens(config):  # without a training too, by steps like those of one
+        sequences = math.ceil(used / config.data.sequence_length)
+        found["learning the mask"] = training_seconds(plan, sequences, has_sink)
     found[REST] = START_SECONDS + MODEL_SECONDS * len(models)
     return found
 
@@ -129,6 +142,8 @@ def search_passes(config: Config) -> float:
     """About how often the whole model reads the calibration set while the groups are chosen."""
     method, shape = load_method(config.method), read_shape(config.model)
     settings = default_settings(config.method, config.mask)
+    if method.traits.searches and not has_choice(config, settings):
+        return 3.0  # of the dense model, the fully windowed one and the mask
     if hasattr(method, "count_passes"):
         return float(method.count_passes(settings, shape.num_layers, shape.num_groups))
     if method.traits.searches:  # kappa masks for each layer, of which many end early
@@ -136,14 +151,23 @@ def search_passes(config: Config) -> float:
     return 3.0 if method.traits.measures else 0.0
 
 
+def has_choice(config: Config, settings: object) -> bool:
+    """Whether the ratio leaves more than one mask. `settings`: the method's."""
+    shape = read_shape(config.model)
+    by_layer = unit_of(config.method, settings) == "layer"
+    layers, groups = shape.num_layers, 1 if by_layer else shape.num_groups
+    return 0 < num_windowed(config.ratio, layers, groups) < layers * groups
+
+
 def texts_of(run: SuiteRun, config: Config) -> Iterator[tuple[float, int, int]]:
     """Of each task of a suite how many texts there are, how long they are, and how many tokens are
     written after each where these are many."""
     positions = read_shape(config.model).positions
+    most = getattr(run.settings, "max_prompt_tokens", positions)  # longer ones lose their middle
     written = getattr(run.settings, "answer_tokens", 0)
     for task in run.tasks:
         count = run.limit or getattr(run.settings, "samples", None) or UNKNOWN_EXAMPLES
-        length = min(task.length or positions, positions)
+        length = min(task.length or most, positions)
         yield count, length, written
 
 

@@ -141,6 +141,8 @@ def by_ranking(config: Config) -> Config:
     """By a ranking in place of a search, where it keeps as much."""
     if config.ratio > RANKED_UP_TO or not load_method(config.method).traits.searches:
         return config
+    if config.mask.options:  # a ranking knows nothing of these
+        return config
     return replace(config, method=RANKING)
 
 
@@ -217,7 +219,7 @@ def fitting_steps(
     found = seconds_of(config)
     growing = sum(found.get(name, 0.0) for name in GROWING)  # with the steps
     left = PROMISED * hours * 3600 - (sum(found.values()) - growing)
-    if left < 0:
+    if left < (0 if own else growing):  # without steps there is nothing to shorten
         return None
     return math.floor(min(1.0, left / growing) * own) if growing else own
 

@@ -341,14 +341,8 @@ def for_run(given: Mapping[str, Any]) -> tuple[Config, list[str]]:
     if config.method == RANKING and "config.method" not in given:
         why = f"up to {RANKED_UP_TO:g} on windows a search kept no more"
         lines = [*lines, f"{RANKING} ranks the groups: {why} (--method bosch searches)"]
-    if given.get("config.train.objective") == "next-token":
-        # The preset's are of no use then. Those that the user names are refused.
-        config = replace(config, train=replace(config.train, stored_shares=None))
-    # A preset's settings of a suite are of no use where the user names others.
-    named = given.get("config.eval.suites", config.eval.suites)
-    options = tuple(each for each in config.eval.options if each.split(".")[0] in named)
-    evaluation = replace(config.eval, options=options)
-    config = replace(config, eval=evaluation)
+    config = without_useless(config, given)
+    evaluation = config.eval
     # Judged by LongBench too where its data is on this machine or is named. `paper` fetches the
     # data, `large` (the one with this suite and made haystacks) where the hub can be reached;
     # `small` and `brief` are complete without.
@@ -372,6 +366,19 @@ def for_run(given: Mapping[str, Any]) -> tuple[Config, list[str]]:
         longbench_categories="official",  # without GSM8K, which is data of its own
     )
     return replace(config, eval=evaluation), lines
+
+
+def without_useless(config: Config, given: Mapping[str, Any]) -> Config:
+    """The settings of a preset or of a run without those that are of no use beside the options that
+    were given. Those that the user names are refused."""
+    if given.get("config.train.objective") == "next-token":
+        config = replace(config, train=config.train.without_teacher())
+    suites = given.get("config.eval.suites", config.eval.suites)
+    options = tuple(each for each in config.eval.options if each.split(".")[0] in suites)
+    config = replace(config, eval=replace(config.eval, options=options))
+    if given.get("config.method", config.method) != config.method:
+        config = replace(config, mask=replace(config.mask, options=()))
+    return config
 
 
 def explain_offline(

@@ -42,7 +42,6 @@ def main(arguments: Sequence[str]) -> None:
     # These import torch, which takes seconds: what the command line alone shows to be wrong has
     # been refused by now.
     from bosch.recipes.chain import stages_of_run
-    from bosch.recipes.duration import describe_time
     from bosch.training.fitting import Fitted, rehearse
 
     if command.rehearse is not None:  # of the paper's models without fetching anything
@@ -84,7 +83,7 @@ def main(arguments: Sequence[str]) -> None:
     with run, measured(run.path) if promise and rank == 0 else nullcontext() as clock:
         log_to(run.path / "recover.log")
         if rank == 0 and promise is None and not (run.path / RUN).is_file():
-            say(*describe_time(command.preset, command.config, command.zero_shot))
+            say(*time_of(command))
         introduce(command, config)
         if rank == 0:
             # Again, now that no other launch can change the folder.
@@ -125,16 +124,24 @@ def show_plan(
     command: Command, run: RunFolder, stages: Sequence[Stage], texts: Sequence[str]
 ) -> None:
     """What each stage would do and why, how long it takes, and what it would write."""
-    from bosch.recipes.duration import describe_room, describe_time  # import torch: seconds
+    from bosch.recipes.duration import describe_room  # imports torch: seconds
 
     if command.promise is None:
-        say(*describe_time(command.preset, command.config, command.zero_shot))
+        say(*time_of(command))
     plan = run.plan(stages, command.fresh, command.from_)
     say(*(f"{step.stage.name}: {step.action} ({step.reason})" for step in plan))
     refuse_blocked(plan)
     say(*texts)
     if any(step.action != "reuse" for step in plan):
         say(*describe_room(command.config, run.world, command.zero_shot))
+
+
+def time_of(command: Command) -> list[str]:
+    """Lines on how long the run takes here."""
+    from bosch.recipes.duration import describe_time  # imports torch: seconds
+
+    repeats = command.config_ is not None
+    return describe_time(command.preset, command.config, command.zero_shot, repeats)
 
 
 def report(run_path: Path) -> Path:

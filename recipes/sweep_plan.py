@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from bosch.config import show_value
+from bosch.config import as_option, show_exactly
 from bosch.eval.report.runs import RunResults
 from bosch.recipes.command import Command
 from bosch.run.errors import UserError
@@ -84,7 +84,7 @@ def why_another(run: RunResults, differing: Mapping[str, Any]) -> str:
     """How a run that was meant to be this one differs from it, as options. `differing`: its values
     of settings, and those here."""
     named = [
-        f"--{name.replace('_', '-')} {show_value(theirs)} (here {show_value(ours)})"
+        f"{as_option(name, theirs)} (here {show_exactly(ours)})"
         for name, (theirs, ours) in differing.items()
     ]
     if len(named) > MOST_DIFFERENCES:

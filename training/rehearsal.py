@@ -408,10 +408,11 @@ def describe_parked(plan: Plan) -> str:
     return f"host memory while a checkpoint is evaluated: {taken} for {here} GPUs of a machine"
 
 
-def training_seconds(plan: Plan, schedule: TrainSchedule, has_sink: bool = False) -> float:
-    """From the FLOPs, and from the speed of large matrix products here, which is measured in the
-    type that a training has; attention by its own rates, if this device has any."""
-    sequences = [plan.seq_len] * (schedule.num_steps * schedule.batch_sequences)
+def training_seconds(plan: Plan, num_sequences: int, has_sink: bool = False) -> float:
+    """Of a training on so many sequences. From the FLOPs, and from the speed of large matrix
+    products here, which is measured in the type that a training has; attention by its own rates, if
+    this device has any."""
+    sequences = [plan.seq_len] * num_sequences
     models = [(plan.model, True)]
     if plan.settings.objective == "distill":  # the teacher's forward is a third of a step
         models.append((plan.teacher or plain_config(plan.model), False))

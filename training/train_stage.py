@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from bosch.config import (
     FLAT,
     NO_OPTION,
+    OF_TEACHER,
     Config,
     TokenCount,
     TrainConfig,
@@ -105,8 +106,7 @@ def check(settings: TrainConfig, document_mask: bool, model: str, sink: str = "n
         problem = f"train.lora_rank is {settings.lora_rank}, but train.trained {settings.trained}"
         raise UserError(f"{problem} has no such matrices; pass --train.trained lora.")
     if settings.objective != "distill":
-        names = ("distill_weight", "temperature", "stored_shares", "layer_weight", "teacher")
-        for name in (*names, "on_policy", "reverse_weight"):
+        for name in OF_TEACHER:
             if (value := getattr(settings, name)) != getattr(default, name):
                 problem = f"train.{name} is {value}, but train.objective {settings.objective}"
                 raise UserError(f"{problem} has no teacher; pass --train.objective distill.")

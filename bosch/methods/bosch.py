@@ -23,6 +23,8 @@ from bosch.masks.mask import Z
 from bosch.method import Inputs, MethodTraits, Selection, Table
 from bosch.methods._choose import choose_most_local
 from bosch.methods._guided import check_rankings, global_table, scores_of
+from bosch.methods._settings import METHODS, load_method
+from bosch.plugins import list_plugins
 from bosch.run.errors import UserError
 from bosch.run.progress import say, track
 from bosch.search.settings import SearchSettings
@@ -115,10 +117,21 @@ def select(inputs: Inputs) -> Selection:
 def count_passes(settings: Settings, num_layers: int, num_groups: int) -> float:
     """About how often the model reads the calibration set: for the time said beforehand."""
     probes = num_layers * num_groups * settings.probed / 2  # from its layer on, half of them
-    starts = sum(PASSES.get(name, OTHER_PASSES) + 1 for name in settings.starts)  # 1: its mask
+    shape = num_layers, num_groups
+    starts = sum(passes_of_ranking(name, *shape) + 1 for name in settings.starts)  # 1: its mask
     # Stage 3 tried 25 of 60 planned masks on SmolLM2, 36 and 38 of 80 on the embedded model, and
     # most masks end early or share their lower layers with an earlier one.
     return starts + probes + 0.36 * settings.effort * settings.kappa * num_layers
+
+
+def passes_of_ranking(name: str, num_layers: int, num_groups: int) -> float:
+    """With its usual settings, as a start has them."""
+    if name in PASSES or name not in list_plugins(METHODS):  # `check` refuses what there is not
+        return PASSES.get(name, OTHER_PASSES)
+    method = load_method(name)
+    if hasattr(method, "count_passes"):
+        return float(method.count_passes(method.Settings(), num_layers, num_groups))
+    return OTHER_PASSES
 
 
 def score_rankings(search: "Search") -> list[Table]:

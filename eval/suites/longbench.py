@@ -57,12 +57,13 @@ def configure(request: Request) -> tuple[Settings, int | None]:
     config, positions = request.config, request.positions
     # LongBench's 3500, 7500, 15500 and 31500 tokens for models with 4k to 32k positions lie on a
     # line. No model gets more; one of few positions a third of them.
-    on_line = min(31_500, positions - positions * 3 // 128 - 500)
+    on_line = positions - positions * 3 // 128 - 500
+    tokens = min(Settings.max_prompt_tokens, max(positions // 3, on_line))
     settings = Settings(
         data=config.longbench_data,
         gsm8k=config.gsm8k_data,
         categories=config.longbench_categories,
-        max_prompt_tokens=max(2, positions // 3, on_line),
+        max_prompt_tokens=max(2, tokens),
         toy_rows=max(Settings.toy_rows, config.longbench_rows or 0),
     )
     return settings, config.longbench_rows

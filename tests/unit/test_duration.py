@@ -1,14 +1,18 @@
 """How long a run takes, as it is said before it begins: counted work over a measured speed."""
 
+import json
 import platform
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from bosch.eval.settings import SuiteRun
+from bosch.eval.suites import longbench
 from bosch.recipes import duration, presets
 from bosch.recipes.command import parse_command
+from bosch.recipes.recover import time_of
 from bosch.training import rehearsal
 from tests.attention_rates import make_up_rates
 
@@ -41,9 +45,59 @@ def test_time_grows_with_the_work_of_each_stage() -> None:
     assert 0 < learned["learning the mask"] < learned["training"]
 
 
-def time_of(*words: str) -> list[str]:
+def test_a_mask_is_learned_without_a_training_too() -> None:
+    config = replace(presets.tiny(), method="l1_gates")
+    usual, untrained = duration.stage_seconds(config), duration.stage_seconds(config, True)
+    assert "training" not in untrained
+    assert untrained["learning the mask"] == usual["learning the mask"] > 0
+    # With all tokens for the mask too, where none are left to train on.
+    every = replace(config, mask=replace(config.mask, options=("token_share=1",)))
+    longer = duration.stage_seconds(every, True)["learning the mask"]
+    assert longer == pytest.approx(usual["learning the mask"] / 0.4, rel=0.02)
+
+
+def test_step_0_is_evaluated_whatever_the_checkpoints_are() -> None:
+    config = presets.tiny()
+    without = replace(config, eval=replace(config.eval, checkpoints=(0.5, 1.0)))
+    usual, same = duration.stage_seconds(config), duration.stage_seconds(without)
+    assert same["evaluation"] == usual["evaluation"]
+    assert same[duration.REST] == usual[duration.REST]
+
+
+def test_prompts_that_are_cut_are_counted_as_they_are_cut() -> None:
+    run = SuiteRun("longbench", longbench.Settings(max_prompt_tokens=300))
+    config = presets.tiny()
+    assert {length for _, length, _ in duration.texts_of(run, config)} == {300}
+    longer = replace(run, settings=longbench.Settings())  # than the model reads
+    assert {length for _, length, _ in duration.texts_of(longer, config)} == {2_048}
+
+
+def test_passes_over_the_calibration_set_are_those_of_the_method() -> None:
+    config = presets.tiny()  # 8 layers of 8 groups
+    probing = replace(config, method="single_group")
+    assert duration.search_passes(probing) == 1 + 8 * 9 / 2
+
+    def with_starts(*names: str) -> float:
+        return duration.search_passes(replace(config, mask=replace(config.mask, starts=names)))
+
+    more = with_starts("single_group") - with_starts()
+    assert more == pytest.approx(1 + 8 * 9 / 2 + 1)  # 1: its mask
+    assert with_starts("apl") - with_starts("razor") == pytest.approx(3 - 0.7)
+
+
+@pytest.mark.parametrize("method", ["bosch", "bosch_layer"])
+def test_nothing_is_searched_where_there_is_nothing_to_choose(method: str) -> None:
+    config = replace(presets.tiny(), method=method)
+    passes = [duration.search_passes(replace(config, ratio=r)) for r in (0.0, 0.5, 0.95, 1.0)]
+    assert (passes[0], passes[-1]) == (3, 3)
+    assert passes[1] > 20
+    # Of 8 layers .95 are all; of 64 groups they are not.
+    assert (passes[2] == 3) == (method == "bosch_layer")
+
+
+def lines_on(*words: str) -> list[str]:
     command = parse_command(words)
-    return duration.describe_time(command.preset, command.config, command.zero_shot)
+    return time_of(command)
 
 
 def test_measured_rates_say_how_long_attention_takes(
@@ -79,12 +133,22 @@ def test_measured_rates_say_how_long_attention_takes(
 
 def test_a_long_run_names_its_shorter_form(monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["--model", "tiny-qwen3", "--calibration.essays", "toy"]
-    (line,) = time_of("--preset", "small", *words)
+    (line,) = lines_on("--preset", "small", *words)
     assert line.startswith("time here, of the whole run: about ")
     monkeypatch.setattr(rehearsal, "matmul_speed", lambda dtype: 1e8)
-    _, offer = time_of("--preset", "small", *words)
+    _, offer = lines_on("--preset", "small", *words)
     assert "--preset brief: about " in offer
-    assert len(time_of("--preset", "brief", *words)) == 1
+    assert len(lines_on("--preset", "brief", *words)) == 1
+
+
+def test_a_repeated_run_is_offered_no_preset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rehearsal, "matmul_speed", lambda dtype: 1e8)
+    monkeypatch.setattr(presets, "name_of", lambda preset, config: "small")  # by its model
+    (tmp_path / "run.json").write_text(json.dumps({"config": asdict(presets.tiny())}))
+    assert len(lines_on("--config", str(tmp_path))) == 1
+    assert len(lines_on("--preset", "tiny")) == 2
 
 
 def test_the_number_format_is_that_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -278,6 +278,7 @@ def test_yarn_stretches_static_sinks_as_the_first_key(tmp_path: Path) -> None:
 def test_longbench_prompts_are_cut_where_longbench_cuts_them() -> None:
     # LongBench/config/model2maxlen.json: models with 4k, 8k, 16k and 32k positions.
     expected = {4096: 3500, 8192: 7500, 16384: 15500, 32768: 31500, 40960: 31500}
+    expected |= {131072: 31500, 262144: 31500}  # and never more
     for positions, tokens in expected.items():
         request = Request(EvaluationConfig(), positions)
         settings, _ = longbench.configure(request)

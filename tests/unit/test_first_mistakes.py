@@ -181,6 +181,18 @@ def test_the_settings_of_a_run_are_printed_as_they_are_typed() -> None:
     assert parse_command(shlex.split(" ".join(lines))).config == config
 
 
+def test_what_differs_from_the_preset_is_printed_as_it_is_typed() -> None:
+    preset = ["--preset", "small", "--model", "tiny-qwen3"]
+    words = ["--data.no-document-mask", "--train.peak-learning-rate", "0.0001234567"]
+    words += ["--mask.starts", "--train.compile", "None", "--eval.checkpoints", "0", "0.1234567891"]
+    command = parse_command([*preset, *words, "--data.source", "my texts/"])
+    text = " ".join(command.describe_changes())
+    typed = text.removeprefix("unlike the preset: ").removesuffix("(--show-settings lists all)")
+    assert parse_command([*preset, *shlex.split(typed)]).config == command.config
+    for words in ("--data.no-document-mask", "--mask.starts --", "0.0001234567 ", "'my texts/'"):
+        assert words in typed
+
+
 def test_one_word_where_several_are_taken_is_not_read_letter_by_letter() -> None:
     chosen = _settings(dict, type(Config().eval), {"niah_tasks": "niah_single_1", "samples": 2})
     assert chosen == {"niah_tasks": ("niah_single_1",), "samples": 2}

@@ -114,6 +114,19 @@ def test_runs_that_lack_something_to_cut() -> None:
     assert config.data.tokens == LARGE.data.tokens
 
 
+def test_a_mask_that_is_learned_without_a_training_has_to_fit() -> None:
+    found = {"learning the mask": 600.0, "evaluation": 100.0}
+    options = {"zero_shot": True}
+    assert fit(LARGE, 701 / hours.PROMISED / 3600, lambda _: found, **options)[0] == LARGE
+    with pytest.raises(UserError, match=r"takes .* \(learning the mask 10 min .* --hours 0\.25"):
+        fit(LARGE, 699 / hours.PROMISED / 3600, lambda _: found, **options)
+
+
+def test_a_search_with_options_stays_a_search() -> None:
+    config = replace(LARGE, mask=replace(LARGE.mask, options=("effort=0.5",)))
+    assert {each.method for each in hours.smaller(config, ())} == {"bosch"}
+
+
 def test_a_learned_mask_takes_its_share_of_fewer_tokens_too() -> None:
     config = replace(paper("Qwen/Qwen3-1.7B-Base"), method="l1_gates")
     for steps in (1, 20):

@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 from bosch.config import Config
-from bosch.recipes.command import parse_command, read_config
+from bosch.eval.evaluate import plan_of_run
+from bosch.recipes.command import Command, parse_command, read_config
 from bosch.recipes.presets import PRESETS, SMOKE_MODEL, smoke
 from bosch.run.errors import UserError
+from bosch.training import train_stage
 
 
 def write(folder: Path, config: object) -> Path:
@@ -34,6 +36,31 @@ def test_options_change_the_settings_of_the_other_run(tmp_path: Path) -> None:
     more = parse_command(["--config", str(file), "--seed", "1", "--eval.samples", "2"]).config
     assert (more.ratio, more.mask.kappa, more.seed) == (0.5, 3, 1)
     assert (more.eval.niah_samples, more.eval.niah_lengths) == (2, smoke().eval.niah_lengths)
+
+
+def test_what_an_option_makes_useless_is_left_out(tmp_path: Path) -> None:
+    config = PRESETS["small"](SMOKE_MODEL)  # with long_answers.tasks=recite, and stored shares
+    config = replace(config, train=replace(config.train, temperature=2.0))
+    mask = replace(config.mask, options=("effort=0.5",))
+    file = write(tmp_path, asdict(replace(config, method="bosch", mask=mask)))
+
+    def again(*words: str) -> Command:
+        return parse_command(["--config", str(file), *words])
+
+    suites = again("--eval.suites", "niah")
+    assert [run.name for run in plan_of_run(suites.config).suites] == ["niah"]
+    (line,) = suites.describe_changes()
+    assert "unlike that run: --eval.options --eval.suites niah (--show" in line
+    text = again("--train.objective", "next-token").config.train
+    assert (text.stored_shares, text.temperature) == (None, 1)
+    train_stage.check(text, True, SMOKE_MODEL)
+    assert again("--method", "razor").config.mask.options == ()
+    assert again("--method", "bosch").config.mask == mask
+    # What the user names stays, and is refused.
+    with pytest.raises(UserError, match=r"effort=0\.5: write NAME=VALUE, a setting of razor"):
+        again("--method", "razor", "--mask.options", "effort=0.5")
+    named = again("--train.objective", "next-token", "--train.stored-shares", "8")
+    assert named.config.train.stored_shares == 8
 
 
 def test_settings_newer_than_the_run_have_their_defaults(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from bosch.eval.report.runs import append_run, read_run
 from bosch.masks.mask import read_mask, write_mask
 from bosch.recipes import sweep
 from bosch.recipes.command import parse_command
+from bosch.recipes.sweep_plan import why_another
 from bosch.sink import Sink
 from tests.masks import small_record
 from tests.run_folders import FakeRun
@@ -245,6 +246,23 @@ def test_a_sweep_that_mixes_sinks_says_so(tmp_path: Path) -> None:
         options = sweep.Options(("bosch",), (".5", "0"), vary=(vary,))
         varied = sweep.list_chains(options, ["--model", "tiny-qwen3"])
         assert bool([*sweep.mixed_sinks(varied)]) == (vary == "preset=tiny,paper")
+
+
+def test_how_an_archived_run_differs_is_said_as_it_is_typed(tmp_path: Path) -> None:
+    (chain,) = chains_of("interleave", ".5")
+    run = read_run(write_run(tmp_path, chain, {}))
+    differing = {
+        "data.document_mask": (False, True),
+        "mask.starts": ([], ["razor"]),
+        "train.clip_norm": (1 / 3, 0.333333),
+        "train.lora_rank": ("not there", 16),
+    }
+    assert why_another(run, differing).partition(" with ")[2].split(", ") == [
+        "--data.no-document-mask (here True)",
+        "--mask.starts (here razor)",
+        "--train.clip-norm 0.3333333333333333 (here 0.333333)",
+        "--train.lora-rank 'not there' (here 16)",
+    ]
 
 
 def test_a_dry_run_lists_the_runs_and_writes_nothing(
