@@ -31,7 +31,7 @@ from bosch.hybrid import materialize
 from bosch.hybrid.conversion import refuse_fused
 from bosch.hybrid.models import family_of
 from bosch.hybrid.shards import weight_files
-from bosch.masks.window import own_window
+from bosch.masks.window import full_layers, own_window
 from bosch.model import explain_library_errors
 from bosch.run.errors import UserError
 from bosch.run.fingerprint import fingerprint
@@ -62,6 +62,14 @@ def read_config(folder: Path) -> PretrainedConfig:
     config = materialize.read_config(folder)
     family_of(config)
     return config
+
+
+def drop_windows(config: PretrainedConfig) -> None:
+    """Make a hybrid's config that of its dense model: all groups on full attention, but in layers
+    that have a window of their own."""
+    if (hybrid := getattr(config, "bosch", None)) is not None:
+        for layer in full_layers(config):
+            hybrid["num_full"][layer] = config.num_key_value_heads
 
 
 def check_positions(settings: TrainConfig, config: PretrainedConfig) -> None:
