@@ -35,6 +35,7 @@ from bosch.masks.window import full_layers, own_window
 from bosch.model import explain_library_errors
 from bosch.run.errors import UserError
 from bosch.run.fingerprint import fingerprint
+from bosch.run.progress import say
 from bosch.sink import is_sink_parameter
 from bosch.training.loss import install_kernels
 from bosch.training.parallel import own_rows, shard_model, whole
@@ -50,6 +51,11 @@ def start_model(folder: Path, settings: TrainConfig, device: torch.device) -> Pr
     config = read_config(folder)
     check_positions(settings, config)
     model = make_empty(build_on_meta(config), settings, device)
+    if settings.trained.startswith("lora") and has_experts(model):
+        say(
+            f"train.trained {settings.trained}: experts and their routers stay as they are; "
+            "--train.trained all trains them"
+        )
     fill_model(model, folder, device)
     # The kernel that takes the place of torch's own has no dropout.
     if not getattr(model.config, "attention_dropout", 0):
@@ -263,6 +269,17 @@ def choose_trained(model: PreTrainedModel, trained: str, lora_rank: int) -> None
                 module.lora_down = small(module.in_features, lora_rank)
                 module.lora_up = small(lora_rank, rows)
                 module.register_forward_hook(add_product)
+    if not trained_parameters(model):
+        raise UserError(
+            f"train.trained is {trained}, and those of this model have no weights to train. Pass "
+            "--train.trained attention, or another of its values."
+        )
+
+
+def has_experts(model: nn.Module) -> bool:
+    """Whether it is a mixture whose experts are one tensor for all of a layer: no linear layers,
+    which lora adds to. Nor is what chooses among them."""
+    return any(".experts." in name and p.ndim == 3 for name, p in model.named_parameters())
 
 
 def rows_of_full_groups(name: str, rows: int, config: PretrainedConfig) -> int:
