@@ -167,8 +167,9 @@ def repeat_passages(
     # sequence; those chosen would else all have short passages.
     rng, blocks = np.random.default_rng([1, number]), [row_T]
     if least_block is not None:
-        # 1, 2, 4 and so on, each as likely, while none is shorter than the least.
-        choices = (len(row_T) // least_block).bit_length()
+        # 1, 2, 4 and so on, each as likely, while none is shorter than the least. One if the whole
+        # sequence is: a method that learns its mask cuts the packed ones (training/learner.py).
+        choices = max(1, (len(row_T) // least_block).bit_length())
         halvings = int(np.random.default_rng([2, number]).integers(choices))
         blocks = np.array_split(row_T, 2**halvings)
     return np.concatenate([repeat_in_block(block_T, rng) for block_T in blocks])

@@ -42,7 +42,7 @@ from bosch.run.files import write_atomically, write_sealed_json
 from bosch.run.fingerprint import fingerprint
 from bosch.run.progress import say, track
 from bosch.training.checkpoint import explain_refusal
-from bosch.training.model_start import read_config
+from bosch.training.model_start import drop_windows, read_config
 from bosch.training.parallel import start_world
 
 TRIES = 6  # times that a sequence is asked until an answer counts; the last time any does
@@ -357,8 +357,7 @@ def turns_of(question: Question) -> list[tuple[str, str]]:
 def load_dense(folder: Path, settings: TrainConfig) -> Any:
     """The whole model on this rank's device, a hybrid without its windows."""
     config = read_config(folder)
-    if (hybrid := getattr(config, "bosch", None)) is not None:
-        hybrid["num_full"] = [config.num_key_value_heads] * config.num_hidden_layers
+    drop_windows(config)
     dtype = torch.float32 if settings.precision == "fp32" else torch.bfloat16
     device = str(start_world())
     model = load_model(

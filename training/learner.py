@@ -23,8 +23,8 @@ from bosch.training.parallel import start_world
 
 
 def make_learning(config: Config, model: Path, tokens: Artifact) -> Learning:
-    """For a method that learns its mask. The training does not train on these tokens again: both
-    share one budget."""
+    """For a method that learns its mask. The training begins with these tokens again, and takes as
+    many steps fewer: both share one budget."""
     opened = open_tokens(tokens.folder, read_tokenizer(model).hash)
     loop = LearnerTraining(learning_settings(config), model, opened, config.data.document_mask)
 

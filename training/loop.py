@@ -299,7 +299,11 @@ class Run:
                 problem = f"{answers.folder} has no questions for train.on_policy"
                 raise UserError(f"{problem}; raise --data.answers (of bosch answers: --share).")
             self.on_policy = OnPolicy(
-                answers, settings.on_policy, schedule.num_steps, schedule.batch_sequences
+                answers,
+                settings.on_policy,
+                schedule.num_steps,
+                schedule.batch_sequences,
+                at_once=schedule.micro_batch_sequences,
             )
         self.guards = Guards(settings.spike)
         optimizer = model_start.make_optimizer(self.model, settings)

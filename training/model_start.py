@@ -31,10 +31,11 @@ from bosch.hybrid import materialize
 from bosch.hybrid.conversion import refuse_fused
 from bosch.hybrid.models import family_of
 from bosch.hybrid.shards import weight_files
-from bosch.masks.window import own_window
+from bosch.masks.window import full_layers, own_window
 from bosch.model import explain_library_errors
 from bosch.run.errors import UserError
 from bosch.run.fingerprint import fingerprint
+from bosch.run.progress import say
 from bosch.sink import is_sink_parameter
 from bosch.training.loss import install_kernels
 from bosch.training.parallel import own_rows, shard_model, whole
@@ -50,6 +51,11 @@ def start_model(folder: Path, settings: TrainConfig, device: torch.device) -> Pr
     config = read_config(folder)
     check_positions(settings, config)
     model = make_empty(build_on_meta(config), settings, device)
+    if settings.trained.startswith("lora") and has_experts(model):
+        say(
+            f"train.trained {settings.trained}: experts and their routers stay as they are; "
+            "--train.trained all trains them"
+        )
     fill_model(model, folder, device)
     # The kernel that takes the place of torch's own has no dropout.
     if not getattr(model.config, "attention_dropout", 0):
@@ -62,6 +68,14 @@ def read_config(folder: Path) -> PretrainedConfig:
     config = materialize.read_config(folder)
     family_of(config)
     return config
+
+
+def drop_windows(config: PretrainedConfig) -> None:
+    """Make a hybrid's config that of its dense model: all groups on full attention, but in layers
+    that have a window of their own."""
+    if (hybrid := getattr(config, "bosch", None)) is not None:
+        for layer in full_layers(config):
+            hybrid["num_full"][layer] = config.num_key_value_heads
 
 
 def check_positions(settings: TrainConfig, config: PretrainedConfig) -> None:
@@ -255,6 +269,17 @@ def choose_trained(model: PreTrainedModel, trained: str, lora_rank: int) -> None
                 module.lora_down = small(module.in_features, lora_rank)
                 module.lora_up = small(lora_rank, rows)
                 module.register_forward_hook(add_product)
+    if not trained_parameters(model):
+        raise UserError(
+            f"train.trained is {trained}, and those of this model have no weights to train. Pass "
+            "--train.trained attention, or another of its values."
+        )
+
+
+def has_experts(model: nn.Module) -> bool:
+    """Whether it is a mixture whose experts are one tensor for all of a layer: no linear layers,
+    which lora adds to. Nor is what chooses among them."""
+    return any(".experts." in name and p.ndim == 3 for name, p in model.named_parameters())
 
 
 def rows_of_full_groups(name: str, rows: int, config: PretrainedConfig) -> int:

@@ -5,7 +5,7 @@ In all other steps the hybrid reads what the dense model wrote. What a model wit
 itself leads it elsewhere, and only there can it learn to come back.
 
 What is asked, and how much is written, is a function of the step, and draws are seeded by it: a
-training that was killed writes the same tokens again.
+training that was killed writes the same tokens again, with as many ranks and the same micro-batch.
 """
 # B sequences of a rank, T tokens
 
@@ -33,6 +33,7 @@ class OnPolicy:
     share: float  # of the steps
     num_steps: int
     batch_sequences: int
+    at_once: int  # answers that a rank writes together: more may not fit into memory
 
     def is_step(self, step: int) -> bool:
         """Drawn by its number alone."""
@@ -55,14 +56,18 @@ class OnPolicy:
         most = max(max(1, round(share * answer)) for _, answer, _ in asked)
         prompts = [prompt for prompt, _, _ in asked][ranks.rank :: ranks.world]
         length = asked[0][2]
-        seed = int(fingerprint([step, ranks.rank])[:12], 16)
+        ends, written = self.answers.end_tokens, list[list[int]]()
         model.eval()
-        written = write_tokens(model, prompts, most, self.answers.end_tokens, seed, stops=False)
+        for begin in range(0, len(prompts), self.at_once):  # as many times on all ranks
+            # Each draws other numbers.
+            seed = int(fingerprint([step, ranks.rank, *([begin] if begin else [])])[:12], 16)
+            part = prompts[begin : begin + self.at_once]
+            written += write_tokens(model, part, most, ends, seed, stops=False)
         model.train()
         for module in model.modules():
             if isinstance(module, FSDPModule):  # the optimizer needs the shards
                 module.reshard()
-        ids_BT = torch.full((len(prompts), length), self.answers.end_tokens[0])
+        ids_BT = torch.full((len(prompts), length), ends[0])
         labels_BT = torch.full_like(ids_BT, IGNORED)
         for row, (prompt, answer) in enumerate(zip(prompts, written, strict=True)):
             text = (prompt + answer)[:length]

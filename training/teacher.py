@@ -33,7 +33,6 @@ from bosch.data.loader import IGNORED, Batch, TokenFolder
 from bosch.data.tokenizer_files import read_tokenizer
 from bosch.hybrid.models import check_native_window, family_of
 from bosch.masks.mask import describe_bytes
-from bosch.masks.window import full_layers
 from bosch.run.dist import Ranks
 from bosch.run.errors import UserError
 from bosch.run.files import MANIFEST, read_sealed_json, write_atomically, write_sealed_json
@@ -81,9 +80,7 @@ def build_dense(config: PretrainedConfig, settings: TrainConfig) -> PreTrainedMo
     """On the meta device: all groups of a hybrid on full attention, embedding and head apart."""
     config = copy.deepcopy(config)
     config.tie_word_embeddings = False
-    if (hybrid := getattr(config, "bosch", None)) is not None:
-        for layer in full_layers(config):
-            hybrid["num_full"][layer] = config.num_key_value_heads
+    model_start.drop_windows(config)
     dtype = torch.float32 if settings.precision == "fp32" else torch.bfloat16
     return model_start.build_on_meta(config, dtype)
 

@@ -82,7 +82,13 @@ def check(settings: TrainConfig, document_mask: bool, model: str, sink: str = "n
 
     from bosch.attention.dispatch import check_backend
     from bosch.kernels import choose_kernels
-    from bosch.training.model_start import check_fp8, check_positions, read_config
+    from bosch.training.model_start import (
+        build_on_meta,
+        check_fp8,
+        check_positions,
+        choose_trained,
+        read_config,
+    )
     from bosch.training.parallel import choose_device
     from bosch.training.teacher import check_teacher
 
@@ -93,6 +99,8 @@ def check(settings: TrainConfig, document_mask: bool, model: str, sink: str = "n
         check_fp8(settings, device)
     if settings.context_parallel > 1:
         check_positions(settings, read_config(fetch_config(model)))
+    if settings.trained == "norms":  # which have no weights in OLMo
+        choose_trained(build_on_meta(read_config(fetch_config(model))), "norms", 0)
     check_backend(
         "train.attention",
         settings.attention,
@@ -152,9 +160,10 @@ def stage(
     check: Callable[[], None] | None = None,
     answers: Stage | Artifact | None = None,
 ) -> Stage:
-    """`lessons`: of training/lessons_stage.py, in place of a teacher. `on_checkpoint`: of
-    training/loop.py, as `seconds_left`. `fitted`: settings with a micro-batch that fits here; None:
-    as they are. `answers`: of training/answers_stage.py, in place of some of the tokens."""
+    """`lessons`: of training/lessons_stage.py, in place of a teacher, but for what the hybrid
+    writes. `on_checkpoint`: of training/loop.py, as `seconds_left`. `fitted`: settings with a
+    micro-batch that fits here; None: as they are. `answers`: of training/answers_stage.py, in place
+    of some of the tokens."""
     inputs = {"model": model, "tokens": tokens}
     facts = dict(vars(settings))
     if not settings.train.on_policy:  # as in runs from before there was any
@@ -168,7 +177,9 @@ def stage(
         inputs["answers"] = answers
     if lessons is not None:
         inputs["lessons"] = lessons
-    elif settings.train.objective == "distill" and settings.train.teacher is not None:
+    # Lessons say nothing of what the hybrid will write.
+    is_asked = settings.train.on_policy or lessons is None
+    if settings.train.objective == "distill" and settings.train.teacher is not None and is_asked:
         inputs["teacher"] = Artifact.load(fetch_model(settings.train.teacher, TEACHER))
 
     def run(

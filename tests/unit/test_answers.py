@@ -28,7 +28,7 @@ from bosch.run.files import read_sealed_json
 from bosch.run.folder import RunFolder
 from bosch.run.stage import Artifact, locate
 from bosch.run.tensorboard import read_metrics
-from bosch.training import answers_stage
+from bosch.training import answers_stage, on_policy
 from bosch.training.answers import (
     Question,
     Writer,
@@ -39,6 +39,7 @@ from bosch.training.answers import (
 )
 from bosch.training.loop import TrainJob, train
 from bosch.training.on_policy import OnPolicy
+from tests.model_factory import assert_close, random_tokens, tiny_model
 from tests.plain_training import save
 
 LENGTH, SHARE = 512, 0.3
@@ -183,6 +184,16 @@ def test_right_answers_count_where_the_model_would_write_them(tokens: Path) -> N
     assert writer.read(Question(0, 1, "quote", [Asked(text, wrong)], False, False)) is None
 
 
+def test_layers_keep_their_own_windows_where_a_hybrid_answers_without_its_windows(
+    tmp_path: Path,
+) -> None:
+    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
+    dense = tiny_model("gemma3_text", layer_types=kinds, sliding_window=8)
+    hybrid = save(deploy(dense, [[1, 0, 1, 0]], 6), tmp_path)
+    ids = random_tokens(1, 40)
+    assert_close(load_dense(hybrid, IN_FP32)(ids).logits, dense(ids).logits)
+
+
 def test_questions_and_answers_take_turns_behind_a_chat_template(tokens: Path) -> None:
     writer = Writer(MODEL, opened(tokens), IN_FP32, seed=0)
     writer.tokenizer.chat_template = CHAT
@@ -290,7 +301,7 @@ def test_a_hybrid_that_writes_learns_from_the_dense_model_at_its_own_tokens(
     assert train(job) is None
     rows = read_metrics(tmp_path / "train" / "metrics.jsonl")
     assert packed.train.answers is not None
-    writing = OnPolicy(packed.train.answers, 1.0, num_steps=2, batch_sequences=2)
+    writing = OnPolicy(packed.train.answers, 1.0, num_steps=2, batch_sequences=2, at_once=1)
     batch, count = writing.write(hybrid, 0, Ranks.current())
     again, _ = writing.write(hybrid, 0, Ranks.current())
     assert torch.equal(batch.ids_BT, again.ids_BT)
@@ -319,6 +330,30 @@ def test_a_hybrid_that_writes_learns_from_the_dense_model_at_its_own_tokens(
         train(replace(job, tokens=opened(tokens, tmp_path), folder=tmp_path / "none"))
 
 
+def test_a_hybrid_writes_as_many_answers_at_once_as_a_micro_batch_has(
+    tokens: Path, answers: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, found = load_dense(MODEL, IN_FP32), Answers(answers)
+    seeds: list[list[tuple[int, int]]] = []
+
+    def write(model: Any, prompts: Any, most: int, ends: Any, seed: int, stops: bool) -> Any:
+        seeds[-1].append((len(prompts), seed))
+        return write_tokens(model, prompts, most, ends, seed, stops)
+
+    monkeypatch.setattr(on_policy, "write_tokens", write)
+    batches = []
+    for at_once in (4, 2):
+        seeds.append([])
+        writing = OnPolicy(found, 1.0, num_steps=9, batch_sequences=4, at_once=at_once)
+        batches.append(writing.write(model, 0, Ranks.current())[0])
+    (seed,), (first, second) = seeds
+    assert [size for size, _ in (seed, first, second)] == [4, 2, 2]
+    assert seed[1] == first[1] != second[1]
+    whole, parts = batches
+    assert whole.sequences == parts.sequences
+    assert ((parts.labels_BT != IGNORED).sum(1) > 0).all()
+
+
 def test_a_step_whose_loss_is_not_finite_names_the_sequences_whose_questions_were_asked(
     tokens: Path, answers: Path, tmp_path: Path
 ) -> None:
@@ -328,7 +363,7 @@ def test_a_step_whose_loss_is_not_finite_names_the_sequences_whose_questions_wer
     teacher = save(dense, tmp_path / "teacher")
     job = TrainJob(settings, MODEL, packed, tmp_path / "train", 6 * LENGTH, teacher=teacher)
     assert packed.train.answers is not None
-    asked = OnPolicy(packed.train.answers, 1.0, num_steps=3, batch_sequences=2).numbers(2)
+    asked = OnPolicy(packed.train.answers, 1.0, 3, batch_sequences=2, at_once=2).numbers(2)
     assert asked != list(Loader(packed, batch_sequences=2).sequences(2))
     with pytest.raises(UserError, match=f"step 3 with the sequences {asked[0]} {asked[1]}\\."):
         train(job)

@@ -317,6 +317,33 @@ def compare_gradients(
     return float(found.norm() / right.norm()), float((found - right).norm() / right.norm())
 
 
+def test_a_named_teacher_is_asked_beside_its_lessons_where_the_hybrid_writes() -> None:
+    teacher = str(asset_folder(presets.TINY_MODEL))
+    one = Artifact(Path("one"), "one")
+    for on_policy, lessons, is_asked in (
+        (0.0, None, True),
+        (0.0, one, False),
+        (0.2, None, True),
+        (0.2, one, True),
+    ):
+        settings = TrainConfig(objective="distill", teacher=teacher, on_policy=on_policy)
+        made = train_stage.stage(train_stage.Settings(settings), one, one, lessons, answers=one)
+        assert ("teacher" in made.inputs) == is_asked
+
+
+def test_lora_says_that_it_trains_no_experts(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    lines = []
+    for family in ("qwen3", "qwen3_moe"):
+        folder = model_folder(tmp_path / family, hybrid=False, family=family)
+        caplog.clear()
+        with caplog.at_level("INFO", "bosch"):
+            start_model(folder, replace(SETTINGS, trained="lora"), start_world())
+        lines.append(caplog.text)
+    assert ["experts and their routers stay as they are" in text for text in lines] == [False, True]
+
+
 def test_teachers_and_settings_that_cannot_teach_this_model_are_refused(tmp_path: Path) -> None:
     own = asset_folder(presets.SMOKE_MODEL)
     settings = TrainConfig(objective="distill")
@@ -332,6 +359,10 @@ def test_teachers_and_settings_that_cannot_teach_this_model_are_refused(tmp_path
         with pytest.raises(UserError, match=words):
             train_stage.check(useless, True, presets.SMOKE_MODEL)
     train_stage.check(replace(settings, trained="lora", lora_rank=8), True, presets.SMOKE_MODEL)
+    train_stage.check(replace(settings, trained="norms"), True, presets.SMOKE_MODEL)
+    bare = str(model_folder(tmp_path / "olmo", False, "olmo"))
+    with pytest.raises(UserError, match=r"train\.trained is norms, .* have no weights"):
+        train_stage.check(replace(settings, trained="norms"), True, bare)
     with pytest.raises(UserError, match="another tokenizer"):
         check_teacher(own, with_another_tokenizer(own, tmp_path / "tokenizer"))
     with pytest.raises(UserError, match=r"another family \(llama\)"):

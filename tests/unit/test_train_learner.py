@@ -151,6 +151,15 @@ def test_shorter_sequences_hold_the_same_tokens() -> None:
         assert {int(end) + start for start, each in starts for end in each.cu_seqlens} == ends
 
 
+def test_passages_come_back_in_whole_sequences_that_are_shorter_than_a_block() -> None:
+    packed, batches = tokens_in_memory(), []
+    for block in (SEQ_LEN // 2, None):
+        train = replace(packed.train, repeats=1.0, repeat_block=block)
+        cut = cut_sequences(replace(packed, train=train), SEQ_LEN // 4)
+        batches.append(Loader(cut, BATCH).batch(0).ids_BT)
+    assert torch.equal(*batches)
+
+
 def test_a_killed_run_goes_on_as_if_it_had_not_been(dense: Path, tmp_path: Path) -> None:
     whole = learn(dense, tmp_path / "whole", constrained())
     folder = tmp_path / "killed"
