@@ -295,7 +295,7 @@ def stretch_sinks(model: Any) -> None:
     for number, layer in enumerate(full_layers(model.config)):
         is_scaled_D = stretched[number] > usual[number] * (1 + scaling) / 2
         key_GD = getattr(model.base_model.layers[layer].self_attn, KEY, None)
-        if key_GD is not None:  # no group has a window
+        if key_GD is not None:  # some group of the layer has a window
             key_GD.data[:, is_scaled_D] *= scaling
 
 

@@ -241,7 +241,8 @@ def _windowed(
     if key.has_sink_entry:  # the sink, and then exactly the window
         if mask_BNTS is not None:
             own = mask_BNTS[..., 1 - num_keys :]
-            mask_BNTS = torch.cat([sees_sink(mask_BNTS, window_tokens), own], -1)
+            sees_BNT1 = sees_sink(mask_BNTS, key.first_query, window_tokens)
+            mask_BNTS = torch.cat([sees_BNT1, own], -1)
         return replace(windowed, mask_BNTS=mask_BNTS)
     if isinstance(key.first_query, Tensor):
         # A chunk of a prompt in a static cache: W - 1 positions before it and its own, of which

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from bosch.attention.call import AttentionCall, Documents, SinkKeys
+from bosch.attention.slots import is_behind_window
 from bosch.run.errors import UserError
 from bosch.sink import NO_SINK
 
@@ -43,14 +44,14 @@ def keys_of_sink(
     sink, num_queries, device = module.window_sink, call.q_BHTD.shape[2], call.q_BHTD.device
     # A query sees what has left its window: up to this position of its text, or document.
     if call.documents is not None:
-        position_BT = call.documents.position_BT
-    # Padding, or the empty slots of a static cache: a causal mask shows a query its text up to
-    # itself, so it sees one key more than its position.
-    elif call.mask_BNTS is not None:
-        position_BT = call.mask_BNTS[:, 0].sum(-1) - 1
+        beyond_BT = call.documents.position_BT - window_tokens
+    # Padding, or the empty slots of a static cache.
+    elif (mask_BNTS := call.mask_BNTS) is not None:
+        is_behind_TS = is_behind_window(mask_BNTS, num_past, window_tokens)
+        beyond_BT = (mask_BNTS[:, 0] & is_behind_TS).sum(-1) - 1
     else:
         position_BT = (torch.arange(num_queries, device=device) + num_past)[None]
-    beyond_BT = position_BT - window_tokens
+        beyond_BT = position_BT - window_tokens
 
     # First tokens that the cache has kept stand where the text begins, whatever padding is before
     # it. Packed documents have no past, so all their keys are here.

@@ -183,12 +183,21 @@ def visible_slots(
         positions_L = step.first - (step.first - slots_L) % in_ring
         visible = mask_BNTS.index_select(-1, positions_L.clamp_min(0)) & (positions_L >= 0)
         if num_slots > in_ring:  # a static sink
-            visible = torch.cat([visible, sees_sink(mask_BNTS, window_tokens)], -1)
+            visible = torch.cat([visible, sees_sink(mask_BNTS, step.first, window_tokens)], -1)
     step.memo[key] = visible
     return visible
 
 
-def sees_sink(mask_BNTS: Tensor, window_tokens: int) -> Tensor:
-    """(B, N, T, 1): whether something of its text has left a query's window. A causal mask shows a
-    query the text up to itself."""
-    return mask_BNTS.sum(-1, keepdim=True) > window_tokens
+def sees_sink(mask_BNTS: Tensor, first_query: int | Tensor, window_tokens: int) -> Tensor:
+    """(B, N, T, 1): whether something of its text has left a query's window."""
+    behind_TS = is_behind_window(mask_BNTS, first_query, window_tokens)
+    return (mask_BNTS & behind_TS).any(-1, keepdim=True)
+
+
+def is_behind_window(mask_BNTS: Tensor, first_query: int | Tensor, window_tokens: int) -> Tensor:
+    """(T, S): whether a query at its column has left a key behind. Windows are counted in columns,
+    of which padding may take some, also in a text: between two turns of a batch of chats."""
+    num_queries, num_keys = mask_BNTS.shape[-2:]
+    columns_S = torch.arange(num_keys, device=mask_BNTS.device)
+    queries_T = torch.arange(num_queries, device=mask_BNTS.device) + first_query
+    return columns_S <= queries_T[:, None] - window_tokens

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import CompileConfig, DynamicCache, PreTrainedModel, StaticCache
 
 from bosch.attention.backends import sdpa
-from bosch.attention.cache import CACHE, allocated_bytes, kv_bytes
+from bosch.attention.cache import CACHE, allocated_bytes, hybridize_cache, kv_bytes
 from bosch.attention.call import AttentionCall
 from bosch.attention.sink_keys import keys_beyond
 from bosch.config import TrainConfig
@@ -187,6 +187,43 @@ def test_a_padded_batch_decodes_like_its_texts_alone(kind: str) -> None:
     for row, start in enumerate((21, 0)):
         alone = hybrid.generate(ids[row : row + 1, start:], **options)
         assert torch.equal(together[row, start:], alone[0])
+
+
+@pytest.mark.parametrize("make_cache", [DynamicCache, partial(StaticCache, max_cache_len=64)])
+def test_padding_between_two_turns_hides_no_sink(make_cache: Any) -> None:
+    """The first turn has left every window of the second, which is shorter than a window."""
+    model, sink = model_and_sink("qwen3")
+    z = same_mask(0, model)
+    first, gap, second = 6, WINDOW, 8
+    ids, mask = random_tokens(1, 30), torch.ones(1, 30, dtype=torch.long)
+    mask[0, first : first + gap] = 0
+    positions = mask.cumsum(1) - 1
+
+    def answers(hybrid: PreTrainedModel, pieces: list[int]) -> Tensor:
+        cache, parts, end = make_cache(config=hybrid.config), [], 0
+        for piece in ids.split(pieces, dim=1):
+            begin, end = end, end + piece.shape[1]
+            more = {"attention_mask": mask[:, :end], "position_ids": positions[:, begin:end]}
+            parts.append(logits(hybrid, piece, **{CACHE: cache}, **more))
+        return torch.cat(parts, 1)[:, first + gap :]
+
+    whole = answers(deploy(model, z, WINDOW, sink), [30])
+    in_pieces = answers(deploy(model, z, WINDOW, sink), [first, gap, *[1] * second])
+    assert_close(in_pieces, whole, 1e-9)
+    without = answers(deploy(model, z, WINDOW), [30])
+    assert ((whole - without).abs().amax((0, 2)) > 0.01).all()
+
+
+def test_an_offloaded_cache_fetches_layers_before_their_first_tokens() -> None:
+    """As transformers does: the next layer's, while the first has just begun."""
+    hybrid, cache = hybrid_with("tokens"), DynamicCache()
+    mask = torch.ones(2, 12, dtype=torch.long)
+    mask[0, :4] = 0
+    hybridize_cache(cache, hybrid.config, hybrid.window_sink, mask)
+    starts_B = cache.layers[1].first.starts_B
+    for change in (cache.layers[1].prefetch, cache.layers[1].offload):
+        change()
+    assert cache.layers[1].first.starts_B is starts_B
 
 
 @functools.cache

@@ -248,7 +248,9 @@ def test_yarn_stretches_what_a_family_rotates(family: str, tmp_path: Path) -> No
     behind the rotation, which undo the factor."""
     model = tiny_model(family)
     texts = [random_tokens(1, 4, seed=seed)[0] for seed in range(4)]
-    deploy(model, same_mask(0, model), 8, measure_static_sink(model, texts)).save_pretrained(tmp_path)
+    deploy(model, same_mask(0, model), 8, measure_static_sink(model, texts)).save_pretrained(
+        tmp_path
+    )
     stretched = load_for_evaluation(tmp_path, EvaluationPlan((), yarn=4))
     rope = stretched.config.rope_parameters
     assert rope == model.config.rope_parameters | rope

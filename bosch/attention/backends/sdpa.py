@@ -204,7 +204,12 @@ def _banded(call: AttentionCall) -> Iterator[Tensor]:
         yield _blocks(call, window_tokens, head, num_blocks, block)
     if tail < num_queries:
         rest = _cut(call, slice(tail, None), slice(past + tail - window_tokens + 1, None))
-        band = _band(num_queries - tail, window_tokens, call.q_BHTD.device)
+        # The corner of one band for all lengths of a rest, of which packed documents have many: a
+        # band of its own for each would fill the memory, as each is kept.
+        most = block + 15  # queries that may be left, by the padding of the last block
+        padding = _padding(most, window_tokens)
+        band = _band(most, window_tokens, call.q_BHTD.device, padding)
+        band = band[: num_queries - tail, : num_queries - tail + window_tokens - 1]
         yield _sdpa(rest, band if rest.mask_BNTS is None else band & rest.mask_BNTS)
 
 
@@ -278,8 +283,9 @@ def _make_band(num_queries: int, window_tokens: int, device: torch.device, paddi
     return ones.triu().tril(window_tokens - 1)
 
 
-# Room for all lengths of a rest: selective checkpointing fails if one is made in the backward only.
-_cached_band = lru_cache(maxsize=1024)(_make_band)
+# Of each window and device two for training and two for reading: selective checkpointing fails if
+# one is made in the backward only.
+_cached_band = lru_cache(maxsize=64)(_make_band)
 
 
 def _cut(
