@@ -231,6 +231,8 @@ def changed_config(folder: Path, plan: EvaluationPlan) -> Any:
     """The model's config with the plan's window and positions."""
     from transformers import AutoConfig
 
+    from bosch.hybrid.models import describe_stretch
+
     try:
         config = AutoConfig.from_pretrained(folder, **LOCAL)
     except (OSError, ValueError, KeyError) as error:
@@ -240,6 +242,8 @@ def changed_config(folder: Path, plan: EvaluationPlan) -> Any:
         config.bosch = {**config.bosch, "window": plan.window_tokens}
     if plan.yarn is not None:
         config.rope_parameters = with_yarn(folder, config, plan)
+        if hasattr(config, "bosch"):  # whose static sinks are stretched too
+            config.bosch = {**config.bosch, "sink_rope": describe_stretch(config)}
     return config
 
 

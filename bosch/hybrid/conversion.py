@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
-from bosch.hybrid.models import check_native_window, family_of, head_size
+from bosch.hybrid.models import check_native_window, describe_stretch, family_of, head_size
 from bosch.masks.window import full_layers
 from bosch.run.errors import UserError
 from bosch.sink import KEY, NO_SINK, VALUE, Sink, is_sink_parameter
@@ -64,6 +64,8 @@ def hybrid_config(
     }
     if sink.kind != "none":  # so that hybrids without are as before there were any
         hybrid["sink"] = sink.to_json()
+    if sink.kind == "static":
+        hybrid["sink_rope"] = describe_stretch(config)
     made: PretrainedConfig = family_of(config).config_class(**_common_fields(config), bosch=hybrid)
     return made
 

@@ -189,7 +189,15 @@ def read_sink(model: Any) -> None:
     """Give a hybrid and its attention modules the sink of its config, and room for the constants of
     a static one: parameters, which are loaded or trained like any others."""
     config, num_groups = model.config, model.config.num_key_value_heads
+    stretch = describe_stretch(config)
     model.window_sink = sink = Sink.of_hybrid(config)
+    # Hybrids of earlier versions do not say it.
+    if sink.kind == "static" and config.bosch.get("sink_rope", stretch) != stretch:
+        raise UserError(
+            f"the static sinks of this hybrid were measured with rotary positions of the type "
+            f"{config.bosch['sink_rope']}, and its config has {stretch}, which makes keys larger. "
+            "Search and materialize the dense model with these positions, or evaluate with --yarn."
+        )
     for number in full_layers(config):
         attention = model.base_model.layers[number].self_attn
         num_full = config.bosch["num_full"][number]
@@ -199,6 +207,14 @@ def read_sink(model: Any) -> None:
             shape = (num_groups - num_full, head_size(config))
             attention.register_parameter(KEY, nn.Parameter(weight.new_zeros(shape)))
             attention.register_parameter(VALUE, nn.Parameter(weight.new_zeros(shape)))
+
+
+def describe_stretch(config: Any) -> str:
+    """How rotary positions are stretched: `yarn 4`. Some ways make every key larger that passes the
+    rotation, which the constant of a static sink does not."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    parts = (rope.get("rope_type", "default"), rope.get("factor"))
+    return " ".join(f"{part:g}" if isinstance(part, float) else str(part) for part in parts if part)
 
 
 class BlockNorms(NamedTuple):

@@ -12,7 +12,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import CompileConfig, DynamicCache, PreTrainedModel, StaticCache
+from transformers import (
+    AutoModelForCausalLM,
+    CompileConfig,
+    DynamicCache,
+    PreTrainedModel,
+    StaticCache,
+)
 
 from bosch.attention.backends import sdpa
 from bosch.attention.cache import CACHE, allocated_bytes, hybridize_cache, kv_bytes
@@ -358,6 +364,22 @@ def test_a_hybrid_without_its_sinks_or_of_an_unknown_kind_is_refused(tmp_path: P
     values = {k: v for k, v in hybrid.config.to_dict().items() if k != "bosch"}
     with pytest.raises(UserError, match="logit"):
         type(hybrid.config)(**values, bosch=hybrid.config.bosch | {"sink": {"kind": "logit"}})
+
+
+def test_sinks_measured_with_other_positions_are_refused(tmp_path: Path) -> None:
+    """YaRN makes keys larger. First tokens are keys of the text, which it stretches too."""
+    stretched = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+    for kind in ("static", "tokens"):
+        hybrid = hybrid_with(kind)
+        rope = hybrid.config.rope_parameters | stretched
+        hybrid.save_pretrained(tmp_path / kind)
+        load = partial(AutoModelForCausalLM.from_pretrained, tmp_path / kind)
+        assert load().window_sink.kind == kind
+        if kind == "tokens":
+            assert load(rope_parameters=rope).model.rotary_emb.attention_scaling > 1
+        else:
+            with pytest.raises(UserError, match=r"measured with .* default, and its .* yarn 4"):
+                load(rope_parameters=rope)
 
 
 @pytest.mark.parametrize("count", [1, 3])

@@ -8,7 +8,7 @@ from vllm import envs
 from vllm.model_executor.models.config import VerifyAndUpdateConfig
 from vllm.platforms import current_platform
 
-from bosch.hybrid.models import family_of
+from bosch.hybrid.models import describe_stretch, family_of
 from bosch.masks.window import own_windows
 from bosch_vllm.packing import (
     BLOCKS_FIRST,
@@ -44,7 +44,8 @@ class HybridSettings(VerifyAndUpdateConfig):
         per_kv = config.num_attention_heads // num_groups
         too_many = is_like_gpus(vllm_config) and not most_groups(per_kv)
         at_most = f"their attention takes {MOST_HEADS // 2} on GPUs"
-        sinks = has_static_sinks(hybrid)
+        sinks, stretch = has_static_sinks(hybrid), describe_stretch(config)
+        is_stretched = sinks and hybrid.get("sink_rope", stretch) != stretch
         clips = getattr(config, "clip_qkv", None) is not None
         lost = "sliding_attention" in kinds and config.sliding_window is None
         other = asked_layout not in (None, *LAYOUTS)
@@ -63,6 +64,7 @@ class HybridSettings(VerifyAndUpdateConfig):
             ("LoRA", vllm_config.lora_config is not None, NOT_RUN),
             ("an fp8 KV cache", cache.cache_dtype.startswith("fp8"), NOT_RUN),
             ("--disable-hybrid-kv-cache-manager", keeps_all, "nothing would be saved"),
+            (f"static sinks and {stretch} positions", is_stretched, "they were measured without"),
             ("static sinks in float16", sinks and is_half, no_half),
             (f"static sinks and {per_kv} query heads a group", sinks and too_many, at_most),
             (f"bosch_layout {asked_layout}", other, "its layouts are units and packed"),
