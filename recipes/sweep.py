@@ -65,6 +65,8 @@ NOT_FOR_SWEEPS = (
     *("--method", "--ratio", "--kv-budget", "--seed", "--hours"),
     *("--run-dir", "--fresh", "--from", "--dry-run", "--rehearse"),
 )
+# Options whose values are no name for --baseline: a method goes by its own, without the option's.
+UNNAMED = set(NOT_FOR_SWEEPS) - {"--ratio"}
 TAIL_BYTES = 4_000  # of a chain's stderr, searched for the reason it failed
 
 
@@ -81,7 +83,8 @@ class Options:
     seeds: int = 1  # number of seeds: 0, 1, ...
     # Further settings of recover.py, each with its values: window=32,64 train.clip-norm=0.5,1
     vary: Annotated[tuple[str, ...], "NAME=VALUE,VALUE"] = ()
-    baseline: str | None = None  # method, or NAME=VALUE of --vary, to compare the others with
+    # method, ratio=0 of --ratios, or NAME=VALUE of --vary, to compare the others with
+    baseline: str | None = None
     windows: tuple[TokenCount, ...] = ()  # further window sizes to evaluate
     lengths: tuple[TokenCount, ...] = ()  # further text lengths to evaluate (NIAH)
     rows: Path | None = None  # .jsonl or .jsonl.gz file of finished runs, which are not run again
@@ -124,10 +127,10 @@ class Chain:
 
     @property
     def kinds(self) -> list[str]:
-        """What --baseline may call it: its method and, as --vary has them, its settings."""
+        """What --baseline may call it: its method, its ratio and, as --vary has them, settings."""
         # Also those that follow no `--`: a value and the next option, which nobody asks for.
         pairs = itertools.pairwise(self.arguments)
-        settings = [f"{name[2:]}={value}" for name, value in pairs if name not in NOT_FOR_SWEEPS]
+        settings = [f"{name[2:]}={value}" for name, value in pairs if name not in UNNAMED]
         return [self.config.method, *settings]
 
     @property
@@ -221,6 +224,7 @@ def list_chains(options: Options, rest: Sequence[str]) -> list[Chain]:
         chains.append(Chain(path, words, command, further, lengths, varied))
     if (baseline := options.baseline) and not any(baseline in chain.kinds for chain in chains):
         known = ", ".join(options.methods)
+        known += "".join(f", ratio={ratio}" for ratio in options.ratios)
         raise UserError(f"--baseline {baseline} is none of {known} or the values of --vary.")
     return chains
 

@@ -224,6 +224,14 @@ def test_the_papers_method_is_compared_with_ours_under_the_defaults(tmp_path: Pa
     assert {pair.run.method for pair in pairs} == {"bosch_paper", "bosch_layer", "fisher"}
 
 
+def test_the_dense_control_of_a_sweep_is_a_baseline(tmp_path: Path) -> None:
+    options = sweep.Options(("fisher",), ("0", ".5"), baseline="ratio=0")
+    chains = sweep.list_chains(options, ["--preset", "smoke"])
+    found = compare([write_run(tmp_path, chain, {}) for chain in chains], options.baseline).baseline
+    [[pair]] = found.pairs.values()
+    assert [run.config["ratio"] for run in (pair.run, pair.base)] == [0.5, 0.0]
+
+
 def test_a_sweep_that_mixes_sinks_says_so(tmp_path: Path) -> None:
     record = small_record()
     files = {sink: tmp_path / f"{sink}.json" for sink in ("none", "static", "tokens=4")}
