@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -62,8 +62,13 @@ class Settings:
 
 
 def settings_of(config: Config) -> Settings:
+    train = config.train
+    if "weights=learned" in config.mask.options and train.objective == "distill":
+        # The hybrid begins with weights that were trained with the mask. It learns from the model
+        # that it came from, as stored lessons have it, and not from those weights without windows.
+        train = replace(train, teacher=train.teacher or config.model)
     return Settings(
-        config.train,
+        train,
         tokens=config.data.tokens,
         evaluated=config.eval.checkpoints,
         document_mask=config.data.document_mask,

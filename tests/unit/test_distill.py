@@ -331,6 +331,15 @@ def test_a_named_teacher_is_asked_beside_its_lessons_where_the_hybrid_writes() -
         assert ("teacher" in made.inputs) == is_asked
 
 
+def test_learned_weights_are_not_their_own_teacher() -> None:
+    """They were trained with windows, so that they are no dense model without them."""
+    config = presets.smoke()
+    learned = replace(config, mask=replace(config.mask, options=("weights=learned",)))
+    next_token = replace(learned, train=replace(learned.train, objective="next-token"))
+    made = [train_stage.settings_of(each) for each in (config, learned, next_token)]
+    assert [each.train.teacher for each in made] == [None, config.model, None]
+
+
 def test_lora_says_that_it_trains_no_experts(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
