@@ -531,9 +531,16 @@ class HybridLayer(CacheLayerMixin):
             self.clock.length.zero_()
 
     def crop(self, tokens_to_remove: int) -> None:
+        if self.clock is None:
+            self._crop_parts(tokens_to_remove)
+            return
+        remove = _tokens_to_remove(tokens_to_remove)
+        if isinstance(self.window, RingLayer):
+            self.window.check_crop(int(self.clock.length), remove)
         self._crop_parts(tokens_to_remove)
-        if self.clock is not None and self.number == 0:
-            self.clock.length.sub_(_tokens_to_remove(tokens_to_remove))
+        # By the last layer: if one refuses, the cache is as it was.
+        if self.number == self.clock.num_layers - 1:
+            self.clock.length.sub_(remove)
 
     def _cut(self, x_BGTD: Tensor) -> tuple[Tensor, ...]:
         if len(self.parts) == 1:

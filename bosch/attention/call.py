@@ -109,6 +109,19 @@ class AttentionCall:
         in whole chunks: sdpa.py)."""
         return self.window_tokens is None and self.documents is None and self.sink is None
 
+    def in_one_dtype(self) -> AttentionCall:
+        """Under autocast rotary positions leave queries and keys in fp32, while values come from a
+        product in half precision; autocast casts the arguments of torch's own attention, and not of
+        the kernels that backends call."""
+        given = self.q_BHTD, self.k_BGSD, self.v_BGSD
+        if len({x.dtype for x in given}) == 1:
+            return self
+        kind, dtype = self.q_BHTD.device.type, self.q_BHTD.dtype
+        if torch.is_autocast_enabled(kind):
+            dtype = torch.get_autocast_dtype(kind)
+        q_BHTD, k_BGSD, v_BGSD = (x.to(dtype) for x in given)
+        return replace(self, q_BHTD=q_BHTD, k_BGSD=k_BGSD, v_BGSD=v_BGSD)
+
     def without_idle_window(self) -> AttentionCall:
         """The same call without keys that no query sees, and without a window that hides nothing:
         a decoding step over a rolling cache becomes plain attention over what the cache holds."""

@@ -38,6 +38,7 @@ _availability: dict[str, str | None] = {}
 
 def attend(call: AttentionCall, backend: str | None = None) -> Tensor:
     """The output of a call, (B, H, T, D). `backend` names the one to use; None: by priority."""
+    call = call.in_one_dtype()
     if call.documents is not None or call.needs_grad:
         return _attend_uncompiled(call, backend)
     # Before a backend is chosen: a window that hides nothing is plain attention, for which torch's

@@ -11,7 +11,7 @@ from torch import Tensor
 from bosch.attention.call import AttentionCall, Documents, SinkKeys
 from bosch.attention.slots import is_behind_window
 from bosch.run.errors import UserError
-from bosch.sink import NO_SINK
+from bosch.sink import KEY, NO_SINK
 
 
 def sink_keys(
@@ -27,8 +27,12 @@ def sink_keys(
     if getattr(module, "window_sink", NO_SINK).kind == "none":
         return None
     # No query has anything behind its window yet: plain attention, and no merge. (A number that is
-    # traced while compiling is no int.)
-    if isinstance(num_past, int) and num_past + call.q_BHTD.shape[2] <= window_tokens:
+    # traced while compiling is no int.) But constants that learn are in every step's graph, where
+    # they have a gradient of zero: DDP waits for that of each weight.
+    constant = getattr(module, KEY, None)
+    learns = constant is not None and constant.requires_grad and torch.is_grad_enabled()
+    is_within = isinstance(num_past, int) and num_past + call.q_BHTD.shape[2] <= window_tokens
+    if is_within and not learns:
         return None
     return keys_of_sink(module, call, window_tokens, num_past, first)
 

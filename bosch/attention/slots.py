@@ -21,6 +21,8 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import StaticLayer
 
+from bosch.run.errors import UserError
+
 Pair = tuple[Tensor, Tensor]  # keys and values
 
 
@@ -136,6 +138,18 @@ class RingLayer(SlotLayer):
         pairs = zip(self.pair, (k_BGTD, v_BGTD), strict=True)
         k, v = (torch.cat([held.index_select(2, slots_L), x], 2) for held, x in pairs)
         return k, v
+
+    def check_crop(self, num_tokens: int, remove: int) -> None:
+        """Refuse to remove so many of a text's tokens if what the window will need was overwritten:
+        all that is W positions before the text's end or more."""
+        left = num_tokens - remove
+        first_needed = max(0, left - self.num_slots + 1)  # by the next token, beside itself
+        if first_needed < min(left, num_tokens - self.num_slots):
+            raise UserError(
+                f"a static cache cannot remove {remove} tokens: the window of {self.num_slots} has "
+                "no longer what was before them. Use a DynamicCache, and call "
+                "activate_past_recording() on it before you add the tokens."
+            )
 
     def empty_sink_place(self) -> Pair | None:
         """Where the sink's constants have to be written, if they were not yet."""

@@ -127,6 +127,9 @@ class HybridCausalLM:
         **kwargs: object,
     ) -> Any:
         family: Any = super()
+        # Where it was set in the config, or on the model inside, transformers did not ask.
+        if self.config._attn_implementation != NAME:
+            raise other_attention(self.config._attn_implementation)
         cache = past_key_values if cache is None else cache
         if use_cache is None:
             use_cache = self.config.use_cache and not self.training
@@ -170,13 +173,24 @@ class HybridCausalLM:
     ) -> str:
         # What transformers asks for when nobody has named one is None, or sdpa.
         if requested_attention not in (None, "sdpa", NAME):
-            problem = f"attn_implementation={requested_attention!r} would drop the windows"
-            raise UserError(f"{problem}. Leave it out; to choose a kernel, use bosch_backend.")
+            raise other_attention(requested_attention)
         return NAME
+
+    def _adjust_missing_and_unexpected_keys(self, loading_info: Any) -> None:
+        super()._adjust_missing_and_unexpected_keys(loading_info)  # type: ignore[misc]
+        lost = [name for name in loading_info.missing_keys if name.endswith((KEY, VALUE))]
+        if lost:  # transformers would leave whatever the memory holds
+            problem = f"{len(lost)} constants of sinks are not among the weights ({min(lost)} ...)"
+            raise UserError(f"{problem}: the tool that saved this hybrid has left them out.")
 
     def init_continuous_batching(self, *args: object, **kwargs: object) -> Any:
         problem = "continuous batching (generate_batch) has one kind of cache for a layer"
         raise UserError(f"{problem}, and a hybrid two; use generate, or vLLM (docs/serving.md).")
+
+
+def other_attention(name: str) -> UserError:
+    problem = f"attn_implementation={name!r} would drop the windows"
+    return UserError(f"{problem}. Leave it out; to choose a kernel, use bosch_backend.")
 
 
 def is_step(cache: Cache, inputs: Tensor) -> bool:

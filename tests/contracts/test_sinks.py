@@ -297,6 +297,36 @@ def test_gradients_of_the_sinks_are_those_of_the_search(family: str) -> None:
             assert_close(found, of_search.grad[layer, row[num_full:]], 1e-4)
 
 
+def test_sinks_learn_in_each_batch() -> None:
+    """Also where nothing has left a window: DDP waits for a gradient of each weight."""
+    hybrid, ids = hybrid_with("static").train(), random_tokens(2, WINDOW)
+    hybrid(ids, labels=ids).loss.backward()
+    for name, weight in hybrid.named_parameters():
+        assert weight.grad is not None, name
+        assert ("window_sink" in name) == (not weight.grad.any()), name
+    with torch.no_grad():
+        plain = deploy(tiny_model("qwen3").double(), MIXED, WINDOW)
+        assert torch.equal(hybrid(ids).logits, plain(ids).logits)
+
+
+@pytest.mark.parametrize("kind", ["none", "static", "tokens"])
+def test_autocast_computes_hybrids_as_it_does_dense_models(kind: str) -> None:
+    """Rotary positions leave queries and keys in fp32 then, and values are in bf16."""
+    model = hybrid_with(kind) if kind != "none" else deploy(tiny_model("qwen3"), MIXED, WINDOW)
+    model, ids = model.float(), random_tokens(2, 50)
+    expected = logits(model, ids)
+    with torch.autocast("cpu", torch.bfloat16):
+        model.train()(ids, labels=ids).loss.backward()
+        whole = logits(model.eval(), ids)
+        cache = DynamicCache(config=model.config)
+        with torch.no_grad():
+            pieces = [model(x, **{CACHE: cache}).logits for x in ids.split([30, 1, 1, 18], dim=1)]
+    rounding = (logits(model.bfloat16(), ids).float() - expected).abs().max()
+    for found in (whole, torch.cat(pieces, dim=1)):
+        assert (found.float() - expected).abs().max() < 2 * rounding
+    assert all(weight.grad is not None for weight in model.parameters())
+
+
 def mask_with_sinks(folder: Path, dense: Path) -> MaskFile:
     """The mask of a search with --sink static, as its stage leaves it."""
     record = record_for(dense)
@@ -359,8 +389,10 @@ def test_a_hybrid_without_its_sinks_or_of_an_unknown_kind_is_refused(tmp_path: P
     hybrid.save_pretrained(tmp_path)
     weights = load_file(tmp_path / "model.safetensors")
     save_file({n: t for n, t in weights.items() if "sink" not in n}, tmp_path / "model.safetensors")
-    with pytest.raises(UserError, match="window_sink_key"):
-        load_model(tmp_path, "auto", "cpu")
+    load_ours = partial(load_model, dtype="auto", device="cpu")
+    for load in (load_ours, AutoModelForCausalLM.from_pretrained):
+        with pytest.raises(UserError, match="window_sink_key"):
+            load(tmp_path)
     values = {k: v for k, v in hybrid.config.to_dict().items() if k != "bosch"}
     with pytest.raises(UserError, match="logit"):
         type(hybrid.config)(**values, bosch=hybrid.config.bosch | {"sink": {"kind": "logit"}})

@@ -13,6 +13,7 @@ from bosch.attention.documents import MASK_TYPE
 from bosch.hybrid.conversion import deploy
 from bosch.hybrid.sinks import measure_static_sink
 from bosch.masks.mask import spread_mask
+from bosch.run.errors import UserError
 from bosch.sink import Sink
 from tests.model_factory import FAMILIES, USUAL, random_tokens, tiny_model
 from tests.unit.test_cache import Waits
@@ -132,3 +133,21 @@ def test_a_static_cache_that_is_used_again_has_the_sinks_of_now() -> None:
         found.append(last)
         model.model.layers[0].self_attn.window_sink_value.data += 1
     assert not torch.allclose(*found)
+
+
+@pytest.mark.parametrize(("tokens", "remove"), [(8, 3), (20, 1), (20, 2), (20, 4), (20, 20)])
+def test_tokens_are_removed_while_the_window_has_what_was_before(tokens: int, remove: int) -> None:
+    """A window of 8, whose slots the removed tokens may have taken. Layer 0 is all full."""
+    z = [[1] * GROUPS, *spread_mask(0.75, LAYERS, GROUPS)[1:]]
+    model, ids = deploy(tiny_model("qwen3").double(), z, 8), random_tokens(1, 30)
+    cache, left = StaticCache(model.config, 40), tokens - remove
+    with torch.no_grad():
+        model(torch.cat([ids[:, :left], ids[:, -remove:]], dim=1), **{CACHE: cache})
+        if 1 < remove < tokens and tokens > 8:
+            with pytest.raises(UserError, match=f"cannot remove {remove} tokens"):
+                cache.crop(-remove)
+            assert int(cache.get_seq_length()) == tokens
+            return
+        cache.crop(-remove)
+        found = [model(ids[:, at : at + 1], **{CACHE: cache}).logits for at in range(left, 30)]
+        assert torch.allclose(torch.cat(found, 1), model(ids, use_cache=False).logits[:, left:])

@@ -266,6 +266,13 @@ def test_a_hybrid_takes_no_mask_and_no_other_attention(caplog: pytest.LogCapture
     for other in ("eager", "flash_attention_2", "flex_attention"):
         with pytest.raises(UserError, match=other):
             model.set_attn_implementation(other)
+    # Of the model inside, which transformers lets pass, and of the config.
+    model.model.set_attn_implementation("eager")
+    with pytest.raises(UserError, match="eager"):
+        logits(model, random_tokens(1, 20))
+    model.config._attn_implementation = "sdpa"
+    with pytest.raises(UserError, match="sdpa"):
+        logits(model, random_tokens(1, 20))
 
 
 @row("tensor parallelism (`tp_plan`)", "refused", "")
