@@ -293,7 +293,7 @@ class EvaluationConfig:
     niah_tasks: Rarely[tuple[str, ...]] = ()
     niah_lengths: tuple[TokenCount, ...] = (4_096, 8_192, 16_384, 32_768)  # lengths of needle texts
     niah_samples: int = follows("samples")  # examples of each needle task and length
-    # essays of the needle tasks, or text or toy; None: the calibration's
+    # essays of the needle tasks, or text:SOURCE, toy, or in a run text; None: the calibration's
     niah_essays: Rarely[str | None] = None
     # LongBench: its data.zip, a folder of its files, a hub id, or toy for similar built-in tasks.
     longbench_data: str = "zai-org/LongBench"

@@ -275,8 +275,8 @@ def ask_questions(
 
 def encode(context: ContextText, tokenizer: "Tokenizer") -> Haystack:
     """The context in tokens, with the positions of the answers and of their needles: the needle
-    sentence, or the whole prompt of a question of the user's own, since nobody says where in it the
-    answer is."""
+    sentence; the whole prompt of a question of the user's own, since nobody says where in it the
+    answer is; and nothing where the answer stands nowhere, as in what follows a text."""
     import torch
 
     hidden = hidden_passages(context, tokenizer)
@@ -288,7 +288,7 @@ def encode(context: ContextText, tokenizer: "Tokenizer") -> Haystack:
         start = len(ids)
         ids += encode_after(ids, answer, tokenizer)
         if number not in context.left_out:
-            needle = hidden.get(number, range(start))
+            needle = hidden.get(number, range(0) if context.sources else range(start))
             questions.append(Question(range(start, len(ids)), needle, context.task))
     return Haystack(torch.tensor(ids), tuple(questions))
 
@@ -299,8 +299,10 @@ def hidden_passages(context: ContextText, tokenizer: "Tokenizer") -> dict[int, r
     if context.example:
         needles = {each.value: each for each in context.example.needles}
         for number, values in enumerate(context.answers):
-            needle = needles[values[0]]
-            places[number] = needle.start, needle.start + len(needle.sentence)
+            # Of several values from the first one's sentence to the last one's.
+            asked = [needles[value] for value in values]
+            ends = [needle.start + len(needle.sentence) for needle in asked]
+            places[number] = min(needle.start for needle in asked), max(ends)
     for number, source in enumerate(context.sources):
         if source:
             begin = prompt.index(source)
@@ -369,6 +371,12 @@ def build_set(
         contexts, facts = build_contexts(settings, material, tokenizer), material.facts
     if settings.answers == "own-words" and reword is not None:
         contexts = without_spare(reword(contexts), settings)
+        if not contexts:
+            tasks = ", ".join(settings.tasks)
+            raise UserError(
+                f"The dense model answers no question of {tasks}, so none is left. Add needles, as "
+                "niah_single_1, to the tasks, or use shorter texts."
+            )
     haystacks = [encode(context, tokenizer) for context in contexts]
     for context, haystack in zip(contexts, haystacks, strict=True):
         if context.example is None and len(haystack.ids_T) > (positions or math.inf):

@@ -15,6 +15,7 @@ text, neither packages nor Punkt data. Such texts are not RULER's: for its bytes
 import hashlib
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import accumulate
 
@@ -42,6 +43,7 @@ LONGEST_SENTENCE = 60
 # RULER's step of 500 words leaves a third of a text of 1,024 tokens empty, and does not fit at all
 # where a tokenizer makes two tokens of a word.
 SIZES = Sizes(essay_step_words=100)
+LETTERS, MOST_LETTERS = 5, 20  # of a word: in English, and on average in languages with blanks
 
 
 def is_text(essays: str) -> bool:
@@ -107,7 +109,17 @@ def gather_text(essays: str, length: int, part: str, task: NeedleTask | None = N
     if task is not None and task.haystack != "essay":
         return Material(None, words, SIZES, facts | {"essays": task.haystack})
     made = make_haystack(essays, length, part)
-    return Material(made, words, SIZES, facts | {"essays_sha256": made.sha256})
+    return Material(made, words, sizes_of(made), facts | {"essays_sha256": made.sha256})
+
+
+def sizes_of(essays: Essays) -> Sizes:
+    """Where no blanks divide words, as in Chinese or Thai, what stands between two blanks is a
+    sentence or a paragraph, of which a hundred would be no small step."""
+    mean_letters = sum(map(len, essays.words)) / len(essays.words)
+    if mean_letters <= MOST_LETTERS:
+        return SIZES
+    letters = SIZES.essay_step_words * LETTERS
+    return replace(SIZES, essay_step_words=max(1, round(letters / mean_letters)))
 
 
 @cache

@@ -9,15 +9,18 @@ from pathlib import Path
 from bosch.config import Config, PackingConfig, shared_fields
 from bosch.data.loader import check_reuse, read_summary
 from bosch.data.pack import VERSION, PackConfig, pack_documents
-from bosch.data.sources.files import LINES, TEXT
+from bosch.data.sources.files import COMPRESSED, LINES, TEXT, kind_of
 from bosch.data.sources.open import open_sources
+from bosch.data.sources.source import Source
 from bosch.data.token_files import SUMMARY
 from bosch.data.tokenizer_files import TokenizerText, read_source_tokenizer, read_tokenizer
-from bosch.model import find_model
+from bosch.model import find_model, load_tokenizer
 from bosch.run.dist import rank_and_world
 from bosch.run.errors import UserError
 from bosch.run.files import MANIFEST, read_sealed_json
 from bosch.run.stage import Artifact, Stage, follow_reference
+
+MOST_TO_COUNT = 5_000_000  # bytes of text whose tokens are counted beforehand
 
 
 def check(config: Config) -> None:
@@ -30,13 +33,38 @@ def check(config: Config) -> None:
         _ = source.commit  # asks the hub
     # Whether the budget can be met is known for sure only of one source of plain files.
     files = [file for source in sources[:1] for file in getattr(source, "files", [])]
+    if len(sources) == 1 and files and all(kind_of(file) in TEXT + LINES for file in files):
+        check_amount(config, sources[0], files)
+
+
+def check_amount(config: Config, source: Source, files: Sequence[Path]) -> None:
+    """Refuse text of which there is too little. It is counted where that takes seconds."""
+    length = config.data.sequence_length
+    held_out = config.data.held_out_sequences * length
+    needed = config.data.tokens // length * length + held_out
     num_bytes = sum(file.stat().st_size for file in files)
-    is_plain = files and all(file.suffix in TEXT + LINES for file in files)
-    if len(sources) == 1 and is_plain and num_bytes < config.data.tokens:
-        raise UserError(  # a token takes a byte or more, most of them three or four
-            f"{sources[0].name} has {num_bytes:,} bytes of text, too few for "
-            f"{config.data.tokens:,} tokens; pass --data.tokens {num_bytes // 5}, or more text."
-        )
+    if source.tokenizer or any(file.suffix.lower() in COMPRESSED for file in files):
+        return
+    # A token takes a byte or more, most of them three or four.
+    if needed <= num_bytes and (num_bytes > MOST_TO_COUNT or not find_model(config.model)):
+        return
+    if needed <= num_bytes:
+        tokenizer = load_tokenizer(config.model)
+        texts = ["".join(map(str, document)) for document in source.read(0)]
+        # Begin and end tokens go with each document.
+        found = sum(len(ids) + 2 for ids in tokenizer(texts)["input_ids"])
+        if found >= needed:
+            return
+        amount, enough = f"about {found:,} tokens", found
+    else:
+        amount, enough = f"{num_bytes:,} bytes of text", num_bytes // 5
+    remedy = f"pass --data.tokens {enough - held_out}, or more text"
+    if enough - held_out < length:
+        remedy = "name more text"
+    raise UserError(
+        f"{source.name} has {amount}, too little for {config.data.tokens:,} tokens to train on and "
+        f"{held_out:,} held out; {remedy}."
+    )
 
 
 def stage(

@@ -107,6 +107,11 @@ def check_data(plan: EvaluationPlan, positions: int) -> list[str]:
         with refusals:
             # Missing files show in `sources`, packages and impossible settings in `check`: a user
             # mends all of them at once, before hours are spent.
+            if not run.tasks:
+                raise UserError(
+                    f"suite {run.name} has no task by these settings: name others, or the files "
+                    "that its tasks need."
+                )
             of_suite = Refusals()
             with of_suite:
                 for task in run.tasks:

@@ -75,7 +75,7 @@ def main(arguments: Sequence[str]) -> None:
 
 def generate(model: Any, tokenizer: Any, ids: Any, options: Options) -> None:
     import torch
-    from transformers import TextStreamer
+    from transformers import GenerationConfig, TextStreamer
 
     from bosch.attention.cache import CACHE, allocated_bytes, kv_bytes
     from bosch.hybrid.conversion import head_size
@@ -97,6 +97,10 @@ def generate(model: Any, tokenizer: Any, ids: Any, options: Options) -> None:
             raise UserError(f"{options.model}: {problem} in their number format.")
         return logits_NV
 
+    # Of what is not set here transformers takes the folder's settings, such as a penalty on what
+    # was said before: those of a chat, and not the model's own distribution.
+    ends = model.generation_config.eos_token_id
+    model.generation_config = GenerationConfig(eos_token_id=ends)
     ids = ids.to(model.device)
     result = model.generate(
         ids,

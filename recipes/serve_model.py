@@ -8,8 +8,10 @@ else in the one that `make serving` makes (docs/serving.md).
 """
 
 import os
+import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from bosch.command_line import parse
@@ -47,13 +49,10 @@ def main(arguments: Sequence[str]) -> None:
 def find_python() -> str:
     """An interpreter with vLLM and the plug-in: this one, or that of `make serving`."""
     needed = ["bosch", "vllm", "bosch_vllm"]
-    found = [
-        python
-        for python in dict.fromkeys((sys.executable, usual_python()))
-        if not lacking(python, needed)
-    ]
-    if found:
-        return found[0]
+    for python in dict.fromkeys((sys.executable, usual_python())):
+        with suppress(OSError, subprocess.CalledProcessError):  # an environment that is damaged
+            if not lacking(python, needed):
+                return python
     missing = ", ".join(lacking(sys.executable, needed))
     problem = f"this environment lacks {missing}, which serve hybrids"
     way = "pip install --no-deps CLONE/serving/vllm, beside vLLM 0.31 or 0.32"

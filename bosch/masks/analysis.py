@@ -87,12 +87,13 @@ def comparable(masks: Iterable[NamedMask]) -> dict[tuple[str, float], list[Named
 
 
 def find_chains(masks: Sequence[NamedMask]) -> dict[str, list[NamedMask]]:
-    """Chains of at least two masks that differ only in their ratio, by rising ratio. A mask without
-    a seed (nothing in it was random) joins the chain of every seed that has no mask of its ratio.
-    Of masks that differ in nothing that a mask file records, the last one is used."""
-    kinds: dict[tuple[str, str, str], list[NamedMask]] = {}
+    """Chains of at least two masks of one method, model, window and sink, by rising ratio. A mask
+    without a seed (nothing in it was random) joins the chain of every seed that has no mask of its
+    ratio. Of masks that differ in none of these, as by settings of the method, the last is used."""
+    kinds: dict[tuple[str, ...], list[NamedMask]] = {}
     for mask in masks:
-        kind = mask.record.method, mask.model, f"W{mask.mask.window_tokens}"
+        made_for = f"W{mask.mask.window_tokens}", f"sink {mask.mask.sink}"
+        kind = mask.record.method, mask.model, *made_for
         kinds.setdefault(kind, []).append(mask)
     chains: dict[tuple[str, ...], list[NamedMask]] = {}
     for (method, *others), of_kind in kinds.items():
@@ -108,12 +109,12 @@ def find_chains(masks: Sequence[NamedMask]) -> dict[str, list[NamedMask]]:
                 continue
             for other in members:
                 if (used := chain[other.ratio]) is not other:
-                    same = f"{used.path} has the same method, ratio and seed"
+                    same = f"{used.path} has the same method, ratio, window, sink and seed"
                     say(f"{other.path} is left out of the turnover, because {same}")
             name = (method, "" if seed is None else f"s{seed}", *others)
             chains[name] = [chain[ratio] for ratio in sorted(chain)]
     # Only the parts of a name that differ between chains, and always the method, its first.
-    told = [part for part in range(4) if part == 0 or len({name[part] for name in chains}) > 1]
+    told = [part for part in range(5) if part == 0 or len({name[part] for name in chains}) > 1]
     return {
         " ".join(name[part] for part in told if name[part]): chain for name, chain in chains.items()
     }

@@ -22,15 +22,16 @@ def make_mask(name: str, inputs: Inputs) -> Selection:
     """The mask a method chooses, at exactly the requested ratio."""
     method, shape = load_method(name), (inputs.num_layers, inputs.num_groups)
     check_min_full(name, inputs.settings, inputs.min_full_per_layer, inputs.ratio, shape)
-    if method.traits.learns_from_tokens:
-        if inputs.learning is None:
-            problem = f"--method {name} learns from tokens but got none"
-            raise UserError(f"{problem}; run bosch recover, which prepares them first.")
-        everything = [(i, g) for i in range(inputs.num_layers) for g in range(inputs.num_groups)]
-        # Training for hours cannot change a mask of all groups, or of none.
-        if inputs.num_windowed in (0, len(everything)):
-            mask = inputs.mask_of(everything[: inputs.num_windowed])
-            return Selection(mask, notes=("all groups are alike at this ratio; nothing to learn",))
+    traits = method.traits
+    if traits.learns_from_tokens and inputs.learning is None:
+        problem = f"--method {name} learns from tokens but got none"
+        raise UserError(f"{problem}; run bosch recover, which prepares them first.")
+    everything = [(i, g) for i in range(inputs.num_layers) for g in range(inputs.num_groups)]
+    # Neither a search nor a training for hours can change a mask of all groups, or of none.
+    has_choice = inputs.num_windowed not in (0, len(everything))
+    if (traits.learns_from_tokens or traits.searches) and not has_choice:
+        mask = inputs.mask_of(everything[: inputs.num_windowed])
+        return Selection(mask, notes=("all groups are alike at this ratio; nothing to choose",))
     rank = getattr(method, "score_groups", None)
     return choose_most_local(rank(inputs), inputs) if rank else method.select(inputs)
 

@@ -145,6 +145,8 @@ def score_rankings(search: "Search") -> list[Table]:
             say(f"{name} is left out: {error}")
             continue
         tables.append(global_table(scores))
+        if len(tables) == 1:
+            search.fallback = tables[0]
         selection = choose_most_local(scores, search.inputs)  # as the method itself would choose
         search.drawn |= selection.drawn
         score_start(search, name, selection.mask.z)

@@ -36,9 +36,10 @@ def check(settings: Settings) -> None:
             "--method from_file needs --path (in recover.py --mask.options path=FILE): a mask.json "
             "or a .tsv of DuoAttention, or the name of a ready mask."
         )
-    if not settings.path.is_file():
+    if not settings.path.exists():
         raise MissingFileError(f"--path {settings.path} does not exist; name a mask file.")
-    if settings.path.suffix != ".tsv":  # a table says nothing without a model and a ratio
+    # A table says nothing without a model and a ratio. Of a folder this names the file in it.
+    if settings.path.suffix != ".tsv" or settings.path.is_dir():
         read_mask(settings.path)
 
 

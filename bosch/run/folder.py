@@ -81,14 +81,16 @@ class RunFolder:
         """Refuse what cannot work, of all stages that are to be made: all of it at once, before
         anything is written. Returns lines to print. `redo`: those that are made again."""
         refusals, lines = Refusals(), list[str]()
-        place = next(one for one in (self.path, *self.path.absolute().parents) if one.exists())
+        # What is locked is what is written: of a single stage its own folder.
+        home = self._lock.folder
+        place = next(one for one in (home, *home.absolute().parents) if one.exists())
         with refusals:
             may_write = os.access(
                 place, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids
             )
             if place.is_dir() and not may_write:
-                problem = f"{self.path} cannot be written: this user may not write in {place}"
-                raise UserError(f"{problem}. Name another --run-dir, or change its permissions.")
+                problem = f"{home} cannot be written: this user may not write in {place}"
+                raise UserError(f"{problem}. Name another folder, or change its permissions.")
         for stage in stages:
             with refusals:
                 _ = stage.facts  # that the files can be read that it takes

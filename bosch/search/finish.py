@@ -41,7 +41,9 @@ def finish(search: Search) -> Selection:
     if search.cut_short and best:
         search.z = best[1]
     elif search.cut_short:
-        search.meet_ratio()
+        search.meet_ratio(search.fallback)
+        how = "before a mask at the ratio was scored: it is by what is known so far"
+        say(f"{search.cut_short} {how}")
     final = evaluator.score_unaccelerated(search.z)
     if best and best[1] != search.z:
         # Both as they are in a plain pass: accelerated values round differently, and that must not

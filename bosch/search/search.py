@@ -78,6 +78,10 @@ class Search:
         self.cut_short: str | None = None  # the limit that ended it
         self.reproducible = True
         self.drawn = False  # whether the mask depends on the seed
+        # How global each group is, for the mask of a search that ends before it has scored one: as
+        # far as nothing is known, the same of each layer, so that none loses all its groups.
+        rows = self.num_layers if unit == "group" else 0
+        self.fallback: Table = (tuple(map(float, range(self.num_groups))),) * rows
         # For the record in mask.json: what the method adds, and each solved subproblem.
         self.details: dict[str, Any] = {}
         self.steps: list[dict[str, Any]] = []

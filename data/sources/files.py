@@ -17,6 +17,7 @@ from typing import Any
 from bosch.data.sources.source import TEXT_FIELD, Document, Source, first_line, take_field
 from bosch.run.errors import UserError
 from bosch.run.fingerprint import hash_file, visible_files
+from bosch.run.progress import say
 
 TEXT, LINES, TABLE = (".txt", ".md"), (".jsonl", ".json"), (".parquet",)
 COMPRESSED = (".gz", ".zst")
@@ -38,6 +39,9 @@ class FileSource(Source):
     @functools.cached_property
     def files(self) -> list[Path]:
         files = [self.path] if self.path.is_file() else visible_files(self.path)
+        # Linked folders are not entered, as they may lead back here.
+        if self.path.is_dir() and (links := [p for p in self.path.rglob("*") if is_linked(p)]):
+            say(f"{self.path}: linked folders are left out ({links[0]}); name them as sources too")
         if not (files := [file for file in files if kind_of(file)]):
             raise UserError(f"{self.path} is or holds no file that text is read from: {KINDS}.")
         for file in files:
@@ -68,10 +72,15 @@ class FileSource(Source):
                 raise UserError(f"{file} holds no documents; remove it, or fill it.")
 
 
+def is_linked(path: Path) -> bool:
+    return path.is_symlink() and path.is_dir()
+
+
 def kind_of(path: Path) -> str | None:
     """The suffix that says what is inside, or None."""
     # Of `a.jsonl.gz` both; two empty ones, so that a name without suffixes has two as well.
     *_, before, last = ["", "", *path.suffixes]
+    before, last = before.lower(), last.lower()
     if last in COMPRESSED:
         return before if before in TEXT + LINES else None
     return last if last in TEXT + LINES + TABLE else None
@@ -80,14 +89,16 @@ def kind_of(path: Path) -> str | None:
 @contextlib.contextmanager
 def open_bytes(path: Path) -> Iterator[Any]:
     """A file's bytes, decompressed. A damaged file is a UserError that names it."""
-    if path.suffix not in COMPRESSED:
+    if path.suffix.lower() not in COMPRESSED:
         with path.open("rb") as file:
             yield file
         return
     import pyarrow  # comes with `datasets`
 
     try:
-        with io.BufferedReader(pyarrow.input_stream(str(path)), BLOCK_BYTES) as file:
+        kind = "gzip" if path.suffix.lower() == ".gz" else "zstd"
+        stream = pyarrow.input_stream(str(path), compression=kind)
+        with io.BufferedReader(stream, BLOCK_BYTES) as file:
             yield file
     except OSError as error:
         if error.errno is not None:  # the machine's own refusals have a number
@@ -115,7 +126,7 @@ def read_text_blocks(path: Path) -> Iterator[str]:
 
 def rows_of(path: Path) -> Iterator[tuple[str, Row]]:
     """(place, row) of a parquet file, or of one with a JSON object per line."""
-    if path.suffix in TABLE:
+    if path.suffix.lower() in TABLE:
         yield from read_table(path)
         return
     with open_bytes(path) as file:

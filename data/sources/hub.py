@@ -66,7 +66,11 @@ class HubSource(Source):
             "`datasets` has loaded it, and add streaming=no."
         )
         if self.dataset in PRESET_TEXTS:
-            remedy = "Pass --data.source TEXT, a file or folder of text to learn from."
+            remedy = (
+                "Name a file or folder of text: --data.source TEXT; of the commands of single "
+                "stages bosch tokens --source TEXT, bosch calibrate --essays text:TEXT and "
+                "bosch evaluate --niah-essays text:TEXT."
+            )
         self.is_local = folder.is_dir()
         self._asking = partial(asking_the_hub, self.name, None if self.is_local else remedy)
 

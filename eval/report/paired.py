@@ -34,6 +34,8 @@ from bosch.run.stage import follow_reference
 
 # Settings of a suite that only say which of its examples are used. Others decide what they are.
 CHOICES = {"tasks", "lengths", "samples"}
+# Settings that name files. Two names may be of the same content, which the examples' hashes show.
+NAMES_OF_FILES = {"essays", "punkt", "data", "gsm8k", "squad", "hotpot", "english_words"}
 
 
 @dataclass(frozen=True)
@@ -109,14 +111,16 @@ def pair_evaluations(folder: Path, other: Path) -> Iterator[Paired]:
         if not ours[suite] or not theirs.get(suite):
             continue  # the scores of single examples are unknown, as of lm-eval's tasks
         mine, their = (read_scores(path / suite / SCORES)["settings"] for path in places)
-        differing = [n for n in mine if n not in CHOICES and mine[n] != their.get(n)]
+        examples = [examples_of(path / suite / PREDICTIONS) for path in places]
+        known = CHOICES | (NAMES_OF_FILES if all(examples) else set())
+        differing = [n for n in mine if n not in known and mine[n] != their.get(n)]
         if differing:
             names = ", ".join(f"{name} {mine[name]} and {their.get(name)}" for name in differing)
             raise UserError(
                 f"{other} cannot be compared with {folder} on {suite}: their examples differ in "
                 f"{names}. Evaluate both models with the same options."
             )
-        mine, their = (examples_of(path / suite / PREDICTIONS) for path in places)
+        mine, their = examples
         both = mine.keys() & their.keys()
         if num_other := sum(mine[key] != their[key] for key in both):
             raise UserError(

@@ -46,7 +46,8 @@ class Settings:
 
     def __post_init__(self) -> None:
         check_names(self.tasks, REQUESTS, "a task of long answers")
-        at_least(1, self, "long_answers", "answer_tokens", "samples")
+        at_least(1, self, "long_answers", "samples")
+        at_least(4, self, "long_answers", "answer_tokens")  # the example in front has a quarter
 
 
 def configure(request: Request) -> tuple[Settings, int]:

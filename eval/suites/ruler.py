@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bosch.command_line import run_subcommand
 from bosch.config import at_least
-from bosch.data import needles, ruler
+from bosch.data import needle_text, needles, ruler
 from bosch.data.needles import token_counter
 from bosch.eval.averages import AVERAGE, weights_of
 from bosch.eval.metrics import string_match_all, string_match_part
@@ -73,6 +73,19 @@ def check(settings: Settings, positions: int) -> None:
         raise UserError(
             "suite ruler hides its needles in essays; name them: --eval.niah-essays, --niah-essays."
         )
+
+
+def describe(settings: Settings) -> str:
+    names = dict.fromkeys(task.name for task in list_tasks(settings))
+    said = f"RULER: {len(names)} of {len(TASKS)} tasks"
+    files = [FILES[name] for name in settings.tasks if name in FILES and name not in names]
+    if files:
+        said += f", without those that need {' and '.join(f'ruler.{name}' for name in files)}"
+    if len(names) < len(TASKS):
+        said += "; the average is of all, so there is none"
+    if needle_text.is_text(settings.essays or ""):
+        said += f"; needles in {settings.essays}, so the texts are not RULER's"
+    return said
 
 
 def files(settings: Settings) -> dict[str, str]:

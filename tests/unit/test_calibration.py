@@ -76,6 +76,19 @@ def test_answers_and_needles_are_where_the_set_says_and_fill_the_length(
             assert str(before).endswith(prompt[-60:])
 
 
+def test_the_needles_of_several_values_are_all_in_their_passage(
+    tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    tasks = ("niah_multivalue", "niah_multiquery")
+    settings = replace(SETTINGS, tasks=tasks, examples=4, questions_per_context=1)
+    for context in sets.build_contexts(settings, sets.gather_material(settings), tokenizer):
+        haystack = sets.encode(context, tokenizer)
+        for question, values in zip(haystack.questions, context.answers, strict=True):
+            assert len(values) > 1
+            passage = str(tokenizer.decode(haystack.ids_T[list(question.needle)]))
+            assert [value for value in values if value not in passage] == []
+
+
 def test_answers_follow_as_the_model_reads_them_where_a_tokenizer_begins_with_a_blank() -> None:
     tokenizer = odd_tokenizers.wrap(odd_tokenizers.blank_first())
     settings = sets.CalibrationSettings(2, 1200, 2, ("niah_single_2",), "toy")
@@ -396,6 +409,10 @@ def test_the_model_itself_answers_what_only_it_can(tmp_path: Path) -> None:
         assert len(haystack.ids_T) <= 256
         answers = evaluator.answers(((1,) * 8,) * 2, number)
         assert all(answer.correct for answer in answers)
+        asks_for_text = context.task in ("copy", "look_up")
+        assert [len(question.needle) > 0 for question in haystack.questions] == [
+            asks_for_text
+        ] * len(haystack.questions)
         if context.task == "continue":
             # What generation writes, in two answers.
             begin = haystack.questions[0].answer.start
@@ -410,6 +427,9 @@ def test_the_model_itself_answers_what_only_it_can(tmp_path: Path) -> None:
     for value, left_out in ((words[0], ()), (words[1], (0,))):
         asked = sets.ContextText("copy", ((prompt, f" {value}"),), ((value,),), sources=(prompt,))
         assert reword([asked])[0].left_out == left_out
+    none = [replace(context, left_out=(0, 1)) for context in contexts if context.task == "copy"]
+    with pytest.raises(UserError, match=r"answers no question of copy.*niah_single_1"):
+        sets.build_set(replace(settings, tasks=("copy",)), tokenizer, reword=lambda _: none)
     named = r"continue has no answer but what the model itself writes.* --answers own-words"
     with pytest.raises(UserError, match=named):
         command("--tasks", "continue", out=tmp_path)

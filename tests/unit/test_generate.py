@@ -1,6 +1,7 @@
 """Generating in batches, with beams and stop strings, compiled, on from a cache, and by
 recipes/generate_text.py. Other ways: tests/contracts/test_memory_saved.py."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -159,6 +160,16 @@ def test_text_and_cache_are_its_own(kind: str, arguments: Any, folders: Any, cap
     sizes = f"{allocated * size:,} bytes allocated, {in_use * size:,} in use"
     assert f"KV cache at {held} tokens: {sizes}" in said
     assert ("with full attention everywhere" in said) == (kind == "hybrid")
+
+
+def test_a_penalty_of_the_models_folder_is_not_used(tmp_path: Path, capsys: Any) -> None:
+    """It is a chat's. The most likely token is what the help says, and what evaluations write."""
+    folder = plain_folder(tmp_path / "dense")
+    expected = expected_text(folder)
+    path = folder / "generation_config.json"
+    path.write_text(json.dumps({"repetition_penalty": 5.0}))
+    assert expected_text(folder) != expected
+    assert run(capsys, folder).startswith(expected)
 
 
 def test_the_seed_decides(folders: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:

@@ -114,5 +114,7 @@ def test_what_cannot_be_is_refused(tokenizer: Any) -> None:
         build_examples(SETTINGS, Task("recite", 100), tokenizer)
     with pytest.raises(UserError, match="'recall' is not a task"):
         replace(SETTINGS, tasks=("recall",))
+    with pytest.raises(UserError, match="answer_tokens"):
+        replace(SETTINGS, answer_tokens=3)
     settings, limit = long_answers.configure(Request(EvaluationConfig(samples=7), 4_096))
     assert (settings.lengths[0], limit) == (4_096, 7)

@@ -140,10 +140,13 @@ def test_the_interval_of_a_correlation_is_over_methods() -> None:
     assert (sides[1]["low"] or 0) < 0 < (sides[1]["high"] or 0)
 
 
-def write(runs: Path, method: str, ratio: float, seed: int | None = 0, draw: int = 0) -> Path:
+def write(
+    runs: Path, method: str, ratio: float, seed: int | None = 0, draw: int = 0, sink: str = "none"
+) -> Path:
     """The mask of a run, drawn at random; `draw` stands for whatever made it."""
     mask = random_mask(4, 4, num_windowed(ratio, 4, 4), f"{method} {draw}")
-    run = runs / f"{method}-r{ratio}-s{seed}"
+    mask = replace(mask, sink=Sink.parse(sink))
+    run = runs / f"{method}-r{ratio}-s{seed}-{sink}"
     (run / "mask").mkdir(parents=True)
     model = replace(MODEL, num_layers=4)
     write_mask(run / "mask" / "mask.json", MaskFile(mask, model, method, ratio, seed=seed))
@@ -165,6 +168,9 @@ def test_chains_join_rising_ratios_of_one_seed(tmp_path: Path) -> None:
     # A mask without a seed was not drawn: it goes with the one of seed 3.
     bosch = {"bosch s0": [0.5, 0.75], "bosch s1": [0.5, 0.75]}
     assert ratios == bosch | {"fisher": [0.25, 0.75], "apl s3": [0.25, 0.75]}
+    runs += [write(tmp_path, "fisher", ratio, None, sink="tokens=4") for ratio in (0.25, 0.5)]
+    found = find_chains(read_masks(runs))["fisher sink tokens=4"]
+    assert [mask.ratio for mask in found] == [0.25, 0.5]
 
 
 @pytest.mark.pictures

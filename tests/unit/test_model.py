@@ -21,7 +21,7 @@ from bosch.model import (
     load_tokenizer,
     read_model_info,
 )
-from bosch.run.errors import UserError
+from bosch.run.errors import MissingFileError, UserError
 from tests.masks import MODEL, make_model
 
 TINY = asset_folder()
@@ -72,7 +72,13 @@ def test_ranks_of_a_machine_download_one_after_another(
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    (tmp_path / "model.safetensors").touch()
     assert fetch_model("owner/model") == tmp_path
+    # After a --dry-run, on a machine without a network.
+    (tmp_path / "model.safetensors").unlink()
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(MissingFileError, match=r"only a part of it.*hf download owner/model"):
+        fetch_model("owner/model")
 
 
 def test_a_hub_snapshot_is_known_by_its_path_and_others_by_their_weights(tmp_path: Path) -> None:

@@ -12,7 +12,13 @@ from bosch.assets import asset_folder
 from bosch.config import Config
 from bosch.data import calibration_stage, needle_text
 from bosch.data.calibration import build_set
-from bosch.data.needle_text import check_held_out, cut_blocks, make_haystack, resolve
+from bosch.data.needle_text import (
+    check_held_out,
+    cut_blocks,
+    gather_text,
+    make_haystack,
+    resolve,
+)
 from bosch.data.needles import TASKS
 from bosch.data.pack import PackConfig, pack_documents
 from bosch.data.sources.open import open_sources
@@ -134,6 +140,17 @@ def test_a_text_of_ids_or_of_one_line_is_cut_too(tmp_path: Path) -> None:
     made = make_haystack(f"text:{tmp_path / 'ids.jsonl'}?field=ids&tokenizer={MODEL}", 400, "test")
     assert made.sentences(5) == ["The harbor was quiet.", "Nobody"]
     assert "".join(cut_blocks("ab " * 3_000)) == "ab " * 3_000
+
+
+def test_a_text_without_blanks_between_words_takes_smaller_steps(text: str, tmp_path: Path) -> None:
+    """What stands between two blanks is a paragraph there, of which a hundred is a long text."""
+    chinese = tmp_path / "chinese.txt"
+    chinese.write_text("".join("他每天早上都走过那座旧桥。" * 6 + "\n\n" for _ in range(200)))
+    steps = [
+        gather_text(f"text:{each}", LENGTH, "test").sizes.essay_step_words
+        for each in (text, chinese)
+    ]
+    assert steps == [100, 7]  # of up to 78 letters
 
 
 def test_sentences_end_where_a_reader_ends_them() -> None:

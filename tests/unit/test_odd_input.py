@@ -3,6 +3,7 @@
 import json
 import os
 import resource
+import shutil
 import socket
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from bosch.assets import asset_folder
 from bosch.calibration import write_calibration
 from bosch.hybrid.materialize import materialize
 from bosch.hybrid.registration import TESTED
@@ -138,6 +140,21 @@ def test_tokenizers_that_do_not_fit_the_model_are_refused(tmp_path: Path) -> Non
     path.write_text(json.dumps(content))
     with pytest.raises(UserError, match="two tokens of one id"):
         load_tokenizer(tmp_path / "twins")
+
+
+def test_a_tokenizer_that_ends_every_text_is_refused(tmp_path: Path) -> None:
+    """Its prompts would be over before their answers."""
+    folder = shutil.copytree(asset_folder("tiny-qwen3-2layer"), tmp_path / "model")
+    content = json.loads((folder / "tokenizer.json").read_text())
+    tokenizer = load_tokenizer(folder)
+    end, number = tokenizer.eos_token, tokenizer.eos_token_id
+    pieces = [{"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": end, "type_id": 0}}]
+    known = {end: {"id": end, "ids": [number], "tokens": [end]}}
+    ending = {"type": "TemplateProcessing", "single": pieces, "pair": pieces}
+    content["post_processor"] = ending | {"special_tokens": known}
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(UserError, match=r"end token behind every text.*add_eos_token"):
+        load_tokenizer(folder)
 
 
 def test_a_calibration_set_longer_than_the_model_is_refused(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from bosch.recipes.compare_runs import main as compare_runs
 from bosch.run.errors import MissingFileError, UserError
 from bosch.run.files import write_sealed_json
 from tests.run_folders import FakeRun
+from tests.stand_in_hub import write_text
 
 CELLS = {("word", 512): 0.5, ("list", 512): 0.5}
 SCORE = ReportedScore("own_formats", "average", "average", CELLS)
@@ -143,8 +144,10 @@ def test_examples_of_another_tokenizer_are_not_paired(tmp_path: Path) -> None:
     shutil.copytree(usual, tmp_path / "model")
     (tmp_path / "model" / "tokenizer.json").write_text(json.dumps(content))
 
-    def evaluate(model: Path, out: Path) -> Path:
-        words = ["--suite", "own_formats", "--niah-essays", "toy", "--niah-lengths", "256"]
+    text = write_text(tmp_path / "text.jsonl", 400)
+
+    def evaluate(model: Path, out: Path, essays: str = "toy") -> Path:
+        words = ["--suite", "own_formats", "--niah-essays", essays, "--niah-lengths", "256"]
         words += ["--samples", "2", "--options", "own_formats.tasks=word"]
         evaluate_model.main(["--model", str(model), *words, "--out", str(out)])
         return out
@@ -154,6 +157,11 @@ def test_examples_of_another_tokenizer_are_not_paired(tmp_path: Path) -> None:
     assert [*pair_evaluations(first, first)]
     with pytest.raises(UserError, match="on own_formats: 2 of 2 examples have another text"):
         [*pair_evaluations(first, other)]
+    # A file's name may be written in other ways.
+    (tmp_path / "link.jsonl").symlink_to(text)
+    named = [f"text:{text}", f"text:{tmp_path / 'link.jsonl'}"]
+    same = [evaluate(usual, tmp_path / f"same{n}", essays) for n, essays in enumerate(named)]
+    assert [*pair_evaluations(*same)]
     path = other / "own_formats" / "predictions.jsonl"
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     for row in rows:  # as earlier versions wrote them

@@ -143,7 +143,9 @@ def test_all_that_is_missing_is_said_at_once(tmp_path: Path, recover: Recover) -
         ("train.attention=flash", "train.attention flash CUDA"),
         (f"data.source=prolong-64k?tokenizer={SMALLEST}", "prolong-data-64K cache ?folder="),
         ("data.source=hf:nobody/texts", "hf:nobody/texts download"),
-        ("data.source=text.txt", "3,400 bytes too few for 4,096 tokens --data.tokens 680,"),
+        ("data.source=text.txt", "3,400 bytes too little for 4,096 tokens name more text"),
+        # As many bytes as tokens are needed, and too few tokens.
+        ("data.source=more.txt", "tokens, too little for 4,096 4,096 held out; name more text"),
     ],
 )
 def test_what_cannot_run_here_is_refused(
@@ -151,7 +153,8 @@ def test_what_cannot_run_here_is_refused(
 ) -> None:
     """Or be fetched: tests are offline. And before the search."""
     (tmp_path / "text.txt").write_text("A word and more. " * 200)
+    (tmp_path / "more.txt").write_text("A word and more. " * 600)
     run = recover("--preset", "smoke", f"--{option}", CUDA_VISIBLE_DEVICES="")
     assert (run.returncode, run.stderr[:7]) == (2, "error: ")
     assert [word for word in words.split() if word not in run.stderr] == []
-    assert list(tmp_path.iterdir()) == [tmp_path / "text.txt"]
+    assert {path.name for path in tmp_path.iterdir()} == {"text.txt", "more.txt"}

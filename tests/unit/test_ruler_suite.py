@@ -19,6 +19,7 @@ from bosch.eval.metrics import string_match_part
 from bosch.eval.suites import ruler
 from bosch.eval.suites._interface import Example, Scored, Task
 from bosch.model import load_tokenizer
+from bosch.recipes import evaluate_model
 from bosch.run.errors import UserError
 
 TOKENIZER = asset_folder("tiny-qwen3")
@@ -229,3 +230,15 @@ def test_the_average_needs_all_thirteen(corpora: dict[str, Path]) -> None:
     few = ruler.Settings(squad=corpora["squad"])
     assert {task.name for task in ruler.list_tasks(few)} == {*ruler.TASKS} - {"qa_2"}
     assert len(ruler.TASKS) == 13
+    assert ruler.describe(few) == (
+        "RULER: 12 of 13 tasks, without those that need ruler.hotpot; the average is of all, so "
+        "there is none"
+    )
+    assert ruler.describe(ruler.Settings(**corpora)) == "RULER: 13 of 13 tasks"
+
+
+def test_tasks_without_their_file_are_refused(tmp_path: Path) -> None:
+    words = ["--model", str(asset_folder("tiny-qwen3-2layer")), "--suite", "ruler"]
+    words += ["--niah-essays", "text:toy", "--options", "ruler.tasks=qa_1"]
+    with pytest.raises(UserError, match="suite ruler has no task by these settings"):
+        evaluate_model.main([*words, "--out", str(tmp_path / "out")])

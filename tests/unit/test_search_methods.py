@@ -53,7 +53,8 @@ def run(model_and_texts: tuple[PreTrainedModel, Calibration], tmp_path: Path) ->
     """run(name, folder, **inputs and settings) -> record: a method, with its files."""
 
     def run_method(name: str, folder: str = "mask", ratio: float = 0.5, **settings: Any) -> Any:
-        method, all_settings = load_plugin("bosch.methods", name), FEW | settings
+        method = load_plugin("bosch.methods", name)
+        all_settings = (FEW if method.traits.searches else {}) | settings
         place, more = (*model_and_texts, tmp_path / folder), {"window_tokens": WINDOW}
         inputs = inputs_of(method, *place, all_settings, ratio=ratio, **more)
         return _choose.write_selection(name, inputs, _choose.make_mask(name, inputs), 0.0)
@@ -170,6 +171,20 @@ def test_a_search_cut_short_has_an_exact_mask(run: Any, name: str, most: int) ->
     assert trace["cut_short"] in (None, f"--max-evaluations {most} is reached")
     assert (trace["cut_short"] is None) == (trace["evaluations"] < most) or name == "bosch_layer"
     assert trace["hybrid"]["accuracy"] is not None
+
+
+def test_a_search_cut_short_before_its_first_mask_ends_with_what_is_known(run: Any) -> None:
+    """That of its first ranking; of no ranking one that takes no layer all its groups."""
+    ranking = run("fisher", "fisher").mask.z
+    assert run("bosch", "ranked", starts=("fisher",), max_evaluations=2).mask.z == ranking
+    spread = run("bosch", "spread", starts=(), max_evaluations=2).mask
+    assert [row.count(0) for row in spread.z] == [2, 2, 2]
+
+
+@pytest.mark.parametrize("ratio", [0.0, 1.0])
+def test_nothing_is_searched_where_there_is_no_choice(run: Any, ratio: float) -> None:
+    record = run("bosch", ratio=ratio)
+    assert (record.mask.num_windowed, record.score_trace) == (round(12 * ratio), None)
 
 
 def test_a_search_cut_short_returns_its_best_exact_mask(run: Any, tmp_path: Path) -> None:

@@ -67,6 +67,21 @@ def test_folder_is_read_in_the_order_of_its_paths(tmp_path: Path) -> None:
         assert texts_of(source, start) == TEXTS[start:20]
 
 
+def test_suffixes_may_be_large_and_linked_folders_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (corpus := tmp_path / "corpus").mkdir()
+    (elsewhere := tmp_path / "elsewhere").mkdir()
+    write_rows(elsewhere / "c.jsonl", TEXTS[2:])
+    (corpus / "link").symlink_to(elsewhere)
+    (corpus / "A.TXT").write_text(TEXTS[0], newline="")
+    (corpus / "B.MD.GZ").write_bytes(gzip.compress(TEXTS[1].encode()))
+    with caplog.at_level("INFO", "bosch"):
+        assert texts_of(FileSource(corpus)) == TEXTS[:2]
+    assert f"linked folders are left out ({corpus / 'link'})" in caplog.text
+    assert texts_of(FileSource(elsewhere)) == TEXTS[2:]
+
+
 def test_long_text_comes_in_blocks_that_split_no_character(tmp_path: Path) -> None:
     # 10 bytes each, so that blocks end at every byte of the pattern.
     text = "x" + "é€😀\n" * (BLOCK_BYTES // 4)

@@ -21,6 +21,7 @@ from bosch.assets import asset_folder
 from bosch.calibration import Calibration, Haystack
 from bosch.method import Scores
 from bosch.methods import apl, dcam, fisher, proxy, qada, razor, retrieval_head, single_group
+from bosch.run.errors import UserError
 from bosch.sink import Sink
 from tests.attention_matrices import inputs_of, lag_histogram, lags, matrices, toy_calibration
 from tests.model_factory import family_parameters, tiny_model
@@ -262,6 +263,29 @@ def test_single_group_is_the_drop_of_the_answers(calibration: Calibration, tmp_p
         drop = dense - value(bosch_mask=z, bosch_window=WINDOW)
         assert scores.groups[layer][group] == pytest.approx(drop, rel=1e-6)
     assert scores.larger_is == "global"
+
+
+def test_copies_are_counted_where_the_answer_stands_in_the_text(
+    calibration: Calibration, tmp_path: Path
+) -> None:
+    """Not of what follows a text. Two haystacks have such questions, one of them no other."""
+    first, second, *others = calibration.haystacks
+
+    def without(questions: Any) -> Any:
+        return tuple(replace(question, needle=range(0)) for question in questions)
+
+    some = (*without(first.questions[:1]), *first.questions[1:])
+    mixed = [replace(first, questions=some), replace(second, questions=without(second.questions))]
+    asked = [replace(first, questions=first.questions[1:]), *others]
+    model = make_model("gqa")
+    found, expected = (
+        run(retrieval_head, model, Calibration(haystacks), tmp_path / name)
+        for name, haystacks in (("all", [*mixed, *others]), ("asked", asked))
+    )
+    assert found == expected
+    none = [replace(each, questions=without(each.questions)) for each in calibration.haystacks]
+    with pytest.raises(UserError, match="answers stand in their text"):
+        run(retrieval_head, model, Calibration(none), tmp_path / "none")
 
 
 def test_windows_longer_than_the_text_make_every_head_local(tmp_path: Path) -> None:
