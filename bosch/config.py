@@ -92,9 +92,11 @@ class MaskConfig:
     # most groups in one search; NOMAD's quadratic model has this limit
     max_variables: Rarely[int] = 49
     max_layers: Rarely[int | None] = None  # most layers in one search; None: max(1, 32 // groups)
-    # method razor: length of a repeated block, as a share of the longest example
+    # method razor, but not as a start of others: length of a repeated block, as a share of the
+    # longest example
     razor_recent_share: Rarely[float] = 0.25
-    razor_texts: Rarely[int] = 8  # method razor: random texts whose attention counts
+    # the same: random texts whose attention counts
+    razor_texts: Rarely[int] = 8
     # Attention backend: auto, or a file of bosch/attention/backends.
     attention: Rarely[str] = "auto"
     # number format of the model; auto: fp32 on the CPU, else its own

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from bosch.masks.formats import smallest
-from bosch.masks.mask import MaskFile, write_mask
+from bosch.masks.mask import GroupMask, MaskFile, write_mask
 from bosch.method import Inputs, Scores, Selection
 from bosch.methods._examples import FILE, identify
-from bosch.methods._settings import check_min_full, load_method
+from bosch.methods._settings import check_min_full, has_choice, load_method, unit_of
 from bosch.run.checkout import provenance
 from bosch.run.errors import UserError
 from bosch.run.files import read_lines, write_atomically
@@ -26,12 +26,13 @@ def make_mask(name: str, inputs: Inputs) -> Selection:
     if traits.learns_from_tokens and inputs.learning is None:
         problem = f"--method {name} learns from tokens but got none"
         raise UserError(f"{problem}; run bosch recover, which prepares them first.")
-    everything = [(i, g) for i in range(inputs.num_layers) for g in range(inputs.num_groups)]
     # Neither a search nor a training for hours can change a mask of all groups, or of none.
-    has_choice = inputs.num_windowed not in (0, len(everything))
-    if (traits.learns_from_tokens or traits.searches) and not has_choice:
-        mask = inputs.mask_of(everything[: inputs.num_windowed])
-        return Selection(mask, notes=("all groups are alike at this ratio; nothing to choose",))
+    takes_long = traits.learns_from_tokens or traits.searches
+    if takes_long and not has_choice(name, inputs.settings, inputs.ratio, shape):
+        rows = [[int(inputs.ratio == 0)] * inputs.num_groups] * inputs.num_layers
+        unit = unit_of(name, inputs.settings)
+        mask = GroupMask.from_rows(rows, inputs.window_tokens, unit)
+        return Selection(mask, notes=(f"all {unit}s are alike at this ratio; nothing to choose",))
     rank = getattr(method, "score_groups", None)
     return choose_most_local(rank(inputs), inputs) if rank else method.select(inputs)
 

@@ -67,6 +67,13 @@ def unit_of(name: str, settings: object = None) -> Unit:
     return unit
 
 
+def has_choice(name: str, settings: object, ratio: float, shape: tuple[int, int]) -> bool:
+    """False where all groups, or layers, have the window, or none has."""
+    num_layers, num_groups = shape
+    width = 1 if unit_of(name, settings) == "layer" else num_groups
+    return 0 < num_windowed(ratio, num_layers, width) < num_layers * width
+
+
 def check_settings(name: str, settings: object) -> None:
     """Let the method refuse its settings before work begins."""
     # Optional: most methods can work with all that their Settings accept.
@@ -149,11 +156,9 @@ def learning_tokens(config: Config) -> int:
     """Tokens of the budget reserved for learning the mask; training gets the rest."""
     if not load_method(config.method).traits.learns_from_tokens:
         return 0
-    shape = read_shape(config.model)
-    layers, groups = shape.num_layers, shape.num_groups
-    if num_windowed(config.ratio, layers, groups) in (0, layers * groups):
-        return 0  # nothing to choose: all tokens are left to the training
-    settings = default_settings(config.method, config.mask)
+    shape, settings = read_shape(config.model), default_settings(config.method, config.mask)
+    if not has_choice(config.method, settings, config.ratio, (shape.num_layers, shape.num_groups)):
+        return 0  # all tokens are left to the training
     return int(getattr(settings, "token_share", 0.0) * config.data.tokens)
 
 

@@ -181,10 +181,17 @@ def test_a_search_cut_short_before_its_first_mask_ends_with_what_is_known(run: A
     assert [row.count(0) for row in spread.z] == [2, 2, 2]
 
 
-@pytest.mark.parametrize("ratio", [0.0, 1.0])
-def test_nothing_is_searched_where_there_is_no_choice(run: Any, ratio: float) -> None:
-    record = run("bosch", ratio=ratio)
-    assert (record.mask.num_windowed, record.score_trace) == (round(12 * ratio), None)
+@pytest.mark.parametrize(
+    ("name", "ratio", "count"),
+    # Of three layers all have the window at .7.
+    [("bosch", 0.0, 0), ("bosch", 1.0, 12), ("bosch_layer", 0.7, 12)],
+)
+def test_nothing_is_searched_where_there_is_no_choice(
+    run: Any, name: str, ratio: float, count: int
+) -> None:
+    record = run(name, ratio=ratio)
+    assert (record.mask.num_windowed, record.score_trace) == (count, None)
+    assert record.mask.unit == ("layer" if name == "bosch_layer" else "group")
 
 
 def test_a_search_cut_short_returns_its_best_exact_mask(run: Any, tmp_path: Path) -> None:
