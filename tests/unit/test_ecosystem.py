@@ -37,6 +37,7 @@ import bosch
 from bosch.hybrid.conversion import deploy
 from bosch.hybrid.materialize import materialize
 from bosch.hybrid.remote_code import ENTRY
+from bosch.hybrid.sinks import measure_static_sink
 from bosch.masks.mask import GroupMask
 from bosch.run.errors import UserError
 from tests.hybrid_folders import WINDOW, plain_folder, record_for
@@ -104,6 +105,21 @@ def test_the_trainer_trains_saves_and_resumes_hybrids(tmp_path: Path) -> None:
         found += [logits(load(tmp_path / name), ids) for name in ("saved", "checkpoint-2")]
     assert not torch.equal(found[0], before)
     assert all(torch.equal(one, found[0]) for one in found)
+
+
+@row("Trainer: `bf16=True`", "works", "With weights in fp32 or bf16.")
+def test_the_trainer_trains_hybrids_with_sinks_under_autocast(tmp_path: Path) -> None:
+    dense = tiny_model("qwen3")
+    sink = measure_static_sink(dense, list(random_tokens(3, 5, seed=3)))
+    model, rows = deploy(dense, MIXED, WINDOW, sink), random_tokens(2, 3 * WINDOW).tolist()
+    before = {name: weight.clone() for name, weight in model.named_parameters()}
+    data = Dataset.from_list([{"input_ids": row, "labels": row} for row in rows])
+    settings = TrainingArguments(
+        str(tmp_path), report_to=[], use_cpu=True, bf16=True, max_steps=1, learning_rate=0.01
+    )
+    Trainer(model, settings, train_dataset=data).train()
+    same = [name for name, weight in model.named_parameters() if torch.equal(weight, before[name])]
+    assert same == []
 
 
 def lora(model: PreTrainedModel) -> Any:
