@@ -7,7 +7,7 @@
 
 Data order and learning rate are functions of the step. So a run that was killed and resumed with
 the same number of processes gives the same results, bit for bit; on GPUs with
-`--train.deterministic True`, up to rounding without it.
+`--train.deterministic`, up to rounding without it.
 """
 # B sequences of a micro-batch, T tokens
 
