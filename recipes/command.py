@@ -4,6 +4,7 @@ this machine's memory."""
 
 import glob
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -105,6 +106,7 @@ def parse_command(arguments: Sequence[str], description: str = "") -> Command:
         names_ratio = "config.ratio" in command.named
         config, line = with_kv_budget(config, command.kv_budget, settings, names_ratio)
         lines = (*lines, line)
+    config = with_suites_of_run(replace(command, config=config, settings=settings))
     if command.hours is not None:
         from bosch.recipes.hours import with_hours  # imports torch, which --help does without
 
@@ -118,6 +120,25 @@ def parse_command(arguments: Sequence[str], description: str = "") -> Command:
         command = replace(command, run_dir=path, promise=promise)
         lines = (*lines, *promise.lines())
     return replace(command, config=config, settings=settings, chosen_by=lines)
+
+
+def with_suites_of_run(command: Command) -> Config:
+    """Whether LongBench is judged depends on whether its data can be had, which for a run that goes
+    on was decided when it began: its later evaluations are like its first."""
+    config, record = command.config, command.run_path / RUN
+    names_it = {"config.eval.suites", "config.eval.longbench_data", "config_"} & {*command.named}
+    if names_it or not record.is_file():
+        return config
+    stored: Any = {}
+    with suppress(UserError):  # what is damaged is told where the run goes on
+        stored = (read_json_object(record).get("config") or {}).get("eval") or {}
+    if {*stored.get("suites", ())} ^ {*config.eval.suites} != {"longbench"}:
+        return config
+    evaluation = replace(config.eval, suites=tuple(stored["suites"]))
+    for name in ("longbench_rows", "longbench_categories"):
+        if f"config.eval.{name}" not in command.named:
+            evaluation = replace(evaluation, **{name: stored.get(name, getattr(evaluation, name))})
+    return replace(config, eval=evaluation)
 
 
 def need_plugins(command: Command) -> None:
@@ -150,6 +171,8 @@ def usual(given: Mapping[str, Any]) -> dict[str, Any]:
     else:
         config, lines = read_config(file), [f"settings of {file}"]
         useful = presets.without_useless(config, given)
+        useful, of_rate = presets.with_rate_of_weights(useful, given)
+        lines += of_rate
     return {
         "config": useful,
         "usual_config": config,

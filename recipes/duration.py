@@ -7,7 +7,9 @@ its own where `make gpu` has measured this device.
 """
 
 import math
+import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -26,12 +28,21 @@ from bosch.methods._settings import (
 )
 from bosch.model import read_shape
 from bosch.recipes import presets
+from bosch.run.dist import rank_and_world
+from bosch.run.errors import UserError
 from bosch.run.progress import describe_seconds
 from bosch.training.attention_speed import AttentionSpeed, describe_rule
 from bosch.training.fitting import make_plan
 from bosch.training.metrics import count_active_weights, training_flops
 from bosch.training.model_start import build_on_meta
-from bosch.training.rehearsal import estimate, plain_config, training_seconds, work_speed
+from bosch.training.parallel import choose_device
+from bosch.training.rehearsal import (
+    Plan,
+    estimate,
+    plain_config,
+    training_seconds,
+    work_speed,
+)
 from bosch.training.train_stage import schedule_of
 
 # Share of the speed of large products that the kinds of work reached on two CPU cores, in runs of
@@ -64,23 +75,34 @@ def describe_time(
     lines = [f"time here, of the whole run: {describe(found)}; {rule}"]
     is_long = sum(found.values()) > LONG_SECONDS
     if is_long and not repeats and presets.name_of(preset, config) == "small":
-        shorter = describe(stage_seconds(presets.shortened(config), zero_shot))
-        lines.append(f"a shorter form of it, by --preset brief: {shorter}")
+        with suppress(UserError):  # some settings have none, as --train.until recovered
+            shorter = describe(stage_seconds(presets.shortened(config), zero_shot))
+            lines.append(f"a shorter form of it, by --preset brief: {shorter}")
     return lines
 
 
 def describe_room(config: Config, num_gpus: int, zero_shot: bool) -> list[str]:
     """Lines on what a run downloads and writes, and parks on GPUs (training/rehearsal.py)."""
-    schedule = None if zero_shot else schedule_of(config)
-    return estimate(config, make_plan(config, num_gpus), schedule)
+    if zero_shot:
+        return estimate(config, plan_alone(config), None)
+    return estimate(config, make_plan(config, num_gpus), schedule_of(config))
 
 
-def stage_seconds(config: Config, zero_shot: bool = False) -> dict[str, float]:
-    """Of each stage that takes long. `zero_shot`: without a training."""
+def plan_alone(config: Config) -> Plan:
+    """A training step on one device, which refuses no batch that others could not share."""
+    alone = replace(config.train, context_parallel=1, micro_batch_sequences=None)
+    return make_plan(replace(config, train=alone), num_gpus=1)
+
+
+def stage_seconds(
+    config: Config, zero_shot: bool = False, num_gpus: int | None = None
+) -> dict[str, float]:
+    """Of each stage that takes long. `zero_shot`: without a training. `num_gpus` share the work;
+    None: one for each process of this launch, of which those on CPUs share the cores."""
     schedule = None if zero_shot else schedule_of(config)
-    # Of this machine's GPUs; how many share a sequence, perhaps on several, changes no time here.
-    unshared = replace(config, train=replace(config.train, context_parallel=1))
-    plan = make_plan(unshared, num_gpus=max(1, torch.cuda.device_count()))
+    if num_gpus is None:
+        num_gpus = rank_and_world()[1] if choose_device(os.environ).type == "cuda" else 1
+    plan = plan_alone(config)
     dense, hybrid = plain_config(plan.model), plan.model
     # Counted once for each of the two, which are read in many lengths.
     weights_of = {id(one): count_active_weights(build_on_meta(one)) for one in (dense, hybrid)}
@@ -134,6 +156,8 @@ def stage_seconds(config: Config, zero_shot: bool = False) -> dict[str, float]:
     if used := learning_tokens(config):  # without a training too, by steps like those of one
         sequences = math.ceil(used / config.data.sequence_length)
         found["learning the mask"] = training_seconds(plan, sequences, has_sink)
+    for name in found.keys() - {"calibration"}:  # whose texts one process reads
+        found[name] /= num_gpus
     found[REST] = START_SECONDS + MODEL_SECONDS * len(models)
     return found
 

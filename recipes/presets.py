@@ -342,6 +342,8 @@ def for_run(given: Mapping[str, Any]) -> tuple[Config, list[str]]:
         why = f"up to {RANKED_UP_TO:g} on windows a search kept no more"
         lines = [*lines, f"{RANKING} ranks the groups: {why} (--method bosch searches)"]
     config = without_useless(config, given)
+    config, of_rate = with_rate_of_weights(config, given)
+    lines = [*lines, *of_rate]
     evaluation = config.eval
     # Judged by LongBench too where its data is on this machine or is named. `paper` fetches the
     # data, `large` (the one with this suite and made haystacks) where the hub can be reached;
@@ -366,6 +368,22 @@ def for_run(given: Mapping[str, Any]) -> tuple[Config, list[str]]:
         longbench_categories="official",  # without GSM8K, which is data of its own
     )
     return replace(config, eval=evaluation), lines
+
+
+def with_rate_of_weights(
+    config: Config, given: Mapping[str, Any], train: str = "config.train"
+) -> tuple[Config, list[str]]:
+    """With a rate for whole weights, and a line that says so, where options have these trained in
+    the place of narrow products beside them, by whose rate they are ruined. `train`: the section of
+    the options."""
+    trained, usual = given.get(f"{train}.trained", config.train.trained), config.train
+    is_named = f"{train}.peak_learning_rate" in given
+    if is_named or trained.startswith("lora") or not usual.trained.startswith("lora"):
+        return config, []
+    rate = TrainConfig.peak_learning_rate
+    of_lora = f"that of {usual.trained} is {usual.peak_learning_rate:g}"
+    line = f"--train.peak-learning-rate {rate:g}, as whole weights are trained ({of_lora})"
+    return replace(config, train=replace(usual, peak_learning_rate=rate)), [line]
 
 
 def without_useless(config: Config, given: Mapping[str, Any]) -> Config:
@@ -414,7 +432,8 @@ def name_of(preset: str | None, config: Config) -> str:
 
 def for_stage(given: Mapping[str, Any]) -> Config:
     """The defaults of a single stage's command, by the model, which may be a hybrid."""
-    return suited(given.get("model") or TINY_MODEL)[1]
+    config = suited(given.get("model") or TINY_MODEL)[1]
+    return with_rate_of_weights(config, given, "settings.train")[0]
 
 
 def suited(model: str) -> tuple[str, Config]:

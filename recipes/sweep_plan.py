@@ -62,9 +62,13 @@ class SweepPlan:
 
 def seconds_of(command: Command, all_stages: Sequence[Decision], left: Sequence[Decision]) -> float:
     """Of the stages that are left, those that go on as if from their beginning."""
+    import torch  # seconds
+
     from bosch.recipes.duration import REST, SEARCHING, TRAINING, stage_seconds
 
-    found = stage_seconds(command.config, command.zero_shot)
+    # Each run is launched on all GPUs of this machine.
+    num_gpus = max(1, torch.cuda.device_count())
+    found = stage_seconds(command.config, command.zero_shot, num_gpus)
     names = [one.stage.name for one in all_stages]
     training = sum(found.get(name, 0.0) for name in TRAINING)
     lessons = LESSONS_SHARE * training if "lessons" in names else 0.0

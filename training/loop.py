@@ -32,6 +32,7 @@ from transformers import PreTrainedModel
 from bosch.attention.pieces import Pieces
 from bosch.config import TrainConfig
 from bosch.data.loader import IGNORED, Batch, Loader, TokenFolder, prefetch
+from bosch.hybrid.export import MASK_KEY
 from bosch.hybrid.sinks import attach_sink
 from bosch.method import Learner
 from bosch.run.dist import Ranks
@@ -192,6 +193,13 @@ def train(job: TrainJob) -> str | None:
                 if reason and step < run.last_step:
                     return reason
     return None
+
+
+def has_learned_weights(hybrid: Mapping[str, Any]) -> bool:
+    """Of a hybrid's `config.bosch`: whether its weights were trained with the mask. Without windows
+    they are no dense model."""
+    settings = (hybrid.get(MASK_KEY) or {}).get("settings") or {}
+    return bool(settings.get("weights") == "learned")
 
 
 def add_gradients(
@@ -364,7 +372,8 @@ class Run:
         if not len(self.loader.tokens.held_out.rows):
             return {}
         found, config = self.held_out_loss("validation_loss"), self.model.config
-        if step == 0 and (hybrid := getattr(config, "bosch", None)) is not None:
+        hybrid = getattr(config, "bosch", None)
+        if step == 0 and hybrid is not None and not has_learned_weights(hybrid):
             # With a window over everything, a hybrid is the dense model.
             window, hybrid["window"] = hybrid["window"], config.max_position_embeddings
             found |= self.held_out_loss("dense_validation_loss")

@@ -1,5 +1,6 @@
 """Learning from the dense model: the divergence against plain autograd, and the teacher."""
 
+import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -338,6 +339,20 @@ def test_learned_weights_are_not_their_own_teacher() -> None:
     next_token = replace(learned, train=replace(learned.train, objective="next-token"))
     made = [train_stage.settings_of(each) for each in (config, learned, next_token)]
     assert [each.train.teacher for each in made] == [None, config.model, None]
+
+
+def test_the_loss_of_the_dense_model_is_of_weights_that_are_its_own(tmp_path: Path) -> None:
+    """Not of weights that were trained with a mask."""
+    found = []
+    for name in ("l1", "learned"):
+        folder = model_folder(tmp_path / name)
+        path = folder / "config.json"
+        content = json.loads(path.read_text())
+        content["bosch"]["mask"] = {"settings": {"weights": name}}
+        path.write_text(json.dumps(content))
+        first, *_ = run(tmp_path / f"{name}-train", folder, replace(SETTINGS, max_steps=1))
+        found.append("dense_validation_loss" in first)
+    assert found == [True, False]
 
 
 def test_lora_says_that_it_trains_no_experts(

@@ -141,6 +141,30 @@ def test_a_long_run_names_its_shorter_form(monkeypatch: pytest.MonkeyPatch) -> N
     assert len(lines_on("--preset", "brief", *words)) == 1
 
 
+def test_a_long_run_without_a_shorter_form_is_offered_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rehearsal, "matmul_speed", lambda dtype: 1e8)
+    words = ["--model", "tiny-qwen3", "--calibration.essays", "toy", "--eval.samples", "25"]
+    (line,) = lines_on("--preset", "small", *words, "--train.until", "recovered")
+    assert line.startswith("time here")
+
+
+def test_gpus_that_take_no_part_change_nothing_and_those_of_a_launch_share_the_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = presets.tiny()  # two sequences a step, which eight could not share
+    alone = duration.stage_seconds(config)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    assert duration.stage_seconds(config) == alone
+    assert duration.describe_room(config, num_gpus=8, zero_shot=True)
+    # Whose parts are what each device has measured.
+    monkeypatch.setattr(duration, "choose_device", lambda environment: torch.device("cuda"))
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    shared = duration.stage_seconds(config)
+    for name in ("search", "evaluation", "training"):
+        assert shared[name] == pytest.approx(alone[name] / 2), name
+
+
 def test_a_repeated_run_is_offered_no_preset(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

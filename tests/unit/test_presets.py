@@ -1,7 +1,7 @@
 """The named setups. The paper's values are literals here; [ours] marks what it leaves open."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -262,3 +262,36 @@ def test_windows_and_lengths_that_do_not_fit_and_training_for_days_get_warnings(
     if not torch.cuda.is_available():
         (warning,) = warnings(paper())
         assert "2,500,000,000 tokens takes days" in warning
+
+
+def test_whole_weights_have_a_rate_of_their_own() -> None:
+    words = ["--preset", "small", "--model", "tiny-qwen3", "--calibration.essays", "toy"]
+    whole = ["--train.trained", "all"]
+    rate = 1e-5
+    command = parse_command([*words, *whole])
+    assert command.config.train.peak_learning_rate == rate
+    (line,) = (each for each in command.chosen_by if "whole weights" in each)
+    assert "--train.peak-learning-rate 1e-05" in line
+    named = parse_command([*words, *whole, "--train.peak-learning-rate", "0.0001"])
+    assert named.config.train.peak_learning_rate == 1e-4
+    assert not any("whole weights" in each for each in named.chosen_by)
+    for same in ([], ["--train.trained", "lora-keep-qk"]):
+        assert parse_command([*words, *same]).config.train.peak_learning_rate == 8e-4
+
+
+def test_a_run_that_goes_on_is_judged_by_the_suites_that_it_began_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """LongBench may have been fetched meanwhile."""
+    run = str(tmp_path / "run")
+    words = ["--preset", "small", "--model", "tiny-qwen3", "--run-dir", run]
+    begun = parse_command(words).config
+    assert "longbench" not in begun.eval.suites
+    monkeypatch.setattr(presets, "is_on_this_machine", lambda data: True)
+    later = parse_command(words).config
+    assert "longbench" in later.eval.suites
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.json").write_text(json.dumps({"config": asdict(begun)}))
+    assert parse_command(words).config.eval == begun.eval
+    suites = ["--eval.suites", "niah", "longbench"]
+    assert parse_command([*words, *suites]).config.eval.suites == ("niah", "longbench")
