@@ -201,18 +201,23 @@ def check_window_fits(window: int, model: str, positions: int | None = None) -> 
 
 
 def read_model_info(folder: Path) -> ModelInfo:
-    config = read_model_config(folder)
-    # The hub's cache: models--Qwen--Qwen3-0.6B/snapshots/<commit>. Elsewhere weights are hashed.
-    cached = re.search(r"/models--([^/]+)/snapshots/([^/]+)$", str(folder.absolute()))
+    config, (hub_id, revision) = read_model_config(folder), known_to_hub(folder)
     return ModelInfo(
         num_layers=_count_full_layers(config, folder),
         num_query_heads=_count(config, "num_attention_heads", folder),
         num_groups=_count(config, "num_key_value_heads", folder),
         head_dim=_count(config, "head_dim", folder),
-        id=cached[1].replace("--", "/") if cached else folder.resolve().name,
-        revision=cached[2] if cached else None,
-        weight_hash=None if cached else hash_weights(folder),
+        id=hub_id or folder.resolve().name,
+        revision=revision,
+        weight_hash=None if revision else hash_weights(folder),
     )
+
+
+def known_to_hub(folder: Path) -> tuple[str, str] | tuple[None, None]:
+    """Id and commit of a model in the hub's cache: models--Qwen--Qwen3-0.6B/snapshots/<commit>.
+    Weights elsewhere are hashed."""
+    cached = re.search(r"/models--([^/]+)/snapshots/([^/]+)$", str(folder.absolute()))
+    return (cached[1].replace("--", "/"), cached[2]) if cached else (None, None)
 
 
 def read_own_windows(folder: Path) -> tuple[int, ...]:

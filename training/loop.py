@@ -52,7 +52,7 @@ from bosch.training.on_policy import OnPolicy
 from bosch.training.parallel import SequenceGroup, decide, describe, share_sequences, start_world
 from bosch.training.parking import check_parking, parked, sizes_to_park
 from bosch.training.schedule import learning_rate, make_schedule
-from bosch.training.teacher import Lessons, Teacher, start_teacher
+from bosch.training.teacher import Lessons, Teacher, check_revision, start_teacher
 
 # on_checkpoint(step, tokens trained on, folder of the model). All ranks call it at every evaluated
 # step. After a kill it is called again for these steps, and must recognize work it has done. With
@@ -293,6 +293,8 @@ class Run:
         self.lessons: Lessons | None = None
         self.teach: Teach | None = None
         if job.lessons:
+            if settings.teacher is None:
+                check_revision(job.lessons, self.model.config)
             self.lessons = Lessons(job.lessons, settings)
             self.teach = self.lessons.teach
         if settings.on_policy or (settings.objective == "distill" and not job.lessons):

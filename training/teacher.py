@@ -31,8 +31,10 @@ from transformers import PretrainedConfig, PreTrainedModel
 from bosch.config import TrainConfig
 from bosch.data.loader import IGNORED, Batch, TokenFolder
 from bosch.data.tokenizer_files import read_tokenizer
+from bosch.hybrid.export import MASK_KEY
 from bosch.hybrid.models import check_native_window, family_of
 from bosch.masks.mask import describe_bytes
+from bosch.model import known_to_hub
 from bosch.run.dist import Ranks
 from bosch.run.errors import UserError
 from bosch.run.files import MANIFEST, read_sealed_json, write_atomically, write_sealed_json
@@ -198,7 +200,8 @@ def write_lessons(
     cost = LessonCost.of(model.model)
     flops = {"per_token": cost.flops_per_token, "per_pair": cost.flops_per_pair}
     if ranks.rank == 0:
-        write_sealed_json(folder / COST, {"tokens": total * length, "flops": flops})
+        facts = {"tokens": total * length, "flops": flops, "revision": known_to_hub(teacher)[1]}
+        write_sealed_json(folder / COST, facts)
 
 
 @torch.no_grad()
@@ -226,6 +229,20 @@ def read_cost(folder: Path) -> LessonCost | None:
         taken = read_sealed_json(folder / MANIFEST, "wall_seconds")["wall_seconds"]
         seconds = sum(taken) / cost["tokens"]
     return LessonCost(cost["flops"]["per_token"], cost["flops"]["per_pair"], seconds)
+
+
+def check_revision(folder: Path, model: PretrainedConfig) -> None:
+    """Refuse lessons of another commit of the dense model on the hub than a hybrid is of: what is
+    shared is known by the model's name, so that planning a run downloads nothing."""
+    hybrid = getattr(model, "bosch", None) or {}
+    wanted = ((hybrid.get(MASK_KEY) or {}).get("model") or {}).get("revision")
+    found = read_sealed_json(folder / COST).get("revision") if (folder / COST).is_file() else None
+    if wanted and found and wanted != found:
+        raise UserError(
+            f"the lessons of {folder} are of commit {found[:12]} of the dense model, and the "
+            f"hybrid is of {wanted[:12]}: the model on the hub has changed. --fresh lessons of "
+            "recover.py makes them again."
+        )
 
 
 def lesson_type(shares: int, vocabulary: int) -> np.dtype[Any]:

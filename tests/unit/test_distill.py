@@ -22,15 +22,20 @@ from bosch.hybrid.conversion import deploy
 from bosch.hybrid.materialize import export_hybrid
 from bosch.recipes import presets
 from bosch.run.errors import UserError
-from bosch.run.files import seal_folder
+from bosch.run.files import read_sealed_json, seal_folder, write_sealed_json
 from bosch.run.folder import RunFolder
 from bosch.run.stage import Artifact, Stage
 from bosch.training import teacher as teachers
 from bosch.training import train_stage
 from bosch.training.loss import Lesson, StoredLesson, draw, head_loss, model_loss
-from bosch.training.model_start import start_model
+from bosch.training.model_start import read_config, start_model
 from bosch.training.parallel import start_world
-from bosch.training.teacher import check_teacher, start_teacher, write_lessons
+from bosch.training.teacher import (
+    check_revision,
+    check_teacher,
+    start_teacher,
+    write_lessons,
+)
 from tests import plain_training
 from tests.hybrid_folders import WINDOW
 from tests.model_factory import MIXED, TINY, random_tokens, tiny_model
@@ -238,6 +243,21 @@ def test_a_training_on_stored_lessons_is_that_with_the_teacher(tmp_path: Path) -
         assert "lesson_flops" not in asked
         share = curves[1][1]["tokens"] / tokens.train.rows.size
         assert from_file["lesson_seconds"] == pytest.approx(30 * share)
+    # A model on the hub may change between two runs that share lessons.
+    cost = read_sealed_json(lessons / "cost.json") | {"revision": "0123456789abcdef"}
+    write_sealed_json(lessons / "cost.json", cost)
+    path = folder / "config.json"
+    content = json.loads(path.read_text())
+    for revision in ("0123456789abcdef", "fedcba9876543210"):
+        content["bosch"]["mask"] = {"model": {"revision": revision}}
+        path.write_text(json.dumps(content))
+        if revision == cost["revision"]:
+            check_revision(lessons, read_config(folder))
+            continue
+        with pytest.raises(UserError, match=r"commit 0123456789ab.* is of fedcba987654"):
+            run(tmp_path / revision, folder, stored, lessons=lessons)
+    del content["bosch"]["mask"]
+    path.write_text(json.dumps(content))
     (lessons / "cost.json").unlink()  # as before it was recorded
     *_, last = run(tmp_path / "older", folder, stored, lessons=lessons)
     assert "flops" in last
