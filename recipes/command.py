@@ -129,9 +129,12 @@ def with_suites_of_run(command: Command) -> Config:
     names_it = {"config.eval.suites", "config.eval.longbench_data", "config_"} & {*command.named}
     if names_it or not record.is_file():
         return config
-    stored: Any = {}
+    content: Any = {}
     with suppress(UserError):  # what is damaged is told where the run goes on
-        stored = (read_json_object(record).get("config") or {}).get("eval") or {}
+        content = read_json_object(record)
+    stored = (content.get("config") or {}).get("eval") or {}
+    if any(str(word).startswith("--eval.suites") for word in content.get("command") or ()):
+        return config  # chosen by the user, and not by what there was
     if {*stored.get("suites", ())} ^ {*config.eval.suites} != {"longbench"}:
         return config
     evaluation = replace(config.eval, suites=tuple(stored["suites"]))

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from bosch.attention.call import AttentionCall, Documents
 from bosch.attention.dispatch import attend
-from bosch.attention.sink_keys import keys_of_sink
+from bosch.attention.sink_keys import keys_of_sink, learns
 from bosch.masks.window import own_window
 from bosch.sink import NO_SINK
 
@@ -126,8 +126,8 @@ class Pieces:
         reach, sink = self.num_tokens, NO_SINK  # how many keys before its own a query sees
         if window_tokens is not None:
             reach = window_tokens - 1
-            # By the whole sequence: a sink's parameters need gradients on all ranks, or on none.
-            if window_tokens < self.num_tokens:
+            # By the whole sequence, of which another rank may have what this one's sink hides.
+            if window_tokens < self.num_tokens or learns(module):
                 sink = getattr(module, "window_sink", NO_SINK)
         own_EBGLD, received = self._exchange(own_EBGLD, reach, sink.num_tokens)
 

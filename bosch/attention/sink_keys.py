@@ -27,14 +27,18 @@ def sink_keys(
     if getattr(module, "window_sink", NO_SINK).kind == "none":
         return None
     # No query has anything behind its window yet: plain attention, and no merge. (A number that is
-    # traced while compiling is no int.) But constants that learn are in every step's graph, where
-    # they have a gradient of zero: DDP waits for that of each weight.
-    constant = getattr(module, KEY, None)
-    learns = constant is not None and constant.requires_grad and torch.is_grad_enabled()
+    # traced while compiling is no int.)
     is_within = isinstance(num_past, int) and num_past + call.q_BHTD.shape[2] <= window_tokens
-    if is_within and not learns:
+    if is_within and not learns(module):
         return None
     return keys_of_sink(module, call, window_tokens, num_past, first)
+
+
+def learns(module: Any) -> bool:
+    """Whether a sink's constants are trained. Then they are in the graph of every step, with a
+    gradient of zero where nobody sees them: DDP waits for that of each weight."""
+    constant = getattr(module, KEY, None)
+    return constant is not None and constant.requires_grad and torch.is_grad_enabled()
 
 
 def keys_of_sink(
