@@ -18,13 +18,12 @@ import torch
 from bosch.config import Config
 from bosch.eval.evaluate import plan_of_run
 from bosch.eval.settings import SuiteRun
-from bosch.masks.mask import num_windowed
 from bosch.methods._settings import (
     asks_calibration,
     default_settings,
+    has_choice,
     learning_tokens,
     load_method,
-    unit_of,
 )
 from bosch.model import read_shape
 from bosch.recipes import presets
@@ -166,21 +165,14 @@ def search_passes(config: Config) -> float:
     """About how often the whole model reads the calibration set while the groups are chosen."""
     method, shape = load_method(config.method), read_shape(config.model)
     settings = default_settings(config.method, config.mask)
-    if method.traits.searches and not has_choice(config, settings):
-        return 3.0  # of the dense model, the fully windowed one and the mask
+    groups = shape.num_layers, shape.num_groups
+    if method.traits.searches and not has_choice(config.method, settings, config.ratio, groups):
+        return 0.0  # nothing is searched
     if hasattr(method, "count_passes"):
         return float(method.count_passes(settings, shape.num_layers, shape.num_groups))
     if method.traits.searches:  # kappa masks for each layer, of which many end early
         return float(settings.kappa * shape.num_layers / 2)
     return 3.0 if method.traits.measures else 0.0
-
-
-def has_choice(config: Config, settings: object) -> bool:
-    """Whether the ratio leaves more than one mask. `settings`: the method's."""
-    shape = read_shape(config.model)
-    by_layer = unit_of(config.method, settings) == "layer"
-    layers, groups = shape.num_layers, 1 if by_layer else shape.num_groups
-    return 0 < num_windowed(config.ratio, layers, groups) < layers * groups
 
 
 def texts_of(run: SuiteRun, config: Config) -> Iterator[tuple[float, int, int]]:
