@@ -340,7 +340,7 @@ def for_run(given: Mapping[str, Any]) -> tuple[Config, list[str]]:
     known = None if "kv_budget" in given else given.get("config.ratio", config.ratio)
     config = fit_method(config, known)
     if config.method == RANKING and "config.method" not in given:
-        why = f"up to {RANKED_UP_TO:g} on windows a search kept no more"
+        why = f"up to {RANKED_UP_TO:g} on windows a search kept no more, once both were trained"
         lines = [*lines, f"{RANKING} ranks the groups: {why} (--method bosch searches)"]
     config = without_useless(config, given)
     config, of_rate = with_rate_of_weights(config, given)
