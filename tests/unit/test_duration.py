@@ -156,7 +156,7 @@ def test_gpus_that_take_no_part_change_nothing_and_those_of_a_launch_share_the_w
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
     assert duration.stage_seconds(config) == alone
     assert duration.describe_room(config, num_gpus=8, zero_shot=True)
-    # Whose parts are what each device has measured.
+    # Two processes, each with a GPU.
     monkeypatch.setattr(duration, "choose_device", lambda environment: torch.device("cuda"))
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
