@@ -132,8 +132,20 @@ def difference_of_sets(differences_TSQ: Sequence[Numbers]) -> str:
         drawn += differences_Q[places_DQ].mean(axis=1) / len(differences_TSQ)
     by_set = np.mean([differences_SQ.mean(axis=1) for differences_SQ in differences_TSQ], axis=0)
     drawn += draw_errors_of_mean(by_set.tolist(), count=len(drawn))
+    counts = [differences_SQ.shape[1] for differences_SQ in differences_TSQ]
+    return shown_difference(by_set.mean(), drawn, counts)
+
+
+def shown_difference(points: float, drawn: Numbers, counts: Sequence[int]) -> str:
+    """`+1.2 [-0.5, +3.1]`: a difference and, of its draws, a 95 % interval. counts: questions of
+    each task."""
     low, high = np.percentile(drawn, [2.5, 97.5])
-    return f"{by_set.mean():+.1f} [{low:+.1f}, {high:+.1f}]"
+    if low < high:
+        return f"{points:+.1f} [{low:+.1f}, {high:+.1f}]"
+    # No question differs, so no draw of them does. What happens in none of n questions happens in
+    # at most 3 in n, at a level of 95 %.
+    bound = min(100, 300 / min(counts)) / len(counts)
+    return f"{points:+.1f} [±{bound:.1f}]"
 
 
 class PeakMemory:

@@ -22,7 +22,14 @@ from statistics import fmean
 
 import numpy as np
 
-from benchmarks._measure import BenchmarkOptions, Row, append_rows, difference_of_sets, read_rows
+from benchmarks._measure import (
+    BenchmarkOptions,
+    Row,
+    append_rows,
+    difference_of_sets,
+    read_rows,
+    shown_difference,
+)
 from bosch.eval.results import PREDICTIONS
 from bosch.eval.rows import read_rows as read_predictions
 from bosch.run.errors import MissingFileError, UserError
@@ -124,8 +131,8 @@ def compared(ours: Scores, theirs: Scores | None) -> Row:
             values = np.array([scores[task][number] for number in numbers])
             drawn[name] += values[places].mean(1) / len(both)
     baseline = fmean(task_means(theirs, both).values())
-    low, high = np.percentile(drawn["ours"] - drawn["theirs"], [2.5, 97.5])
-    row["difference"] = f"{row['value'] - baseline:+.1f} [{low:+.1f}, {high:+.1f}]"
+    points, counts = row["value"] - baseline, [len(numbers) for numbers in both.values()]
+    row["difference"] = shown_difference(points, drawn["ours"] - drawn["theirs"], counts)
     if baseline:
         row["kept"] = 100 * fmean(task_means(kept, both).values()) / baseline
         known = drawn["theirs"] > 0  # of nothing no share is kept

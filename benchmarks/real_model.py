@@ -38,7 +38,14 @@ import torch
 from torch.nn.functional import cross_entropy
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from benchmarks._measure import DeviceOptions, Row, append_row, difference_of_sets, read_rows
+from benchmarks._measure import (
+    DeviceOptions,
+    Row,
+    append_row,
+    difference_of_sets,
+    read_rows,
+    shown_difference,
+)
 from bosch.calibration import Calibration
 from bosch.command_line import with_options
 from bosch.config import CalibrationConfig, Config, MaskConfig, shared_fields
@@ -232,8 +239,7 @@ def against(row: Row, baseline: Baseline, others: Sequence[Row]) -> str:
     difference = 100 * (ours - theirs).mean(1)
     # Texts are drawn, not questions: questions on one text are right or wrong together.
     draw = np.random.default_rng(0).integers(len(difference), size=(2_000, len(difference)))
-    low, high = np.percentile(difference[draw].mean(1), [2.5, 97.5])
-    return f"{difference.mean():+.1f} [{low:+.1f}, {high:+.1f}]"
+    return shown_difference(difference.mean(), difference[draw].mean(1), [len(difference)])
 
 
 def formats_against(

@@ -150,7 +150,7 @@ def unseen(weights: Mapping[Cell, float], examples: Mapping[Cell, Collection[obj
     What happens in none of n examples happens in at most 3 in n, at a level of 95 %. It may be in
     the part whose examples weigh most.
     """
-    return min(100.0, max(300 * part / len(examples[cell]) for cell, part in weights.items()))
+    return max(part * min(100, 300 / len(examples[cell])) for cell, part in weights.items())
 
 
 def _apply(statistic: Statistic, curve: Curve) -> tuple[float, Numbers]:
