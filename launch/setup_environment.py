@@ -89,7 +89,13 @@ def decide(environment: Path, extras: list[str]) -> tuple[str, str]:
     except (OSError, subprocess.CalledProcessError):
         answer = ""
     if answer != f"{sys.version_info[:2]} True\n":
-        return "build", f"its Python does not run, is another or lacks {' or '.join(needed)}"
+        problem = f"its Python does not run, is another or lacks {' or '.join(needed)}"
+        if record is None:  # a user's own, as `uv venv` makes
+            sys.exit(
+                f"set-up: {environment} is of another program, and {problem}. Move it away, or "
+                "install into it by yourself: pip install -e '.[eval]'"
+            )
+        return "build", problem
     if record is None:
         return "update", "this set-up did not create it"
     if record["fingerprint"] != fingerprint(environment):
@@ -109,8 +115,13 @@ def install(environment: Path, extras: list[str], lock: int, from_nothing: bool)
     record_file, python = environment / RECORD, f"{environment}/bin/python"
     record = {"folder": str(environment), "fingerprint": fingerprint(environment), "extras": extras}
     if from_nothing:
-        record_file.unlink(missing_ok=True)  # a kill here must leave nothing that says finished
-        venv.EnvBuilder(clear=True, with_pip=True, symlinks=True).create(environment)
+        # A kill in between must leave what the next set-up repairs: what has no bin is none, and
+        # a record that says unfinished stands before anything else.
+        builder = venv.EnvBuilder(with_pip=True, symlinks=True)
+        shutil.rmtree(environment / "bin", ignore_errors=True)
+        builder.clear_directory(environment)
+        record_file.write_text(json.dumps(record | {"finished": False}))
+        builder.create(environment)
     record_file.write_text(json.dumps(record | {"finished": False}))
     (environment / "constraints.txt").write_text(versions(environment))
     # Only pip's errors are shown: it also warns of the machine's own settings.

@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import venv
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,7 @@ def test_a_second_setup_reuses_the_first_until_extras_or_requirements_change(mad
         (lambda c: change_folder(c, "/moved/.venv"), "build", "it was made in /moved/.venv"),
         (lambda c: (c / ".venv/setup.json").write_text("{"), "build", "the last set-up did not"),
         (lambda c: (c / ".venv/setup.json").unlink(), "update", "this set-up did not create it"),
+        (lambda c: (c / ".venv/bin/python").unlink(), "build", "its Python does not run"),
         (
             lambda c: (c / "launch/constraints.txt").write_text("torch>=2.13\n"),
             *("update", "the requirements have changed"),
@@ -119,6 +121,14 @@ def test_what_is_wrong_is_named(copied: Path, damage: Any, action: str, reason: 
     decided, why = setup_environment.decide(copied / ".venv", [])
     assert decided == action
     assert reason in why
+
+
+def test_an_environment_of_another_program_is_left_alone(tmp_path: Path) -> None:
+    """As `uv venv` makes: without pip."""
+    venv.create(tmp_path / ".venv", with_pip=False)
+    with pytest.raises(SystemExit, match=r"\.venv is of another program"):
+        setup_environment.decide(tmp_path / ".venv", [])
+    assert (tmp_path / ".venv" / "bin" / "python").exists()
 
 
 @pytest.mark.slow
