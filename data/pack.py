@@ -5,7 +5,6 @@ data/token_files.py describes the files."""
 
 import contextlib
 import itertools
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -23,6 +22,7 @@ from bosch.data.tokenizer_files import TokenizerText, read_source_tokenizer
 from bosch.run.errors import UserError
 from bosch.run.files import read_sealed_json, write_sealed_json
 from bosch.run.fingerprint import fingerprint, plain, speed_only
+from bosch.run.memory import usable_cores
 from bosch.run.progress import Bar, say, track
 
 VERSION = 1  # raise it when the same settings give other bytes
@@ -183,9 +183,7 @@ class Packing:
             # Threads are some chunks ahead: of a short text they would read many times what it has.
             chunk_chars = min(chunk_chars, encode.CHARS_PER_ID * (held_out + train))
         chunks = encode.read_chunks(source, progress.position, chunk_chars)
-        # Else the cores that this process may use, as a cluster's scheduler sets them, if known.
-        cores = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))(0)
-        workers = self.config.workers or len(cores)
+        workers = self.config.workers or usable_cores()
         encoded = encode_in_order(chunks, self.tokenizer, source_tokenizer, workers)
         # Closed, because the threads are still some chunks ahead when the quota is met.
         with contextlib.closing(encoded):

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from bosch.run.memory import use_expandable_segments
+from bosch.run.memory import use_expandable_segments, use_no_more_threads
 from bosch.run.plain_text import visible
 
 T = TypeVar("T")
@@ -101,6 +101,7 @@ def exit_on_user_error(function: Callable[[], T], debug: bool) -> T:
     """What `function` returns. A user's mistake ends the process; with `debug` it is raised."""
     # Here, since each program begins here, before it imports torch; a library must not decide it.
     use_expandable_segments()
+    use_no_more_threads()
     # A terminal or pipe may not be able to show our signs. Output that was closed before the start
     # (`>&-`) is None.
     for name in ("stdout", "stderr"):

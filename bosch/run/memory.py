@@ -1,8 +1,9 @@
-"""The memory of this machine: how torch takes that of its GPUs, and how much the host has left."""
+"""What this machine gives a program: its cores and memory, and how torch takes that of GPUs."""
 
+import math
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -34,20 +35,51 @@ def available_host_bytes(root: Path = Path("/")) -> int | None:
     with suppress(OSError, ValueError):
         lines = (root / "proc/meminfo").read_text().splitlines()
         found += [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+    for folder, is_old in _cgroup_folders(root, "memory"):
+        with suppress(OSError, ValueError):  # not there, or `max`: no limit
+            found.append(_left_in(folder, *(OLD_CGROUP_FILES if is_old else CGROUP_FILES)))
+    return min(found, default=None)
+
+
+def usable_cores(root: Path = Path("/")) -> int:
+    """The cores that this process may use, also within the limits of a container or a cluster's
+    job: `docker --cpus 2` shows all cores, and gives the time of two."""
+    # On Linux those that a cluster's scheduler sets.
+    cores = len(getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))(0))
+    for folder, is_old in _cgroup_folders(root, "cpu"):
+        with suppress(OSError, ValueError):  # not there, or `max`: no limit
+            if is_old:
+                quota, period = (
+                    int((folder / f"cpu.cfs_{name}_us").read_text()) for name in ("quota", "period")
+                )
+            else:
+                quota, period = map(int, (folder / "cpu.max").read_text().split())
+            if quota > 0:  # -1: no limit
+                cores = min(cores, math.ceil(quota / period))
+    return max(1, cores)
+
+
+def use_no_more_threads() -> None:
+    """Let torch take as many threads as there are cores to use, unless the user has set them: it
+    sees all cores of the machine, and threads that wait for their turn hold up the others."""
+    cores = usable_cores()
+    if "OMP_NUM_THREADS" not in os.environ and cores < (os.cpu_count() or 1):
+        os.environ["OMP_NUM_THREADS"] = str(cores)  # read when torch is imported
+
+
+def _cgroup_folders(root: Path, controller: str) -> Iterator[tuple[Path, bool]]:
+    """Those whose limits count for this process, and whether they are of cgroups version 1."""
     with suppress(OSError):
         for line in (root / "proc/self/cgroup").read_text().splitlines():
             _, controllers, name = line.split(":", 2)
-            base, files = root / "sys/fs/cgroup", CGROUP_FILES
-            if "memory" in controllers.split(","):
-                base, files = base / "memory", OLD_CGROUP_FILES
-            elif controllers:
+            is_old = controller in controllers.split(",")
+            if controllers and not is_old:
                 continue
+            base = root / "sys/fs/cgroup"
             # A limit counts for all below it. In a container the name may be that outside of it.
             inner = Path(name.strip("/"))
-            for folder in {base / part for part in (inner, *inner.parents)}:
-                with suppress(OSError, ValueError):  # not there, or `max`: no limit
-                    found.append(_left_in(folder, *files))
-    return min(found, default=None)
+            for part in dict.fromkeys((inner, *inner.parents)):
+                yield (base / controller if is_old else base) / part, is_old
 
 
 def least(found: Iterable[float | None]) -> float | None:

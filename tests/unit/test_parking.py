@@ -1,6 +1,7 @@
 """What a training parks in host memory while a checkpoint is evaluated: it comes back bit for bit,
 and its size is known, and refused where there is too little, before the first step."""
 
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,7 +18,7 @@ from bosch.config import TrainConfig
 from bosch.recipes import presets
 from bosch.run.dist import Ranks
 from bosch.run.errors import UserError
-from bosch.run.memory import available_host_bytes
+from bosch.run.memory import available_host_bytes, usable_cores
 from bosch.training import parking, rehearsal
 from bosch.training.fitting import Fitted, make_plan
 from bosch.training.loop import Run
@@ -241,3 +242,25 @@ def test_what_a_container_or_job_may_use_limits_the_machines_memory(tmp_path: Pa
     assert available_host_bytes(old) == 400 - 390 + 50
     write(old / groups / "memory", memory__usage_in_bytes=500)  # more than the limit for a moment
     assert available_host_bytes(old) == 0
+
+
+def test_what_a_container_or_job_may_use_limits_the_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)), raising=False)
+    assert usable_cores(tmp_path) == 64  # no Linux, or no cgroups
+    new, groups = tmp_path / "new", "sys/fs/cgroup"
+    write(new / "proc/self", cgroup="0::/slurm/job/step")
+    write(new / groups / "slurm/job/step", cpu__max="max 100000")
+    assert usable_cores(new) == 64
+    write(new / groups / "slurm/job", cpu__max="250000 100000")  # two and a half
+    assert usable_cores(new) == 3
+    write(new / groups / "slurm", cpu__max="50000 100000")
+    assert usable_cores(new) == 1
+    # Version 1, as docker --cpus 2 has it; -1 is no limit.
+    old = tmp_path / "old"
+    write(old / "proc/self", cgroup="5:cpu,cpuacct:/docker/12ab\n4:memory:/docker/12ab")
+    write(old / groups / "cpu", cpu__cfs_quota_us=200_000, cpu__cfs_period_us=100_000)
+    assert usable_cores(old) == 2
+    write(old / groups / "cpu", cpu__cfs_quota_us=-1)
+    assert usable_cores(old) == 64
