@@ -168,13 +168,23 @@ class RunFolder:
         self._calls += 1
         folder = locate(self.path, stage)
         begun, ran, done = (f"{self._calls} {event}" for event in ("begun", "ran", "done"))
+        # Before any other event: it tells whether the ranks mean the same stage.
+        same = f"{self._calls} is {stage.fingerprint}"
         if self.rank > 0:
             # "done" without "begun": rank 0 has found it complete, so there is nothing to share.
-            if stage.ranks == "all" and self._ranks.wait_for(0, begun, done) == begun:
+            event = self._ranks.wait_for(0, begun, done)
+            if not self._ranks.has_announced(0, same):
+                raise UserError(
+                    f"{stage.name}: rank {self.rank} has other settings or inputs than rank 0. "
+                    "Machines differ in what the hub's cache has, or whether the hub can be "
+                    "reached: name the suites (--eval.suites) and folders of models and data."
+                )
+            if stage.ranks == "all" and event == begun:
                 self._run(stage, folder)
                 self._ranks.announce(ran)
             self._ranks.wait_for(0, done)
             return Artifact(folder, stage.fingerprint)
+        self._ranks.announce(same)
         with contextlib.ExitStack() as held:
             decision = examine(self.path, stage, self._verified)
             if stage.shared and decision.action != "reuse":

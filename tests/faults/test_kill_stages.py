@@ -120,6 +120,18 @@ def test_two_ranks_make_what_one_makes_and_each_its_own_files(tmp_path: Path) ->
     assert files == {"started.json", "rank-0.txt", "rank-1.txt"}
 
 
+def test_ranks_that_mean_other_stages_end(tmp_path: Path) -> None:
+    """As machines whose caches of the hub differ."""
+    other = start(tmp_path / "run", 1, world=2, ratio=0.5)
+    first = start(tmp_path / "run", 0, world=2)
+    code, output = finish(other)
+    assert code == 1
+    assert "journal: rank 1 has other settings or inputs than rank 0" in output
+    code, output = finish(first)
+    assert code == 1
+    assert "Rank 1 ended" in output
+
+
 @pytest.mark.parametrize(("dead", "stage"), [(0, "words"), (1, "shards")])
 def test_dead_rank_ends_the_other(dead: int, stage: str, tmp_path: Path) -> None:
     options = {"die_before": [dead, stage]}
