@@ -27,7 +27,7 @@ from bosch.plugins import list_plugins, own_folders, suggest
 from bosch.recipes import presets
 from bosch.run.errors import UserError
 from bosch.run.folder import RUN
-from bosch.run.stage import flatten
+from bosch.run.stage import flatten, named_path
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,9 @@ class Command:
 
     @property
     def run_path(self) -> Path:
-        return self.run_dir or methods.usual_path(self.config, self.settings)
+        if self.run_dir is None:
+            return methods.usual_path(self.config, self.settings)
+        return named_path(self.run_dir)
 
     def describe_changes(self) -> list[str]:
         """The settings that differ from the preset's, as they are typed. Ratio and sink have lines
@@ -106,14 +108,14 @@ def parse_command(arguments: Sequence[str], description: str = "") -> Command:
         names_ratio = "config.ratio" in command.named
         config, line = with_kv_budget(config, command.kv_budget, settings, names_ratio)
         lines = (*lines, line)
-    config = with_suites_of_run(replace(command, config=config, settings=settings))
+    # The run's folder is named before anything is cut: a run that goes on has to be found.
+    path = replace(command, config=config, settings=settings).run_path
+    if command.hours is not None and command.run_dir is None:
+        path = path.with_name(f"{path.name}-hours{command.hours:g}")
+    config = with_suites_of_run(replace(command, config=config), path / RUN)
     if command.hours is not None:
         from bosch.recipes.hours import with_hours  # imports torch, which --help does without
 
-        # The run's folder is named before anything is cut: a run that goes on has to be found.
-        path = replace(command, config=config, settings=settings).run_path
-        if command.run_dir is None:
-            path = path.with_name(f"{path.name}-hours{command.hours:g}")
         named = {name.removeprefix("config.") for name in command.named}
         config, promise = with_hours(config, command.hours, path / RUN, named, command.zero_shot)
         settings = methods.default_settings(config.method, config.mask)
@@ -122,10 +124,10 @@ def parse_command(arguments: Sequence[str], description: str = "") -> Command:
     return replace(command, config=config, settings=settings, chosen_by=lines)
 
 
-def with_suites_of_run(command: Command) -> Config:
+def with_suites_of_run(command: Command, record: Path) -> Config:
     """Whether LongBench is judged depends on whether its data can be had, which for a run that goes
-    on was decided when it began: its later evaluations are like its first."""
-    config, record = command.config, command.run_path / RUN
+    on was decided when it began: its later evaluations are like its first. record: its run.json."""
+    config = command.config
     names_it = {"config.eval.suites", "config.eval.longbench_data", "config_"} & {*command.named}
     if names_it or not record.is_file():
         return config

@@ -26,7 +26,7 @@ from bosch.run.dist import rank_and_world
 from bosch.run.errors import run_main
 from bosch.run.folder import RunFolder
 from bosch.run.progress import log_to, say, set_up
-from bosch.run.stage import Artifact, Stage, refuse_blocked
+from bosch.run.stage import Artifact, Stage, named_path, refuse_blocked
 from bosch.search import mask_stage
 
 
@@ -83,7 +83,10 @@ def main(arguments: Sequence[str]) -> None:
     model_stage.check(config.model)
     if config.ratio:
         check_window_fits(config.window, config.model)
-    run_path = options.run_dir or methods.usual_path(config, settings)
+    if options.run_dir is None:
+        run_path = methods.usual_path(config, settings)
+    else:
+        run_path = named_path(options.run_dir)
     calibration = find_calibration(options.calibration, run_path)
     tokens: Stage | Artifact | None = None
     if methods.load_method(config.method).traits.learns_from_tokens:

@@ -211,8 +211,11 @@ def list_chains(options: Options, rest: Sequence[str]) -> list[Chain]:
             fitting = re.sub(r"[^\w.+-]", "_", value)  # in the name of a folder
             suffix += f"-{name.rpartition('.')[2]}-{fitting}"
         command = parse_command(words)
-        path, config = Path(f"{command.run_path}{suffix}"), command.config
-        words += ["--run-dir", str(path)] if suffix else []
+        path = Path(f"{command.run_path}{suffix}")
+        if suffix:  # again, as a run that goes on has settings from its folder
+            words += ["--run-dir", str(path)]
+            command = parse_command(words)
+        config = command.config
         for window in windows:
             check_window_fits(window, config.model)
         presets.check_lengths(config)

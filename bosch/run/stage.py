@@ -86,6 +86,12 @@ class Stage:
         return fingerprint(self.facts)
 
 
+def named_path(run_path: Path) -> Path:
+    """A run's folder with its name, also if it was given as `.`: the folder above holds what runs
+    share."""
+    return run_path if run_path.name not in ("", "..") else Path(os.path.abspath(run_path))
+
+
 def locate(run_path: Path, stage: Stage) -> Path:
     """Where a stage's files are: in the run folder, or in the folder that runs share."""
     if not stage.shared:

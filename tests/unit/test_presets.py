@@ -11,7 +11,7 @@ from bosch.assets import asset_folder
 from bosch.known_models import PAPER_MODELS
 from bosch.methods._settings import default_settings
 from bosch.model import ModelShape, read_model_config, read_shape
-from bosch.recipes import presets
+from bosch.recipes import presets, sweep
 from bosch.recipes.command import parse_command
 from bosch.recipes.presets import check_lengths, choose, paper, scaled_paper, tiny, warnings
 from bosch.recipes.recover import main
@@ -295,3 +295,28 @@ def test_a_run_that_goes_on_is_judged_by_the_suites_that_it_began_with(
     assert parse_command(words).config.eval == begun.eval
     suites = ["--eval.suites", "niah", "longbench"]
     assert parse_command([*words, *suites]).config.eval.suites == ("niah", "longbench")
+
+
+def test_suites_are_of_the_folder_that_hours_or_a_variant_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["--preset", "small", "--model", "tiny-qwen3", "--calibration.essays", "toy"]
+    begun = parse_command(words)
+    monkeypatch.setattr(presets, "is_on_this_machine", lambda data: True)
+    begun.run_path.mkdir(parents=True)
+    (begun.run_path / "run.json").write_text(json.dumps({"config": asdict(begun.config)}))
+    assert "longbench" not in parse_command(words).config.eval.suites
+    # Other runs, which have not begun.
+    assert "longbench" in parse_command([*words, "--hours", "500"]).config.eval.suites
+    given = sweep.Options(methods=("razor",), ratios=("0.75",), vary=("window=32,64",))
+    varied = sweep.list_chains(given, words)
+    assert all("longbench" in chain.config.eval.suites for chain in varied)
+
+
+def test_a_run_s_folder_may_be_the_current_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert parse_command(["--run-dir", "."]).run_path == tmp_path
+    assert parse_command(["--run-dir", "one"]).run_path == Path("one")
