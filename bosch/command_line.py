@@ -86,7 +86,8 @@ class Parser(argparse.ArgumentParser):
         dashed = [re.sub(r"^--[\w.-]+", lambda n: n[0].replace("_", "-"), word) for word in words]
         # Intermixed: `compare runs/a --out x runs/b`.
         given, rest = self.parse_known_intermixed_args(dashed)
-        return vars(given), rest
+        typed = dict(zip(dashed, words, strict=True))  # another program's names may differ by `_`
+        return vars(given), [typed.get(word, word) for word in rest]
 
     def add_options(
         self,

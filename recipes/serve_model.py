@@ -55,7 +55,7 @@ def find_python() -> str:
                 return python
     missing = ", ".join(lacking(sys.executable, needed))
     problem = f"this environment lacks {missing}, which serve hybrids"
-    way = "pip install --no-deps CLONE/serving/vllm, beside vLLM 0.31 or 0.32"
+    way = "beside vLLM 0.31 or 0.32 pip install xxhash, then --no-deps CLONE CLONE/serving/vllm"
     if is_checkout():
         way = f"`make serving` makes .venv-serving with them; elsewhere {way}"
     raise UserError(f"{problem}: {way} (docs/serving.md).")
