@@ -8,6 +8,7 @@ weights and texts.
 
 import gzip
 import math
+import os
 import zlib
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -28,7 +29,7 @@ from bosch.model_files import read_json_object
 from bosch.run import files
 from bosch.run.errors import MissingFileError, UserError
 from bosch.run.fingerprint import fingerprint
-from bosch.run.stage import flatten, follow_reference
+from bosch.run.stage import SHARED, flatten, follow_reference
 from bosch.sink import Sink
 
 # eval/window/128 and eval/length/4096 hold more evaluations: the column that names the condition.
@@ -153,7 +154,9 @@ def read_runs(given: Sequence[Path | RunResults]) -> list[RunResults]:
         if isinstance(one, RunResults):
             members = [one]
         else:
-            members = read_archive(one) if is_archive(one) else [read_run(one.resolve())]
+            # Not resolved: where a run's folder is a link, `shared` lies beside the link.
+            path = Path(os.path.abspath(one))
+            members = read_archive(path) if is_archive(path) else [read_run(path)]
         for run in members:  # one that was given twice is read once
             runs[run.path, str(run.config), run.method, run.mask and run.mask.model] = run
     names = [run.name for run in runs.values()]
@@ -265,7 +268,11 @@ class _Reader:
             return default
 
     def follow(self, folder: Path) -> Path:
-        return self.attempt(lambda: follow_reference(folder), folder)
+        place = self.attempt(lambda: follow_reference(folder), folder)
+        if place != folder and not place.is_dir():
+            advice = f"copy a run together with {SHARED}"
+            self.problems.append(f"{folder} names {place}, which is not there; {advice}")
+        return place
 
     def read_json(self, path: Path) -> dict[str, Any]:
         """The object in a file; empty if there is no file, or a damaged one."""

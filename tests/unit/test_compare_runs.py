@@ -521,6 +521,23 @@ def test_missing_and_damaged_parts_of_runs_are_named(tmp_path: Path) -> None:
     write_report(comparison, tmp_path / "report")
 
 
+def test_a_linked_run_has_what_it_shares_and_a_copy_without_it_says_so(tmp_path: Path) -> None:
+    elsewhere = FakeRun().write(tmp_path / "elsewhere")
+    runs = tmp_path / "runs"
+    (runs / "shared").mkdir(parents=True)
+    (elsewhere / "eval" / "dense").rename(runs / "shared" / "eval-dense-0")
+    (elsewhere / "eval" / "dense").mkdir()
+    write_sealed_json(
+        elsewhere / "eval" / "dense" / "reference.json",
+        {"folder": "../../../shared/eval-dense-0"},
+    )
+    linked = runs / elsewhere.name
+    linked.symlink_to(elsewhere)
+    assert not any("dense" in line for line in warnings(compare([linked])))
+    said = "\n".join(warnings(compare([elsewhere])))
+    assert "eval-dense-0, which is not there; copy a run together with shared" in said
+
+
 def test_a_damaged_prediction_is_named_and_nothing_is_drawn_from_it(tmp_path: Path) -> None:
     folder = FakeRun(skill=recovering(0.1, 0.7)).write(tmp_path)
     path = folder / "eval/step-000200/niah/predictions.jsonl"
