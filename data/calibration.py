@@ -55,7 +55,8 @@ class CalibrationSettings(CalibrationConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "tasks", self.tasks or needles.PAPER_TASKS)
-        for name in self.tasks:
+        # With questions of the user's own no task is built: those here are the preset's.
+        for name in () if self.questions else self.tasks:
             if self.tasks.count(name) > 1:
                 raise UserError(f"Task {name} is named twice; name each task once.")
             if name not in ALL_TASKS:

@@ -96,9 +96,12 @@ def freely_answered(context: ContextText, model: Any, tokenizer: Any) -> tuple[C
         token = read(model, cache, [token])
     before = list(ids[-8:])
     text = tokenizer.decode(before + written)[len(tokenizer.decode(before)) :]
+    text = text.rstrip("\ufffd")  # a sign of which only some bytes are written
     # Whole words, each with the blanks before it. The last one may be cut.
     words = re.findall(r"\s*\S+", text)
     words = words[:-1] or words
+    if len(words) < context.own_answers:  # Chinese and others put no blanks between words
+        words = [*text]
     count = min(context.own_answers, len(words))
     cuts = [len(words) * number // max(1, count) for number in range(count + 1)]
     parts = ["".join(words[begin:end]) for begin, end in pairwise(cuts)]

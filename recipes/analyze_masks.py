@@ -119,7 +119,8 @@ def correlate_scores(masks: Sequence[NamedMask]) -> Rows:
                 continue  # a mask file outside of a run has no scores
             run = read_run(folder)
             for row in run.rows:
-                if (row["step"], row["task"]) == (0, "average"):
+                # Not the average of each length, which some suites have too.
+                if (row["step"], row["task"]) == (0, "average") and not row["length"]:
                     one = ScoredMask(run.method, mask.mask, row["value"])
                     scored.setdefault(row["suite"], []).append(one)
         for suite, members in scored.items():

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bosch.masks.mask import GroupMask, MaskFile, Unit, read_mask, write_mask
+from bosch.masks.ranks import ranks_of
 from bosch.run.errors import MissingFileError, UserError
 from bosch.run.progress import say
 
@@ -214,11 +215,9 @@ def spearman(first: NDArray[np.float64], second: NDArray[np.float64]) -> float |
     """None where one of them does not vary."""
     ranks = []
     for values in (first, second):
-        _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
-        if len(counts) < 2:
+        if len(np.unique(values)) < 2:
             return None
-        # Equal values share the mean of their ranks.
-        ranks.append((np.cumsum(counts) - (counts - 1) / 2)[places])
+        ranks.append(ranks_of(values))
     table: NDArray[np.float64] = np.asarray(np.corrcoef(ranks))
     return float(table[0, 1])
 

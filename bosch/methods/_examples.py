@@ -61,6 +61,10 @@ def measure_haystacks(
     return [results[index] for index in numbers]
 
 
+# Rankings whose scores are others than those that runs may have in common.
+CHANGED = {"proxy": 2, "qada": 2}
+
+
 def identify(inputs: Inputs, method: str) -> str:
     """A hash of what results depend on: bosch.search_mask may be given any folder."""
     from bosch.search.outcomes import facts_of  # imports torch
@@ -73,6 +77,8 @@ def identify(inputs: Inputs, method: str) -> str:
     facts = {name: getattr(inputs, name) for name in names} | facts_of(inputs.model)
     if inputs.sink.kind != "none":
         facts["sink"] = str(inputs.sink)
+    if method in CHANGED:
+        facts["version"] = CHANGED[method]
     if own := own_files((METHODS, method)):  # a method of one's own counts by its content
         facts["plugins"] = own
     return fingerprint(facts | {"method": method, "haystacks": haystacks})

@@ -59,6 +59,8 @@ def _problems(method: ModuleType) -> Iterator[str]:
             yield f"gives no default to {option.name} of its Settings"
     if hasattr(method, "score_groups") == hasattr(method, "select"):
         yield "must define either score_groups(inputs) or select(inputs)"
+    if hasattr(method, "score_groups") and traits.unit == "layer":
+        yield "ranks groups, so it cannot choose layers: define select(inputs) instead"
 
 
 def unit_of(name: str, settings: object = None) -> Unit:

@@ -7,19 +7,19 @@ that promise most by the outcomes of each haystack so far. `bosch_paper` is the 
 Before stage 1 the masks of rankings (`starts`) are scored like all others, and stage 3 improves on
 the best mask so far: so none of them scores higher than the result, however early it ends.
 """
-# N groups of the model, S scores
+# N groups of the model
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from bosch.config import MaskConfig, above_0
 from bosch.masks.mask import Z
+from bosch.masks.ranks import ranks_of
 from bosch.method import Inputs, MethodTraits, Selection, Table
 from bosch.methods._choose import choose_most_local
 from bosch.methods._guided import check_rankings, global_table, scores_of
@@ -27,6 +27,7 @@ from bosch.methods._settings import METHODS, load_method
 from bosch.plugins import list_plugins
 from bosch.run.errors import UserError
 from bosch.run.progress import say, track
+from bosch.search.objective import Means
 from bosch.search.settings import SearchSettings
 
 if TYPE_CHECKING:
@@ -35,7 +36,8 @@ if TYPE_CHECKING:
 traits = MethodTraits(searches=True, keeps_full=True)
 
 LEAST_PATIENCE = 8  # masks, before a search is taken to gain nothing more
-LOWEST = -20.0  # log-probability: below it, worse answers are not told apart
+# Of log-probability, against the dense model: answers that lose more are not told apart.
+LOWEST = -20.0
 
 
 # About how often a ranking reads the calibration set: razor reads eight texts where the sets of
@@ -173,6 +175,11 @@ def probe_groups(search: "Search", share: float) -> Table:
     # Evenly spread over the set, in which the haystacks of a task lie together: at a third, numbers
     # 0, 3, 6. 1e-9: the share is rarely a float exactly.
     read = [int(i / share + 1e-9) for i in range(math.ceil(num_haystacks * share - 1e-9))]
+    answered = search.anchors.dense.haystacks
+
+    def lost(means: Means, number: int) -> float:
+        return max(means.log_probability - answered[number].log_probability, LOWEST)
+
     layers, groups = range(search.num_layers), range(search.num_groups)
     table: list[tuple[float, ...]] = []
     with track("stage 1", len(layers) * len(groups), "evaluations") as bar:
@@ -184,8 +191,7 @@ def probe_groups(search: "Search", share: float) -> Table:
             rows = [tuple(int(g == kept and len(groups) > 1) for g in groups) for kept in groups]
             masks = [(*dense[:layer], row, *dense[layer + 1 :]) for row in rows]
             values = search.score(masks, part="stage 1", bar=bar, haystacks=read)
-            logs = [[value.haystacks[n].log_probability for n in read] for value in values]
-            worth = [fmean(max(log, LOWEST) for log in row) for row in logs]
+            worth = [fmean(lost(value.haystacks[n], n) for n in read) for value in values]
             if len(groups) == 1:
                 table.insert(0, (-worth[0],))
                 continue
@@ -199,17 +205,10 @@ def rank_groups(search: "Search", guides: Sequence[Table]) -> list[Table]:
     """All groups in one order, by the first guide and the mean of the others in equal parts, before
     the guides themselves. Where a layer's groups lie in it says how many get the window."""
     num_groups = search.num_groups
-    first, *others = (mean_rank([np.ravel(guide)]) for guide in guides)
-    rank_N = mean_rank([first, mean_rank(others)] if others else [first])
+    first, *others = (ranks_of(np.ravel(guide)) for guide in guides)
+    rank_N = (first + ranks_of(np.mean(others, axis=0))) / 2 if others else first
     order: Table = tuple(map(tuple, rank_N.reshape(-1, num_groups).tolist()))
     counts = [row.count(0) for row in search.mask_by(order)]
     search.details["ratios"] = [count / num_groups for count in counts]
     say("stage 2, groups on the window from the bottom layer up: " + " ".join(map(str, counts)))
     return [order, *guides]
-
-
-def mean_rank(scores_SN: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """The mean rank of each entry over several scores."""
-    order_SN = np.argsort(scores_SN, axis=1, kind="stable")
-    mean_N: NDArray[Any] = np.argsort(order_SN, axis=1).mean(0)
-    return mean_N

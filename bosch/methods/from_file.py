@@ -27,7 +27,9 @@ class Settings:
 
     def __post_init__(self) -> None:
         if self.path is not None:  # the file at once: its content decides
-            object.__setattr__(self, "path", find_mask(self.path))
+            object.__setattr__(
+                self, "path", find_mask(Path(self.path))
+            )  # from Python it may be text
 
 
 def check(settings: Settings) -> None:

@@ -53,8 +53,10 @@ def score_groups(inputs: Inputs) -> Scores:
         for rows in attention_rows(q_HTD, k_GTD, scaling, inputs.chunk_elements):
             weights_HCS = rows.weights_HCS
             weights_HCN = weights_HCS[..., : inputs.sink.num_visible]
-            # What a sink holds needs no block.
-            weights_HCN.masked_fill_(rows.past(inputs.window_tokens, weights_HCN.shape[2]), 0)
+            # What a sink holds counts, and needs no block.
+            by_sink_HCN = weights_HCN * rows.past(inputs.window_tokens, weights_HCN.shape[2])
+            held_HC1 = by_sink_HCN.sum(-1, keepdim=True, dtype=torch.float64)
+            weights_HCN -= by_sink_HCN
             missing = -weights_HCS.shape[-1] % block_tokens  # keys, to a whole number of blocks
             blocks_HCKS = F.pad(weights_HCS, (0, missing)).unflatten(-1, (-1, block_tokens))
             mass_HCK = blocks_HCKS.sum(-1, dtype=torch.float64)
@@ -65,8 +67,9 @@ def score_groups(inputs: Inputs) -> Scores:
             order_CK = proxy_CK.argsort(dim=-1, descending=True, stable=True)
             # Each head's own mass, added up in the proxy's order.
             reached_HCK = mass_HCK.gather(-1, order_CK.expand_as(mass_HCK)).cumsum(-1)
-            wanted_HC1 = settings.mass_share * reached_HCK[..., -1:]
-            needed_HC = (reached_HCK < wanted_HC1).sum(-1) + 1
+            rest_HC1 = reached_HCK[..., -1:]
+            wanted_HC1 = rest_HC1 - (1 - settings.mass_share) * (rest_HC1 + held_HC1)
+            needed_HC = (reached_HCK < wanted_HC1).sum(-1) + (wanted_HC1[..., 0] > 0)
             total_H += (needed_HC / num_blocks_C1[:, 0].double()).sum(-1)
         return total_H
 

@@ -52,7 +52,8 @@ def score_groups(inputs: Inputs) -> Scores:
         local_HC = scores_HCS.masked_fill(~inside_CS, float("-inf")).logsumexp(-1)
 
         near_CS = (lags_CS >= window_tokens) & (lags_CS < window_tokens + buffer)
-        num_near_C = near_CS.sum(-1)
+        near_CS &= torch.arange(first, stop, device=q_HTD.device) >= inputs.sink.num_visible
+        num_near_C = near_CS.sum(-1).clamp_min(1)  # 0 where only sinks are left: none is far then
         mean_HC = (scores_HCS * near_CS).sum(-1) / num_near_C  # q . m
         deviation_HCS = (scores_HCS - mean_HC[..., None]) * near_CS
         variance_HC = deviation_HCS.square().sum(-1) / num_near_C  # q'Sq

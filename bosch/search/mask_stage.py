@@ -28,9 +28,9 @@ from bosch.run.progress import say
 from bosch.run.stage import Artifact, Stage
 from bosch.sink import Sink
 
-# Of methods that have come to choose other masks. Rankings that runs share are younger than these:
-# where one is raised, `identify` (methods/_examples.py) must tell its old scores apart too.
-VERSIONS = {"bosch": 3, "fisher": 2}
+# Of methods that have come to choose other masks. Rankings that runs share are told apart by
+# `CHANGED` (methods/_examples.py).
+VERSIONS = {"bosch": 4, "fisher": 2, "global_swap": 2, "proxy": 2, "qada": 2}
 ReadSet = Callable[[Path, str], Calibration]  # `read_set` of data/calibration_stage.py
 MakeLearning = Callable[[Config, Path, Artifact], Learning]  # of training/learner.py
 
@@ -41,9 +41,16 @@ def check(config: Config) -> None:
 
     from bosch.attention.dispatch import check_backend
 
-    on_gpu = torch.cuda.is_available()
-    device, dtype = ("cuda", torch.bfloat16) if on_gpu else ("cpu", torch.float32)
-    check_backend("mask.attention", config.mask.attention, torch.device(device), dtype)
+    mask, on_gpu = config.mask, torch.cuda.is_available()
+    device, usual = ("cuda", torch.bfloat16) if on_gpu else ("cpu", torch.float32)
+    dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}.get(mask.precision, usual)
+    check_backend(
+        "mask.attention",
+        mask.attention,
+        torch.device(device),
+        dtype,
+        has_sink=config.sink != "none",
+    )
 
 
 def stage(

@@ -254,6 +254,16 @@ def test_own_questions_make_the_set_and_their_content_decides_it(tmp_path: Path)
     assert build(config).fingerprint != before
 
 
+def test_tasks_that_are_not_built_do_not_refuse_own_questions(tmp_path: Path) -> None:
+    """Those of a preset are in the model's own words, and own questions have their answers."""
+    path = str(write_questions(tmp_path / "own.jsonl", OWN))
+    tasks = ("niah_single_1", "continue")
+    asked = sets.CalibrationSettings(tasks=tasks, questions=path, answers="expected")
+    assert asked.tasks == tasks
+    with pytest.raises(UserError, match="no answer but what the model itself writes"):
+        sets.CalibrationSettings(tasks=tasks, answers="expected")
+
+
 def test_own_words_are_what_the_dense_model_writes_up_to_the_answer(tmp_path: Path) -> None:
     folder, prompt = fetch_model(smoke().model), f"{TEXT.strip()}\nWhere is the key?"
     model, tokenizer = load_for_search(folder), load_tokenizer(smoke().model)

@@ -184,6 +184,14 @@ def test_scores_in_a_folder_are_of_one_masks_sinks(dense: Any, tmp_path: Path) -
         assert bosch.evaluate(dense, **asked) == rows
 
 
+def test_a_mask_of_a_file_is_a_method_too(dense: Any, calibration: Any, tmp_path: Path) -> None:
+    chosen = bosch.search_mask(dense, calibration, ratio=0.5, window=16, method="fisher")
+    chosen.save(tmp_path / "mask.json")
+    for path in (tmp_path / "mask.json", str(tmp_path / "mask.json")):
+        choice = {"ratio": 0.5, "window": 16, "method": "from_file", "path": path}
+        assert bosch.search_mask(dense, calibration, **choice).mask == chosen.mask
+
+
 def test_another_searchs_files_are_not_used(dense: Any, calibration: Any, tmp_path: Path) -> None:
     def search(method: str, window: int, folder: Path | None = tmp_path) -> Any:
         choice = {"ratio": 0.5, "window": window, "folder": folder}

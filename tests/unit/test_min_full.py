@@ -12,6 +12,7 @@ from bosch.calibration import Calibration
 from bosch.config import Config, MaskConfig
 from bosch.masks.formats import smallest
 from bosch.masks.mask import num_windowed
+from bosch.masks.ranks import ranks_of
 from bosch.methods import _choose
 from bosch.methods._settings import check_min_full, load_method
 from bosch.run.errors import UserError
@@ -88,6 +89,16 @@ def test_the_most_global_group_of_each_layer_stays() -> None:
     prior = list(itertools.chain(*table))
     assert repair((1,) * 6, 3, prior, [0, 0, 0, 1, 1, 1], 1) == (1, 1, 0, 1, 0, 0)
     assert repair((1,) * 6, 3, prior) == (1, 1, 1, 0, 0, 0)
+
+
+def test_of_equal_groups_the_first_layers_are_no_more_local() -> None:
+    """A ranking that gives 0 to most groups, as one by copies does."""
+    assert ranks_of([0.0, 3.0, 0.0, 0.0, 2.0]).tolist() == [1, 4, 1, 1, 3]
+    prior = [0.0] * 60 + [1.0] * 30
+    windowed = [v for v, bit in enumerate(repair((1,) * 90, 30, prior)) if not bit]
+    assert max(windowed) < 60
+    assert 10 < sum(v < 30 for v in windowed) < 20
+    assert windowed == [v for v, bit in enumerate(repair((1,) * 90, 30, prior)) if not bit]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@ record, limits, and that nothing but the settings and the seed decides the mask.
 
 import json
 import math
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
@@ -15,7 +16,7 @@ from transformers import PreTrainedModel
 
 from bosch.attention.backends import sdpa
 from bosch.attention.call import AttentionCall
-from bosch.calibration import Calibration
+from bosch.calibration import Calibration, Question
 from bosch.config import MaskConfig
 from bosch.masks.mask import MaskFile
 from bosch.methods import _choose, bosch, bosch_paper
@@ -25,7 +26,7 @@ from bosch.run import progress
 from bosch.run.errors import UserError
 from bosch.search import finish
 from bosch.search import settings as search_settings
-from bosch.search.objective import rounded, weighted
+from bosch.search.objective import Means, rounded, weighted
 from bosch.search.settings import Accelerations
 from bosch.search.stages import plan_subproblems
 from tests.attention_matrices import inputs_of
@@ -122,6 +123,23 @@ def test_bosch_probes_every_group_and_orders_all_groups(run: Any, tmp_path: Path
     begun = next(line for line in lines if line["stage"] == "stage 3")
     full = sorted(kept, key=lambda place: worth[place[0]][place[1]])[-3:]
     assert {(layer, group) for layer, group in kept if begun["z"][layer][group] == "1"} == {*full}
+
+
+def test_probes_tell_groups_apart_by_answers_that_no_mask_makes_likely(
+    model_and_texts: tuple[PreTrainedModel, Calibration], tmp_path: Path
+) -> None:
+    """As lines of text alone are: of 20 tokens a random model has e^-70."""
+    model, calibration = model_and_texts
+    texts = []
+    for haystack in calibration.haystacks:
+        length = len(haystack.ids_T)
+        asked = Question(range(length - 20, length), range(0), "")
+        texts.append(replace(haystack, questions=(asked,)))
+    settings = FEW | {"starts": (), "objective": "logprob"}
+    inputs = inputs_of(bosch, model, Calibration(texts), tmp_path, settings, window_tokens=WINDOW)
+    record = _choose.write_selection("bosch", inputs, _choose.make_mask("bosch", inputs), 0.0)
+    worth = [value for row in trace_of(record)["group_worth"] for value in row]
+    assert len(set(worth)) > 6
 
 
 @pytest.mark.parametrize("starts", [(), ("fisher",)])
@@ -310,7 +328,7 @@ def test_the_time_left_of_stage_1_is_right_within_a_third(monkeypatch: pytest.Mo
     costs = [seconds / 8 for seconds in by_layer for _ in range(8)]
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr(progress, "describe_seconds", lambda seconds: told.append(seconds))
-    value = SimpleNamespace(haystacks={0: SimpleNamespace(log_probability=-1.0)})
+    value = SimpleNamespace(haystacks={0: Means(0.0, 0.0, -1.0)})
 
     def score(masks: list[Any], bar: progress.Bar, **_: Any) -> list[Any]:
         for _ in masks:
@@ -323,6 +341,7 @@ def test_the_time_left_of_stage_1_is_right_within_a_third(monkeypatch: pytest.Mo
 
     search: Any = SimpleNamespace(
         evaluator=SimpleNamespace(questions=[0]),
+        anchors=SimpleNamespace(dense=value),
         z=((1,) * 8,) * 8,
         num_layers=8,
         num_groups=8,

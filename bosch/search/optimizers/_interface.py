@@ -13,6 +13,7 @@ Several masks may be proposed at once, for ranks to share; their values are boun
 False) where they do not exceed the threshold. Repeating a mask is free."""
 
 import math
+import random
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -98,10 +99,14 @@ def repair(
     least_full: int = 0,
 ) -> Assignment:
     """Change as many variables as the quota needs: window the most local full ones, or make the
-    most global windowed ones full. `prior`: how global each is; of equals the first are local.
-    `layers`: of each variable; with `least_full`, so many of each layer stay full."""
-    # The most local first. `sorted` is stable: of equals, and so without a prior, by number.
-    order = sorted(range(len(assignment)), key=lambda v: prior[v] if prior else 0)
+    most global windowed ones full. `prior`: how global each is. `layers`: of each variable; with
+    `least_full`, so many of each layer stay full."""
+    order = list(range(len(assignment)))
+    if prior:  # the most local first
+        # Shuffled, always in the same way: rankings have many equal values, and of those the first
+        # layers would get all windows.
+        random.Random(0).shuffle(order)
+        order.sort(key=lambda v: prior[v])
     missing = quota - assignment.count(0)  # to be windowed; below 0, so many get full again
     candidates = [v for v in order if assignment[v] == int(missing > 0)]
     if least_full and missing > 0:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bosch.masks.ranks import ranks_of
 from bosch.search.objective import Means, Value
 from bosch.search.optimizers._interface import SMALLEST_STEP, Assignment, Proposals, Trials
 from bosch.search.optimizers.swap import best_start, kick, swapped, windowed_and_full
@@ -32,7 +33,9 @@ def search(trials: Trials) -> Proposals:
     problem = trials.problem
     draw = random.Random(problem.seed)
     current = yield from best_start(trials)
-    surrogate = Surrogate(problem.questions, len(problem.variables), problem.prior)
+    dense = problem.anchors.dense.haystacks
+    answered = [dense[number].log_probability for number in sorted(dense)]
+    surrogate = Surrogate(problem.questions, len(problem.variables), problem.prior, answered)
     surrogate.learn(problem.known)
     while current is not None:  # until no neighbor or kick is left
         surrogate.learn(trials.table)
@@ -62,15 +65,21 @@ class Surrogate:
     from it. Those that an evaluation did not read are simply missing."""
 
     def __init__(
-        self, questions: Sequence[int], num_variables: int, prior: Sequence[float] = ()
+        self,
+        questions: Sequence[int],
+        num_variables: int,
+        prior: Sequence[float] = (),
+        answered: Sequence[float] = (),
     ) -> None:
-        """prior: how global each variable is thought to be."""
+        """prior: how global each variable is thought to be. answered: the log-probability of each
+        haystack's answers by the dense model; 0 if it is not given."""
+        self._answered = answered or [0.0] * len(questions)
         self._weights_T = np.array(questions) / sum(questions)
         # Only the order of the prior counts, as its numbers come from rankings on different scales:
-        # from -1/2, the most local variable, to 1/2. Sorting an order gives each entry's rank.
-        order_N = np.argsort(np.argsort(prior, kind="stable"), kind="stable")
-        ranks_N = order_N / max(1, num_variables - 1) - 0.5
-        self._prior_N: Array = ranks_N if prior else np.zeros(num_variables)
+        # from -1/2, the most local variable, to 1/2.
+        self._prior_N: Array = np.zeros(num_variables)
+        if prior:
+            self._prior_N = ranks_of(prior) / max(1, num_variables - 1) - 0.5
         self._seen: dict[Assignment, Array] = {}  # the quality of each haystack, nan if unknown
 
     def learn(self, table: Mapping[Assignment, Value]) -> None:
@@ -79,7 +88,7 @@ class Surrogate:
             known_T = self._seen.setdefault(assignment, np.full(len(self._weights_T), np.nan))
             if len(value.haystacks) > np.isfinite(known_T).sum():
                 for number, means in value.haystacks.items():
-                    known_T[number] = quality(means)
+                    known_T[number] = quality(means, self._answered[number])
 
     def gains(self, current: Assignment) -> Iterator[tuple[float, int, int]]:
         """The predicted quality after each swap of a windowed variable with a full one."""
@@ -146,13 +155,15 @@ class Surrogate:
         return effects_TN, present_T
 
 
-def quality(means: Means) -> float:
+def quality(means: Means, answered: float) -> float:
     """How well a haystack is answered, from 0 to 1, with a slope where objectives have none.
 
     Accuracy has steps only, and a probability near 0 hardly changes. The fourth root of the
-    probability still tells answers apart that are far from right."""
+    probability still tells answers apart that are far from right. It is taken as a share of the
+    dense model's, whose logarithm is `answered`: a long text has next to none by any mask."""
     right = (means.accuracy + means.probability) / 2
-    return (right + math.exp(max(means.log_probability, -700.0) / 4)) / 2
+    lost = min(0.0, means.log_probability - answered)
+    return (right + math.exp(max(lost, -700.0) / 4)) / 2
 
 
 def ridge(x_MN: Array, y_M: Array, weight_M: Array) -> Array:
