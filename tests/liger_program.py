@@ -74,7 +74,7 @@ def models() -> None:
     ids = random_tokens(2, 11)
     inputs, labels = {"input_ids": ids}, torch.roll(ids, -1, 1)
     labels[:, -1] = IGNORED
-    for family in ("qwen3", "llama", "olmo2"):
+    for family in COMPARED:
         plain: Any = tiny_model(family, num_hidden_layers=1, initializer_range=0.1)
         plain = deploy(plain, [[1, 0, 1, 0]], 4).train()
         ours = copy.deepcopy(plain)
@@ -83,7 +83,8 @@ def models() -> None:
         install_kernels(ours, kernels)
         found = loss_and_gradients(ours, inputs, labels, 1 / 20)
         torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
-        for module in (ours.model.norm, ours.model.layers[0].mlp):
+        is_dense = not hasattr(ours.config, "num_experts")
+        for module in (ours.model.norm, *[ours.model.layers[0].mlp] * is_dense):
             assert module.forward.__func__.__module__.startswith("liger_kernel"), module
         other: Any = tiny_model(family, num_hidden_layers=1)
         assert "liger" not in type(other.model.norm).__module__
@@ -167,8 +168,8 @@ def check(found: Tensor, expected: Tensor, tolerance: float) -> None:
 def sharded() -> None:
     """A step of our training's model with weights as fully_shard hands them over: in fp32 from
     offloaded shards, and as copies in half precision; activations are computed twice."""
-    parallel.MixedPrecisionPolicy = lambda param_dtype, reduce_dtype: MixedPrecisionPolicy(
-        torch.float16, reduce_dtype
+    parallel.MixedPrecisionPolicy = lambda param_dtype=None, reduce_dtype=None: (
+        MixedPrecisionPolicy(param_dtype and torch.float16, reduce_dtype)
     )
     ids, device = random_tokens(1, 24), start_world()
     inputs = {"input_ids": ids, "position_ids": packed_positions(10, 14)}
