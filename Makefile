@@ -18,8 +18,9 @@ CHECKED := bosch benchmarks launch  # bosch/data, eval, training and recipes are
 
 SETUP := $(PYTHON) launch/setup_environment.py
 # Test processes run side by side, so each one uses a single thread. They keep what they compile, also
-# where the environment forbids it: each would compile all tests anew, a third of its start.
-PYTEST := env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 .venv/bin/python -m pytest
+# where the environment forbids it: each would compile all tests anew, a third of its start. They are
+# of CPUs, also on a machine with GPUs: `make gpu` runs the others.
+PYTEST := env -u PYTHONDONTWRITEBYTECODE CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 .venv/bin/python -m pytest
 # Neighbors in one process, until one runs out: so what the tests of a file share is made once.
 SPREAD = -n $(WORKERS) --dist worksteal
 

@@ -3,8 +3,10 @@
 import gc
 import os
 import random
+import shutil
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +20,10 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     # Before a test module imports the libraries, which read these once on import.
     os.environ["HF_HUB_OFFLINE"] = "1"
+    # A folder without what the user has fetched, and without accelerate's own settings.
+    os.environ["HF_HOME"] = tempfile.mkdtemp(prefix="bosch-tests-")
+    for name in ("HF_HUB_CACHE", "HF_DATASETS_CACHE", "HF_MODULES_CACHE", "HF_ENDPOINT"):
+        os.environ.pop(name, None)
     os.environ["OMP_NUM_THREADS"] = "1"  # test processes run side by side
     os.environ["MPLBACKEND"] = "agg"
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # it warns when a process with threads forks
@@ -41,6 +47,7 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_unconfigure() -> None:
+    shutil.rmtree(os.environ["HF_HOME"], ignore_errors=True)
     gc.unfreeze()  # else what the libraries never see freed is named at the end as leaked
 
 

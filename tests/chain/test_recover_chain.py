@@ -48,6 +48,21 @@ def test_no_stage_begins_with_the_model_of_an_earlier_one(undisturbed: Undisturb
     assert {name: count for name, count in models.items() if count} == {"eval/step-000008": 2}
 
 
+@pytest.mark.slow
+def test_a_chain_that_learns_answers_makes_them_before_its_lessons(tmp_path: Path) -> None:
+    words = ["--data.answers", "0.3", "--train.on-policy", "0.25", "--train.stored-shares", "8"]
+    words += ["--train.objective", "distill", "--data.sequence-length", "512"]
+    command = (sys.executable, str(RECOVER), *CHAIN, *words)
+    first = launch(tmp_path, *command)
+    assert first.returncode == 0, first.stderr
+    begun = re.findall(r"stage \d+ of \d+, ([\w/-]+): starts", first.stdout)
+    assert begun.index("tokens") < begun.index("answers") < begun.index("lessons")
+    assert begun.index("lessons") < begun.index("train")
+    again = launch(tmp_path, *command)
+    assert again.returncode == 0, again.stderr
+    assert again.stdout.count("complete, reused") == len(begun)
+
+
 @pytest.mark.parametrize(
     "program", [(sys.executable,), pytest.param(tuple(LAUNCH), marks=pytest.mark.slow)]
 )

@@ -72,7 +72,7 @@ def test_outputs_and_gradients_are_the_references(name: str, step: int) -> None:
 def test_gradients_of_sinks_take_less_than_half_of_what_is_allowed(name: str, step: int) -> None:
     """In bf16; .2 of it, measured. Added up in bf16 they took 1.3, in one case of all."""
     cases = list(half_sink_cases(most_queries=200))[::step]
-    assert worst_sink_error(runnable(name), cases) < 0.5
+    assert 0 < worst_sink_error(runnable(name), cases) < 0.5
 
 
 @pytest.mark.parametrize("step", [13, pytest.param(1, marks=pytest.mark.slow)])

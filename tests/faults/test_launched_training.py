@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +20,7 @@ from tests.faults.training_program import (
     results,
     run,
 )
+from tests.fork_server import launch_environment
 from tests.plain_training import model_folder
 
 pytestmark = pytest.mark.faults
@@ -120,8 +120,7 @@ def run_slurm(folder: Path, **options: Any) -> tuple[int, str]:
     command, another port if 29500 is taken."""
     repository = folder / "repository"
     shutil.copytree(ROOT / "launch", repository / "launch", dirs_exist_ok=True)
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = str(server.getsockname()[1])
+    port = launch_environment(1)[0]["MASTER_PORT"]
     config = repository / "launch" / "nodes.yaml"
     config.write_text(config.read_text().replace("29500", port))
     script = repository / "launch" / "slurm.sbatch"

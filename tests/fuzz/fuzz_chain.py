@@ -38,8 +38,10 @@ from bosch.run.files import append_line, drop_torn_line, read_lines
 from bosch.run.fingerprint import fingerprint, hash_file
 from tests.smoke_chain import CHAIN, operations_of, results, start
 
-ARGUMENTS = (*CHAIN, "--model", "model")
-RUN = Path("runs") / "model-bosch-r0.75"
+# No word that a sentence has by itself: its files count as named where the folder is.
+MODEL = "dense-under-test"
+ARGUMENTS = (*CHAIN, "--model", MODEL)
+RUN = Path("runs") / f"{MODEL}-bosch-r0.75"
 FAILURES = ("silent", "unnamed", "traceback")
 FINISHED = "finished"
 # Of the operations on a stage's files: while it works, and while its results wait for the manifest.
@@ -78,7 +80,7 @@ def make_states(base: Path) -> list[str]:
 def run_undisturbed(folder: Path, copies: Mapping[int, str]) -> str:
     """The output of a run in a new folder."""
     ignored = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(asset_folder("tiny-qwen3-2layer"), folder / "model", ignore=ignored)
+    shutil.copytree(asset_folder("tiny-qwen3-2layer"), folder / MODEL, ignore=ignored)
     code, output = start(folder, arguments=ARGUMENTS, copies=copies)
     assert code == 0, output
     return output
@@ -177,7 +179,7 @@ def damage_one(folder: Path, draw: random.Random, others: list[Path]) -> tuple[P
     """Damage one file of a state. Its path in the folder, and what was done."""
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path.stat().st_size)
     if not (folder / RUN / "mask").exists():  # no stage that is there has recorded the model
-        files = [path for path in files if path.parent.name != "model"]
+        files = [path for path in files if path.parent.name != MODEL]
     groups: dict[str, list[Path]] = {}
     for path in files:
         name = re.sub(r"-[0-9a-f]{16}|\d+", "", path.relative_to(folder).as_posix())

@@ -17,6 +17,7 @@ from tests.attention_calls import (
     check_against_reference,
     gpu_cases,
     half_sink_cases,
+    make_call,
     sink_cases,
     thin_cases,
     visible_counts,
@@ -58,7 +59,9 @@ def test_outputs_and_gradients_are_the_references(name: str) -> None:
 def test_sinks_are_the_references(name: str) -> None:
     backend = runnable(name)
     cases = [replace(c, dtype=torch.bfloat16, head_size=64) for c in sink_cases()]
-    assert None in {check_against_reference(backend, case, device="cuda") for case in cases}
+    # Within the window there is none.
+    with_sinks = [case for case in cases if make_call(case, "cuda").sink is not None]
+    assert None in {check_against_reference(backend, case, device="cuda") for case in with_sinks}
 
 
 @every_backend

@@ -19,8 +19,7 @@ from bosch.config import TrainConfig
 from bosch.data.loader import IGNORED, Sequences, open_tokens
 from bosch.data.tokenizer_files import read_tokenizer
 from bosch.hybrid.conversion import deploy
-from bosch.hybrid.materialize import export_hybrid
-from bosch.recipes import presets
+from bosch.recipes import materialize_model, presets
 from bosch.run.errors import UserError
 from bosch.run.files import read_sealed_json, seal_folder, write_sealed_json
 from bosch.run.folder import RunFolder
@@ -164,7 +163,12 @@ def test_queries_and_keys_of_full_groups_are_kept_or_given_back(tmp_path: Path) 
     for trained in ("lora", "lora-keep-qk"):
         run(tmp_path / trained, model, replace(settings, trained=trained))
         weights[trained] = plain_training.read_weights(tmp_path / trained / "step-000002")
-    export_hybrid(tmp_path / "lora" / "step-000002", tmp_path / "restored", tmp_path / "dense")
+    trained, restored = tmp_path / "lora" / "step-000002", tmp_path / "restored"
+    words = ["--model", str(trained), "--out", str(restored)]
+    words += ["--queries-and-keys-of", str(tmp_path / "dense")]
+    with pytest.raises(UserError, match="queries-and-keys-of"):
+        materialize_model.main([*words, "--reverse"])
+    materialize_model.main(words)
     weights["restored"] = plain_training.read_weights(tmp_path / "restored")
     kept_rows = 0
     for name, before in weights["before"].items():

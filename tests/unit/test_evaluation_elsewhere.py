@@ -73,12 +73,13 @@ def test_a_process_ends_with_the_one_that_started_it(tmp_path: Path) -> None:
     (suite,), known_by = HERE.suites, describe_tokenizer(load_tokenizer(MODEL)).hash
     facts = describe_examples(suite, suite.tasks[0], known_by)
     shared = tmp_path / f"examples-{fingerprint(facts)[:16]}"
-    job = MODEL, HERE, Label("one", 4, 4), tmp_path / "out", tmp_path
+    job = evaluate_folder, MODEL, HERE, Label("one", 4, 4), tmp_path / "out", tmp_path
     (place,) = places({**os.environ}, ())
     command = [sys.executable, "-m", "bosch.eval.elsewhere"]
-    with FolderLock(shared), subprocess.Popen(command, stdin=subprocess.PIPE, env=place) as process:
-        process.communicate(pickle.dumps(job), timeout=100)
-    assert process.returncode == 1
+    pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with FolderLock(shared), subprocess.Popen(command, env=place, **pipes) as process:
+        _, errors = process.communicate(pickle.dumps(job), timeout=100)
+    assert (process.returncode, errors) == (1, b"")
 
 
 def test_what_cannot_evaluate_is_refused_in_a_sentence(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ but in the last test, which runs a chain."""
 import json
 import os
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import pytest
 from bosch.config import Config
 from bosch.eval.rows import read_rows
 from bosch.methods._settings import learning_tokens, load_method
-from bosch.recipes import hours, recover
+from bosch.recipes import hours
 from bosch.recipes.command import parse_command
 from bosch.recipes.hours import Promise, fit, with_hours
 from bosch.recipes.presets import paper, small, smoke, tiny
@@ -210,12 +209,12 @@ def test_all_ranks_have_what_rank_0_chose(tmp_path: Path) -> None:
 def test_a_run_that_falls_behind_trains_less(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By a clock by which all of its hours are over when the training begins."""
+    """After a launch that was killed when all of its hours were over."""
     run = tmp_path / "run"
     command = ["--preset", "smoke", "--hours", "2", "--run-dir", str(run)]
-    with monkeypatch.context() as patched:
-        patched.setattr(recover, "measured", lambda folder: nullcontext(lambda: [7_200.0]))
-        main(command)
+    run.mkdir()
+    write_sealed_json(run / ".wall_seconds.json", {"seconds": [7_200.0]})
+    main(command)
     said = capsys.readouterr().out
     assert "step 2 of 8: little time is left; training ends at 3" in said
     assert "run: training ended early, at step 3 of 8, so that --hours held" in said

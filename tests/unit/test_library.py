@@ -66,12 +66,13 @@ def test_all_six_calls(dense: Any, calibration: Any, tmp_path: Path) -> None:
         logits = dense(ids).logits
     assert torch.equal(dense(ids).logits, plain)
     assert (logits - plain).abs().max() > 0.1
-    assert (hybrid(ids).logits - logits).abs().max() < 1e-3
     # In fp32: in bf16 the likeliest two tokens may be one step apart, which another order of
     # additions turns round.
     fp32, hybrid_fp32 = copy.deepcopy(dense).float(), copy.deepcopy(hybrid).float()
     with bosch.masked(fp32, mask), torch.inference_mode():
+        logits = fp32(ids).logits
         texts = fp32.generate(ids, max_new_tokens=8, do_sample=False)
+    assert (hybrid_fp32(ids).logits - logits).abs().max() < 1e-4
     assert torch.equal(hybrid_fp32.generate(ids, max_new_tokens=8, do_sample=False), texts)
 
     task = {"niah_tasks": ["niah_single_1"], "niah_essays": "toy", "samples": 3}
@@ -91,6 +92,9 @@ def test_all_six_calls(dense: Any, calibration: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("sink", ["static", "tokens=2"])
 def test_sinks_come_with_the_mask(sink: str, dense: Any, calibration: Any, tmp_path: Path) -> None:
+    # In fp32: in bf16 the likeliest two tokens may be one step apart, which another order of
+    # additions turns round.
+    dense = copy.deepcopy(dense).float()
     ids = torch.arange(60)[None] % 200
     plain = dense(ids).logits
     asked: Any = {"ratio": 0.75, "window": 16, "method": "dcam", "sink": sink}
@@ -104,13 +108,8 @@ def test_sinks_come_with_the_mask(sink: str, dense: Any, calibration: Any, tmp_p
             logits.append(dense(ids).logits)
             texts = dense.generate(ids, max_new_tokens=8, do_sample=False)
         hybrid = bosch.materialize(dense, mask)
-        assert (hybrid(ids).logits - logits[-1]).abs().max() < 1e-3
-        # In fp32: in bf16 the likeliest two tokens may be one step apart, which another order of
-    # additions turns round.
-    fp32, hybrid_fp32 = copy.deepcopy(dense).float(), copy.deepcopy(hybrid).float()
-    with bosch.masked(fp32, mask), torch.inference_mode():
-        texts = fp32.generate(ids, max_new_tokens=8, do_sample=False)
-    assert torch.equal(hybrid_fp32.generate(ids, max_new_tokens=8, do_sample=False), texts)
+        assert (hybrid(ids).logits - logits[-1]).abs().max() < 1e-4
+        assert torch.equal(hybrid.generate(ids, max_new_tokens=8, do_sample=False), texts)
     assert torch.equal(logits[0], logits[1])
     assert (logits[0] - logits[2]).abs().max() > 1e-3
     with bosch.masked(dense, without), bosch.masked(dense, loaded), torch.inference_mode():

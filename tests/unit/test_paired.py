@@ -2,6 +2,7 @@
 print them."""
 
 import json
+import re
 import shutil
 from dataclasses import asdict
 from pathlib import Path
@@ -136,7 +137,9 @@ def test_an_evaluation_beside_another(tmp_path: Path) -> None:
         [*pair_evaluations(hybrid, dense)]
 
 
-def test_examples_of_another_tokenizer_are_not_paired(tmp_path: Path) -> None:
+def test_examples_of_another_tokenizer_are_not_paired(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Its tokens are shorter, so less text fits into as many."""
     usual = asset_folder("tiny-qwen3-2layer")
     content = json.loads((usual / "tokenizer.json").read_text())
@@ -146,15 +149,20 @@ def test_examples_of_another_tokenizer_are_not_paired(tmp_path: Path) -> None:
 
     text = write_text(tmp_path / "text.jsonl", 400)
 
-    def evaluate(model: Path, out: Path, essays: str = "toy") -> Path:
+    def evaluate(model: Path, out: Path, essays: str = "toy", against: Path | None = None) -> Path:
         words = ["--suite", "own_formats", "--niah-essays", essays, "--niah-lengths", "256"]
         words += ["--samples", "2", "--options", "own_formats.tasks=word"]
+        words += ["--against", str(against)] if against else []
         evaluate_model.main(["--model", str(model), *words, "--out", str(out)])
         return out
 
     first = evaluate(usual, tmp_path / "first")
     other = evaluate(tmp_path / "model", tmp_path / "other")
     assert [*pair_evaluations(first, first)]
+    capsys.readouterr()
+    evaluate(usual, tmp_path / "again", against=first)
+    said = capsys.readouterr().out
+    assert re.search(rf"^beside {first}:\nscore .*\nown formats average +2 ", said, re.M)
     with pytest.raises(UserError, match="on own_formats: 2 of 2 examples have another text"):
         [*pair_evaluations(first, other)]
     # A file's name may be written in other ways.

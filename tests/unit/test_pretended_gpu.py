@@ -107,7 +107,9 @@ def test_search_keeps_states_on_the_gpu(gpu: Gpu) -> None:
     given = Accelerations(memory_gb=4 * 2 * state / 2**30)
     for accelerations in (Accelerations(), given):
         evaluator = evaluator_of(model, calibration, accelerations=accelerations)
+        assert {h.capacity_bytes for h in evaluator.haystacks.values()} == {2 * state}
         assert [value.value for value in evaluator.score(masks)] == expected
+        assert evaluator.work < plain.work
 
 
 def test_answers_are_the_same_when_few_caches_fit_beside_the_model(gpu: Gpu) -> None:

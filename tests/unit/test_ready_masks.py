@@ -39,6 +39,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
+@pytest.mark.parametrize("name", ["0.5", "0.75", "0.875", "0.95"])
+def test_a_mask_of_the_package_loads(name: str) -> None:
+    mask = bosch.load_mask(f"smollm2-135m@{name}")
+    assert mask.ratio_asked == float(name)
+    evidence = json.loads((ready.FOLDER / f"smollm2-135m@{name}" / "evidence.json").read_text())
+    assert evidence["cost"]["method"] == mask.method
+
+
 @pytest.fixture
 def published(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(ready, "FOLDER", tmp_path / "masks")

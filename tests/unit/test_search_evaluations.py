@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from bosch.hybrid.conversion import deploy
+from bosch.hybrid.sinks import attach_sink, measure_static_sink
 from bosch.method import Inputs
 from bosch.run.errors import UserError
 from bosch.run.files import STARTED
@@ -31,6 +32,7 @@ from bosch.search.optimizers._interface import Problem
 from bosch.search.outcomes import FILE, Outcomes
 from bosch.search.score import Evaluator, open_evaluator
 from bosch.search.settings import NO_ACCELERATIONS, Accelerations, SearchSettings
+from bosch.sink import Sink
 from tests.attention_matrices import inputs_of
 from tests.model_factory import MIXED, families_with, tiny_model
 from tests.sampled import sampled
@@ -213,11 +215,17 @@ ONE_OFF = [replace(ALL, **{name: False}) for name, value in vars(ALL).items() if
 @pytest.mark.parametrize(
     ("family", "accelerations"), families_with([NO_ACCELERATIONS, ALL], step=2)
 )
-def test_scores_are_those_of_a_plain_loop(family: str, accelerations: Accelerations) -> None:
+@pytest.mark.parametrize("sink", ["none", "static", "tokens=3"])
+def test_scores_are_those_of_a_plain_loop(
+    family: str, accelerations: Accelerations, sink: str
+) -> None:
     model = tiny_model(family)
     calibration = answered_calibration(model)
+    texts = [haystack.ids_T for haystack in calibration.haystacks]
+    measured = measure_static_sink(model, texts)
+    attach_sink(model, measured if sink == "static" else Sink.parse(sink))
     evaluator = evaluator_of(model, calibration, "accuracy", accelerations)
-    seen = set()
+    right, logs = set(), set()
     for z in [FULL, LOCAL, MIXED, *random_masks(8)]:
         (value,) = evaluator.score([z])
         accuracy, probability, log_probability = score_by_the_model(model, calibration, z)
@@ -225,9 +233,11 @@ def test_scores_are_those_of_a_plain_loop(family: str, accelerations: Accelerati
         assert value.probability == pytest.approx(probability, abs=1e-5)
         assert value.log_probability == pytest.approx(log_probability, rel=1e-5)
         assert value.value == round(accuracy, 4)
-        seen.add(accuracy)
-    assert 1.0 in seen
-    assert len(seen) > 2  # masks differ, so equality means something
+        right.add(accuracy)
+        logs.add(round(log_probability, 3))
+    assert 1.0 in right
+    assert len(right) > 1  # masks differ, so equality means something
+    assert len(logs) > 8
 
 
 @pytest.mark.parametrize(
