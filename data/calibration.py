@@ -8,6 +8,7 @@ reads the file of bosch/calibration.py; beside it are the texts and what they we
 
 import json
 import math
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -131,7 +132,8 @@ def gather_material(settings: CalibrationSettings) -> Material:
     """Essays, key words and sizes: the toy world's calibration split, or real ones."""
     if settings.essays == TOY:
         words = key_words("calibration")
-        return Material(ToyEssays("calibration", settings.seed), words, TOY_SIZES, {"essays": TOY})
+        essays = ToyEssays("calibration", settings.seed)
+        return Material(essays, words, TOY_SIZES, {"essays": TOY}, keys_may_repeat=False)
     if needle_text.is_text(settings.essays):
         return needle_text.gather_text(settings.essays, settings.length, "calibration")
     punkt = Path(settings.punkt) if settings.punkt else None
@@ -334,7 +336,9 @@ def encode_after(ids: Sequence[int], text: str, tokenizer: "Tokenizer") -> list[
         candidates.append(after_line[len(line) :])
     last = list(ids[-8:])  # as much as decoding may depend on
     for candidate in candidates:
-        if tokenizer.decode(last + candidate) == f"{tokenizer.decode(last)}{text}":
+        # Some write a letter and its accent as one sign.
+        found = tokenizer.decode(last + candidate), f"{tokenizer.decode(last)}{text}"
+        if len({unicodedata.normalize("NFC", each) for each in found}) == 1:
             return candidate
     raise UserError(
         f"This tokenizer cannot continue a text with {text[:40]!r}: decoded, it reads "

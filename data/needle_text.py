@@ -60,9 +60,9 @@ def resolve(essays: str, data: DataConfig) -> str:
     return TOY if name == TOY else f"{PREFIX}{name}"
 
 
-def check_held_out(config: Config) -> None:
-    """Refuse needles in text that is trained on: what is read for them must be held out."""
-    longest = max(config.calibration.length, *config.eval.niah_lengths)
+def check_held_out(config: Config, longest: int) -> None:
+    """Refuse needles in text that is trained on: what is read for them must be held out. longest:
+    tokens of the longest text that needles are hidden in."""
     asked = {config.calibration.essays, config.eval.niah_essays}
     essays = resolve(TEXT, config.data)
     if TEXT not in asked or essays == TOY or config.data.tokens_from is not None:
@@ -107,9 +107,11 @@ def gather_text(essays: str, length: int, part: str, task: NeedleTask | None = N
     words = key_words(part)  # English ones too, in parts without a common word
     facts = {"essays": essays, "words": "toy world"}
     if task is not None and task.haystack != "essay":
-        return Material(None, words, SIZES, facts | {"essays": task.haystack})
+        facts["essays"] = task.haystack
+        return Material(None, words, SIZES, facts, keys_may_repeat=False)
     made = make_haystack(essays, length, part)
-    return Material(made, words, sizes_of(made), facts | {"essays_sha256": made.sha256})
+    facts["essays_sha256"] = made.sha256
+    return Material(made, words, sizes_of(made), facts, keys_may_repeat=False)
 
 
 def sizes_of(essays: Essays) -> Sizes:

@@ -123,6 +123,9 @@ class Material:
     words: Sequence[str]  # keys are drawn from them
     sizes: Sizes = Sizes()
     facts: dict[str, str] = field(default_factory=dict)  # names and hashes of essays and words
+    # Whether another line of the haystack may have the key that is asked for, as in RULER, whose
+    # words are three hundred times as many as ours.
+    keys_may_repeat: bool = True
 
 
 @dataclass(frozen=True)
@@ -193,7 +196,7 @@ def build_examples(
     rng = random.Random(seed)
 
     def draw(num_units: int) -> NeedleExample:
-        example = write_example(task, num_units, rng, seed, material.words, material.essays)
+        example = write_example(task, num_units, rng, seed, material)
         return replace(example, length=count_tokens(example.prompt) + sizes.answer_tokens)
 
     step, budget = sizes.step(task, length), sizes.answer_tokens
@@ -265,7 +268,7 @@ def least_tokens(task: NeedleTask, length: int, material: Material) -> int:
 def write_smallest(task: NeedleTask, length: int, material: Material) -> NeedleExample:
     # Any seed will do: what is asked of it is about how long it is.
     num_units = max(material.sizes.step(task, length), task.num_needles)
-    return write_example(task, num_units, random.Random(0), 0, material.words, material.essays)
+    return write_example(task, num_units, random.Random(0), 0, material)
 
 
 def write_example(
@@ -273,8 +276,7 @@ def write_example(
     num_units: int,
     rng: random.Random,
     shuffle_seed: int,
-    words: Sequence[str],
-    essays: EssaySource | None,
+    material: Material,
 ) -> NeedleExample:
     """One new example on `num_units` words of the essays, or lines. The draws from `rng` are in
     RULER's order, and as there the shuffle has its own generator: it permutes the needles of every
@@ -285,22 +287,28 @@ def write_example(
             return str(rng.randint(10**6, 10**7 - 1))
         if kind == "uuids":  # not uuid4(), which draws from the system and not from `rng`
             return str(uuid.UUID(int=rng.getrandbits(128), version=4))
-        return rng.choice(words)
+        return rng.choice(material.words)
+
+    def draw_key() -> str:
+        key = draw(task.keys)
+        while key in keys and not material.keys_may_repeat:
+            key = draw(task.keys)
+        return key
 
     keys: list[str] = []
     values: list[list[str]] = []
     needles: list[str] = []
     for _ in range(task.num_keys):
-        key, its_values = draw(task.keys), [draw(task.values) for _ in range(task.num_values)]
+        key, its_values = draw_key(), [draw(task.values) for _ in range(task.num_values)]
         needles += [NEEDLE.format(type=task.values, key=key, value=value) for value in its_values]
         keys.append(key)
         values.append(its_values)
     random.Random(shuffle_seed).shuffle(needles)
 
     if task.haystack == "essay":
-        if essays is None:
+        if material.essays is None:
             raise UserError(f"{task.name} hides its needles in essays; name their file.")
-        sentences = essays.sentences(num_units)
+        sentences = material.essays.sentences(num_units)
         depths = rng.sample(DEPTHS_PERCENT, len(needles))
         places = sorted(int(len(sentences) * (depth / 100)) for depth in depths)
         # What lies before a needle, then the needle, and at the end what lies behind the last. With
@@ -314,7 +322,7 @@ def write_example(
             lines = [NOISE] * num_units
         else:  # needles of other keys; a key is drawn before its value, as arguments are in order
             lines = [
-                NEEDLE.format(type=task.values, key=draw(task.keys), value=draw(task.values))
+                NEEDLE.format(type=task.values, key=draw_key(), value=draw(task.values))
                 for _ in range(num_units)
             ]
         # From the end, so that a place still counts the lines of the haystack alone.

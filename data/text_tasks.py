@@ -51,6 +51,7 @@ SUMMARIES = (
 )
 NUM_ENTRIES = 8
 MOST_COMMON = 50
+WITHOUT_ANSWERS = "Train without --data.answers, or on more text in Latin letters."
 FEWEST_WORDS = 50  # of a text for lists and entries, or they would all be alike
 BEGIN_WORDS, QUOTED_WORDS = 4, 6
 WORD = re.compile(r"\b[a-z]{4,9}\b")
@@ -79,6 +80,15 @@ def make_text(sentences: Sequence[str]) -> Text:
     # Without the most common, "that" and "with": as names of things they read oddly.
     words = sorted(word for word, _ in counts.most_common()[MOST_COMMON:])
     return Text(tuple(sentences), tuple(words))
+
+
+def check_words(text: Text, of: str, remedy: str) -> None:
+    """Refuse a text without enough words for lists and entries."""
+    if len(text.words) < FEWEST_WORDS:
+        raise UserError(
+            f"{of} has {len(text.words)} words for lists and entries ({WORD_IN_WORDS}), which take "
+            f"{FEWEST_WORDS}. {remedy}"
+        )
 
 
 def words_needed(task: str, questions: int) -> int:

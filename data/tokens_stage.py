@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 from bosch.config import Config, PackingConfig, shared_fields
+from bosch.data import text_tasks
 from bosch.data.loader import check_reuse, read_summary
 from bosch.data.pack import VERSION, PackConfig, pack_documents
 from bosch.data.sources.files import COMPRESSED, LINES, TEXT, kind_of
@@ -21,6 +22,7 @@ from bosch.run.files import MANIFEST, read_sealed_json
 from bosch.run.stage import Artifact, Stage, follow_reference
 
 MOST_TO_COUNT = 5_000_000  # bytes of text whose tokens are counted beforehand
+MOST_BLOCKS = 1_000  # of documents, whose words are counted
 
 
 def check(config: Config) -> None:
@@ -35,6 +37,10 @@ def check(config: Config) -> None:
     files = [file for source in sources[:1] for file in getattr(source, "files", [])]
     if len(sources) == 1 and files and all(kind_of(file) in TEXT + LINES for file in files):
         check_amount(config, sources[0], files)
+    if config.data.answers and all(one.is_local and not one.tokenizer for one in sources):
+        starts = [islice(chain.from_iterable(one.read(0)), MOST_BLOCKS) for one in sources]
+        text = text_tasks.make_text([str(block) for start in starts for block in start])
+        text_tasks.check_words(text, "The training text", text_tasks.WITHOUT_ANSWERS)
 
 
 def check_amount(config: Config, source: Source, files: Sequence[Path]) -> None:
@@ -51,11 +57,13 @@ def check_amount(config: Config, source: Source, files: Sequence[Path]) -> None:
     if needed <= num_bytes:
         tokenizer = load_tokenizer(config.model)
         texts = ["".join(map(str, document)) for document in source.read(0)]
-        # Begin and end tokens go with each document.
-        found = sum(len(ids) + 2 for ids in tokenizer(texts)["input_ids"])
+        # An end token goes behind each document; one that begins a text is among its ids.
+        lengths = [len(ids) + 1 for ids in tokenizer(list(filter(None, texts)))["input_ids"]]
+        found = sum(n for n in lengths if n >= config.data.min_document_tokens)
         if found >= needed:
             return
-        amount, enough = f"about {found:,} tokens", found
+        # What is left of the document in which the held-out tokens end is not trained on.
+        amount, enough = f"about {found:,} tokens", found - length
     else:
         amount, enough = f"{num_bytes:,} bytes of text", num_bytes // 5
     remedy = f"pass --data.tokens {enough - held_out}, or more text"

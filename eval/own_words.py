@@ -100,8 +100,13 @@ def freely_answered(context: ContextText, model: Any, tokenizer: Any) -> tuple[C
     # Whole words, each with the blanks before it. The last one may be cut.
     words = re.findall(r"\s*\S+", text)
     words = words[:-1] or words
-    if len(words) < context.own_answers:  # Chinese and others put no blanks between words
-        words = [*text]
+    if len(words) < context.own_answers:
+        # Chinese and others put no blanks between words. Cut between tokens, since those of half a
+        # token are others than the model's own.
+        known = len(tokenizer.decode(before))
+        so_far = [tokenizer.decode(before + written[: n + 1]) for n in range(len(written))]
+        ends = [len(each) - known for each in so_far if not each.endswith("\ufffd")]
+        words = [part for begin, end in pairwise([0, *ends]) if (part := text[begin:end])]
     count = min(context.own_answers, len(words))
     cuts = [len(words) * number // max(1, count) for number in range(count + 1)]
     parts = ["".join(words[begin:end]) for begin, end in pairwise(cuts)]

@@ -8,8 +8,10 @@ enumerated; a static score of a group is the mean over its query heads; training
 FSDP.
 """
 
+import itertools
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
@@ -28,6 +30,9 @@ from bosch.data.calibration import CalibrationSettings, gather_material, least_l
 from bosch.data.needle_text import TEXT, check_held_out, resolve
 from bosch.data.needles import PAPER_TASKS
 from bosch.data.sources.hub import is_of_network
+from bosch.data.token_files import SUMMARY
+from bosch.eval.evaluate import plan_of_run
+from bosch.eval.suites import _gsm8k
 from bosch.eval.suites.niah import GROUPS
 from bosch.hybrid import model_stage
 from bosch.known_models import PAPER_MODELS
@@ -41,9 +46,10 @@ from bosch.model import (
 )
 from bosch.plugins import suggest
 from bosch.run.errors import MissingFileError, Refusals, UserError
+from bosch.run.files import read_sealed_json
 from bosch.run.fingerprint import plain
 from bosch.run.hub import is_offline
-from bosch.run.stage import differences
+from bosch.run.stage import differences, follow_reference
 
 # Text to learn from that anybody may read (ODC-By): web pages, mostly shorter than 2,000 tokens,
 # and for long sequences PDF files. The name says no commit: the run's own is in its files.
@@ -343,6 +349,7 @@ def for_run(given: Mapping[str, Any]) -> tuple[Config, list[str]]:
         why = f"up to {RANKED_UP_TO:g} on windows a search kept no more, once both were trained"
         lines = [*lines, f"{RANKING} ranks the groups: {why} (--method bosch searches)"]
     config = without_useless(config, given)
+    config = with_repeats_of_tokens(config, given)
     config, of_rate = with_rate_of_weights(config, given)
     lines = [*lines, *of_rate]
     evaluation = config.eval
@@ -353,8 +360,15 @@ def for_run(given: Mapping[str, Any]) -> tuple[Config, list[str]]:
     if "config.eval.suites" in given or (has_it and not is_ours):
         return config, lines
     is_here = "config.eval.longbench_data" in given or is_on_this_machine(evaluation.longbench_data)
-    if has_it and (is_here or not is_offline()):
+    if has_it and (not is_offline() or (is_here and "config.eval.gsm8k_data" in given)):
         return config, lines
+    if has_it and is_here:
+        try:
+            _gsm8k.sources(evaluation.gsm8k_data)
+        except MissingFileError as error:
+            lines = [*lines, f"GSM8K is left out of LongBench: {error}"]
+            evaluation = replace(evaluation, longbench_categories="official")
+        return replace(config, eval=evaluation), lines
     if not is_here:
         remedy = "--eval.longbench-data FILE (its data.zip) adds it"
         left_out = f"LongBench is left out: its data is not on this machine; {remedy}"
@@ -385,6 +399,28 @@ def with_rate_of_weights(
     of_lora = f"that of {usual.trained} is {usual.peak_learning_rate:g}"
     line = f"--train.peak-learning-rate {rate:g}, as whole weights are trained ({of_lora})"
     return replace(config, train=replace(usual, peak_learning_rate=rate)), [line]
+
+
+def with_repeats_of_tokens(config: Config, given: Mapping[str, Any]) -> Config:
+    """Tokens that were packed before have the repeats that they have."""
+    if (folder := given.get("config.data.tokens_from")) is None:
+        return config
+    for name in ("repeats", "repeat_block", "min_document_tokens"):
+        if f"config.data.{name}" in given:
+            option = name.replace("_", "-")
+            raise UserError(
+                f"--data.{option} changes nothing about the tokens of --data.tokens-from {folder}; "
+                f"pass --{option} to `bosch tokens`, which makes them."
+            )
+    with suppress(UserError):  # a folder that is not there is refused with all else that is wrong
+        summary = read_sealed_json(follow_reference(Path(folder)) / SUMMARY)
+        data = replace(
+            config.data,
+            repeats=summary.get("repeats", 0.0),
+            repeat_block=summary.get("repeat_block"),
+        )
+        return replace(config, data=data)
+    return config
 
 
 def without_useless(config: Config, given: Mapping[str, Any]) -> Config:
@@ -469,7 +505,8 @@ def fit_needles(config: Config) -> Config:
 def check_needles(config: Config) -> None:
     """Refuse short NIAH texts with no room for a group of tasks, in tokens of this model, and
     needles in text that is trained on."""
-    check_held_out(config)
+    asked = [getattr(suite.settings, "lengths", ()) for suite in plan_of_run(config).suites]
+    check_held_out(config, max(config.calibration.length, *itertools.chain(*asked)))
     for length in config.eval.niah_lengths if "niah" in config.eval.suites else ():
         if length < TOY_POSITIONS and (group := lacking_group(config, length)):
             problem = f"no {group} task can be built in so few tokens of {config.model}"

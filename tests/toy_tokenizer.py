@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from bosch.data.needles import PAPER_TASKS, TASKS, write_example
+from bosch.data.needles import PAPER_TASKS, TASKS, Material, write_example
 from bosch.data.toy_world.tasks import DATASETS
 from bosch.data.toy_world.world import Kind, ToyEssays, World, key_words, paragraph
 
@@ -45,7 +45,7 @@ def corpus(num_texts: int, seed: int) -> Iterator[str]:
             yield f"{prompt} {answer}"
         task = TASKS[PAPER_TASKS[index % len(PAPER_TASKS)]]
         essays = ToyEssays("train", f"tokenizer/{seed}/{index}")
-        example = write_example(task, 20, world.rng, index, key_words("train"), essays)
+        example = write_example(task, 20, world.rng, index, Material(essays, key_words("train")))
         yield f"{example.prompt} {example.outputs[0]}"
         kinds: tuple[Kind, ...] = ("key word", "code name", "person", "place")
         yield "\n".join(" ".join(map(world.draw, kinds)) for _ in range(20))

@@ -37,7 +37,6 @@ from bosch.kernels import fuse_forward
 from bosch.model import load_model, load_tokenizer
 from bosch.model_files import read_json_object
 from bosch.run.dist import Ranks
-from bosch.run.errors import UserError
 from bosch.run.files import write_atomically, write_sealed_json
 from bosch.run.fingerprint import fingerprint
 from bosch.run.progress import say, track
@@ -151,13 +150,9 @@ class Writer:
         self.most_written = max(1, min(int(self.length * ANSWER_SHARE), MOST_TOKENS))
         # The same words whichever rank asks, since they decide the questions.
         rows = tokens.train.rows[:WORDS_FROM]
-        self.words = text_tasks.make_text([s for row in rows for s in self.sentences(row)]).words
-        if len(self.words) < text_tasks.FEWEST_WORDS:
-            raise UserError(
-                f"The training text has {len(self.words)} words for lists and entries "
-                f"({text_tasks.WORD_IN_WORDS}), which take {text_tasks.FEWEST_WORDS}. Train "
-                "without --data.answers, or on more text in Latin letters."
-            )
+        text = text_tasks.make_text([s for row in rows for s in self.sentences(row)])
+        text_tasks.check_words(text, "The training text", text_tasks.WITHOUT_ANSWERS)
+        self.words = text.words
 
     def sentences(self, row_T: NDArray[np.unsignedinteger]) -> list[str]:
         text = self.tokenizer.decode(row_T.tolist(), skip_special_tokens=True)

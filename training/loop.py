@@ -392,8 +392,8 @@ class Run:
         return found
 
     def held_out_loss(self, name: str) -> dict[str, Any]:
-        """The mean over all targets of all ranks, that of each sequence, and that by the target's
-        position in its document, from each of these positions on."""
+        """The mean over all targets of all ranks, that of each sequence, and that by the position
+        in its document of the token before the target, from each of these positions on."""
         micro, ranks, tokens = self.schedule.micro_batch_sequences, self.ranks, self.job.tokens
         batches = list(self.loader.held_out(micro, *self.group))
         # A forward is a collective: a rank with fewer sequences computes some without targets.

@@ -10,12 +10,12 @@ then there is no average: RULER's is the plain mean of all 13.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 
 from bosch.command_line import run_subcommand
 from bosch.config import at_least
 from bosch.data import needle_text, needles, ruler
+from bosch.data.key_words import wonderwords_keys
 from bosch.data.needles import token_counter
 from bosch.eval.averages import AVERAGE, weights_of
 from bosch.eval.metrics import string_match_all, string_match_part
@@ -108,7 +108,7 @@ def sources(settings: Settings, task: Task) -> dict[str, str]:
         return niah.sources(settings.needle, task)
     facts = {"samples": str(settings.samples), "seed": str(settings.seed)}
     if task.name == "cwe":
-        facts["words"] = f"wonderwords {version('wonderwords')}"
+        facts["words"] = wonderwords_keys().name
         if settings.english_words is not None:
             facts["english_words"] = hash_file(settings.english_words)
     if task.name in FILES:

@@ -86,24 +86,24 @@ def test_calibration_test_and_training_share_no_passage(text: str, tmp_path: Pat
     trained = passages(tokenizer.decode(ids))
     assert len(trained) > 300
     assert trained.isdisjoint(found[0] | found[1])
-    check_held_out(config)
+    check_held_out(config, LENGTH)
 
 
 def test_needles_in_text_that_is_trained_on_are_refused(text: str) -> None:
     config = run_on(text, held_out_sequences=2)
     with pytest.raises(UserError, match=r"--data\.held-out-sequences 2: .*hold out (\d+)") as no:
-        check_held_out(config)
+        check_held_out(config, LENGTH)
     least = int(re.findall(r"hold out (\d+)", str(no.value))[0])
-    check_held_out(run_on(text, held_out_sequences=least))
+    check_held_out(run_on(text, held_out_sequences=least), LENGTH)
     with pytest.raises(UserError, match="held-out-sequences"):
-        check_held_out(run_on(text, held_out_sequences=least - 1))
+        check_held_out(run_on(text, held_out_sequences=least - 1), LENGTH)
     # Of a mix the heaviest source is used, which has its share of what is held out.
     mix = (f"{text}@0.5", "toy@0.3")
     assert resolve("text", run_on(text, source=mix).data) == f"text:{text}"
     with pytest.raises(UserError, match="held-out-sequences"):
-        check_held_out(run_on(text, source=mix, held_out_sequences=least))
+        check_held_out(run_on(text, source=mix, held_out_sequences=least), LENGTH)
     calibration = replace(config.calibration, essays=f"text:{text}")  # named: the user's own choice
-    check_held_out(replace(config, calibration=calibration))
+    check_held_out(replace(config, calibration=calibration), LENGTH)
 
 
 def test_the_text_decides_the_set_and_nothing_else_is_asked_of_runs_before(text: str) -> None:

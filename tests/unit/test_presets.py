@@ -16,6 +16,7 @@ from bosch.recipes.command import parse_command
 from bosch.recipes.presets import check_lengths, choose, paper, scaled_paper, tiny, warnings
 from bosch.recipes.recover import main
 from bosch.run.errors import UserError
+from bosch.run.files import write_sealed_json
 from bosch.training import rehearsal
 from tests.own_models import write_own_model
 
@@ -175,6 +176,26 @@ def test_a_laptop_gets_the_preset_small(tmp_path: Path, monkeypatch: pytest.Monk
         monkeypatch.setattr(rehearsal, "gpu_memory_gb", lambda: 80.0)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert presets.small(model).eval.precision == "fp32"
+
+
+def test_offline_gsm8k_is_left_out_where_it_is_not_here(tmp_path: Path) -> None:
+    words = ["--preset", "large", "--model", "tiny-qwen3", "--eval.longbench-data", str(tmp_path)]
+    command = parse_command(words)
+    assert "longbench" in command.config.eval.suites
+    assert command.config.eval.longbench_categories == "official"
+    assert any(line.startswith("GSM8K is left out") for line in command.chosen_by)
+    named = parse_command([*words, "--eval.gsm8k-data", str(tmp_path)])
+    assert named.config.eval.longbench_categories == "paper"
+
+
+def test_packed_tokens_have_the_repeats_that_they_have(tmp_path: Path) -> None:
+    words = ["--preset", "small", "--model", "tiny-qwen3", "--data.tokens-from", str(tmp_path)]
+    write_sealed_json(tmp_path / "tokens.json", {"repeats": 0.5})
+    assert parse_command(words).config.data.repeats == 0.5
+    write_sealed_json(tmp_path / "tokens.json", {})
+    assert parse_command(words).config.data.repeats == 0
+    with pytest.raises(UserError, match=r"--data\.repeats changes nothing"):
+        parse_command([*words, "--data.repeats", "0.3"])
 
 
 def test_small_is_judged_by_all_that_is_there(tmp_path: Path) -> None:
