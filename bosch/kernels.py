@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 
 from bosch.hybrid.models import family_of
 from bosch.run.errors import UserError
+from bosch.run.memory import is_old_gpu
 from bosch.run.progress import say_once
 
 # The function of a family's module, by which its attention rotates queries and keys; and the name
@@ -38,6 +39,8 @@ def choose_kernels(setting: str, device: torch.device) -> tuple[str, str]:
     # Triton's interpreter runs the kernels anywhere, thousands of times slower. Tests use it.
     elif device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
         reason = f"Liger's kernels need a GPU, and this device is a {device.type}"
+    elif device.type == "cuda" and is_old_gpu():
+        reason = "Liger's kernels need a GPU of compute capability 8.0 or more"
     if setting == "liger" and reason is not None:
         raise UserError(f"train.kernels liger cannot run here: {reason}. Use auto or torch.")
     if setting != "auto":

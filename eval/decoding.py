@@ -115,11 +115,13 @@ def captured(step: Callable[[], Tensor], device: torch.device) -> Callable[[], T
     """The step as a CUDA graph, whose result is always in the same memory; on a CPU as it is."""
     if device.type != "cuda":
         return step
+    stream = torch.cuda.current_stream()
     try:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):  # what is captured does not run
             result = step()
     except RuntimeError as error:  # something in the model waits for the GPU
+        torch.cuda.set_stream(stream)  # a capture that failed may not leave its own
         first_line = str(error).partition("\n")[0]
         logger.warning("decoding without a CUDA graph, which is slower: %s", first_line)
         return step

@@ -29,6 +29,7 @@ from bosch.run.checkout import how_to_install
 from bosch.run.dist import rank_and_world
 from bosch.run.errors import Refusals, UserError
 from bosch.run.fingerprint import fingerprint
+from bosch.run.memory import is_old_gpu
 from bosch.run.progress import say
 from bosch.run.stage import follow_reference
 from bosch.sink import KEY, Sink
@@ -331,7 +332,9 @@ def device_and_type(plan: EvaluationPlan) -> tuple[str, Any]:
     # A rank has the GPU of its place on this machine.
     on_gpu = torch.cuda.is_available()
     device = f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if on_gpu else "cpu"
-    in_bf16 = plan.precision == "bf16" or (plan.precision == "auto" and on_gpu)
+    in_bf16 = plan.precision == "bf16"
+    if plan.precision == "auto":
+        in_bf16 = on_gpu and not is_old_gpu()
     return device, torch.bfloat16 if in_bf16 else torch.float32
 
 

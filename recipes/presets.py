@@ -49,6 +49,7 @@ from bosch.run.errors import MissingFileError, Refusals, UserError
 from bosch.run.files import read_sealed_json
 from bosch.run.fingerprint import plain
 from bosch.run.hub import is_offline
+from bosch.run.memory import is_old_gpu
 from bosch.run.stage import differences, follow_reference
 
 # Text to learn from that anybody may read (ODC-By): web pages, mostly shorter than 2,000 tokens,
@@ -215,14 +216,15 @@ def fit_method(config: Config, ratio: float | None) -> Config:
 
 
 def bf16_is_faster() -> bool:
-    """A GPU, or a CPU with AMX (matrix products six times as fast as in fp32) or AVX512-BF16 (2.3
-    times, a forward of SmolLM2 2.3 to 2.8 times). Asked of the processor: a measurement came out
-    otherwise beside other work, and a run that had begun was refused when it was to go on."""
+    """A GPU since Ampere, or a CPU with AMX (matrix products six times as fast as in fp32) or
+    AVX512-BF16 (2.3 times, a forward of SmolLM2 2.3 to 2.8 times). Asked of the processor: a
+    measurement came out otherwise beside other work, and a run that had begun was refused when it
+    was to go on."""
     import torch
 
     known = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")
     supported = (getattr(torch.cpu, name, bool)() for name in known)
-    return torch.cuda.is_available() or any(supported)
+    return not is_old_gpu() if torch.cuda.is_available() else any(supported)
 
 
 def paper(model: str = "Qwen/Qwen3-1.7B-Base") -> Config:

@@ -69,6 +69,8 @@ class LearnerTraining:
             objective="next-token",
             until="budget",
             trained="all",
+            # Gates that are drawn are others at each step, and a graph is of one draw.
+            compile=False,
             on_policy=0.0,
             context_parallel=1,  # a method chooses the length that it needs
         )

@@ -322,7 +322,7 @@ class Run:
         self.state = TrainState(self.model, optimizer, {"guards": self.guards})
         if job.learner is not None:
             job.learner.module.to(self.device)
-            attach_sink(self.model, job.sink)
+            attach_sink(self.model, job.sink, self.device)  # weights may wait on the host
             for group in job.learner.parameter_groups():
                 optimizer.add_param_group({**group, "peak": group["lr"]})
             self.state.extra["learner"] = job.learner.module
@@ -454,6 +454,8 @@ class Run:
         if self.job.on_checkpoint is None:
             return
         folder = self.job.folder / f"step-{step:06d}" if step else self.job.model
+        if self.teacher is not None:
+            self.teacher.outputs.clear()  # of the last step
         # The evaluation has a whole model on every rank, beside this training's share.
         with parked(self.device_tensors(), self.pins):
             answer = self.job.on_checkpoint(step, self.schedule.tokens_at(step), folder)

@@ -32,10 +32,12 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
+from bosch.attention.graphs import allow_graphs
 from bosch.config import TrainConfig
 from bosch.kernels import choose_kernels
 from bosch.run.dist import COLLECTIVE_TIMEOUT, start_ranks
 from bosch.run.errors import UserError
+from bosch.run.memory import is_old_gpu
 
 # What `accelerate launch` says in the environment, from its config file or its options. Three
 # variables decide settings that the user has left open (`decide`). Other FSDP_* variables are
@@ -106,7 +108,8 @@ def decide(
     kernels: Any = choose_kernels(settings.kernels, device)[0]
     compiles, offloads = settings.compile, settings.cpu_offload
     if compiles is None:  # the pull to a teacher's layers has a number that changes
-        compiles = on_gpu and not (settings.deterministic or settings.layer_weight)
+        unfit = settings.deterministic or settings.layer_weight or is_old_gpu()
+        compiles = on_gpu and not unfit
     if offloads is None:
         offloads = says(environment, OFFLOAD) is True
     recomputes, reshards = settings.activation_checkpointing, settings.reshard_after_forward
@@ -269,13 +272,6 @@ def make_mesh(settings: TrainConfig, device: torch.device) -> DeviceMesh:
         sizes, names = (size // local, local), ("nodes", "ranks")
         return init_device_mesh(device.type, sizes, mesh_dim_names=names)
     return init_device_mesh(device.type, (size,))
-
-
-def allow_graphs(number: int) -> None:
-    """Raise Dynamo's limit for one piece of code: after 8 graphs it would run it uncompiled."""
-    limits: Any = torch._dynamo.config
-    for name in ("recompile_limit", "accumulated_recompile_limit"):
-        setattr(limits, name, max(getattr(limits, name), number))
 
 
 def whole(tensor: Tensor) -> Tensor:

@@ -53,15 +53,23 @@ class Stretch:
         return x_HLD[..., self.place : self.place + self.end - self.begin, :]
 
 
-@dataclass(frozen=True)
 class Pieces:
-    """What a rank has of the sequences of a micro-batch."""
+    """What a rank has of the sequences of a micro-batch.
 
-    group: Any  # torch's process group of the N ranks
-    rank: int  # in it
-    size: int  # N
-    ends: tuple[tuple[int, ...], ...]  # of the documents in each whole sequence, from 0 on
-    device: torch.device
+    Not a dataclass: of those fully_shard makes another one for each block, as it casts what a block
+    is given, and what is computed once would be computed in each layer.
+    """
+
+    def __init__(
+        self,
+        group: Any,  # torch's process group of the N ranks
+        rank: int,  # in it
+        size: int,  # N
+        ends: tuple[tuple[int, ...], ...],  # of the documents in each whole sequence, from 0 on
+        device: torch.device,
+    ) -> None:
+        self.group, self.rank, self.size = group, rank, size
+        self.ends, self.device = ends, device
 
     @property
     def num_tokens(self) -> int:

@@ -37,12 +37,13 @@ def measure_static_sink(model: Any, texts: Sequence[Tensor]) -> Sink:
     return Sink("static", constants=constants)
 
 
-def attach_sink(model: Any, sink: Sink) -> Sink:
+def attach_sink(model: Any, sink: Sink, device: torch.device | None = None) -> Sink:
     """From now on every mask that a dense model is called with has this sink. Returns the one it
-    had before."""
+    had before. device: that computes, if not the model's first weight is there."""
     before: Sink = getattr(model, "window_sink", NO_SINK)
     if sink.kind == "static":
-        constants = (x_LGD.to(model.device, model.dtype) for x_LGD in sink.known_constants())
+        place = device or model.device
+        constants = (x_LGD.to(place, model.dtype) for x_LGD in sink.known_constants())
         sink = replace(sink, constants=SinkConstants(*constants))
     # On the attention modules, since transformers hands the registered function nothing but the
     # module and its tensors.

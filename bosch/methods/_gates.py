@@ -15,6 +15,7 @@ from bosch.method import WEIGHTS, Inputs, ParameterGroup, Scores, Selection
 from bosch.model import read_model_info
 from bosch.run.dist import rank_and_world
 from bosch.run.errors import UserError
+from bosch.run.folder import free_memory
 from bosch.run.progress import say
 from bosch.sink import NO_SINK
 
@@ -103,6 +104,7 @@ def learn(
     if inputs.sink.kind != "none":
         # Not of inputs.model, which would stay in memory beside the one that is trained.
         sink = inputs.measured_sink(inputs.load_model())
+        free_memory()  # fused kernels are in cycles with the model's modules
     learning.train(
         GateLearner(gates, groups, window_tokens, length.num_steps),
         inputs.folder,

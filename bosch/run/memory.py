@@ -1,4 +1,4 @@
-"""What this machine gives a program: its cores and memory, and how torch takes that of GPUs."""
+"""What this machine gives a program: cores, memory, GPUs; and how torch takes memory of those."""
 
 import math
 import os
@@ -65,6 +65,14 @@ def use_no_more_threads() -> None:
     cores = usable_cores()
     if "OMP_NUM_THREADS" not in os.environ and cores < (os.cpu_count() or 1):
         os.environ["OMP_NUM_THREADS"] = str(cores)  # read when torch is imported
+
+
+def is_old_gpu() -> bool:
+    """Whether the GPU here is older than Ampere, as a T4 or V100 is: it has no bf16, which torch
+    only emulates, and Triton, for Liger's kernels and compiled code, does not support it."""
+    import torch
+
+    return torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 0)
 
 
 def _cgroup_folders(root: Path, controller: str) -> Iterator[tuple[Path, bool]]:

@@ -175,7 +175,11 @@ def test_a_laptop_gets_the_preset_small(tmp_path: Path, monkeypatch: pytest.Monk
         assert config.eval.precision == "auto"
         monkeypatch.setattr(rehearsal, "gpu_memory_gb", lambda: 80.0)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert presets.small(model).eval.precision == "fp32"
+    for capability, precision in (((9, 0), "bf16"), ((7, 5), "fp32")):  # a T4 has no bf16
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda of=capability: of)
+        config = presets.small(model)
+        assert config.eval.precision == "fp32"
+        assert config.train.precision == precision
 
 
 def test_offline_gsm8k_is_left_out_where_it_is_not_here(tmp_path: Path) -> None:

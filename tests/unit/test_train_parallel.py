@@ -13,6 +13,7 @@ from accelerate.utils.launch import prepare_multi_gpu_env, prepare_simple_launch
 from torch._dynamo.utils import counters
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from bosch.attention.graphs import allow_graphs
 from bosch.config import TrainConfig
 from bosch.data.loader import Loader
 from bosch.eval.engine_vllm import alone_on_its_gpu
@@ -262,7 +263,7 @@ def test_every_block_of_a_deep_hybrid_is_compiled() -> None:
     counters.clear()
     for block in model.model.layers:
         block.compile(backend="eager")
-    parallel.allow_graphs(8 * num_layers)
+    allow_graphs(8 * num_layers)
     z = [[layer % 2, 1 - layer % 2] for layer in range(num_layers)]
     with torch.no_grad():
         model(torch.arange(40)[None], use_cache=False, bosch_mask=z, bosch_window=16)

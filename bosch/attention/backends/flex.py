@@ -17,9 +17,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bosch.attention.call import AttentionCall
+from bosch.attention.graphs import allow_graphs
 from bosch.attention.merge import merge_differentiably
 
 BLOCK = 128  # queries and keys
+# Of fewer queries than a block torch would take a kernel for decoding, which it cannot make of
+# grouped heads: "no choices exist" (2.13).
+SHORT = {"FORCE_USE_FLEX_ATTENTION": True}
 
 
 def unavailable() -> str | None:
@@ -56,6 +60,7 @@ def priority(call: AttentionCall) -> int | None:
 def attend(call: AttentionCall) -> Tensor:
     from torch.nn.attention.flex_attention import AuxRequest
 
+    is_short = call.q_BHTD.device.type != "cpu" and call.q_BHTD.shape[2] < BLOCK
     out_BHTD, aux = _kernel(call.q_BHTD.device.type)(
         call.q_BHTD,
         call.k_BGSD,
@@ -64,6 +69,7 @@ def attend(call: AttentionCall) -> Tensor:
         scale=call.scaling,
         enable_gqa=call.q_BHTD.shape[1] != call.k_BGSD.shape[1],
         return_aux=AuxRequest(lse=True),
+        kernel_options=SHORT if is_short else None,
     )
     if call.sink is not None:
         out_BHTD = merge_differentiably(call, out_BHTD, aux.lse)
@@ -76,6 +82,9 @@ def _kernel(device_type: str) -> Any:
     from torch.nn.attention.flex_attention import flex_attention
 
     if device_type != "cpu":
+        # A graph for each number of groups, with and without gradients or documents, and at first
+        # for each length. Uncompiled it computes all scores, in float32.
+        allow_graphs(256)
         return torch.compile(flex_attention)
     warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
     return flex_attention

@@ -187,9 +187,10 @@ def _banded(call: AttentionCall) -> Iterator[Tensor]:
         call = replace(call, sink=replace(call.sink, scores_BHTN=scores_of(call)))
     num_queries, past = call.q_BHTD.shape[2], call.k_BGSD.shape[2] - call.q_BHTD.shape[2]
     # W is `window_tokens`. Blocks of 32 are the fastest, or within 5 %, for every W (one CPU
-    # thread, 64 to 1024). The gradient of the overlapping view is (C+W-1)/C copies of K and V:
-    # training takes larger.
-    block = max(64, window_tokens // 2) if call.needs_grad else 32
+    # thread, 64 to 1024). The gradient of the overlapping view is (C+W-1)/C copies of K and V, and
+    # so is the view itself on a GPU, where grouped heads are repeated: these take larger.
+    is_copied = call.needs_grad or call.q_BHTD.device.type == "cuda"
+    block = max(64, window_tokens // 2) if is_copied else 32
 
     # Rows up to the first that sees W keys, then whole blocks, then the remaining rows. Only rows
     # that see exactly W keys are alike, as blocks must be: the first rows of a text see fewer.
