@@ -132,8 +132,8 @@ def gather_material(settings: CalibrationSettings) -> Material:
     """Essays, key words and sizes: the toy world's calibration split, or real ones."""
     if settings.essays == TOY:
         words = key_words("calibration")
-        essays = ToyEssays("calibration", settings.seed)
-        return Material(essays, words, TOY_SIZES, {"essays": TOY}, keys_may_repeat=False)
+        toy = ToyEssays("calibration", settings.seed)
+        return Material(toy, words, TOY_SIZES, {"essays": TOY}, keys_may_repeat=False)
     if needle_text.is_text(settings.essays):
         return needle_text.gather_text(settings.essays, settings.length, "calibration")
     punkt = Path(settings.punkt) if settings.punkt else None
@@ -337,7 +337,7 @@ def encode_after(ids: Sequence[int], text: str, tokenizer: "Tokenizer") -> list[
     last = list(ids[-8:])  # as much as decoding may depend on
     for candidate in candidates:
         # Some write a letter and its accent as one sign.
-        found = tokenizer.decode(last + candidate), f"{tokenizer.decode(last)}{text}"
+        found = f"{tokenizer.decode(last + candidate)}", f"{tokenizer.decode(last)}{text}"
         if len({unicodedata.normalize("NFC", each) for each in found}) == 1:
             return candidate
     raise UserError(

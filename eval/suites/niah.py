@@ -165,8 +165,8 @@ def gather(settings: Settings, task: NeedleTask) -> Material:
         toy_words = key_words("test")
         facts = {"essays": TOY, "words": "toy world"}
         facts["toy_words_sha256"] = sha256(" ".join(toy_words).encode()).hexdigest()
-        essays = ToyEssays("test", settings.seed)
-        return Material(essays, toy_words, needles.TOY_SIZES, facts, keys_may_repeat=False)
+        toy = ToyEssays("test", settings.seed)
+        return Material(toy, toy_words, needles.TOY_SIZES, facts, keys_may_repeat=False)
     if needle_text.is_text(source):
         longest = max(settings.lengths or PAPER_LENGTHS)
         return needle_text.gather_text(source, longest, "test", task)
