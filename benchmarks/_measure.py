@@ -142,8 +142,8 @@ def shown_difference(points: float, drawn: Numbers, counts: Sequence[int]) -> st
     low, high = np.percentile(drawn, [2.5, 97.5])
     if low < high:
         return f"{points:+.1f} [{low:+.1f}, {high:+.1f}]"
-    # No question differs, so no draw of them does. What happens in none of n questions happens in
-    # at most 3 in n, at a level of 95 %.
+    # All questions say the same, mostly that nothing differs. What happens in none of n questions
+    # happens in at most 3 in n, at a level of 95 %.
     bound = min(100, 300 / min(counts)) / len(counts)
     return f"{points:+.1f} [±{bound:.1f}]"
 

@@ -21,8 +21,7 @@ from bosch.run.errors import UserError
 from bosch.run.files import MANIFEST, read_sealed_json
 from bosch.run.stage import Artifact, Stage, follow_reference
 
-MOST_TO_COUNT = 5_000_000  # bytes of text whose tokens are counted beforehand
-MOST_BLOCKS = 1_000  # of documents, whose words are counted
+MOST_TO_COUNT = 5_000_000  # bytes of text whose tokens or words are counted beforehand
 
 
 def check(config: Config) -> None:
@@ -38,8 +37,13 @@ def check(config: Config) -> None:
     if len(sources) == 1 and files and all(kind_of(file) in TEXT + LINES for file in files):
         check_amount(config, sources[0], files)
     if config.data.answers and all(one.is_local and not one.tokenizer for one in sources):
-        starts = [islice(chain.from_iterable(one.read(0)), MOST_BLOCKS) for one in sources]
-        text = text_tasks.make_text([str(block) for start in starts for block in start])
+        blocks, left = list[str](), MOST_TO_COUNT
+        for block in map(str, chain.from_iterable(chain(*(one.read(0) for one in sources)))):
+            blocks.append(block)
+            left -= len(block)
+            if left < 0:  # of much text all words are counted when it is packed
+                return
+        text = text_tasks.make_text(blocks)
         text_tasks.check_words(text, "The training text", text_tasks.WITHOUT_ANSWERS)
 
 

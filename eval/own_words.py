@@ -19,6 +19,7 @@ from transformers import Cache, PreTrainedTokenizerBase
 
 from bosch.attention.cache import CACHE
 from bosch.data.calibration import LEAD, OWN_TOKENS, ContextText, Rewording, encode_after
+from bosch.data.needle_text import MOST_LETTERS
 from bosch.eval.prompt_cache import can_copy, copy_cache, new_cache
 from bosch.run.progress import say, track
 
@@ -100,7 +101,7 @@ def freely_answered(context: ContextText, model: Any, tokenizer: Any) -> tuple[C
     # Whole words, each with the blanks before it. The last one may be cut.
     words = re.findall(r"\s*\S+", text)
     words = words[:-1] or words
-    if len(words) < context.own_answers:
+    if len(words) < context.own_answers and len(text) > MOST_LETTERS * len(words):
         # Chinese and others put no blanks between words. Cut between tokens, since those of half a
         # token are others than the model's own.
         known = len(tokenizer.decode(before))

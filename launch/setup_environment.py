@@ -78,11 +78,13 @@ def decide(environment: Path, extras: list[str]) -> tuple[str, str]:
     if not (environment / "bin").is_dir():
         return "build", "there is none"
     record = read_record(environment)
-    if record is not None and not record.get("finished"):
+    is_ours = record is not None and record.get("made", True)
+    if is_ours and record is not None and not record.get("finished"):
         return "build", "the last set-up did not finish"
-    if record and record["folder"] != str(environment):  # scripts in .venv/bin contain its path
+    if is_ours and record and record["folder"] != str(environment):
+        # Scripts in .venv/bin contain its path.
         return "build", f"it was made in {record['folder']}"
-    needed = ("pip", "torch", "transformers", "accelerate") if record else ("pip",)
+    needed = ("pip", "torch", "transformers", "accelerate") if is_ours else ("pip",)
     try:
         probe = [f"{environment}/bin/python", "-I", "-c", PROBE.format(needed)]
         answer = subprocess.check_output(probe, text=True)
@@ -90,7 +92,7 @@ def decide(environment: Path, extras: list[str]) -> tuple[str, str]:
         answer = ""
     if answer != f"{sys.version_info[:2]} True\n":
         problem = f"its Python does not run, is another or lacks {' or '.join(needed)}"
-        if record is None:  # a user's own, as `uv venv` makes
+        if not is_ours:  # a user's own, as `uv venv` makes
             sys.exit(
                 f"set-up: {environment} is of another program, and {problem}. Move it away, or "
                 "install into it by yourself: pip install -e '.[eval]'"
@@ -98,6 +100,8 @@ def decide(environment: Path, extras: list[str]) -> tuple[str, str]:
         return "build", problem
     if record is None:
         return "update", "this set-up did not create it"
+    if not record.get("finished"):
+        return "update", "the last set-up did not finish"
     if record["fingerprint"] != fingerprint(environment):
         return "update", "the requirements have changed"
     if absent := sorted(set(extras) - set(record["extras"])):
@@ -108,12 +112,15 @@ def decide(environment: Path, extras: list[str]) -> tuple[str, str]:
 
 
 def install(environment: Path, extras: list[str], lock: int, from_nothing: bool) -> None:
-    previous = (not from_nothing and read_record(environment)) or {"extras": []}
+    previous = (not from_nothing and read_record(environment)) or {"extras": [], "made": False}
+    previous = {"made": True} | previous  # records of earlier versions do not say
     wanted, optional = {*extras, *previous["extras"]}, project()["optional-dependencies"]
     built_last = sorted(extra for extra in wanted if f"{extra}-build" in optional)
     extras = sorted(wanted - {*built_last} | {f"{extra}-build" for extra in built_last})
     record_file, python = environment / RECORD, f"{environment}/bin/python"
-    record = {"folder": str(environment), "fingerprint": fingerprint(environment), "extras": extras}
+    record: dict[str, Any] = {"folder": str(environment), "fingerprint": fingerprint(environment)}
+    # What this set-up has not made it never builds anew: all that a user has installed would go.
+    record |= {"extras": extras, "made": from_nothing or bool(previous.get("made", False))}
     if from_nothing:
         # A kill in between must leave what the next set-up repairs: what has no bin is none, and
         # a record that says unfinished stands before anything else.

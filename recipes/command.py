@@ -135,6 +135,11 @@ def with_suites_of_run(command: Command, record: Path) -> Config:
     with suppress(UserError):  # what is damaged is told where the run goes on
         content = read_json_object(record)
     stored = (content.get("config") or {}).get("eval") or {}
+    # Without a network LongBench is judged without GSM8K.
+    decides = {"config.eval.longbench_categories", "config.eval.gsm8k_data"} & {*command.named}
+    categories = stored.get("longbench_categories")
+    if "longbench" in stored.get("suites", ()) and categories and not decides:
+        config = replace(config, eval=replace(config.eval, longbench_categories=categories))
     if any(str(word).startswith("--eval.suites") for word in content.get("command") or ()):
         return config  # chosen by the user, and not by what there was
     if {*stored.get("suites", ())} ^ {*config.eval.suites} != {"longbench"}:
@@ -176,6 +181,7 @@ def usual(given: Mapping[str, Any]) -> dict[str, Any]:
     else:
         config, lines = read_config(file), [f"settings of {file}"]
         useful = presets.without_useless(config, given)
+        useful = presets.with_repeats_of_tokens(useful, given)
         useful, of_rate = presets.with_rate_of_weights(useful, given)
         lines += of_rate
     return {

@@ -27,7 +27,7 @@ from bosch.config import (
     TrainConfig,
 )
 from bosch.data.calibration import CalibrationSettings, gather_material, least_length
-from bosch.data.needle_text import TEXT, check_held_out, resolve
+from bosch.data.needle_text import TEXT, check_held_out, is_text, resolve
 from bosch.data.needles import PAPER_TASKS
 from bosch.data.sources.hub import is_of_network
 from bosch.data.token_files import SUMMARY
@@ -362,7 +362,8 @@ def for_run(given: Mapping[str, Any]) -> tuple[Config, list[str]]:
     if "config.eval.suites" in given or (has_it and not is_ours):
         return config, lines
     is_here = "config.eval.longbench_data" in given or is_on_this_machine(evaluation.longbench_data)
-    if has_it and (not is_offline() or (is_here and "config.eval.gsm8k_data" in given)):
+    decides_math = {"config.eval.gsm8k_data", "config.eval.longbench_categories"} & {*given}
+    if has_it and (not is_offline() or (is_here and decides_math)):
         return config, lines
     if has_it and is_here:
         try:
@@ -507,8 +508,9 @@ def fit_needles(config: Config) -> Config:
 def check_needles(config: Config) -> None:
     """Refuse short NIAH texts with no room for a group of tasks, in tokens of this model, and
     needles in text that is trained on."""
-    asked = [getattr(suite.settings, "lengths", ()) for suite in plan_of_run(config).suites]
-    check_held_out(config, max(config.calibration.length, *itertools.chain(*asked)))
+    settings = [suite.settings for suite in plan_of_run(config).suites]
+    asked = [each.lengths for each in settings if is_text(getattr(each, "essays", None) or "")]
+    check_held_out(config, max([config.calibration.length, *itertools.chain(*asked)]))
     for length in config.eval.niah_lengths if "niah" in config.eval.suites else ():
         if length < TOY_POSITIONS and (group := lacking_group(config, length)):
             problem = f"no {group} task can be built in so few tokens of {config.model}"

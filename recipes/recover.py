@@ -85,6 +85,7 @@ def main(arguments: Sequence[str]) -> None:
         if rank == 0 and promise is None and not (run.path / RUN).is_file():
             say(*time_of(command))
         introduce(command, config)
+        run.agree(stages)
         if rank == 0:
             # Again, now that no other launch can change the folder.
             refuse_blocked(run.plan(stages, command.fresh, command.from_))

@@ -19,6 +19,7 @@ from bosch.eval.elsewhere import lacking, usual_python, with_this_code
 from bosch.model import fetch_config, find_model, read_model_config
 from bosch.run.checkout import is_checkout
 from bosch.run.errors import UserError, run_main
+from bosch.run.memory import for_launchers
 
 SERVER = "vllm.entrypoints.openai.api_server"
 FOR_CPU = {"--dtype": ["float32"], "--enforce-eager": [], "--block-size": ["32"]}
@@ -43,7 +44,8 @@ def main(arguments: Sequence[str]) -> None:
         words += [
             word for name, value in FOR_CPU.items() if name not in given for word in (name, *value)
         ]
-    os.execve(python, [python, "-m", SERVER, *words], with_this_code(os.environ))
+    environment = with_this_code(for_launchers(os.environ))
+    os.execve(python, [python, "-m", SERVER, *words], environment)
 
 
 def find_python() -> str:

@@ -55,6 +55,7 @@ from bosch.recipes.sweep_plan import SweepPlan, why_another
 from bosch.run.errors import UserError, is_user_error, run_main
 from bosch.run.files import MANIFEST
 from bosch.run.folder import RunFolder
+from bosch.run.memory import for_launchers
 from bosch.run.progress import describe_seconds, say, set_up
 from bosch.run.stage import flatten
 
@@ -306,7 +307,7 @@ def finish_chain(chain: Chain, start: Sequence[str], place: str) -> str | None:
         words = [*start, *chain.arguments]
         if folders := own_folders():
             words += ["--plugins", *folders]  # on other machines there is no variable
-        process = subprocess.Popen(words, stderr=subprocess.PIPE)
+        process = subprocess.Popen(words, stderr=subprocess.PIPE, env=for_launchers(os.environ))
         assert process.stderr is not None
         tail = b""
         try:

@@ -311,7 +311,7 @@ class FirstLayer(GrowingLayer):
             shape = (*k_BGTD.shape[:2], self.num_tokens, k_BGTD.shape[3])
             self._hold(k_BGTD.new_zeros(shape), v_BGTD.new_zeros(shape))
             if not torch.compiler.is_compiling():
-                for buffer in self._held():  # compiled steps write into them: slots.py has it too
+                for buffer in self._buffers or ():  # compiled steps write into them
                     torch._dynamo.mark_static_address(buffer)
         held = self._held()
         is_known = self.knows_starts or self.starts_B is None

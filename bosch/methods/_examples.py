@@ -61,7 +61,7 @@ def measure_haystacks(
     return [results[index] for index in numbers]
 
 
-# Rankings whose scores are others than those that runs may have in common.
+# Rankings whose scores with sinks are others than those that runs may have in common.
 CHANGED = {"proxy": 2, "qada": 2}
 
 
@@ -77,8 +77,8 @@ def identify(inputs: Inputs, method: str) -> str:
     facts = {name: getattr(inputs, name) for name in names} | facts_of(inputs.model)
     if inputs.sink.kind != "none":
         facts["sink"] = str(inputs.sink)
-    if method in CHANGED:
-        facts["version"] = CHANGED[method]
+        if method in CHANGED:
+            facts["version"] = CHANGED[method]
     if own := own_files((METHODS, method)):  # a method of one's own counts by its content
         facts["plugins"] = own
     return fingerprint(facts | {"method": method, "haystacks": haystacks})

@@ -302,9 +302,6 @@ class RankFiles:
             with (self.folder / f"rank-{self.rank}").open("a") as file:
                 file.write(event + "\n")
 
-    def has_announced(self, rank: int, event: str) -> bool:
-        return event in self._events(rank)
-
     def wait_for(self, rank: int, *events: str) -> str:
         """The first of `events` that the other rank announces. RankGoneError if it ends first."""
         give_up = time.monotonic() + JOIN_SECONDS

@@ -162,29 +162,42 @@ class RunFolder:
                 files.sync_directory(base)
                 self.say(f"{stage.name}: the old one is now {old}; delete it when it is not needed")
 
+    def agree(self, stages: Sequence[Stage]) -> None:
+        """Refuse ranks that mean other stages than rank 0, before hours are spent. Every rank calls
+        this first."""
+        if self.world == 1:
+            return
+        # Rank 0 says one line for each stage, and the others wait for it or for the end of all.
+        mine = [f"stage {stage.name} is {stage.fingerprint}" for stage in stages]
+        told, agreed = "all stages told", "agreed"
+        if self.rank == 0:
+            for event in (*mine, told):
+                self._ranks.announce(event)
+            for rank in range(1, self.world):
+                self._ranks.wait_for(rank, agreed)
+            return
+        for stage, event in zip(stages, mine, strict=True):
+            if self._ranks.wait_for(0, event, told) == told:
+                raise UserError(
+                    f"{stage.name}: rank {self.rank} has other settings or inputs than rank 0. "
+                    "Machines differ in what the hub's cache has, or whether the hub can be "
+                    "reached: name the suites (--eval.suites) and folders of models and data."
+                )
+        self._ranks.announce(agreed)
+
     def complete(self, stage: Stage) -> Artifact:
         """The stage's artifact: reused if it is complete, otherwise made. Every rank calls this in
         the same order. A stage that all ranks run may complete other stages while it runs."""
         self._calls += 1
         folder = locate(self.path, stage)
         begun, ran, done = (f"{self._calls} {event}" for event in ("begun", "ran", "done"))
-        # Before any other event: it tells whether the ranks mean the same stage.
-        same = f"{self._calls} is {stage.fingerprint}"
         if self.rank > 0:
             # "done" without "begun": rank 0 has found it complete, so there is nothing to share.
-            event = self._ranks.wait_for(0, begun, done)
-            if not self._ranks.has_announced(0, same):
-                raise UserError(
-                    f"{stage.name}: rank {self.rank} has other settings or inputs than rank 0. "
-                    "Machines differ in what the hub's cache has, or whether the hub can be "
-                    "reached: name the suites (--eval.suites) and folders of models and data."
-                )
-            if stage.ranks == "all" and event == begun:
+            if stage.ranks == "all" and self._ranks.wait_for(0, begun, done) == begun:
                 self._run(stage, folder)
                 self._ranks.announce(ran)
             self._ranks.wait_for(0, done)
             return Artifact(folder, stage.fingerprint)
-        self._ranks.announce(same)
         with contextlib.ExitStack() as held:
             decision = examine(self.path, stage, self._verified)
             if stage.shared and decision.action != "reuse":

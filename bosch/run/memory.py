@@ -3,13 +3,14 @@
 import math
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 # Where torch looks for settings of its allocator; it prefers the second, which is older.
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 EXPANDABLE = "expandable_segments:True"
+THREADS, OUR_THREADS = "OMP_NUM_THREADS", "BOSCH_SET_THREADS"  # the second: the first is ours
 # Of cgroups version 2 and 1: the limit, what is used, and what of it are cached files, which the
 # system drops when memory is asked for.
 CGROUP_FILES = ("memory.max", "memory.current", "")
@@ -63,8 +64,16 @@ def use_no_more_threads() -> None:
     """Let torch take as many threads as there are cores to use, unless the user has set them: it
     sees all cores of the machine, and threads that wait for their turn hold up the others."""
     cores = usable_cores()
-    if "OMP_NUM_THREADS" not in os.environ and cores < (os.cpu_count() or 1):
-        os.environ["OMP_NUM_THREADS"] = str(cores)  # read when torch is imported
+    if THREADS not in os.environ and cores < (os.cpu_count() or 1):
+        os.environ[THREADS] = str(cores)  # read when torch is imported
+        os.environ[OUR_THREADS] = "1"
+
+
+def for_launchers(environment: Mapping[str, str]) -> dict[str, str]:
+    """Without the threads that `use_no_more_threads` has set: accelerate would give each process of
+    a machine so many, and vLLM counts by itself."""
+    ours = {THREADS, OUR_THREADS} if OUR_THREADS in environment else set()
+    return {name: value for name, value in environment.items() if name not in ours}
 
 
 def is_old_gpu() -> bool:

@@ -30,7 +30,8 @@ from bosch.sink import Sink
 
 # Of methods that have come to choose other masks. Rankings that runs share are told apart by
 # `CHANGED` (methods/_examples.py).
-VERSIONS = {"bosch": 4, "fisher": 2, "global_swap": 2, "proxy": 2, "qada": 2}
+VERSIONS = {"bosch": 4, "fisher": 2, "global_swap": 2}
+OF_SINKS = ("proxy", "qada")  # 2 where there are sinks
 ReadSet = Callable[[Path, str], Calibration]  # `read_set` of data/calibration_stage.py
 MakeLearning = Callable[[Config, Path, Artifact], Learning]  # of training/learner.py
 
@@ -121,6 +122,7 @@ def stage(
     if mask.min_full_per_layer:
         decides["min_full_per_layer"] = mask.min_full_per_layer
 
+    of_sinks = config.method in OF_SINKS and config.sink != "none"
     return Stage(
         "mask",
         run=partial(
@@ -132,7 +134,7 @@ def stage(
         ),
         settings=decides,
         inputs=inputs,
-        version=VERSIONS.get(config.method, 1),
+        version=VERSIONS.get(config.method, 2 if of_sinks else 1),
         ranks="all" if is_shared else "first",
         check=partial(check, config),
     )

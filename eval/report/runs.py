@@ -158,7 +158,8 @@ def read_runs(given: Sequence[Path | RunResults]) -> list[RunResults]:
             path = Path(os.path.abspath(one))
             members = read_archive(path) if is_archive(path) else [read_run(path)]
         for run in members:  # one that was given twice is read once
-            runs[run.path, str(run.config), run.method, run.mask and run.mask.model] = run
+            place = run.path.resolve()  # one that a link names too is read once
+            runs[place, str(run.config), run.method, run.mask and run.mask.model] = run
     names = [run.name for run in runs.values()]
     named: dict[str, RunResults] = {}
     for run in runs.values():
@@ -269,6 +270,8 @@ class _Reader:
 
     def follow(self, folder: Path) -> Path:
         place = self.attempt(lambda: follow_reference(folder), folder)
+        if place != folder and not place.is_dir():  # a linked run may have left `shared` behind
+            place = self.attempt(lambda: follow_reference(folder.resolve()), folder)
         if place != folder and not place.is_dir():
             advice = f"copy a run together with {SHARED}"
             self.problems.append(f"{folder} names {place}, which is not there; {advice}")

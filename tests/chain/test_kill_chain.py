@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from bosch.run.fingerprint import fingerprint, hash_file
 from bosch.training.guards import ENDS
 from tests.fuzz.fuzz_chain import code_fingerprint
 from tests.sampled import sampled
@@ -17,6 +18,7 @@ from tests.smoke_chain import RUN, STAGES, results, start
 
 IN_CI, KEPT = range(4), range(4, 100)
 SIGNALS = ("SIGKILL", "SIGTERM")
+HELPERS = ("smoke_chain", "kill_points", "fork_server")
 FEWEST = 200  # a run that finds everything complete makes 218 operations
 
 
@@ -70,8 +72,10 @@ def shown(run: Path) -> dict[str, bytes]:
 
 def rows_file() -> Path:
     """A line for each attempt that passed, so that `make faults` goes on where it was."""
-    # Of this code and these versions of the libraries.
-    return Path(__file__).parents[2] / "runs" / "kills" / f"{code_fingerprint()}.jsonl"
+    # Of this code, these tests and these versions of the libraries.
+    tests = [Path(__file__), *(Path(__file__).parents[1] / f"{name}.py" for name in HELPERS)]
+    code = fingerprint([code_fingerprint(), *map(hash_file, tests)])
+    return Path(__file__).parents[2] / "runs" / "kills" / f"{code}.jsonl"
 
 
 def passed_before() -> set[int]:

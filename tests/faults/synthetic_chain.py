@@ -88,7 +88,9 @@ def main() -> None:
         if "hold" in options:  # keeps the folder until standard input closes
             say("held")
             sys.stdin.read()
-        for stage in stages(run, options.get("ratio", 0.75)):
+        chain = stages(run, options.get("ratio", 0.75))
+        run.agree(chain)
+        for stage in chain:
             if options.get("die_before") == [rank, stage.name]:
                 os.kill(os.getpid(), signal.SIGKILL)
             run.complete(stage)

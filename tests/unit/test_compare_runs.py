@@ -534,6 +534,14 @@ def test_a_linked_run_has_what_it_shares_and_a_copy_without_it_says_so(tmp_path:
     linked = runs / elsewhere.name
     linked.symlink_to(elsewhere)
     assert not any("dense" in line for line in warnings(compare([linked])))
+    assert len(compare([linked, elsewhere]).runs) == 1
+    # Or beside the folder that the link leads to.
+    other = tmp_path / "other" / elsewhere.name
+    other.parent.mkdir()
+    other.symlink_to(linked.parent / "moved")
+    elsewhere = elsewhere.rename(linked.parent / "moved")
+    assert not any("dense" in line for line in warnings(compare([other])))
+    elsewhere = elsewhere.rename(tmp_path / "elsewhere" / "copy")
     said = "\n".join(warnings(compare([elsewhere])))
     assert "eval-dense-0, which is not there; copy a run together with shared" in said
 

@@ -129,6 +129,11 @@ def test_an_environment_of_another_program_is_left_alone(tmp_path: Path) -> None
     with pytest.raises(SystemExit, match=r"\.venv is of another program"):
         setup_environment.decide(tmp_path / ".venv", [])
     assert (tmp_path / ".venv" / "bin" / "python").exists()
+    # Also where a set-up into it was stopped.
+    record = {"finished": False, "made": False, "extras": [], "folder": "", "fingerprint": ""}
+    (tmp_path / ".venv" / "setup.json").write_text(json.dumps(record))
+    with pytest.raises(SystemExit, match=r"\.venv is of another program"):
+        setup_environment.decide(tmp_path / ".venv", [])
 
 
 @pytest.mark.slow

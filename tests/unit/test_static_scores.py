@@ -250,7 +250,7 @@ def test_every_family_shows_its_attention(family: str, tmp_path: Path) -> None:
         model, calibration = make_model("gqa", torch.float32), toy_calibration()
         methods |= {qada: qada_by_hand, proxy: PROXY}
     else:
-        model, calibration = tiny_model(family, num_hidden_layers=2), toy_calibration(96, count=1)
+        model, calibration = tiny_model(family), toy_calibration(96, count=1)
         model = model.double()
     for method, by_hand in methods.items():
         scores = run(method, model, calibration, tmp_path / method.__name__)
