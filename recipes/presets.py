@@ -67,9 +67,9 @@ SMALL_WEIGHTS, BIG_GPU_GB = 1_500_000_000, 40
 # Of the training. On SmolLM2 75 steps closed as much of the loss' gap as 150 (docs/real-model.md);
 # of the bigger models of `large` nothing was measured.
 SMALL_STEPS, LARGE_STEPS = 75, 150
-# On SmolLM2 the search was not better than this ranking of a few minutes where up to this share of
-# the groups has a window, once both were trained (at .75), and at .95 it kept much that the ranking
-# lost (docs/real-masks.md).
+# On SmolLM2 the search was not better than this ranking of half a minute where up to this share of
+# the groups has a window, once both were trained, and at .95 it was 21 points above it, trained or
+# not (docs/real-model.md).
 RANKING, RANKED_UP_TO = "razor", 0.875
 # Of multikey_2 and 3 small models answer next to nothing, and much in words of their own.
 EASY_TASKS = ("niah_single_1", "niah_single_2", "niah_single_3", "niah_multikey_1")
