@@ -142,25 +142,54 @@ class RunFolder:
             write_atomically(self.path / RUN, json.dumps(content | provenance(), indent=1) + "\n")
 
     def set_aside(self, stages: Sequence[Stage]) -> None:
-        """Move stages to `replaced`, so that they are made again. The last one goes first: after a
-        kill in between, no stage is left whose input was already replaced."""
-        for stage in reversed(stages) if self.rank == 0 else ():
-            places = [(self.path / stage.name, self.path / "replaced")]
+        """Move stages to `replaced`, so that they are made again, and with them what was made of
+        them, such as the evaluation of a step that the new training does not have: reports read
+        all evaluations that are there. The last one goes first: after a kill in between, no stage
+        is left whose input was already replaced."""
+        if self.rank > 0:
+            return
+        own = self.path / "replaced"
+        moved = [(self.path / name, own) for name in self._made_of(stages)]
+        for stage in reversed(stages):
+            moved.append((self.path / stage.name, own))
             if stage.shared:
                 shared = locate(self.path, stage)
-                places.append((shared, shared.parent / "replaced"))
-            for folder, base in places:
-                if not folder.is_dir():
-                    continue
-                self._verified.discard(folder)
-                number = 1
-                while (old := base / f"{stage.name.replace('/', '-')}-{number}").exists():
-                    number += 1
-                base.mkdir(parents=True, exist_ok=True)
-                with FolderLock(folder):  # another run may be making a shared one
-                    folder.rename(old)
-                files.sync_directory(base)
-                self.say(f"{stage.name}: the old one is now {old}; delete it when it is not needed")
+                moved.append((shared, shared.parent / "replaced"))
+        for folder, base in moved:
+            if not folder.is_dir():
+                continue
+            self._verified.discard(folder)
+            is_own = base == own
+            name = folder.relative_to(self.path).as_posix() if is_own else folder.name
+            number = 1
+            while (old := base / f"{name.replace('/', '-')}-{number}").exists():
+                number += 1
+            base.mkdir(parents=True, exist_ok=True)
+            with FolderLock(folder):  # another run may be making a shared one
+                folder.rename(old)
+            files.sync_directory(base)
+            self.say(f"{name}: the old one is now {old}; delete it when it is not needed")
+
+    def _made_of(self, stages: Sequence[Stage]) -> list[str]:
+        """Further folders of this run whose inputs these stages' folders were."""
+        begun = {  # a stage's name has one to three parts
+            folder.parent.relative_to(self.path).as_posix(): folder
+            for depth in ("*", "*/*", "*/*/*")
+            for folder in self.path.glob(f"{depth}/{STARTED}")
+        }
+        facts = {}
+        for name, file in begun.items():
+            with contextlib.suppress(files.DamagedArtifactError):
+                facts[name] = files.read_sealed_json(file, "fingerprint", "inputs")
+        names = {stage.name for stage in stages}
+        old = {facts[name]["fingerprint"] for name in names & facts.keys()}
+        return [
+            name
+            for name, found in facts.items()
+            if name not in names
+            and not name.startswith("replaced/")
+            and not old.isdisjoint(found["inputs"].values())
+        ]
 
     def agree(self, stages: Sequence[Stage]) -> None:
         """Refuse ranks that mean other stages than rank 0, before hours are spent. Every rank calls

@@ -221,6 +221,18 @@ def test_fresh_makes_a_stage_and_what_depends_on_it_again(tmp_path: Path) -> Non
     assert verify_folder(tmp_path / "run" / "replaced" / "mask-1")["settings"]["ratio"] == 0.75
 
 
+def test_what_was_made_of_a_stage_goes_with_it(tmp_path: Path) -> None:
+    """A training of fewer steps has no evaluation of step 75, and reports would read the old."""
+    run, stages = tmp_path / "run", chain()
+    inputs = {"model": {"source": stages[2]}, "mask": {"source": stages[1]}}
+    of_model = Stage("eval/step-75", run=write_result, inputs=inputs["model"])
+    complete(run, [*stages, of_model, Stage("eval/mask", run=write_result, inputs=inputs["mask"])])
+    complete(run, stages, fresh="model")
+    assert not (run / "eval" / "step-75").exists()
+    verify_folder(run / "replaced" / "eval-step-75-1")
+    assert (run / "eval" / "mask").is_dir()
+
+
 def test_from_makes_later_stages_again_but_not_shared_ones_that_do_not_depend_on_it() -> None:
     *first, tokens = chain()
     redone = stages_to_redo([*first, tokens], None, "model")
