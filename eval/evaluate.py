@@ -14,7 +14,8 @@ from bosch.data.calibration import check_disjoint
 from bosch.data.needle_text import resolve
 from bosch.data.tokenizer_files import read_tokenizer
 from bosch.eval.elsewhere import check_elsewhere, predict_elsewhere, usual_python
-from bosch.eval.lm_eval_bridge import SUITE as LM_EVAL
+from bosch.eval.lm_eval_bridge import check_tasks
+from bosch.eval.results import LM_EVAL
 from bosch.eval.rows import read_rows
 from bosch.eval.settings import (
     Engine,
@@ -130,8 +131,11 @@ def check_data(plan: EvaluationPlan, positions: int) -> list[str]:
             of_suite.raise_all()
             described.append(run.call("describe"))  # reads the data, which is there
     refusals.raise_all()
-    if plan.lm_eval_tasks and not find_spec("lm_eval"):
-        raise UserError(f"lm-eval's tasks need its package: {how_to_install('lm-eval', 'lm-eval')}")
+    if plan.lm_eval_tasks:
+        if not find_spec("lm_eval"):
+            how = how_to_install("lm-eval", "lm-eval")
+            raise UserError(f"lm-eval's tasks need its package: {how}")
+        check_tasks(plan)
     return [line for line in described if line]
 
 

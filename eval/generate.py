@@ -106,14 +106,20 @@ class Generator:
         for job, following in pairwise(chain(jobs, [None])):
             assert job is not None
             self._read(job, following)
-            if job.is_open:
-                pool.append(job)
-            else:
+            if not job.is_open:
                 yield self._finish(job)
-            if following is None or len(pool) >= self.batch or self._is_full(pool):
-                self._decode(pool)
-                yield from map(self._finish, pool)
+            else:
+                if pool and self._is_too_much([*pool, job]):
+                    yield from self._answer(pool)
+                    pool = []
+                pool.append(job)
+            if following is None or len(pool) >= self.batch:
+                yield from self._answer(pool)
                 pool = []
+
+    def _answer(self, pool: list[Job]) -> Iterator[Job]:
+        self._decode(pool)
+        yield from map(self._finish, pool)
 
     def _encode(self, key: Key, example: Example) -> Job:
         prompt, name = self.tokenizer(example.prompt)["input_ids"], f"{key[0]}, example {key[2]}"
@@ -269,12 +275,13 @@ class Generator:
         elif len(job.tokens) == example.max_new_tokens:
             job.ended = "length"
 
-    def _is_full(self, pool: Sequence[Job]) -> bool:
+    def _is_too_much(self, pool: Sequence[Job]) -> bool:
+        """For one batch: joined, every cache takes as much as the longest."""
         max_bytes, device = CPU_POOL_BYTES, self.model.device
-        if device.type == "cuda":  # half of what is free: joining takes the same once more
+        if device.type == "cuda":  # where the caches to be joined are already
             max_bytes = torch.cuda.mem_get_info(device)[0] // 2
-        caches = [job.cache for job in pool if job.cache is not None]
-        return sum(map(allocated_bytes, caches)) > max_bytes
+        each = [allocated_bytes(job.cache) for job in pool if job.cache is not None]
+        return len(each) * max(each, default=0) > max_bytes
 
 
 def in_plain_way(settings: GenerationSettings) -> GenerationSettings:

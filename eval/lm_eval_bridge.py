@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from bosch.eval.results import make_rows, write_scores
+from bosch.eval.results import LM_EVAL, make_rows, write_scores
 from bosch.eval.rows import write_rows
 from bosch.eval.settings import EvaluationPlan, Label
 from bosch.eval.suites._interface import Result
@@ -18,8 +18,6 @@ from bosch.model import names_code
 from bosch.run.checkout import how_to_install
 from bosch.run.errors import MissingFileError, UserError
 from bosch.run.hub import prepare_hub
-
-SUITE = "lm-eval"
 
 
 def run_lm_eval(
@@ -35,7 +33,6 @@ def run_lm_eval(
     try:
         from lm_eval import simple_evaluate
         from lm_eval.models.huggingface import HFLM
-        from lm_eval.tasks import TaskManager
     except ImportError as error:
         how = how_to_install("lm-eval", "lm-eval")
         raise UserError(f"lm-eval cannot be loaded ({error}). Install it: {how}") from error
@@ -48,11 +45,7 @@ def run_lm_eval(
     metadata: dict[str, Any] = {"tokenizer": tokenizer.name_or_path}
     if plan.lm_eval_lengths:  # of its NIAH
         metadata["max_seq_lengths"] = list(plan.lm_eval_lengths)
-    include, tasks = plan.lm_eval_folder, list(plan.lm_eval_tasks)
-    manager = TaskManager(metadata=metadata, include_path=include and str(include))
-    for task in tasks:
-        if task not in manager.all_tasks:
-            raise UserError(f"lm-eval has no task {task!r}; `lm-eval ls tasks` lists them.")
+    tasks, manager = list(plan.lm_eval_tasks), check_tasks(plan, metadata)
     batch, limit = plan.generation.batch or 1, plan.limit
     harness = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=batch, max_length=most)
     prepare_hub()
@@ -70,8 +63,20 @@ def run_lm_eval(
         for sample in members
     ]
     write_rows(folder / "samples.jsonl", samples)
-    facts = {"suite": SUITE, "version": results["lm_eval_version"], "limit": limit}
-    write_scores(folder, facts | {"rows": make_rows(label, SUITE, results_of(results))})
+    facts = {"suite": LM_EVAL, "version": results["lm_eval_version"], "limit": limit}
+    write_scores(folder, facts | {"rows": make_rows(label, LM_EVAL, results_of(results))})
+
+
+def check_tasks(plan: EvaluationPlan, metadata: Mapping[str, Any] | None = None) -> Any:
+    """lm-eval's TaskManager. UserError if it does not know one of the tasks."""
+    from lm_eval.tasks import TaskManager
+
+    include = plan.lm_eval_folder
+    manager = TaskManager(metadata=metadata, include_path=include and str(include))
+    for task in plan.lm_eval_tasks:
+        if task not in manager.all_tasks:
+            raise UserError(f"lm-eval has no task {task!r}; `lm-eval ls tasks` lists them.")
+    return manager
 
 
 def results_of(results: Mapping[str, Any]) -> Iterator[Result]:

@@ -21,6 +21,7 @@ from bosch.run.stage import follow_reference
 
 SCORES = "scores.json"
 PREDICTIONS = "predictions.jsonl"  # of a suite: a row for each example
+LM_EVAL = "lm-eval"  # the suite's name of what eval/lm_eval_bridge.py evaluates
 EXAMPLE = "example_xxh3"  # in such a row: of the prompt and the answers
 
 
@@ -64,20 +65,24 @@ def show_evaluation(folder: Path) -> None:
         lines = []
         for task, metric in dict.fromkeys((row["task"], row["metric"]) for row in rows):
             cells = {r["length"]: r for r in rows if (r["task"], r["metric"]) == (task, metric)}
-            values = [show_result(cells.get(length)) for length in lengths]
+            # lm-eval's own scale, of most metrics 0 to 1.
+            digits = 4 if content["suite"] == LM_EVAL else 1
+            values = [show_result(cells.get(length), digits) for length in lengths]
             lines.append([task, metric, *values, max(row["n"] for row in cells.values())])
         columns = (f"{length:,}" if length else "score" for length in lengths)
         show_table(content["suite"], ["task", "metric", *columns, "n"], lines)
         for reason in content.get("left_out", ()):
             say(f"left out: {reason}")
         if floor := content.get("floor"):
-            means = [row for row in floor["rows"] if row["task"] == "average"]
+            # That over all lengths, which has none of its own.
+            means = [r for r in floor["rows"] if r["task"] == "average" and not r["length"]]
             value = f"{means[0]['value']:.1f} on average" if means else "see scores.json"
             say(f"floor of a window of {floor['window_tokens']} tokens: {value}")
 
 
-def show_result(row: Row | None) -> str:
+def show_result(row: Row | None, digits: int = 1) -> str:
     """`31.2 ±1.4`. None: the task was not asked at this length."""
     if row is None:
         return ""
-    return f"{row['value']:.1f}" + ("" if row["stderr"] is None else f" ±{row['stderr']:.1f}")
+    error = "" if row["stderr"] is None else f" ±{row['stderr']:.{digits}f}"
+    return f"{row['value']:.{digits}f}{error}"

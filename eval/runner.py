@@ -203,6 +203,12 @@ def read_merged(folder: Path) -> dict[Key, Row]:
     raise DamagedArtifactError(f"{path} is damaged. Delete it; the predictions are made again.")
 
 
+def until_stop(text: str, stops: Sequence[str]) -> str:
+    """A prediction up to where it was to end: generation ends with the whole token in which that
+    is."""
+    return text[: min((place for stop in stops if (place := text.find(stop)) >= 0), default=None)]
+
+
 def score(evaluation: Evaluation, run: SuiteRun, folder: Path) -> None:
     """Write predictions.jsonl, ordered by task and example and with scores, and scores.json."""
     path = folder / run.name / PREDICTIONS
@@ -218,7 +224,8 @@ def score(evaluation: Evaluation, run: SuiteRun, folder: Path) -> None:
                 raise DamagedArtifactError(
                     f"{path} lacks {key}. Delete it; the missing predictions are made again."
                 )
-            scores = run.suite.score(run.settings, task, example, row["prediction"])
+            answer = until_stop(row["prediction"], example.stop.strings)
+            scores = run.suite.score(run.settings, task, example, answer)
             # What was asked and what is right, so that two evaluations can be paired.
             asked = fingerprint([example.prompt, example.answers])
             rows.append(row | {"scores": scores, EXAMPLE: asked})

@@ -39,6 +39,7 @@ class FakeRun:
     ratio: float = 0.75
     seed: int = 0
     steps: tuple[int | None, ...] = (None, 0, 100, 200)  # evaluated; None: the dense model
+    lengths: tuple[int, ...] = LENGTHS  # of its needles
     samples: int = 8  # examples per task and length
     with_samples: bool = True  # write the predictions
     text: str = "essays"  # that its examples are made of
@@ -111,9 +112,9 @@ class FakeRun:
         label = Label(self.name, step, tokens)
         metrics = (niah.METRIC, "string_match_part")
         groups = niah.GROUPS.values()
-        tasks = {Task(task, n): metrics for n in LENGTHS for group in groups for task in group}
+        tasks = {Task(task, n): metrics for n in self.lengths for group in groups for task in group}
         scored = self.answers(step, tasks)
-        results = averages.summarize(niah, niah.Settings(lengths=LENGTHS), scored)
+        results = averages.summarize(niah, niah.Settings(lengths=self.lengths), scored)
         write_suite(folder / "eval" / name / "niah", label, scored, results, self.with_samples)
         scored = self.answers(step, {Task(x): (toy.metric,) for x, toy in TOY_DATASETS.items()})
         results = averages.summarize(longbench, longbench.Settings(), scored)

@@ -14,10 +14,10 @@ from functools import cached_property
 from pathlib import Path
 
 from bosch.config import Config, parse_count
-from bosch.eval import lm_eval_bridge
 from bosch.eval.report import intervals
 from bosch.eval.report.intervals import Curve, Estimate, Point, estimate, make_curve
 from bosch.eval.report.runs import LOSSES, RunResults, read_runs
+from bosch.eval.results import LM_EVAL
 from bosch.eval.suites import _reporting
 from bosch.eval.suites._reporting import Cell, Kind, ReportedScore, Row, Samples, condition
 from bosch.plugins import suggest
@@ -133,8 +133,9 @@ class Comparison:
     def recoveries(self) -> list[Recovery]:
         """Of each headline and of the loss, for each run that has it at step 0 and later."""
         rows = []
-        for score in [*self.headlines, LOSS]:
-            for curve in self.curves_of(score):
+        for headline in [*self.headlines, LOSS]:
+            for curve in self.curves_of(headline):
+                score = curve.score  # of the tasks and lengths that this run was asked
                 if curve.is_trained and not (score is LOSS and math.isnan(curve.dense)):
                     share = estimate([curve], intervals.gap_share)
                     tokens = {n: estimate([curve], intervals.tokens_to_share(n)) for n in SHARES}
@@ -190,8 +191,11 @@ def had_other_texts(curve: Curve, other: Curve) -> bool:
     under = curve.score.name if curve.score.kind == "variant" else ""
     key = (0, curve.score.suite, under)
     mine, their = (each.run.examples.get(key, {}) for each in (curve, other))
+    # One hash is of all examples of a part: of fewer of the same it is another.
+    ours, others = (each.run.samples.get(key, {}) for each in (curve, other))
     both = mine.keys() & their.keys() & curve.score.weights.keys()
-    return any(mine[cell] != their[cell] for cell in both)
+    alike = [cell for cell in both if len(ours.get(cell, ())) == len(others.get(cell, ()))]
+    return any(mine[cell] != their[cell] for cell in alike)
 
 
 def by_text(curves: Iterable[Curve]) -> list[list[Curve]]:
@@ -227,7 +231,7 @@ def _read_curves(run: RunResults) -> Iterator[Curve]:
     give none: its metrics have other scales."""
     found: dict[tuple[str, str], dict[int | None, list[Row]]] = {}
     for row in (*run.rows, *run.variants):
-        if row["suite"] != lm_eval_bridge.SUITE:
+        if row["suite"] != LM_EVAL:
             by_step = found.setdefault((row["suite"], condition(row)), {})
             by_step.setdefault(row["step"], []).append(row)
     for (suite, under), by_step in found.items():

@@ -33,7 +33,7 @@ from bosch.run.files import read_lines
 from bosch.run.stage import follow_reference
 
 # Settings of a suite that only say which of its examples are used. Others decide what they are.
-CHOICES = {"tasks", "lengths", "samples"}
+CHOICES = {"tasks", "lengths", "samples", "datasets", "categories"}
 # Settings that name files. Two names may be of the same content, which the examples' hashes show.
 NAMES_OF_FILES = {"essays", "punkt", "data", "gsm8k", "squad", "hotpot", "english_words"}
 
@@ -85,9 +85,11 @@ def beside_dense(comparison: Comparison) -> Iterator[tuple[RunResults, int, Pair
     """Of each run and headline the first and the last checkpoint, beside the dense model."""
     for run in comparison.runs:
         for score in comparison.headlines:
-            steps = comparison.curves[run.name, score].steps
+            curve = comparison.curves[run.name, score]
+            steps = curve.steps
             for step in sorted({*steps[:1], *steps[-1:]}):
-                if found := at_step(run, score, step):
+                # The curve's score: of the tasks and lengths that this run was asked.
+                if found := at_step(run, curve.score, step):
                     yield run, step, found
 
 

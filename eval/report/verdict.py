@@ -33,7 +33,8 @@ def _beside_dense(comparison: Comparison, run: RunResults) -> Iterator[tuple[Rep
         curve = comparison.curves[run.name, score]
         if not curve.steps or math.isnan(curve.dense):
             continue
-        if paired := at_step(run, score, curve.steps[-1]):
+        # The curve's score: of the tasks and lengths that this run was asked.
+        if paired := at_step(run, curve.score, curve.steps[-1]):
             yield score, describe_difference(paired)
         else:  # single examples are not known, or not the same ones were asked
             points = curve.values[-1] - curve.dense

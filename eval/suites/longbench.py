@@ -197,10 +197,9 @@ def score(settings: Settings, task: Task, example: Example, prediction: str) -> 
     spec, classes = datasets()[task.name], example.facts.get("all_classes")
     if spec.first_line_only:
         prediction = prediction.lstrip("\n").split("\n")[0]
-    is_class = spec.metric == "classification"
-    if is_class and classes is None:
-        raise UserError(f"{task.name} needs rows with the field `all_classes`.")
-    metric, more = getattr(metrics, spec.metric), [classes] if is_class else []
+    metric, more = getattr(metrics, spec.metric), []
+    if spec.metric == "classification":
+        more = [classes]
     # The best of the answers counts, as in LongBench.
     scores = [metric(prediction, answer, *more) for answer in example.answers]
     return {spec.metric: max(scores, default=0.0)}
@@ -242,6 +241,8 @@ def read_dataset(source: str, name: str) -> tuple[list[Row], str, str]:
             raise UserError(f"{problem}. Use the original data.zip of zai-org/LongBench.")
         require(row, where, str, "input", "context")
         require(row, where, list, "answers")
+        if datasets()[name].metric == "classification":
+            require(row, where, list, "all_classes")
         require(row, where, int, "length")
     require_count(rows, datasets()[name].num_rows, f"LongBench's {name}", str(file))
     return rows, str(file), sha256
@@ -279,6 +280,7 @@ def find_member(path: Path, name: str) -> Any:
 
 title = "LongBench"
 report_order = 2
+has_all_examples = True
 parts_title = "categories"
 
 

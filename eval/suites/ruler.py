@@ -69,7 +69,13 @@ def configure(request: Request) -> tuple[Settings, int]:
 
 
 def check(settings: Settings, positions: int) -> None:
-    if settings.essays is None:
+    for task in list_tasks(settings):
+        check_essays(settings, task)
+
+
+def check_essays(settings: Settings, task: Task) -> None:
+    is_in_essays = task.name in needles.TASKS and needles.TASKS[task.name].haystack == "essay"
+    if is_in_essays and settings.essays is None:
         raise UserError(
             "suite ruler hides its needles in essays; name them: --eval.niah-essays, --niah-essays."
         )
@@ -89,7 +95,7 @@ def describe(settings: Settings) -> str:
 
 
 def files(settings: Settings) -> dict[str, str]:
-    names = ("essays", *FILES.values())
+    names = ("essays", "english_words", *FILES.values())
     return {name: str(path) for name in names if (path := getattr(settings, name))}
 
 
@@ -105,6 +111,7 @@ def list_tasks(settings: Settings) -> list[Task]:
 
 def sources(settings: Settings, task: Task) -> dict[str, str]:
     if task.name in needles.TASKS:
+        check_essays(settings, task)
         return niah.sources(settings.needle, task)
     facts = {"samples": str(settings.samples), "seed": str(settings.seed)}
     if task.name == "cwe":

@@ -13,7 +13,7 @@ from bosch.assets import asset_folder
 from bosch.eval.report.compare import compare
 from bosch.eval.report.intervals import estimate, gap_at
 from bosch.eval.report.page import recovery_rows
-from bosch.eval.report.paired import pair, pair_evaluations
+from bosch.eval.report.paired import beside_dense, pair, pair_evaluations
 from bosch.eval.report.tables import dense_table, make_tables, paired_table
 from bosch.eval.results import read_scores
 from bosch.eval.rows import write_rows
@@ -50,6 +50,18 @@ def test_difference_and_share_are_as_worked_out_by_hand() -> None:
     same = pair(SCORE, other, other)
     assert same is not None
     assert (same.difference.low, same.difference.high, same.kept.value) == (0, 0, 1)
+
+
+def test_a_run_is_judged_by_the_lengths_that_it_was_asked(tmp_path: Path) -> None:
+    """Whichever run comes first in the report."""
+    short = FakeRun("bosch", samples=40, lengths=(512,))
+    folders = [run.write(tmp_path) for run in (short, FakeRun("fisher", samples=40))]
+    for order in (folders, folders[::-1]):
+        counts = {
+            (run.method, paired.score.headline): paired.num_examples
+            for run, _, paired in beside_dense(compare(order))
+        }
+        assert counts["fisher", "NIAH"] == 2 * counts["bosch", "NIAH"] > 0
 
 
 def test_only_examples_that_both_answered_count() -> None:
