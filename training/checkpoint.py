@@ -39,7 +39,7 @@ from bosch.run.files import MANIFEST, DamagedArtifactError, read_sealed_json
 from bosch.run.fingerprint import hash_file, plain
 from bosch.run.progress import say
 from bosch.run.stage import differences
-from bosch.training.parallel import is_first_copy, own_rows
+from bosch.training.parallel import is_first_copy, own_rows, plain_name
 
 Manifest = Mapping[str, Any]
 TRAINER = "trainer.json"  # everything that is not a tensor, and the shape of every tensor
@@ -327,11 +327,6 @@ def _named_parameters(state: TrainState) -> Iterator[tuple[str, nn.Parameter]]:
     for group in state.optimizer.param_groups:
         for parameter in group["params"]:
             yield names[parameter], parameter
-
-
-def plain_name(name: str) -> str:
-    """A parameter's name without the part that activation checkpointing adds."""
-    return name.replace("_checkpoint_wrapped_module.", "")
 
 
 def random_state() -> dict[str, Tensor]:

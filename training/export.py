@@ -31,6 +31,8 @@ from bosch.run.progress import say
 from bosch.training.model_start import DOWN, LORA_SCALE, UP
 from bosch.training.parallel import whole
 
+# Of checkpoints of years ago: a table that transformers computes itself, and leaves in no new file.
+OF_OLD_FILES = "rotary_emb.inv_freq"
 TRAINED = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 # Files that copy_companions skips, since materializing writes its own. Here we copy the source's.
 ALSO_COPIED = ("config.json", "README.md", "mask.png", "model.safetensors.index.json", "*.py")
@@ -108,7 +110,8 @@ class Weights:
             if tensor.dtype not in TRAINED:
                 problem = f"{source}: {name} is {tensor.dtype}, which cannot be trained"
                 raise UserError(f"{problem}. Pass the model with weights in bf16, fp16 or fp32.")
-        if unknown := sorted(in_files.keys() - self._owner.keys()):
+        unowned = in_files.keys() - self._owner.keys()
+        if unknown := sorted(name for name in unowned if not name.endswith(OF_OLD_FILES)):
             problem = f"{source} has a tensor {unknown[0]}, unknown to its config.json"
             raise UserError(f"{problem}. Save the model again.")
 
@@ -116,7 +119,11 @@ class Weights:
         """A file's tensors, whole and on the CPU; empty without `keep`. Every rank calls this."""
         tensors: dict[str, Tensor] = {}
         for name, old in sorted(load_file(file).items()):  # mapped: only types and shapes are read
-            key = self._owner[name]
+            key = self._owner.get(name)
+            if key is None:  # of OF_OLD_FILES
+                if keep:
+                    tensors[name] = old
+                continue
             if key not in self._recent:
                 if len(self._recent) == 2:  # a layer's experts: two tensors whose parts alternate
                     del self._recent[next(iter(self._recent))]

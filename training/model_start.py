@@ -38,7 +38,7 @@ from bosch.run.fingerprint import fingerprint
 from bosch.run.progress import say
 from bosch.sink import is_sink_parameter
 from bosch.training.loss import install_kernels
-from bosch.training.parallel import own_rows, shard_model, whole
+from bosch.training.parallel import own_rows, plain_name, shard_model, whole
 
 LORA_SCALE = 2.0  # of the product that is added to a weight
 DOWN, UP = "lora_down.weight", "lora_up.weight"
@@ -155,7 +155,8 @@ def fill_model(
 
     for prefix, module in model.named_modules():
         own = dict(module.named_buffers(recurse=False))
-        if not (buffers := [name for name in own if f"{prefix}.{name}" not in state]):
+        known = {name: plain_name(f"{prefix}.{name}") for name in own}
+        if not (buffers := [name for name in own if known[name] not in state]):
             continue
         if (scale := getattr(module, "scalar_embed_scale", None)) is not None:  # Gemma's embedding
             module.embed_scale = torch.tensor(scale, device=device)

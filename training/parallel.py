@@ -279,6 +279,11 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
+def plain_name(name: str) -> str:
+    """A parameter's name without the part that activation checkpointing adds."""
+    return name.replace("_checkpoint_wrapped_module.", "")
+
+
 def own_rows(tensor: Tensor) -> tuple[Tensor, int]:
     """This rank's rows of a tensor, to read or write them in place, and the number of the first."""
     target = tensor.detach()

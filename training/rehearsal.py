@@ -390,6 +390,7 @@ def estimate(config: Config, plan: Plan, schedule: TrainSchedule | None) -> list
         states, vocabulary = config.train.keep_checkpoints, plan.model.vocab_size
         disk[f"{exported} evaluated checkpoints"] = exported * model_bytes
         disk[f"{states} training states"] = states * state_bytes(plan)
+        disk["another while it is written"] = state_bytes(plan)  # an old one is removed after that
         if config.data.tokens_from is None:
             disk["tokens"] = config.data.tokens * (2 if vocabulary <= 1 << 16 else 4)
         if config.train.stored_shares:

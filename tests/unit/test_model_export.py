@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from bosch.config import TrainConfig
@@ -48,6 +49,21 @@ def test_an_untrained_model_is_exported_as_the_same_bytes(family: str, tmp_path:
     assert "modeling_bosch.py" in contents(source)
     for folder in (source, tmp_path / "step-000001"):  # all may be read by the same people
         assert len({path.stat().st_mode for path in folder.iterdir()}) == 1
+
+
+def test_tables_of_old_checkpoints_stay_as_they_are(tmp_path: Path) -> None:
+    """transformers ignores them, as Llama 2's: such a folder was refused after the search."""
+    source = plain_folder(tmp_path / "plain")
+    (file,) = weight_files(source)
+    tensors = load_file(source / file)
+    old = {f"model.layers.{n}.self_attn.rotary_emb.inv_freq": torch.rand(4) for n in range(2)}
+    save_file(tensors | old, source / file, {"format": "pt"})
+    materialize(source, record_for(source), tmp_path / "model")
+    export_model(
+        started(tmp_path / "model"), tmp_path / "model", tmp_path / "step", Ranks.current()
+    )
+    exported = load_file(tmp_path / "step" / file)
+    assert all(torch.equal(exported[name], tensor) for name, tensor in old.items())
 
 
 @pytest.mark.parametrize("tied", [True, False])
