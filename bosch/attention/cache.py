@@ -145,7 +145,8 @@ class GrowingLayer(DynamicLayer):
     def _append(self, k_BGTD: Tensor, v_BGTD: Tensor) -> None:
         assert self._buffers is not None
         held, new, buffer = self.num_held, k_BGTD.shape[2], self._buffers[0]
-        if torch.is_grad_enabled() and (k_BGTD.requires_grad or buffer.requires_grad):
+        needs_grad = any(x.requires_grad for x in (k_BGTD, v_BGTD, *self._buffers))
+        if torch.is_grad_enabled() and needs_grad:
             # Autograd may still need what was read from the buffer, so it is not overwritten.
             k, v = self._held()
             self._hold(torch.cat([k, k_BGTD], 2), torch.cat([v, v_BGTD], 2))

@@ -132,6 +132,7 @@ def _of_documents(
 
 def _gather(x_BGSD: Tensor, columns_BN: Tensor) -> Tensor:
     """(B, G, N, D): these columns. One behind the text's end, which nobody sees, is the last."""
-    columns_BN = columns_BN.clamp_max(x_BGSD.shape[2] - 1)
+    # A mask may be one for all rows, and of fewer rows of places gather takes so many rows alone.
+    columns_BN = columns_BN.clamp_max(x_BGSD.shape[2] - 1).expand(len(x_BGSD), -1)
     index_BGND = columns_BN[:, None, :, None].expand(-1, x_BGSD.shape[1], -1, x_BGSD.shape[3])
     return x_BGSD.gather(2, index_BGND)

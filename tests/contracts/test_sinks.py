@@ -123,6 +123,16 @@ def test_first_tokens_are_a_mask_of_the_stock_model(family: str) -> None:
     assert_close(found, logits(stock, ids, attention_mask=visible[None, None]), 1e-9)
 
 
+def test_one_mask_for_all_rows_shows_each_row_its_own_first_tokens() -> None:
+    hybrid, ids = hybrid_with("tokens"), random_tokens(2, 50)
+    model, _ = model_and_sink("qwen3")
+    shared = torch.ones(50, 50, dtype=torch.bool).tril()[None, None]
+    of_each = shared.expand(2, -1, -1, -1)
+    for compute in (partial(searched, model, FIRST), partial(logits, hybrid, use_cache=False)):
+        one, both = (compute(ids, attention_mask=mask) for mask in (shared, of_each))
+        assert_close(one, both, 1e-9)
+
+
 @every_family
 def test_a_full_mask_and_a_text_within_the_window_are_as_without(family: str) -> None:
     model, sink = model_and_sink(family)

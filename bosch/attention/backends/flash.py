@@ -71,9 +71,13 @@ def attend(call: AttentionCall) -> Tensor:
     if torch.are_deterministic_algorithms_enabled():
         kernel = partial(kernel, deterministic=True)
 
+    # By this argument it returns the log-sum-exp. Early releases of version 3 have no such argument
+    # and return it always.
+    has_choice = "return_attn_probs" in inspect.signature(_kernel()).parameters
+    with_lse = {"return_attn_probs": True} if has_choice else {}
+
     def forward(*tensors: Tensor) -> tuple[Tensor, Tensor]:
-        # By this argument it returns the log-sum-exp.
-        out, lse, *_ = kernel(*map(flat_tokens, tensors), return_attn_probs=True)
+        out, lse, *_ = kernel(*map(flat_tokens, tensors), **with_lse)
         return in_rows(out, lse, len(call.q_BHTD))
 
     if call.sink is not None:

@@ -99,6 +99,8 @@ def block_mask(call: AttentionCall) -> Any:
     past, device, window_tokens = num_keys - num_queries, call.q_BHTD.device, call.window_tokens
     window = num_keys if window_tokens is None else window_tokens
     index_BT, mask_BNTS = None, call.mask_BNTS
+    if mask_BNTS is not None:  # one for all rows, as of a static cache: the kernel asks for each
+        mask_BNTS = mask_BNTS.expand(len(call.q_BHTD), -1, -1, -1)
     if call.documents is not None:
         index_BT = call.documents.index_BT().to(torch.int32)
 

@@ -22,8 +22,9 @@ def priority(call: AttentionCall) -> None:
 
 
 def attend(call: AttentionCall) -> Tensor:
-    num_heads = call.q_BHTD.shape[1]
-    visible_BHTS = visible(call, call.window_tokens).expand(-1, num_heads, -1, -1)
+    batch, num_heads = call.q_BHTD.shape[:2]
+    # A mask may be one for all rows.
+    visible_BHTS = visible(call, call.window_tokens).expand(batch, num_heads, -1, -1)
     k_BHSD, v_BHSD = (repeat_groups(x, num_heads) for x in (call.k_BGSD, call.v_BGSD))
 
     # At least float32, so that this is what others are compared with in any type.

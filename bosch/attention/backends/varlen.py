@@ -35,9 +35,15 @@ def unavailable() -> str | None:
 
 
 def supports(call: AttentionCall) -> str | None:
-    if call.num_seen is not None and counts_keys() and call.sink is None:
+    if counts_seen(call):
         call = replace(call, mask_BNTS=None)  # which says no more than the number
     return "it has no dropout" if call.dropout else flash_refusal(call)
+
+
+def counts_seen(call: AttentionCall) -> bool:
+    """Whether the kernel can be told how many slots of a static cache count. It has no gradient."""
+    is_over_slots = call.num_seen is not None and call.sink is None
+    return is_over_slots and not call.needs_grad and counts_keys()
 
 
 @torch.compiler.assume_constant_result
@@ -54,14 +60,13 @@ def priority(call: AttentionCall) -> int | None:
     # slots of a static cache: of those it reads only the filled ones, in parallel, and no mask.
     if call.q_BHTD.device.type != "cuda":
         return None
-    is_over_slots = call.num_seen is not None and call.sink is None and counts_keys()
-    return 2 if is_over_slots or not call.is_plain_full else None
+    return 2 if counts_seen(call) or not call.is_plain_full else None
 
 
 def attend(call: AttentionCall) -> Tensor:
     from torch.nn.attention import varlen
 
-    if call.num_seen is not None:
+    if call.num_seen is not None and counts_seen(call):
         return _over_slots(call, call.num_seen)
     kernel: Callable[..., Any] = varlen.varlen_attn
     left, right = window_size(call.window_tokens)
