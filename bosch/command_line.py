@@ -60,7 +60,9 @@ class ListAction(argparse.Action):
     @staticmethod
     def split(word: str) -> list[str]:
         is_list = re.fullmatch(r"[\w.@+-]+(,[\w.@+-]+)+", word)
-        return word.split(",") if is_list and not Path(word).exists() else [word]
+        with contextlib.suppress(OSError):  # longer than a file's name may be
+            is_list = is_list and not Path(word).exists()
+        return word.split(",") if is_list else [word]
 
 
 class Parser(argparse.ArgumentParser):

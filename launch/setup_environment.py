@@ -46,7 +46,10 @@ def main(extras: list[str]) -> None:
     environment = ROOT / ".venv"
     if extras and f".venv-{extras[0]}" in SOURCES:
         environment, extras = ROOT / f".venv-{extras[0]}", extras[1:]
-    environment.mkdir(exist_ok=True)
+    try:
+        environment.mkdir(exist_ok=True)
+    except OSError as error:  # a folder that may not be written, or a file of this name
+        sys.exit(f"{environment} cannot be made: {error.strerror}.")
     lock = os.open(environment, os.O_RDONLY)  # the system drops the lock of a process that dies
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -121,6 +121,14 @@ def parse_command(arguments: Sequence[str], description: str = "") -> Command:
         settings = methods.default_settings(config.method, config.mask)
         command = replace(command, run_dir=path, promise=promise)
         lines = (*lines, *promise.lines())
+    # Not refused: in a sweep of several methods an option may be of one of them.
+    for name in methods.settings_of_others(settings):
+        if f"config.mask.{name}" in command.named:
+            option = as_option(f"mask.{name}", getattr(config.mask, name))
+            lines = (
+                *lines,
+                f"{option} changes nothing: method {config.method} has no such setting",
+            )
     return replace(command, config=config, settings=settings, chosen_by=lines)
 
 

@@ -10,12 +10,12 @@ run.json keeps what was chosen, for a resumed run, and what was promised and tak
 import math
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bosch.config import Config, fill_in, show_value
+from bosch.config import FOLLOWS, Config, EvaluationConfig, fill_in, show_value
 from bosch.methods._settings import learning_tokens, load_method
 from bosch.model_files import read_json_object
 from bosch.recipes.duration import (
@@ -278,8 +278,10 @@ def chosen_then(
         )
     stored: Any = fill_in(content.get("config") or {})
     evaluation = config.eval
+    follows = {each.name: each.metadata.get(FOLLOWS) for each in fields(EvaluationConfig)}
     for option in ("eval.checkpoints", *QUESTIONS):
-        if option not in named:
+        general = follows.get(option.removeprefix("eval."))  # an option for several suites
+        if option not in named and f"eval.{general}" not in named:
             name = option.removeprefix("eval.")
             value = stored["eval"][name]
             value = tuple(value) if isinstance(value, list) else value

@@ -29,9 +29,9 @@ from bosch.recipes import compare_runs, presets
 from bosch.recipes.command import Command, parse_command
 from bosch.run.dist import rank_and_world
 from bosch.run.errors import MissingFileError, Refusals, run_main
-from bosch.run.folder import RUN, RunFolder, measured
+from bosch.run.folder import REDOING, RUN, RunFolder, measured
 from bosch.run.progress import log_to, say, set_up
-from bosch.run.stage import Stage, refuse_blocked, stages_to_redo
+from bosch.run.stage import Decision, Stage, refuse_blocked, stages_to_redo
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -65,11 +65,14 @@ def main(arguments: Sequence[str]) -> None:
             needs_text = config.data.source in presets.HUB_TEXTS
             raise presets.explain_offline(error, config.model, needs_text) from error
         stages = stages_of_run(command, run, fitted, lambda: sum(clock()) if clock else 0.0)
-        redo = stages_to_redo(stages, command.fresh, command.from_)
+        # Stopped and repeated, such a command goes on, and does not begin once more.
+        goes_on = run.is_redoing(arguments)
+        fresh, start = (None, None) if goes_on else (command.fresh, command.from_)
+        redo = stages_to_redo(stages, fresh, start)
         texts = run.check(stages, redo)
     refusals.raise_all()
     if command.dry_run:
-        show_plan(command, run, stages, texts)
+        show_plan(command, run, run.plan(stages, fresh, start), texts)
         return
 
     training = [stage for stage in stages if stage.name == "train"]
@@ -88,11 +91,12 @@ def main(arguments: Sequence[str]) -> None:
         run.agree(stages)
         if rank == 0:
             # Again, now that no other launch can change the folder.
-            refuse_blocked(run.plan(stages, command.fresh, command.from_))
+            refuse_blocked(run.plan(stages, fresh, start))
             say(*texts)
             run.set_aside(redo)
             # Without what is fitted to this machine: run.json tells runs apart.
-            run.save_config(command.config, arguments, **record)
+            redoing = {REDOING: True} if redo or goes_on else {}
+            run.save_config(command.config, arguments, **record, **redoing)
         for stage in stages:
             run.complete(stage)
             if stage.name == "eval/dense" and rank == 0 and methods.asks_calibration(config):
@@ -103,6 +107,7 @@ def main(arguments: Sequence[str]) -> None:
                 kept = promise.keep(run.path, stages, sum(clock()))
                 say(kept.describe_taken())
                 record["hours"] = asdict(kept)
+            if clock is not None or redo or goes_on:
                 run.save_config(command.config, arguments, **record)
             say(*describe_product(run.path, written))
 
@@ -122,14 +127,13 @@ def introduce(command: Command, config: Config) -> None:
 
 
 def show_plan(
-    command: Command, run: RunFolder, stages: Sequence[Stage], texts: Sequence[str]
+    command: Command, run: RunFolder, plan: Sequence[Decision], texts: Sequence[str]
 ) -> None:
     """What each stage would do and why, how long it takes, and what it would write."""
     from bosch.recipes.duration import describe_room  # imports torch: seconds
 
     if command.promise is None:
         say(*time_of(command))
-    plan = run.plan(stages, command.fresh, command.from_)
     say(*(f"{step.stage.name}: {step.action} ({step.reason})" for step in plan))
     refuse_blocked(plan)
     say(*texts)

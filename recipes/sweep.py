@@ -46,9 +46,9 @@ from bosch.eval.report.compare import SPEED
 from bosch.eval.report.runs import RunResults, append_run, is_run, read_archive, read_run
 from bosch.eval.settings import Label
 from bosch.hybrid import model_stage
-from bosch.methods._settings import brings_sink, learning_tokens
+from bosch.methods._settings import METHODS, brings_sink, learning_tokens
 from bosch.model import check_window_fits, find_model, read_model_info, read_shape
-from bosch.plugins import own_folders
+from bosch.plugins import list_plugins, own_folders
 from bosch.recipes import compare_runs, presets
 from bosch.recipes.command import Command, parse_command
 from bosch.recipes.sweep_plan import SweepPlan, why_another
@@ -330,8 +330,10 @@ def finish_chain(chain: Chain, start: Sequence[str], place: str) -> str | None:
     if not chain.windows and not chain.lengths:
         return None
     try:
-        # In a separate process, which releases the memory of its device when it ends.
-        with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        # In a separate process, which releases the memory of its device when it ends. First it
+        # looks for methods of the user's own: what it is sent may be of one.
+        context = get_context("spawn")
+        with ProcessPoolExecutor(1, context, list_plugins, (METHODS,)) as pool:
             pool.submit(evaluate_further, chain).result()
     except Exception as error:  # a bug fails this run and not the others
         if is_user_error(error):

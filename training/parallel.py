@@ -58,8 +58,16 @@ TRUE, FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off"}
 
 
 def start_world(environment: Mapping[str, str] = os.environ) -> torch.device:
-    """Join the other processes of this launch, once; this one's device. Launches in which
-    accelerate would silently do something else than what was asked for are refused."""
+    """Join the other processes of this launch, once; this one's device."""
+    check_launch(environment)
+    device = choose_device(environment)
+    start_ranks(device, even_alone=True)
+    return device
+
+
+def check_launch(environment: Mapping[str, str] = os.environ) -> None:
+    """Refuse launches in which accelerate would silently do something else than what was asked
+    for."""
     for name, what in (("DEEPSPEED", "DeepSpeed"), ("MEGATRON_LM", "Megatron-LM")):
         if environment.get(f"ACCELERATE_USE_{name}", "").lower() in TRUE:
             problem = f"the accelerate config asks for {what}, but training shards with FSDP"
@@ -77,9 +85,6 @@ def start_world(environment: Mapping[str, str] = os.environ) -> torch.device:
     if (asked := environment.get("ACCELERATE_MIXED_PRECISION", "no")) not in ("no", "bf16"):
         problem = f"the accelerate config asks for mixed precision {asked}, not bf16 or fp32"
         raise UserError(f"{problem}. Pass --mixed_precision bf16.")
-    device = choose_device(environment)
-    start_ranks(device, even_alone=True)
-    return device
 
 
 def choose_device(environment: Mapping[str, str]) -> torch.device:

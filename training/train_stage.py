@@ -81,8 +81,8 @@ def schedule_of(config: Config) -> TrainSchedule:
 
 
 def check(settings: TrainConfig, document_mask: bool, model: str, sink: str = "none") -> None:
-    """Refuse kernels and attention that were named and cannot run here, a teacher that cannot teach
-    this model, and settings without what they are for."""
+    """Refuse a launch that cannot train, kernels and attention that were named and cannot run here,
+    a teacher that cannot teach this model, and settings without what they are for."""
     import torch
 
     from bosch.attention.dispatch import check_backend
@@ -94,9 +94,10 @@ def check(settings: TrainConfig, document_mask: bool, model: str, sink: str = "n
         choose_trained,
         read_config,
     )
-    from bosch.training.parallel import choose_device
+    from bosch.training.parallel import check_launch, choose_device
     from bosch.training.teacher import check_teacher
 
+    check_launch()
     device, default = choose_device(os.environ), TrainConfig()
     dtype = torch.float32 if settings.precision == "fp32" else torch.bfloat16
     choose_kernels(settings.kernels, device)

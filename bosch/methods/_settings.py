@@ -116,6 +116,14 @@ def default_settings(name: str, mask: MaskConfig) -> Any:
     return with_options(name, settings, mask.options, set_elsewhere=[*vars(mask)])
 
 
+def settings_of_others(settings: object) -> list[str]:
+    """Those of MaskConfig that these settings of a method lack, so that they change nothing."""
+    of_all = {"attention", "precision", "min_full_per_layer", "options"}
+    return [
+        name for name in vars(MaskConfig()) if name not in of_all and not hasattr(settings, name)
+    ]
+
+
 def resolve_sink(config: Config, settings: object) -> Config:
     """The config with a sink in the place of `auto`. Called once, where a command reads its
     settings: what follows has to do with none, static and tokens=S only. `settings`: the

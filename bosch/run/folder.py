@@ -32,6 +32,7 @@ from bosch.run.stage import (
 
 Say = Callable[[str], None]
 RUN = "run.json"
+REDOING = "redoing"  # in it, while a command with --fresh or --from has not come to its end
 SAVE_SECONDS = 5.0  # between two saves of the time that a stage has taken
 
 
@@ -134,6 +135,15 @@ class RunFolder:
                 decision = Decision(stage, "blocked", error.problem, error.remedy)
             decisions.append(decision)
         return decisions
+
+    def is_redoing(self, command: Sequence[str]) -> bool:
+        """Whether this command has set stages aside and was stopped before its end."""
+        try:
+            content = json.loads((self.path / RUN).read_text("utf-8"))
+        except (OSError, ValueError):  # no run yet, or a file that the run is to write anew
+            return False
+        is_same = isinstance(content, dict) and content.get("command") == list(command)
+        return bool(is_same and content.get(REDOING))
 
     def save_config(self, config: Any, command: Sequence[str], **more: object) -> None:
         """Describe the run in run.json: every setting, the command, versions and commit."""
@@ -268,7 +278,7 @@ class RunFolder:
                 if finish:
                     finish()
         except KeyboardInterrupt:
-            self.say(f"{stage.name}: interrupted; continue it without --fresh or --from")
+            self.say(f"{stage.name}: interrupted")
             raise
         except Exception as error:
             # After a user's error before the first file (unfinished files can be in a hidden

@@ -7,6 +7,8 @@ import socket
 import sys
 from urllib.parse import urlsplit
 
+from bosch.run.memory import set_variable
+
 SECONDS = 3.0
 PROXIES = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
 
@@ -16,7 +18,7 @@ def prepare_hub() -> None:
     process and its children use what is in their caches, and say at once what is not."""
     if is_reachable():
         return
-    os.environ["HF_HUB_OFFLINE"] = "1"
+    set_variable("HF_HUB_OFFLINE", "1")
     # A library that is imported already has read the variable.
     for name in ("huggingface_hub.constants", "datasets.config"):
         if module := sys.modules.get(name):

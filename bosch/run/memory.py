@@ -10,7 +10,8 @@ from pathlib import Path
 # Where torch looks for settings of its allocator; it prefers the second, which is older.
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 EXPANDABLE = "expandable_segments:True"
-THREADS, OUR_THREADS = "OMP_NUM_THREADS", "BOSCH_SET_THREADS"  # the second: the first is ours
+THREADS = "OMP_NUM_THREADS"
+OURS = "BOSCH_SET"  # names, with commas, the variables that we have set and not the user
 # Of cgroups version 2 and 1: the limit, what is used, and what of it are cached files, which the
 # system drops when memory is asked for.
 CGROUP_FILES = ("memory.max", "memory.current", "")
@@ -23,7 +24,7 @@ def use_expandable_segments() -> None:
     each time, and what fixed segments leave between them cannot be used."""
     if any(name in os.environ for name in ALLOCATOR_VARIABLES):
         return
-    os.environ[ALLOCATOR_VARIABLES[0]] = EXPANDABLE
+    set_variable(ALLOCATOR_VARIABLES[0], EXPANDABLE)
     # torch reads the variable when it first needs a setting, in some versions when it is imported.
     if (torch := sys.modules.get("torch")) is not None:
         torch._C._accelerator_setAllocatorSettings(EXPANDABLE)
@@ -65,14 +66,21 @@ def use_no_more_threads() -> None:
     sees all cores of the machine, and threads that wait for their turn hold up the others."""
     cores = usable_cores()
     if THREADS not in os.environ and cores < (os.cpu_count() or 1):
-        os.environ[THREADS] = str(cores)  # read when torch is imported
-        os.environ[OUR_THREADS] = "1"
+        set_variable(THREADS, str(cores))  # read when torch is imported
+
+
+def set_variable(name: str, value: str) -> None:
+    """For libraries of this process. Programs that it starts may be better off without
+    (`for_launchers`)."""
+    names = [*filter(None, os.environ.get(OURS, "").split(",")), name]
+    os.environ |= {name: value, OURS: ",".join(dict.fromkeys(names))}
 
 
 def for_launchers(environment: Mapping[str, str]) -> dict[str, str]:
-    """Without the threads that `use_no_more_threads` has set: accelerate would give each process of
-    a machine so many, and vLLM counts by itself."""
-    ours = {THREADS, OUR_THREADS} if OUR_THREADS in environment else set()
+    """Without what we have set, for a program that decides for itself: accelerate would give each
+    process of a machine as many threads, the servers of vLLM that share a model among GPUs end
+    under the allocator's setting, and a hub that could not be reached may be back."""
+    ours = {OURS, *environment.get(OURS, "").split(",")}
     return {name: value for name, value in environment.items() if name not in ours}
 
 

@@ -48,13 +48,21 @@ def set_up(rank: int = 0) -> None:
     logger.addHandler(_LineHandler() if rank == 0 else logging.NullHandler())
 
 
+class _LogFile(logging.FileHandler):
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
+        """A full disk: what failed says so in a sentence, which tracebacks of each line would
+        hide."""
+        if not isinstance(sys.exception(), OSError):
+            super().handleError(record)
+
+
 def log_to(path: Path) -> None:
     """From now on, also append every line to a file, with date and time."""
     if any(isinstance(handler, logging.NullHandler) for handler in logger.handlers):
         return  # not rank 0, the only one that writes the log
     path.parent.mkdir(parents=True, exist_ok=True)
     refuse_unless_ours(path)
-    handler = logging.FileHandler(path, encoding="utf-8")
+    handler = _LogFile(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%d %H:%M:%S"))
     logger.addHandler(handler)
 

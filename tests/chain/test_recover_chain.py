@@ -2,6 +2,8 @@
 
 import json
 import re
+import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -74,6 +76,25 @@ def test_chain_started_again_reuses_everything(
     assert again.returncode == 0, again.stderr
     assert again.stdout.count("complete, reused") == 8
     assert "starts" not in again.stdout
+
+
+def test_a_stopped_fresh_start_goes_on_when_it_is_repeated(
+    tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    """It had set its own checkpoints aside, and a job that is queued again never ended."""
+    shutil.copytree(undisturbed[0], tmp_path, dirs_exist_ok=True)
+    fresh = (*CHAIN, "--fresh", "train")
+    code, output = start(tmp_path, 260, "SIGKILL", arguments=fresh)
+    assert code == -signal.SIGKILL, output
+    assert "train: the old one is now" in output
+    assert (tmp_path / RUN / "train" / "started.json").is_file()
+    code, output = start(tmp_path, arguments=fresh)
+    assert code == 0, output
+    assert "train: continues where it stopped" in output
+    assert not (tmp_path / RUN / "replaced" / "train-2").exists()
+    assert results(tmp_path / RUN) == results(undisturbed[0] / RUN)
+    code, output = start(tmp_path, arguments=fresh)  # finished: it is made again
+    assert (tmp_path / RUN / "replaced" / "train-2").is_dir(), output
 
 
 @pytest.mark.slow

@@ -304,6 +304,15 @@ def test_whole_weights_have_a_rate_of_their_own() -> None:
         assert parse_command([*words, *same]).config.train.peak_learning_rate == 8e-4
 
 
+def test_an_option_that_the_method_lacks_is_named() -> None:
+    words = ["--preset", "small", "--model", "tiny-qwen3", "--calibration.essays", "toy"]
+    words += ["--mask.kappa", "9", "--mask.precision", "fp32"]
+    (line,) = (each for each in parse_command(words).chosen_by if "changes nothing" in each)
+    assert line.startswith("--mask.kappa 9 changes nothing: method razor ")
+    searched = parse_command([*words, "--method", "bosch"])
+    assert not any("changes nothing" in each for each in searched.chosen_by)
+
+
 def test_a_run_that_goes_on_is_judged_by_the_suites_that_it_began_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

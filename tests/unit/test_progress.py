@@ -40,6 +40,20 @@ def test_piped_output_is_plain_lines_and_the_log_has_the_same_with_times(tmp_pat
     assert logged == ["said by an earlier attempt", *lines]
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full: Linux has it")
+def test_a_full_disk_gives_no_traceback_for_each_line(tmp_path: Path) -> None:
+    log = tmp_path / "recover.log"
+    log.write_text("")
+    program = PROGRAM.format(log=str(log)).replace(
+        "progress.say(",
+        "progress.logger.handlers[-1].stream = open('/dev/full', 'w')\nprogress.say(",
+        1,
+    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert "end" in run.stdout.splitlines()
+    assert "Logging error" not in run.stderr
+
+
 def test_terminal_gets_a_bar_and_the_log_stays_plain(tmp_path: Path) -> None:
     log = tmp_path / "recover.log"
     _, shown = on_a_terminal("-c", PROGRAM.format(log=str(log)))

@@ -19,6 +19,7 @@ from bosch.masks.mask import read_mask, write_mask
 from bosch.recipes import sweep
 from bosch.recipes.command import parse_command
 from bosch.recipes.sweep_plan import why_another
+from bosch.run import memory
 from bosch.sink import Sink
 from tests.masks import small_record
 from tests.run_folders import FakeRun
@@ -94,6 +95,32 @@ def test_failed_runs_do_not_stop_others_and_are_retried(place: Path) -> None:
     assert "[2/2] runs/tiny-qwen3-bosch-r0.5: already finished\n" in run.stdout
     assert [call.split()[1] for call in calls(place)] == ["fisher", "bosch", "fisher"]
     assert compared(place) == {f"tiny-qwen3-{method}-r0.5" for method in ("bosch", "fisher")}
+
+
+def test_a_program_that_decides_for_itself_gets_only_what_the_user_has_set(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in (*memory.ALLOCATOR_VARIABLES, memory.OURS, memory.THREADS):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HOME", "hub")
+    memory.set_variable(memory.ALLOCATOR_VARIABLES[0], memory.EXPANDABLE)
+    memory.set_variable(memory.THREADS, "2")
+    found = memory.for_launchers(os.environ)
+    ours = {*memory.ALLOCATOR_VARIABLES, memory.OURS, memory.THREADS}
+    assert found == {name: os.environ[name] for name in os.environ.keys() - ours}
+    assert found["HF_HOME"] == "hub"
+
+
+@pytest.mark.slow
+def test_methods_of_ones_own_are_evaluated_further_too(tmp_path: Path) -> None:
+    folder = tmp_path / "own" / "methods"
+    folder.mkdir(parents=True)
+    (folder / "mine.py").write_text((ROOT / "bosch" / "methods" / "interleave.py").read_text())
+    words = "--methods mine --ratios .5 --preset smoke --zero-shot --windows 8 --eval.samples 2"
+    run = run_sweep(tmp_path, *words.split(), "--plugins", str(tmp_path / "own"))
+    assert run.returncode == 0, run.stderr
+    rows = (tmp_path / "runs" / "comparison" / "results.jsonl").read_text().splitlines()
+    assert {row.get("window") for row in map(json.loads, rows)} == {None, 8}
 
 
 @pytest.mark.slow

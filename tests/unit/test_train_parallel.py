@@ -18,7 +18,7 @@ from bosch.config import TrainConfig
 from bosch.data.loader import Loader
 from bosch.eval.engine_vllm import alone_on_its_gpu
 from bosch.run.errors import UserError
-from bosch.training import model_start, parallel
+from bosch.training import model_start, parallel, train_stage
 from bosch.training.loop import add_gradients, split
 from bosch.training.model_start import check_fp8, start_model, use_fp8
 from bosch.training.parallel import choose_device, decide, start_world
@@ -62,6 +62,12 @@ def test_launches_that_training_would_not_follow_are_refused() -> None:
     for options in (ONE, FSDP):
         assert start_world(accelerate_environment(*options)) == CPU
     start_world({"MASTER_ADDR": "node1"})  # a script started by hand: a cluster sets it
+
+
+def test_such_a_launch_is_refused_before_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp16")
+    with pytest.raises(UserError, match="mixed precision fp16"):
+        train_stage.check(TrainConfig(), document_mask=False, model="tiny-qwen3")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="its GPU can be used")
