@@ -3,7 +3,7 @@
     python recipes/materialize_model.py --model DIR --mask mask.json --out hybrid
     python recipes/materialize_model.py --model hybrid --out dense-again --reverse
     python recipes/materialize_model.py --model train/step-000500 --out for-the-hub
-    python recipes/materialize_model.py --model hybrid --out for-any-engine --layer-types
+    python recipes/materialize_model.py --model hybrid --out without-our-code --layer-types
     python recipes/materialize_model.py --model train/step-000500 --out restored \\
         --queries-and-keys-of DENSE
 
@@ -28,8 +28,8 @@ class Options:
     # A mask.json, or the name of a ready mask; None: the model is a hybrid already.
     mask: Annotated[Path | None, "FILE"] = None
     reverse: bool = False  # restore the dense model from the hybrid
-    # Of a hybrid of whole layers: write the plain model with its family's own layer_types, which
-    # any engine serves.
+    # Of a hybrid of whole layers: write the plain model with its family's own layer_types. Other
+    # engines serve it, if they heed them: docs/serving.md names some that do not.
     layer_types: bool = False
     # Of a trained hybrid: give its groups on full attention the queries and keys of this model, the
     # dense one that it was made of, back.

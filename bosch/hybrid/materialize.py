@@ -40,6 +40,7 @@ SKIPPED = (*models.OTHER_WEIGHTS, ".safetensors", ".index.json", ".py")
 WRITTEN_ANEW = {"config.json", export.CARD, export.PICTURE, MANIFEST, STARTED}
 
 # Families whose layers differ in their windows alone, by layer_types of transformers.
+# vLLM, SGLang and llama.cpp do not heed those of Qwen2 and Qwen3 (docs/serving.md).
 HAVE_LAYER_TYPES = ("ministral", "olmo3", "qwen2", "qwen2_moe", "qwen3", "smollm3")
 
 # The check. A short window shows a wrong order of groups more clearly, and needs only a short text.
@@ -79,8 +80,8 @@ def unmaterialize(source: Path, out: Path) -> None:
 
 
 def as_layer_types(source: Path, out: Path) -> None:
-    """Write a hybrid of whole layers as the plain model with its family's own `layer_types`, which
-    every engine of the family serves with the window's memory."""
+    """Write a hybrid of whole layers as the plain model with its family's own `layer_types`, for
+    engines that heed them."""
     hybrid = read_hybrid(source)
     groups, window = hybrid.num_key_value_heads, hybrid.bosch["window"]
     plain, num_full = conversion.plain_config(hybrid), hybrid.bosch["num_full"]
@@ -104,6 +105,11 @@ def as_layer_types(source: Path, out: Path) -> None:
     plain.update({"layer_types": kinds, "sliding_window": window})
     if hasattr(plain, "use_sliding_window"):
         plain.use_sliding_window = True
+    if plain.model_type.startswith("qwen"):
+        say(
+            f"{out}: as far as we know vLLM, SGLang and llama.cpp ignore layer_types of "
+            f"{plain.model_type}, and compute another model without a word (docs/serving.md)"
+        )
     plain.architectures = [family_of(plain).plain_model_class.__name__]
     _write(source, hybrid, out, plain)  # groups of whole layers were never moved
     # Against transformers' own windows, computed by its plainest attention.
