@@ -111,7 +111,7 @@ def measure_turnover(steps: Sequence[tuple[str, NamedMask, NamedMask]]) -> Rows:
 def correlate_scores(masks: Sequence[NamedMask]) -> Rows:
     """Of each suite, for the masks of a model and ratio whose runs were evaluated at step 0."""
     rows: Rows = []
-    for (model, ratio), group in analysis.comparable(masks).items():
+    for (model, ratio, of_windows), group in windows_alike(masks).items():
         scored: dict[str, list[ScoredMask]] = {}
         for mask in group:
             folder = mask.path.parent.parent
@@ -125,13 +125,24 @@ def correlate_scores(masks: Sequence[NamedMask]) -> Rows:
                     scored.setdefault(row["suite"], []).append(one)
         for suite, members in scored.items():
             if len({one.method for one in members}) > 2:  # two methods are one pair
-                which = {"model": model, "ratio": ratio, "suite": suite}
+                which = {"model": model, "ratio": ratio, "windows": of_windows, "suite": suite}
                 rows.append(which | analysis.correlate_scores(members))
-    columns = {name: name for name in ("model", "ratio", "suite", "methods", "pairs")}
+    columns = {name: name for name in ("model", "ratio", "windows", "suite", "methods", "pairs")}
     columns |= {name: f"{name}:.2f" for name in ("spearman", "low", "high")}
     if rows:
         show_rows("Correlation of distance and difference in score", rows, columns)
     return rows
+
+
+def windows_alike(masks: Sequence[NamedMask]) -> dict[tuple[str, float, str], list[NamedMask]]:
+    """Masks of one model and ratio with one window and sink: else a difference in scores is not of
+    the groups alone."""
+    found: dict[tuple[str, float, str], list[NamedMask]] = {}
+    for (model, ratio), group in analysis.comparable(masks).items():
+        for mask in group:
+            of_windows = f"{mask.mask.window_tokens}, sink {mask.mask.sink}"
+            found.setdefault((model, ratio, of_windows), []).append(mask)
+    return found
 
 
 def write_table_5(steps: Sequence[tuple[str, NamedMask, NamedMask]], options: Options) -> Rows:

@@ -25,6 +25,7 @@ from bosch.config import MaskConfig
 from bosch.method import Inputs, MethodTraits, Scores
 from bosch.methods._statistics import attention_rows, per_layer
 from bosch.run.errors import UserError
+from bosch.run.progress import say
 
 traits = MethodTraits()
 
@@ -64,6 +65,12 @@ def score_groups(inputs: Inputs) -> Scores:
             f"{inputs.calibration.longest} tokens. Build a set with longer contexts."
         )
     blocks = block_lengths(usual, settings.razor_texts)
+    if max(blocks) <= inputs.window_tokens:
+        say(
+            f"razor: copies at most {max(blocks):,} tokens back are in a window of "
+            f"{inputs.window_tokens:,}, so the scores do not tell what it loses. Build a set with "
+            "longer contexts."
+        )
     texts = draw_texts(inputs, blocks, REPEATS * usual)
     means = [
         attention_to_earlier(inputs, ids_T, block_tokens)

@@ -30,8 +30,9 @@ from bosch.sink import Sink
 
 # Of methods that have come to choose other masks. Rankings that runs share are told apart by
 # `CHANGED` (methods/_examples.py).
-VERSIONS = {"bosch": 4, "fisher": 2, "global_swap": 2}
+VERSIONS = {"bosch": 4, "bosch_multi": 2, "fisher": 2, "global_swap": 2}
 OF_SINKS = ("proxy", "qada")  # 2 where there are sinks
+OF_BUCKETS = ("bosch_paper", "bosch_single")  # 2 where a quarter of a layer is no whole group
 ReadSet = Callable[[Path, str], Calibration]  # `read_set` of data/calibration_stage.py
 MakeLearning = Callable[[Config, Path, Artifact], Learning]  # of training/learner.py
 
@@ -122,7 +123,10 @@ def stage(
     if mask.min_full_per_layer:
         decides["min_full_per_layer"] = mask.min_full_per_layer
 
-    of_sinks = config.method in OF_SINKS and config.sink != "none"
+    # With two groups a layer they choose as before.
+    groups = models.read_shape(config.model).num_groups
+    of_buckets = config.method in OF_BUCKETS and groups > 2 and groups % 4 != 0
+    has_changed = of_buckets or (config.method in OF_SINKS and config.sink != "none")
     return Stage(
         "mask",
         run=partial(
@@ -134,7 +138,7 @@ def stage(
         ),
         settings=decides,
         inputs=inputs,
-        version=VERSIONS.get(config.method, 2 if of_sinks else 1),
+        version=VERSIONS.get(config.method, 2 if has_changed else 1),
         ranks="all" if is_shared else "first",
         check=partial(check, config),
     )

@@ -38,9 +38,10 @@ class Subproblem:
 def localize_parts(
     search: Search, kappa: int, layers_at_once: int, exact_values: bool = False
 ) -> tuple[list[float], Table]:
-    """Algorithm 1, from the top layer down, keeping the masks of the layers above: ceil(rho G)
-    groups of each layer get the window. The paper takes one layer at a time, its ablation B-multi
-    several. `details["stage1_scores"][i]` becomes the score with layers i and above localized.
+    """Algorithm 1, from the top layer down, keeping the masks of the layers above: of the groups of
+    each layer a share rho, rounded up, gets the window. The paper takes one layer at a time, its
+    ablation B-multi several, of whose groups together it takes that share.
+    `details["stage1_scores"][i]` becomes the score with layers i and above localized.
 
     Returns the log-probabilities of the same masks, with the dense model's at the end, which decide
     between equal scores in stage 2; and how global each group is, by which stage 3 starts: the harm
@@ -49,7 +50,7 @@ def localize_parts(
     # scores[i + 1], with all layers above already on their best masks. Their mistakes count too,
     # which a layer probed alone would not show.
     dense = search.anchors.dense
-    windowed = num_windowed(search.inputs.ratio, 1, search.num_groups)  # in each layer
+    ratio, num_groups = search.inputs.ratio, search.num_groups
     scores = [0.0] * search.num_layers
     ties = [0.0] * search.num_layers + [rounded(dense.log_probability or 0.0)]
     harm = [[0.0] * search.num_groups for _ in range(search.num_layers)]
@@ -59,7 +60,7 @@ def localize_parts(
         solution = search.solve(
             f"stage 1, {describe_layers(layers)}",
             variables,
-            quota=windowed * len(layers),
+            quota=num_windowed(ratio, len(layers), num_groups),
             max_evaluations=kappa * len(layers),
             exact_values=exact_values,
         )
@@ -251,19 +252,13 @@ def _layer_drops(scores: Sequence[float]) -> list[Fraction]:
 
 
 def _bucket_counts(buckets: Sequence[float], num_groups: int) -> list[int]:
-    """Windowed groups per layer in each bucket. Buckets that are not a whole number of groups are
-    dropped: with two groups per layer, 0, 0.5 and 1 of the usual five remain."""
+    """Windowed groups per layer in each bucket: the nearest whole number, and no number twice. With
+    two groups a layer 0, 1 and 2 of them are left of the usual five buckets, with three 0 to 3."""
     for bucket in buckets:
         check_ratio(bucket)
     if list(buckets) != sorted(set(buckets)):
         raise UserError(f"buckets must be in increasing order, but are {tuple(buckets)}.")
-    sizes = [bucket * num_groups for bucket in buckets]
-    counts = [round(size) for size in sizes if abs(size - round(size)) < 1e-9]
-    if not counts:
-        raise UserError(
-            f"None of the buckets {tuple(buckets)} is a whole number of {num_groups} groups."
-        )
-    return counts
+    return sorted({round(bucket * num_groups) for bucket in buckets})
 
 
 def plan_subproblems(

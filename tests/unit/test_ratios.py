@@ -46,6 +46,14 @@ def test_profiles_of_the_papers_models(
         assert profile in (None, tuple(counts[bucket] for bucket in FIVE))
 
 
+def test_layers_of_three_groups_need_not_be_whole() -> None:
+    """No quarter of them is a whole group: all but whole layers had been left out."""
+    # Ten layers each with 0, 1, 2 and 3 groups would be 45 windowed; 68 are asked for.
+    counts = Counter(round(3 * ratio) for ratio in allocate_ratios(range(30), 30, 0.75, 3))
+    assert sum(count * layers for count, layers in counts.items()) == 68
+    assert counts[1] + counts[2] > 10
+
+
 def test_equal_drops_are_ordered_by_the_second_score_and_then_by_depth() -> None:
     assert 0.9 - 0.8 != 0.8 - 0.7  # equal drops are equal although floats are not
     scores = (0.25, 0.5, 0.75)
@@ -83,7 +91,8 @@ def test_the_ratio_is_exact_and_the_shares_fall_with_the_drop(
         for other, smaller in zip(drops, ratios, strict=True):
             if other > drop + 1e-12:
                 assert smaller <= ratio
-    off_grid = [ratio for ratio in ratios if not any(math.isclose(ratio, b) for b in FIVE)]
+    grid = {round(bucket * groups) / groups for bucket in FIVE}
+    off_grid = [ratio for ratio in ratios if not any(math.isclose(ratio, b) for b in grid)]
     assert len(off_grid) <= 1
 
 
