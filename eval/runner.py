@@ -205,7 +205,7 @@ def read_merged(folder: Path) -> dict[Key, Row]:
 
 def until_stop(text: str, stops: Sequence[str]) -> str:
     """A prediction up to where it was to end: generation ends with the whole token in which that
-    is."""
+    is. (No version of a suite was raised for it: tokens hardly have a line break and a word.)"""
     return text[: min((place for stop in stops if (place := text.find(stop)) >= 0), default=None)]
 
 

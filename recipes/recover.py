@@ -33,6 +33,11 @@ from bosch.run.folder import REDOING, RUN, RunFolder, measured
 from bosch.run.progress import log_to, say, set_up
 from bosch.run.stage import Decision, Stage, refuse_blocked, stages_to_redo
 
+GOES_ON = (
+    "this command was stopped and goes on; to begin once more, delete the folder of the stage with "
+    "which it begins"
+)
+
 
 def main(arguments: Sequence[str]) -> None:
     rank, world = rank_and_world()
@@ -65,8 +70,11 @@ def main(arguments: Sequence[str]) -> None:
             needs_text = config.data.source in presets.HUB_TEXTS
             raise presets.explain_offline(error, config.model, needs_text) from error
         stages = stages_of_run(command, run, fitted, lambda: sum(clock()) if clock else 0.0)
-        # Stopped and repeated, such a command goes on, and does not begin once more.
-        goes_on = run.is_redoing(arguments)
+        # Stopped and repeated, such a command goes on, and does not begin once more; unless what it
+        # has made cannot be used.
+        goes_on = run.is_redoing(arguments) and all(
+            decision.action != "blocked" for decision in run.plan(stages)
+        )
         fresh, start = (None, None) if goes_on else (command.fresh, command.from_)
         redo = stages_to_redo(stages, fresh, start)
         texts = run.check(stages, redo)
@@ -92,8 +100,8 @@ def main(arguments: Sequence[str]) -> None:
         if rank == 0:
             # Again, now that no other launch can change the folder.
             refuse_blocked(run.plan(stages, fresh, start))
-            say(*texts)
-            run.set_aside(redo)
+            say(*texts, *([GOES_ON] if goes_on else []))
+            run.set_aside(redo, with_products=True)
             # Without what is fitted to this machine: run.json tells runs apart.
             redoing = {REDOING: True} if redo or goes_on else {}
             run.save_config(command.config, arguments, **record, **redoing)

@@ -24,8 +24,9 @@ def localize(inputs: Inputs, layers_at_once: int) -> Selection:
     kappa = inputs.settings.kappa
     with open_search(inputs) as search:
         announce(search, {"stage 1": stages.count_localizing(search, kappa, layers_at_once)})
-        by_layer = num_windowed(inputs.ratio, 1, search.num_groups) * search.num_layers
-        exceeds = by_layer != search.num_windowed
+        parts = stages.cut_into(range(search.num_layers), layers_at_once)
+        by_part = [num_windowed(inputs.ratio, len(part), search.num_groups) for part in parts]
+        exceeds = sum(by_part) != search.num_windowed  # each part's share is rounded up
         # The harm of each group is needed, and so exact values, only where some get full again.
         with search.until_ended():
             _, guide = stages.localize_parts(search, kappa, layers_at_once, exact_values=exceeds)

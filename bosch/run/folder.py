@@ -142,8 +142,15 @@ class RunFolder:
             content = json.loads((self.path / RUN).read_text("utf-8"))
         except (OSError, ValueError):  # no run yet, or a file that the run is to write anew
             return False
-        is_same = isinstance(content, dict) and content.get("command") == list(command)
-        return bool(is_same and content.get(REDOING))
+        if not isinstance(content, dict) or not content.get(REDOING):
+            return False
+        # Words that only ask for more to be shown, with either sign.
+        shown = {"--dry-run", "--show-settings"}
+        told, before = (
+            [word for word in words if str(word).replace("_", "-") not in shown]
+            for words in (command, content.get("command") or ())
+        )
+        return told == before
 
     def save_config(self, config: Any, command: Sequence[str], **more: object) -> None:
         """Describe the run in run.json: every setting, the command, versions and commit."""
@@ -151,15 +158,16 @@ class RunFolder:
             content = {"config": dataclasses.asdict(config), "command": list(command)} | more
             write_atomically(self.path / RUN, json.dumps(content | provenance(), indent=1) + "\n")
 
-    def set_aside(self, stages: Sequence[Stage]) -> None:
-        """Move stages to `replaced`, so that they are made again, and with them what was made of
-        them, such as the evaluation of a step that the new training does not have: reports read
-        all evaluations that are there. The last one goes first: after a kill in between, no stage
-        is left whose input was already replaced."""
+    def set_aside(self, stages: Sequence[Stage], with_products: bool = False) -> None:
+        """Move stages to `replaced`, so that they are made again. The last one goes first: after a
+        kill in between, no stage is left whose input was already replaced. with_products: also what
+        was made of them, such as the evaluation of a step that the new training does not have:
+        reports read all evaluations that are there."""
         if self.rank > 0:
             return
         own = self.path / "replaced"
-        moved = [(self.path / name, own) for name in self._made_of(stages)]
+        products = self._made_of(stages) if with_products else []
+        moved = [(self.path / name, own) for name in reversed(products)]
         for stage in reversed(stages):
             moved.append((self.path / stage.name, own))
             if stage.shared:
@@ -181,25 +189,27 @@ class RunFolder:
             self.say(f"{name}: the old one is now {old}; delete it when it is not needed")
 
     def _made_of(self, stages: Sequence[Stage]) -> list[str]:
-        """Further folders of this run whose inputs these stages' folders were."""
-        begun = {  # a stage's name has one to three parts
-            folder.parent.relative_to(self.path).as_posix(): folder
-            for depth in ("*", "*/*", "*/*/*")
-            for folder in self.path.glob(f"{depth}/{STARTED}")
-        }
-        facts = {}
-        for name, file in begun.items():
-            with contextlib.suppress(files.DamagedArtifactError):
-                facts[name] = files.read_sealed_json(file, "fingerprint", "inputs")
-        names = {stage.name for stage in stages}
-        old = {facts[name]["fingerprint"] for name in names & facts.keys()}
-        return [
-            name
-            for name, found in facts.items()
-            if name not in names
-            and not name.startswith("replaced/")
-            and not old.isdisjoint(found["inputs"].values())
-        ]
+        """Further folders of this run that were made of these stages' folders, and of what was made
+        of them, in that order."""
+        facts = dict[str, Any]()
+        for depth in ("*", "*/*", "*/*/*"):  # a stage's name has one to three parts
+            for file in sorted(self.path.glob(f"{depth}/{STARTED}")):
+                name = file.parent.relative_to(self.path).as_posix()
+                if not name.startswith("replaced/"):
+                    with contextlib.suppress(files.DamagedArtifactError):
+                        facts[name] = files.read_sealed_json(file, "fingerprint", "inputs")
+        gone = [stage.name for stage in stages if stage.name in facts]
+        found = dict[str, None]()
+        for name in gone:  # which grows
+            for other, of in facts.items():
+                # Evaluations under other windows and lengths (sweep.py) name no input: they are of
+                # the run's model. Those of the dense model are shared, and not in this folder.
+                of_model = name == "model" and other.startswith("eval/") and not of["inputs"]
+                is_of_it = of_model or facts[name]["fingerprint"] in of["inputs"].values()
+                if is_of_it and other not in gone:
+                    gone.append(other)
+                    found[other] = None
+        return list(found)
 
     def agree(self, stages: Sequence[Stage]) -> None:
         """Refuse ranks that mean other stages than rank 0, before hours are spent. Every rank calls

@@ -5,6 +5,7 @@ calibration sets and packed tokens are read, and how a mask is learned, is passe
 knows nothing of data and training.
 """
 
+import math
 import shutil
 import time
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from typing import Any
 
 from bosch import model as models
 from bosch.calibration import Calibration
-from bosch.config import Config, TrainConfig
+from bosch.config import Config, MaskConfig, TrainConfig
 from bosch.masks.mask import find_constants
 from bosch.method import Inputs, Learning
 from bosch.methods import _settings as methods
@@ -31,8 +32,8 @@ from bosch.sink import Sink
 # Of methods that have come to choose other masks. Rankings that runs share are told apart by
 # `CHANGED` (methods/_examples.py).
 VERSIONS = {"bosch": 4, "bosch_multi": 2, "fisher": 2, "global_swap": 2}
-OF_SINKS = ("proxy", "qada")  # 2 where there are sinks
-OF_BUCKETS = ("bosch_paper", "bosch_single")  # 2 where a quarter of a layer is no whole group
+OF_SINKS = ("proxy", "qada")  # one more where there are sinks
+OF_BUCKETS = ("bosch_paper", "global_swap")  # one more where buckets have come to be rounded
 ReadSet = Callable[[Path, str], Calibration]  # `read_set` of data/calibration_stage.py
 MakeLearning = Callable[[Config, Path, Artifact], Learning]  # of training/learner.py
 
@@ -123,10 +124,13 @@ def stage(
     if mask.min_full_per_layer:
         decides["min_full_per_layer"] = mask.min_full_per_layer
 
-    # With two groups a layer they choose as before.
-    groups = models.read_shape(config.model).num_groups
-    of_buckets = config.method in OF_BUCKETS and groups > 2 and groups % 4 != 0
-    has_changed = of_buckets or (config.method in OF_SINKS and config.sink != "none")
+    version = VERSIONS.get(config.method, 1)
+    if config.method in OF_BUCKETS:
+        buckets = getattr(settings, "ratio_buckets", MaskConfig.ratio_buckets)
+        sizes = [share * models.read_shape(config.model).num_groups for share in buckets]
+        whole = {round(size) for size in sizes if math.isclose(size, round(size), abs_tol=1e-9)}
+        version += whole != {round(size) for size in sizes}
+    version += config.method in OF_SINKS and config.sink != "none"
     return Stage(
         "mask",
         run=partial(
@@ -138,7 +142,7 @@ def stage(
         ),
         settings=decides,
         inputs=inputs,
-        version=VERSIONS.get(config.method, 2 if has_changed else 1),
+        version=version,
         ranks="all" if is_shared else "first",
         check=partial(check, config),
     )

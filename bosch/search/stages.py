@@ -157,10 +157,9 @@ def count_evaluations(search: Search, settings: StageSettings) -> dict[str, int]
 
 def count_localizing(search: Search, kappa: int, layers_at_once: int) -> int:
     """Most evaluations of stage 1."""
-    groups = search.num_groups
-    windowed = num_windowed(search.inputs.ratio, 1, groups)
+    groups, ratio = search.num_groups, search.inputs.ratio
     sizes = map(len, cut_into(range(search.num_layers), layers_at_once))
-    return sum(count_solving(n * groups, n * windowed, n * kappa) for n in sizes)
+    return sum(count_solving(n * groups, num_windowed(ratio, n, groups), n * kappa) for n in sizes)
 
 
 def describe_layers(layers: Sequence[int]) -> str:

@@ -199,8 +199,6 @@ def describe(curve: Curve, recovery: Recovery | None) -> str:
     what, option = "examples", f" (--eval.samples {math.ceil(needed / len(curve.score.weights))})"
     if curve.score is LOSS:
         what, option = "held-out sequences", f" (--data.held-out-sequences {needed})"
-    elif reporting_of(curve.score.suite).has_all_examples:
-        option = ""
     few = f"{recovery.num_examples:,} {what} are too few to tell how much of the gap to the dense"
     end = f"about {needed:,} would do{option}"
     return f"{title}: {few} model {dense} was recovered, {ends}; {end}"

@@ -57,8 +57,6 @@ class Reporting:
     tasks_alike: tuple[str, ...] = ()
     # In the table by length. Default, or empty: every task.
     tasks_by_length: tuple[str, ...] = ()
-    # Whether its examples are those of a file, so that no option makes more of them.
-    has_all_examples: bool = False
     report_order: float = math.inf  # place among the suites; default: at the end, by name
 
 

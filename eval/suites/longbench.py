@@ -280,7 +280,6 @@ def find_member(path: Path, name: str) -> Any:
 
 title = "LongBench"
 report_order = 2
-has_all_examples = True
 parts_title = "categories"
 
 

@@ -155,7 +155,6 @@ def read_data(source: str) -> list[Row]:
 
 title = "LongBench v2"
 report_order = 2.5
-has_all_examples = True
 
 
 def reported_scores(rows: Sequence[Row]) -> list[ReportedScore]:

@@ -94,7 +94,8 @@ def test_a_stopped_fresh_start_goes_on_when_it_is_repeated(
     assert not (tmp_path / RUN / "replaced" / "train-2").exists()
     assert results(tmp_path / RUN) == results(undisturbed[0] / RUN)
     code, output = start(tmp_path, arguments=fresh)  # finished: it is made again
-    assert (tmp_path / RUN / "replaced" / "train-2").is_dir(), output
+    assert code == 0, output
+    assert (tmp_path / RUN / "replaced" / "train-2").is_dir()
 
 
 @pytest.mark.slow

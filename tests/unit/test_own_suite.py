@@ -17,6 +17,7 @@ from bosch.eval.report.page import summarize, write_report
 from bosch.eval.report.runs import append_run, read_run
 from bosch.eval.report.tables import make_tables
 from bosch.eval.report.tensorboard import rebuild_tensorboard
+from bosch.eval.runner import until_stop
 from bosch.eval.settings import Label, configure_suites
 from bosch.eval.suites import niah
 from bosch.eval.suites._interface import Example, Request, Scored, Task
@@ -129,6 +130,12 @@ def test_a_suite_says_how_it_is_reported(tmp_path: Path, monkeypatch: pytest.Mon
     assert tmp_path / "report" / "weighted_skills.png" in written
     write_report(compare([FakeRun("fisher", steps=(0,)).write(tmp_path)]), tmp_path / "report")
     assert not (tmp_path / "report" / "weighted_skills.png").exists()  # of the report before
+
+
+def test_what_follows_a_stop_string_is_not_scored() -> None:
+    """Generation ends with a whole token, which may reach past it."""
+    assert until_stop("7\nQ: and 8", ("Q:", "\n")) == "7"
+    assert until_stop("7 and 8", ("\n",)) == "7 and 8"
 
 
 def test_a_suite_of_the_interface_before_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

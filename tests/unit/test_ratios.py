@@ -48,7 +48,7 @@ def test_profiles_of_the_papers_models(
 
 def test_layers_of_three_groups_need_not_be_whole() -> None:
     """No quarter of them is a whole group: all but whole layers had been left out."""
-    # Ten layers each with 0, 1, 2 and 3 groups would be 45 windowed; 68 are asked for.
+    # Seven or eight layers each with 0, 1, 2 and 3 groups would be 44 or so; 68 are asked for.
     counts = Counter(round(3 * ratio) for ratio in allocate_ratios(range(30), 30, 0.75, 3))
     assert sum(count * layers for count, layers in counts.items()) == 68
     assert counts[1] + counts[2] > 10

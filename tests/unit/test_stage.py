@@ -226,11 +226,16 @@ def test_what_was_made_of_a_stage_goes_with_it(tmp_path: Path) -> None:
     run, stages = tmp_path / "run", chain()
     inputs = {"model": {"source": stages[2]}, "mask": {"source": stages[1]}}
     of_model = Stage("eval/step-75", run=write_result, inputs=inputs["model"])
-    complete(run, [*stages, of_model, Stage("eval/mask", run=write_result, inputs=inputs["mask"])])
-    complete(run, stages, fresh="model")
-    assert not (run / "eval" / "step-75").exists()
+    of_mask = Stage("eval/mask", run=write_result, inputs=inputs["mask"])
+    of_step = Stage("eval/further", run=write_result, inputs={"source": of_model})
+    window = Stage("eval/window/64", run=write_result)  # of the run's model, by its path
+    complete(run, [*stages, of_model, of_mask, of_step, window])
+    with RunFolder(run) as folder:
+        folder.set_aside([stages[2]], with_products=True)
+    left = {path.parent.relative_to(run).as_posix() for path in run.rglob("started.json")}
+    kept = {name for name in left if not name.startswith("replaced/")}
+    assert kept == {"mask", "tokens", "eval/mask"}
     verify_folder(run / "replaced" / "eval-step-75-1")
-    assert (run / "eval" / "mask").is_dir()
 
 
 def test_from_makes_later_stages_again_but_not_shared_ones_that_do_not_depend_on_it() -> None:

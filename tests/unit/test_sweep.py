@@ -101,7 +101,8 @@ def test_a_program_that_decides_for_itself_gets_only_what_the_user_has_set(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name in (*memory.ALLOCATOR_VARIABLES, memory.OURS, memory.THREADS):
-        monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv(name, "")  # so that what is set below does not stay either
+        monkeypatch.delenv(name)
     monkeypatch.setenv("HF_HOME", "hub")
     memory.set_variable(memory.ALLOCATOR_VARIABLES[0], memory.EXPANDABLE)
     memory.set_variable(memory.THREADS, "2")
