@@ -22,7 +22,7 @@ from bosch.eval.evaluate import (
     plan_evaluation,
 )
 from bosch.eval.lm_eval_bridge import results_of
-from bosch.eval.results import collect_results
+from bosch.eval.results import LM_EVAL, collect_results, make_rows, show_evaluation, write_scores
 from bosch.eval.rows import read_rows
 from bosch.eval.settings import FAST, EvaluationPlan, Label, SuiteRun
 from bosch.eval.suites import longbench, niah
@@ -30,6 +30,7 @@ from bosch.eval.suites._interface import Request, Result
 from bosch.hybrid.conversion import deploy
 from bosch.hybrid.sinks import measure_static_sink, sink_of_hybrid
 from bosch.recipes import evaluate_model, presets
+from bosch.run import progress
 from bosch.run.checkout import how_to_install
 from bosch.run.errors import MissingFileError, UserError
 from bosch.run.files import DamagedArtifactError
@@ -66,6 +67,31 @@ def run(tmp_path_factory: pytest.TempPathFactory, hybrid: Path) -> Path:
         folder.complete(eval_stage.stage_of_dense(config))
     complete_step(run, config, 4, hybrid)
     return run
+
+
+def test_what_is_printed_of_an_evaluation(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The floor over all lengths, not that of the shortest; lm-eval's numbers on its own scale."""
+    progress.set_up()
+    label = Label("model", 0, 0)
+
+    def write(suite: str, results: list[Result], floors: list[Result]) -> None:
+        (tmp_path / suite).mkdir()
+        floor = {"window_tokens": 64, "rows": make_rows(label, suite, floors)}
+        rows = make_rows(label, suite, results)
+        write_scores(tmp_path / suite, {"suite": suite, "rows": rows, "floor": floors and floor})
+
+    lengths = {1_024: 90.0, 4_096: 10.0, 0: 50.0}
+    averages = [
+        Result("average", length, "right", value, None, 8) for length, value in lengths.items()
+    ]
+    write("own_formats", averages, averages)
+    write(LM_EVAL, [Result("gsm8k_cot", 0, "exact_match", 0.5734, 0.0136, 100)], [])
+    show_evaluation(tmp_path)
+    shown = capsys.readouterr().out
+    assert "floor of a window of 64 tokens: 50.0 on average" in shown
+    assert "0.5734 ±0.0136" in shown
 
 
 def test_lengths_that_the_model_cannot_read_are_refused_for_any_suite() -> None:
