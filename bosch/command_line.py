@@ -59,10 +59,12 @@ class ListAction(argparse.Action):
 
     @staticmethod
     def split(word: str) -> list[str]:
-        is_list = re.fullmatch(r"[\w.@+-]+(,[\w.@+-]+)+", word)
+        if not re.fullmatch(r"[\w.@+-]+(,[\w.@+-]+)+", word):
+            return [word]
+        is_file = False
         with contextlib.suppress(OSError):  # longer than a file's name may be
-            is_list = is_list and not Path(word).exists()
-        return word.split(",") if is_list else [word]
+            is_file = Path(word).exists()
+        return [word] if is_file else word.split(",")
 
 
 class Parser(argparse.ArgumentParser):
