@@ -26,6 +26,7 @@ from bosch.calibration import Calibration, Haystack
 from bosch.method import Inputs
 from bosch.methods import razor
 from bosch.model import load_for_search, load_tokenizer, read_model_info
+from bosch.random_texts import REPEATS, block_lengths
 from bosch.run.progress import say
 from bosch.sink import NO_SINK
 
@@ -53,7 +54,7 @@ def measure(options: Options) -> Iterator[Row]:
         found = []
         for seed in range(options.seeds):
             key: Row = {"texts": num_texts, "tokens": length, "seed": seed}
-            key["blocks"] = razor.block_lengths(length // razor.REPEATS, num_texts)
+            key["blocks"] = block_lengths(length // REPEATS, num_texts)
             row = next((each for each in done if key.items() <= each.items()), None)
             if row is None:
                 say(f"{num_texts} texts of {length} tokens, seed {seed}")

@@ -8,10 +8,11 @@ could maximize. `order` is the rank correlation with own formats, over the masks
 the search that maximizes the signal would choose the mask that answers best in other formats.
 `gain` is how much more of the needles a mask has than that of `--baseline`, on the set of needles
 that chose it and on the other sets, whose questions it has not seen.
+`--kinds random` answers texts of random tokens instead (bosch/random_texts.py), eight a set.
 A row is written when it is done; the same command goes on with those that are missing.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +24,7 @@ import torch
 from benchmarks import real_model
 from benchmarks._measure import DeviceOptions, Row, append_row, read_rows
 from bosch.calibration import Calibration
+from bosch.data.calibration import CalibrationSettings, random_haystacks
 from bosch.hybrid.sinks import attach_sink
 from bosch.masks.analysis import spearman
 from bosch.masks.mask import GroupMask
@@ -35,10 +37,12 @@ from bosch.sink import Sink
 
 OWN_TEXT = ("copy", "look_up", "continue")
 PARTS = ("accuracy", "probability", "log_probability")  # of a mask's answers
-SIGNALS = ("needles", "needles, log", "own text", "own text, log", "both", "both, log")
+KINDS = ("needles", "own text")
+RANDOM, RANDOM_TEXTS = "random", 8
+SIGNALS = [f"{kind}{suffix}" for kind in (*KINDS, "both", RANDOM) for suffix in ("", ", log")]
 TITLE = "{folder}, calibration sets {seeds}, {place}"
 COLUMNS = {"ratio": "ratio", "mask": "name", "own formats": "formats:.1f"}
-COLUMNS |= {name: f"{name}:.3f" for name in SIGNALS}
+COLUMNS |= {name: f"{name}:.3f" for name in SIGNALS}  # those of the other kinds are empty
 COLUMNS |= {"gain, its set": "gain_own:+.3f", "other sets": "gain_other:+.3f"}
 
 
@@ -49,6 +53,7 @@ class Options(DeviceOptions):
     rows: Path = Path("runs/signals.jsonl")  # gets the rows
     ratios: tuple[float, ...] = (0.75, 0.875)
     seeds: tuple[int, ...] = (0, 1, 2)  # of the calibration sets, whose mean counts
+    kinds: tuple[str, ...] = KINDS  # of questions: needles, own text, random
     baseline: str = "razor"  # whose mask, that of most seeds, the gains of the others are over
 
 
@@ -60,7 +65,11 @@ def measure(options: Options) -> Iterator[Row]:
         rows, judged = [], judged_masks(options.judged, ratio)
         for (z, window), masks in judged.items():
             key = {"ratio": ratio, "window": window, "seeds": list(options.seeds), "z": list(z)}
-            found = [row for row in done if all(row[name] == key[name] for name in key)]
+            found = [
+                row
+                for row in done
+                if all(row[name] == key[name] for name in key) and {*options.kinds} <= {*row}
+            ]
             if not found:
                 found = [key | {"formats": masks[0]["formats"]} | asked.under(z, window)]
                 append_row(options.rows, found[0])
@@ -77,6 +86,7 @@ def measure(options: Options) -> Iterator[Row]:
             orders = {
                 name: spearman(np.array([row[name] for row in rows]), np.array(formats))
                 for name in SIGNALS
+                if name in rows[0]
             }
             none = {"gain_own": None, "gain_other": None}
             yield {"ratio": ratio, "name": "order", "formats": 1.0, **orders, **none}
@@ -107,11 +117,11 @@ def signals_of(row: Row) -> dict[str, float]:
     """The objective of the search, accuracy+probability, and the log-probability; means over the
     calibration sets, of needles, of the tasks of the text itself, and of both."""
     signals: dict[str, float] = {}
-    for name in ("needles", "own text"):
+    for name in (kind for kind in (*KINDS, RANDOM) if kind in row):
         accuracy, probability, log = (fmean(part) for part in zip(*row[name], strict=True))
         signals |= {name: (accuracy + probability) / 2, f"{name}, log": log}
-    for suffix in ("", ", log"):
-        signals[f"both{suffix}"] = fmean(signals[f"{n}{suffix}"] for n in ("needles", "own text"))
+    for suffix in ("", ", log") if {*KINDS} <= {*row} else ():
+        signals[f"both{suffix}"] = fmean(signals[f"{name}{suffix}"] for name in KINDS)
     return signals
 
 
@@ -129,7 +139,7 @@ def gains_over(
     chose a mask and on the others. None: no set or every one did, or other tasks too."""
     gains: dict[str, float | None] = {"gain_own": None, "gain_other": None}
     traits = [load_method(mask["method"]).traits for mask in masks]
-    by_questions = all(each.searches or each.measures for each in traits)
+    by_questions = all(each.searches or each.measures for each in traits) and "needles" in row
     if base is None or row is base or not by_questions or any(m.get("tasks") for m in masks):
         return gains
     by_set = zip(row["needles"], base["needles"], strict=True)
@@ -154,20 +164,28 @@ class Asked:
     def sets(self) -> dict[str, list[Calibration]]:
         # One copy of the model that answers in its own words, for both.
         self.own_text.judged = self.needles.judged
-        kinds = {"needles": self.needles, "own text": self.own_text}
-        return {
-            name: [bench.questions(seed) for seed in self.options.seeds]
-            for name, bench in kinds.items()
+        make: dict[str, Callable[[int], Calibration]] = {
+            "needles": self.needles.questions,
+            "own text": self.own_text.questions,
+            RANDOM: self.random_texts,
         }
+        return {
+            kind: [make[kind](seed) for seed in self.options.seeds] for kind in self.options.kinds
+        }
+
+    def random_texts(self, seed: int) -> Calibration:
+        settings = CalibrationSettings(random_texts=RANDOM_TEXTS, seed=seed)
+        length = self.needles.config.calibration.length
+        return Calibration(random_haystacks(settings, self.needles.tokenizer, length))
 
     def under(self, z: Sequence[str], window: int) -> Row:
         """Accuracy, probability and log-probability under a mask, for each set. With the sink of
         the first set of needles, whichever set chose the mask."""
-        model, needles = self.needles.model, self.sets["needles"]
+        model, needles = self.needles.model, self.needles.questions(self.options.seeds[0])
         inputs = Inputs(
             model_info=read_model_info(self.needles.path),
             load_model=lambda: model,
-            load_calibration=lambda: needles[0],
+            load_calibration=lambda: needles,
             window_tokens=window,
             ratio=0.5,  # of no consequence: the mask is given
             seed=0,

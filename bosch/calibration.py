@@ -2,7 +2,9 @@
 
 `calibration.safetensors` holds `ids` (all haystacks, concatenated), `ends` (where each ends) and
 `questions` (Q, 5): index of the haystack, start and stop of the answer, start and stop of the
-needle, as positions in it. Its metadata field `tasks` is a JSON list with each question's task.
+needle, as positions in it. Where there are texts of random tokens, `counts_as` has for each
+haystack as how many questions it counts, 0 for all others. Its metadata field `tasks` is a JSON
+list with each question's task.
 """
 
 import json
@@ -40,11 +42,27 @@ class Haystack:
 
     ids_T: "Tensor"  # int64
     questions: tuple[Question, ...]
+    # Of a text of random tokens (bosch/random_texts.py), each of whose later tokens is a question:
+    # as how many questions they count together. 0: a text with questions, each of which counts.
+    counts_as: int = 0
+
+    @property
+    def is_random(self) -> bool:
+        return self.counts_as > 0
+
+    @property
+    def weight(self) -> int:
+        return self.counts_as or len(self.questions)
 
 
 @dataclass(frozen=True)
 class Calibration:
     haystacks: Sequence[Haystack]
+
+    @property
+    def texts(self) -> "Calibration":
+        """Without random ones, of which only a search asks."""
+        return Calibration([haystack for haystack in self.haystacks if not haystack.is_random])
 
     @property
     def num_questions(self) -> int:
@@ -69,6 +87,8 @@ def write_calibration(folder: Path, calibration: Calibration) -> None:
         "ends": torch.tensor([len(ids_T) for ids_T in texts]).cumsum(0),
         "questions": torch.tensor(places, dtype=torch.long).reshape(-1, 5),
     }
+    if any(haystack.is_random for haystack in calibration.haystacks):  # else as in earlier versions
+        tensors["counts_as"] = torch.tensor([each.counts_as for each in calibration.haystacks])
     tasks = json.dumps([question.task for _, question in asked])
     write_atomically(folder / FILE, save(tensors, {"tasks": tasks}))
 
@@ -82,6 +102,8 @@ def read_calibration(folder: Path) -> Calibration:
     try:
         with safe_open(path, "pt") as file:
             ids, ends, positions = (file.get_tensor(name) for name in ("ids", "ends", "questions"))
+            names = file.keys()
+            counts = file.get_tensor("counts_as").tolist() if "counts_as" in names else None
             tasks = json.loads((file.metadata() or {})["tasks"])
     except (SafetensorError, KeyError, json.JSONDecodeError) as error:
         raise UserError(f"{path} is not a calibration set: {error}.") from error
@@ -91,6 +113,9 @@ def read_calibration(folder: Path) -> Calibration:
     fits = fits and ids.dim() == ends.dim() == 1 and ends[-1:].tolist() == [len(ids)]
     lengths = ends.diff(prepend=ends.new_zeros(1)).tolist() if fits else []
     fits = fits and min(lengths) >= 1
+    counts = [0] * len(lengths) if counts is None else counts
+    fits = fits and len(counts) == len(lengths)
+    fits = fits and all(isinstance(count, int) and count >= 0 for count in counts)
     questions: list[list[Question]] = [[] for _ in lengths]
     for (number, *bounds), task in zip(positions.tolist(), tasks, strict=True) if fits else ():
         answer, needle = range(bounds[0], bounds[1]), range(bounds[2], bounds[3])
@@ -104,5 +129,5 @@ def read_calibration(folder: Path) -> Calibration:
         needs = "each haystack needs one, and each answer a token before it"
         problem = f"its questions do not fit its haystacks ({needs})"
         raise UserError(f"{path} is not a calibration set: {problem}.")
-    haystacks = zip(ids.tensor_split(ends[:-1]), questions, strict=True)
-    return Calibration([Haystack(ids_T, tuple(asked)) for ids_T, asked in haystacks])
+    parts = zip(ids.tensor_split(ends[:-1]), questions, counts, strict=True)
+    return Calibration([Haystack(ids_T, tuple(asked), count) for ids_T, asked, count in parts])

@@ -67,11 +67,15 @@ class CalibrationConfig:
     punkt: Rarely[str | None] = speed_only(None)  # folder with nltk's Punkt data, to split essays
     # Your own in place of all this: .jsonl rows with text, question and answer, or text alone.
     questions: str | None = speed_only(None)
+    # Texts of random tokens that come again, of which a search asks beside the questions how well
+    # their copies are predicted; each counts as much as another text.
+    random_texts: Rarely[int] = 0
     # What counts as right: the expected answers, or what the dense model itself writes up to them.
     answers: Rarely[Literal["expected", "own-words"]] = "expected"
 
     def __post_init__(self) -> None:
         at_least(1, self, "calibration", "examples", "length", "questions_per_context")
+        at_least(0, self, "calibration", "random_texts")
         if self.examples % self.questions_per_context:
             problem = f"no multiple of questions_per_context {self.questions_per_context}"
             raise UserError(f"calibration.examples is {self.examples}, {problem}.")

@@ -169,8 +169,13 @@ class Inputs:
         return measure_static_sink(model, texts)
 
     @cached_property
-    def calibration(self) -> Calibration:
+    def calibration_of_search(self) -> Calibration:
+        """With texts of random tokens, if the set has some: only a search asks of these."""
         return self.load_calibration()
+
+    @cached_property
+    def calibration(self) -> Calibration:
+        return self.calibration_of_search.texts
 
     @property
     def num_layers(self) -> int:

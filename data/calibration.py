@@ -26,6 +26,7 @@ from bosch.data.sources.files import rows_of
 from bosch.data.sources.source import take_field
 from bosch.data.toy_world.world import ToyEssays, key_words
 from bosch.plugins import suggest
+from bosch.random_texts import REPEATS, block_lengths, draw_texts, ordinary_tokens, tokens_of
 from bosch.run.errors import MissingFileError, UserError
 from bosch.run.files import write_atomically, write_sealed_json
 from bosch.run.fingerprint import hash_file
@@ -43,6 +44,8 @@ OWN_TOKENS = 8  # of an answer that only the model knows, for each question
 # Texts of which so many are made, since questions that the dense model does not get are left out.
 SPARE = 2
 TOY_WORDS = 20_000
+COPIED = "random text"  # the task of single tokens of random texts
+COPY_BEGINS, MOST_COPIED = 4, 512  # tokens of a copy that are not asked; most that are, of a text
 ALL_TASKS = (*TASKS, *text_tasks.TASKS)
 NO_TASK_FITS = "No task can be built in {} tokens; use a greater --length, or fewer questions."
 
@@ -383,13 +386,42 @@ def build_set(
                 "niah_single_1, to the tasks, or use shorter texts."
             )
     haystacks = [encode(context, tokenizer) for context in contexts]
-    for context, haystack in zip(contexts, haystacks, strict=True):
+    longest = max(len(haystack.ids_T) for haystack in haystacks)
+    haystacks += random_haystacks(settings, tokenizer, longest)
+    for context, haystack in zip(contexts, haystacks, strict=False):  # random ones come after
         if context.example is None and len(haystack.ids_T) > (positions or math.inf):
             problem = f"{context.place} takes {len(haystack.ids_T):,} tokens"
             raise UserError(
                 f"{problem}, the model has {positions:,} positions; shorten or omit it."
             )
     return Calibration(haystacks), contexts, facts
+
+
+def random_haystacks(
+    settings: CalibrationSettings, tokenizer: "Tokenizer", longest: int
+) -> list[Haystack]:
+    """Texts of random tokens, about as long as the longest other, in which single tokens of later
+    copies are the questions."""
+    if not settings.random_texts:
+        return []
+    if (usual := longest // REPEATS) < 2 * COPY_BEGINS:
+        raise UserError(
+            f"Texts of {longest} tokens are too short for texts of random tokens, which need "
+            f"{2 * COPY_BEGINS * REPEATS}. Use longer texts, or --random-texts 0 (in recover.py "
+            "--calibration.random-texts 0)."
+        )
+    blocks = block_lengths(usual, settings.random_texts)
+    known = ordinary_tokens(tokens_of(tokenizer), tokenizer)
+    texts = draw_texts(known, blocks, REPEATS * usual, SEED + settings.seed)
+    found = []
+    for ids_T, block in zip(texts, blocks, strict=True):
+        # A copy is known for one after its first tokens. Not every token after them: they are
+        # thousands, and each takes logits for the whole vocabulary.
+        places = range(block + COPY_BEGINS, len(ids_T))
+        step = -(-len(places) // MOST_COPIED)
+        asked = [Question(range(p, p + 1), range(0), COPIED) for p in places[::step]]
+        found.append(Haystack(ids_T, tuple(asked), counts_as=settings.questions_per_context))
+    return found
 
 
 def without_spare(contexts: list[ContextText], settings: CalibrationSettings) -> list[ContextText]:
@@ -433,13 +465,15 @@ def write_set(
         "material": material,
         "tokenizer_hash": tokenizer_hash,
         "contexts": Counter(context.task for context in contexts),
-        "questions": calibration.num_questions,
+        "questions": calibration.texts.num_questions,
         "longest": calibration.longest,
         "files": {name: hash_file(folder / name) for name in (FILE, TEXTS)},
     }
     write_sealed_json(folder / FACTS, facts)
     say(
-        f"calibration: {calibration.num_questions} questions in {len(contexts)} contexts of at "
-        f"most {calibration.longest:,} tokens"
+        f"calibration: {calibration.texts.num_questions} questions in {len(contexts)} contexts of "
+        f"at most {calibration.longest:,} tokens"
     )
+    if settings.random_texts:
+        say(f"and {settings.random_texts} texts of random tokens, for searches")
     return calibration

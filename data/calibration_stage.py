@@ -71,6 +71,8 @@ def stage(
     if usual.pop("answers") != "expected":  # earlier runs had no other
         facts["answers"] = settings.answers
         facts["model"] = models.describe_source(model)  # its own words come of its weights
+    if usual.pop("random_texts"):  # earlier runs had none
+        facts |= {"random_texts": settings.random_texts, "seed": settings.seed}
     essays = Path(settings.essays)
     # With questions of the user's own no needle is hidden: the other settings decide nothing.
     if settings.questions:

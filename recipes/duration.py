@@ -122,11 +122,12 @@ def stage_seconds(
     found: dict[str, float] = {}
     calibration, evaluation = config.calibration, config.eval
     texts = calibration.examples / calibration.questions_per_context
+    of_search = texts + calibration.random_texts
     if calibration.answers == "own-words" and asks_calibration(config):
         length, precision = calibration.length, evaluation.precision
         found["calibration"] = reading("calibration", dense, texts, length, precision)
     passes, precision = search_passes(config), config.mask.precision
-    found["search"] = passes * reading("search", dense, texts, calibration.length, precision)
+    found["search"] = passes * reading("search", dense, of_search, calibration.length, precision)
     examples = [each for run in plan_of_run(config).suites for each in texts_of(run, config)]
     # Step 0 is evaluated also where no checkpoint asks for it.
     models = [dense] + [hybrid] * (len({0, *schedule.evaluated_steps}) if schedule else 1)

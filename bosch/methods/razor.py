@@ -14,7 +14,6 @@ others that find far ones, which windows lose; on SmolLM2 that cost 20 points
 (docs/real-masks.md)."""
 # L layers, H query heads, G kv heads, T tokens, C rows of a chunk, S keys, D head size
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -24,12 +23,11 @@ from torch import Tensor
 from bosch.config import MaskConfig
 from bosch.method import Inputs, MethodTraits, Scores
 from bosch.methods._statistics import attention_rows, per_layer
+from bosch.random_texts import REPEATS, block_lengths, draw_texts, ordinary_tokens, tokens_of
 from bosch.run.errors import UserError
 from bosch.run.progress import say
 
 traits = MethodTraits()
-
-REPEATS = 4
 
 
 @dataclass(frozen=True)
@@ -71,7 +69,7 @@ def score_groups(inputs: Inputs) -> Scores:
             f"{inputs.window_tokens:,}, so the scores do not tell what it loses. Build a set with "
             "longer contexts."
         )
-    texts = draw_texts(inputs, blocks, REPEATS * usual)
+    texts = draw_texts(tokens_to_draw(inputs), blocks, REPEATS * usual, inputs.seed)
     means = [
         attention_to_earlier(inputs, ids_T, block_tokens)
         for ids_T, block_tokens in zip(texts, blocks, strict=True)
@@ -86,13 +84,6 @@ def score_groups(inputs: Inputs) -> Scores:
         scores_LH.append(torch.where(spread > 0, deviation_LH / spread, 0.0))
     score_LH = torch.stack(scores_LH).amax(0)
     return replace(Scores.of_heads(score_LH, inputs.num_groups, "global"), drawn=True)
-
-
-def block_lengths(usual: int, num_texts: int) -> list[int]:
-    """That of each text: K for one, and for several between half and twice as much, in equal
-    ratios."""
-    exponents = [(2 * text + 1 - num_texts) / num_texts for text in range(num_texts)]
-    return [round(usual * 2**exponent) for exponent in exponents]
 
 
 def attention_to_earlier(inputs: Inputs, ids_T: Tensor, block_tokens: int) -> Tensor:
@@ -116,20 +107,11 @@ def attention_to_earlier(inputs: Inputs, ids_T: Tensor, block_tokens: int) -> Te
     return sums_LH2 / counts_2
 
 
-def draw_texts(inputs: Inputs, blocks: Sequence[int], length: int) -> list[Tensor]:
-    """Texts of so many tokens: for each block length so many random ones, again and again. They are
-    tokens that occur in text: those of the tokenizer without the added ones, or of the haystacks if
-    there is no tokenizer. A vocabulary has more, which a model has hardly learned: control tokens,
-    reserved tokens and padding rows."""
-    config, tokenizer = inputs.model.config, inputs.load_tokenizer()
+def tokens_to_draw(inputs: Inputs) -> Tensor:
+    """Those of the tokenizer, or of the haystacks if there is none."""
+    tokenizer = inputs.load_tokenizer()
     if tokenizer is None:
         known = set(torch.cat([each.ids_T for each in inputs.calibration.haystacks]).tolist())
     else:
-        known = set(tokenizer.get_vocab().values()) - set(tokenizer.added_tokens_decoder)
-    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
-        special = getattr(config, name, None)
-        known -= set(special) if isinstance(special, list) else {special}
-    ordinary = torch.tensor([token for token in sorted(known) if token < config.vocab_size])
-    generator = torch.Generator().manual_seed(inputs.seed * 1_000_003)
-    drawn = [torch.randint(len(ordinary), (block,), generator=generator) for block in blocks]
-    return [ordinary[places].repeat(length // len(places) + 1)[:length] for places in drawn]
+        known = tokens_of(tokenizer)
+    return ordinary_tokens(known, inputs.model.config)

@@ -62,8 +62,12 @@ def finish(search: Search) -> Selection:
     evaluations = len(evaluator.values)
     if Ranks.current().rank == 0:
         draw_search(search, search.inputs.folder / "search.png")
+    haystacks = search.inputs.calibration_of_search.haystacks
+    of_what = "calibration questions"
+    if any(haystack.is_random for haystack in haystacks):
+        of_what += ", random texts included,"
     summary = (
-        f"the mask answers {final.accuracy:.1%} of the calibration questions right (dense model "
+        f"the mask answers {final.accuracy:.1%} of the {of_what} right (dense model "
         f"{dense.accuracy:.1%}) and gives the right answer a mean probability of "
         f"{final.probability:.3g} (dense model {dense.probability:.3g}), log-probability "
         f"{final.log_probability:.4g} ({dense.log_probability:.4g}), after "

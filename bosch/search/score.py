@@ -55,7 +55,8 @@ class Answer(NamedTuple):
 def open_evaluator(inputs: Inputs, settings: SearchSettings) -> "Iterator[Evaluator]":
     """The evaluator for a method's inputs, with the file of its outcomes in the stage's folder."""
     start_ranks()
-    model, calibration, window_tokens = inputs.model, inputs.calibration, inputs.window_tokens
+    model, window_tokens = inputs.model, inputs.window_tokens
+    calibration = inputs.calibration_of_search
     facts = scoring_facts(model, inputs.model_info, calibration, window_tokens)
     if inputs.sink.kind != "none":
         facts["sink"] = str(inputs.sink)
@@ -85,7 +86,8 @@ class Evaluator:
         facts, on which outcomes depend. None: nothing is looked up or written."""
         self.settings = settings = settings or SearchSettings()
         self.use = settings.accelerations
-        self.questions = [len(haystack.questions) for haystack in calibration.haystacks]
+        # As how many questions each counts.
+        self.questions = [haystack.weight for haystack in calibration.haystacks]
         # Of every mask that this search has scored: exact, or the newest bound.
         self.values: dict[Z, Value] = {}
         self.out_of_time = False

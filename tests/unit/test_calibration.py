@@ -333,6 +333,28 @@ def test_own_words_of_a_model_with_windows_of_its_own_are_what_it_writes() -> No
 TEXT_TASKS = replace(SETTINGS, examples=16, length=500, tasks=("copy", "look_up", "quote"))
 
 
+def test_random_texts_count_as_one_text_each_and_only_a_search_asks_of_them(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    settings = replace(SETTINGS, examples=4, random_texts=3)
+    without, _, _ = sets.build_set(replace(settings, random_texts=0), tokenizer)
+    built, contexts, _ = sets.build_set(settings, tokenizer)
+    assert len(contexts) == len(without.haystacks) == len(built.haystacks) - 3
+    write_calibration(tmp_path, built)
+    read = read_calibration(tmp_path)
+    for one, other in zip(read.texts.haystacks, without.haystacks, strict=True):
+        assert torch.equal(one.ids_T, other.ids_T)
+        assert one.questions == other.questions
+        assert one.weight == len(one.questions)
+    *_, last = read.haystacks
+    assert last.weight == settings.questions_per_context
+    block = sets.block_lengths(without.longest // 4, 3)[-1]
+    assert torch.equal(last.ids_T[block:], last.ids_T[:-block])
+    for question in last.questions:  # each is known from the block before
+        (place,) = question.answer
+        assert place >= block + sets.COPY_BEGINS
+
+
 def test_tasks_of_the_text_stand_beside_needles(tokenizer: PreTrainedTokenizerFast) -> None:
     settings = replace(TEXT_TASKS, tasks=("niah_single_2", *TEXT_TASKS.tasks))
     found, contexts, _ = sets.build_set(settings, tokenizer)

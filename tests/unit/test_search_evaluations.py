@@ -10,9 +10,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from bosch.calibration import Calibration, Haystack, Question
 from bosch.hybrid.conversion import deploy
 from bosch.hybrid.sinks import attach_sink, measure_static_sink
 from bosch.method import Inputs
@@ -68,6 +70,19 @@ def inputs(tmp_path: Path) -> Inputs:
 def search(inputs: Inputs, settings: SearchSettings = ACCURACY) -> tuple[Any, Evaluator]:
     with open_evaluator(inputs, settings) as evaluator:
         return swap_search(evaluator.score), evaluator
+
+
+def test_a_text_of_random_tokens_counts_as_the_questions_that_it_says() -> None:
+    model = small_model()
+    first, second, *_ = answered_calibration(model).haystacks
+    places = range(10, len(first.ids_T))
+    asked = tuple(Question(range(place, place + 1), range(0), "random text") for place in places)
+    mixed = Calibration([first, second, Haystack(first.ids_T, asked, counts_as=1)])
+    (value,) = evaluator_of(model, mixed).score([LOCAL])
+    parts = [score_by_the_model(model, Calibration([each]), LOCAL) for each in mixed.haystacks]
+    weights = [2, 2, 1]  # the others have two questions each
+    expected = np.average(parts, axis=0, weights=weights)
+    assert (value.accuracy, value.probability, value.log_probability) == pytest.approx(expected)
 
 
 # ------------------------------------------------------------------------------------ its own file

@@ -21,6 +21,7 @@ from bosch.assets import asset_folder
 from bosch.calibration import Calibration, Haystack
 from bosch.method import Scores
 from bosch.methods import apl, dcam, fisher, proxy, qada, razor, retrieval_head, single_group
+from bosch.random_texts import draw_texts
 from bosch.run.errors import UserError
 from bosch.sink import Sink
 from tests.attention_matrices import inputs_of, lag_histogram, lags, matrices, toy_calibration
@@ -230,7 +231,7 @@ def test_razor(model: Any, calibration: Any, tmp_path: Path, settings: Any, sour
     inputs = inputs_of(razor, model, calibration, tmp_path, settings)
     # Texts of 512 tokens. Blocks of 128, or of three lengths: times 2 ** (-2 / 3), 1, 2 ** (2 / 3).
     blocks = [128] if settings["razor_texts"] == 1 else [81, 128, 203]
-    texts = razor.draw_texts(inputs, blocks, 512)
+    texts = draw_texts(razor.tokens_to_draw(inputs), blocks, 512, inputs.seed)
     for ids_T, block in zip(texts, blocks, strict=True):
         assert torch.equal(ids_T, ids_T[:block].repeat(7)[:512])
     over_model = settings.get("population") != "layer"
