@@ -58,7 +58,7 @@ class Settings(SearchSettings):
     # Stage 3 tries this share of kappa masks per layer.
     effort: float = 1 / 3
     # End with the first mask that answers as well as the dense model. On easy settings that is one
-    # of the starts.
+    # of the starts. Not with texts of random tokens.
     until_dense: bool = True
     # End when so large a share of stage 3's masks, in a row, has gained next to nothing (a tenth of
     # a question of 48); 1: try all.
@@ -84,7 +84,11 @@ def select(inputs: Inputs) -> Selection:
         swaps = max(2, round(settings.effort * settings.kappa * search.num_layers))
         swaps = count_solving(len(groups), search.num_windowed, swaps)
         is_choice = swaps > 1  # at a ratio of 0 or 1 there is none
-        enough = search.anchors.dense.value if settings.until_dense else math.inf
+        # Of random texts windows predict more than the dense model does, so there its score is no
+        # sign that nothing is lost.
+        asks_random = any(each.is_random for each in inputs.calibration_of_search.haystacks)
+        ends_early = settings.until_dense and not asks_random
+        enough = search.anchors.dense.value if ends_early else math.inf
         plan = {"mask": 1}
         if is_choice:
             plan = {"starts": len(starts) + 2} if starts else {}  # 2: what the probes add
