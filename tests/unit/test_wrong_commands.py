@@ -21,6 +21,7 @@ from bosch.hybrid.materialize import materialize
 from bosch.hybrid.shards import INDEX, SINGLE
 from bosch.masks.mask import GroupMask, MaskFile, write_mask
 from bosch.model import read_model_info
+from bosch.recipes import serve_model
 from bosch.run.dist import FolderLock
 from bosch.run.errors import run_main
 from tests.masks import small_record
@@ -59,6 +60,8 @@ def test_a_wrong_command_ends_in_one_sentence_and_leaves_the_files(
 ) -> None:
     monkeypatch.chdir(inputs)
     monkeypatch.setattr(sys, "argv", ["bosch"])  # the command sets it
+    # Or a server would take this process's place where `make serving` has been run.
+    monkeypatch.setattr(serve_model, "usual_python", lambda: sys.executable)
     before = contents(inputs)
     with pytest.raises(SystemExit) as stop:
         run_bosch(shlex.split(line))
