@@ -278,7 +278,7 @@ class Generator:
     def _is_too_much(self, pool: Sequence[Job]) -> bool:
         """For one batch: joined, every cache takes as much as the longest."""
         max_bytes, device = CPU_POOL_BYTES, self.model.device
-        if device.type == "cuda":  # where the caches to be joined are already
+        if device.type == "cuda":  # half of what is free beside the caches to be joined
             max_bytes = torch.cuda.mem_get_info(device)[0] // 2
         each = [allocated_bytes(job.cache) for job in pool if job.cache is not None]
         return len(each) * max(each, default=0) > max_bytes

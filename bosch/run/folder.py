@@ -144,7 +144,7 @@ class RunFolder:
             return False
         if not isinstance(content, dict) or not content.get(REDOING):
             return False
-        # Words that only ask for more to be shown, with either sign.
+        # Words that only ask for more to be shown, written with - or with _.
         shown = {"--dry-run", "--show-settings"}
         told, before = (
             [word for word in words if str(word).replace("_", "-") not in shown]
