@@ -23,6 +23,7 @@ from typing import Annotated, Any, NoReturn, TypeVar, Union, get_args, get_origi
 
 from bosch.config import FLAT, FOLLOWS, NO_OPTION, POSITIONAL, RARE, show_value
 from bosch.plugins import add_folders, first_sentence, suggest
+from bosch.programs import PROGRAMS
 from bosch.run import progress
 from bosch.run.dist import rank_and_world
 from bosch.run.errors import UserError
@@ -88,6 +89,9 @@ class Parser(argparse.ArgumentParser):
     def read(self, words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
         """Values, and the words that belong to no option."""
         dashed = [re.sub(r"^--[\w.-]+", lambda n: n[0].replace("_", "-"), word) for word in words]
+        for word in dashed:  # argparse takes the value away
+            if re.fullmatch(r"--[\w.-]+=--", word):
+                raise UserError(f"{word}: its value is --; give another, or leave it out.")
         # Intermixed: `compare runs/a --out x runs/b`.
         given, rest = self.parse_known_intermixed_args(dashed)
         typed = dict(zip(dashed, words, strict=True))  # another program's names may differ by `_`
@@ -105,7 +109,7 @@ class Parser(argparse.ArgumentParser):
         keeps a value under its `path`, the fields that lead to it."""
         hints, comments = get_type_hints(kind, include_extras=True), comments_of(kind)
         for each in dataclasses.fields(kind):
-            hint, takes_none, marks = _take_apart(hints[each.name])
+            hint, takes_none, marks = take_apart(hints[each.name])
             make = each.default_factory
             default = defaults.get(each.name, each.default if make is REQUIRED else make())
             name, dest = prefix + each.name.strip("_").replace("_", "-"), path + each.name
@@ -127,7 +131,7 @@ class Parser(argparse.ArgumentParser):
             if get_origin(hint) is tuple:
                 first, *others = get_args(hint)
                 nargs, count = "*", None if others == [...] else 1 + len(others)
-                hint, _, more = _take_apart(first)
+                hint, _, more = take_apart(first)
                 marks += more
             note = "required" if is_required else f"default: {show_value(default)}"
             about = f"{comments.get(each.name, '')} ({note})".strip().replace("%", "%%")
@@ -184,8 +188,7 @@ def parse(
     prog = prog or called_as(Path(str(recipe.__file__)).name)
     description = (description or recipe.__doc__ or "").replace("%", "%%")
     if prog.startswith(CONSOLE):  # the examples of a recipe, as the command `bosch` runs them
-        launched = re.sub(r"(accelerate launch.*?) recipes/\w+\.py", rf"\1 -m {prog}", description)
-        description = re.sub(r"python recipes/\w+\.py", prog, launched)
+        description = as_console(description)
 
     def make_parser() -> Parser:
         width = min(shutil.get_terminal_size().columns, 120)
@@ -269,7 +272,7 @@ def _reader(kind: Any, marks: Sequence[Any], takes_none: bool) -> Callable[[str]
     return read
 
 
-def _take_apart(hint: Any) -> tuple[Any, bool, tuple[Any, ...]]:
+def take_apart(hint: Any) -> tuple[Any, bool, tuple[Any, ...]]:
     """A type without None and what annotates it, whether None is allowed, and these marks."""
     marks: tuple[Any, ...] = ()
     takes_none = False
@@ -321,7 +324,7 @@ def _with_values(kind: Any, settings: Any, given: Mapping[str, Any]) -> Any:
         inner = {p.removeprefix(start): v for p, v in given.items() if p.startswith(start)}
         # The class of the value that is there may be more particular than the hint: the settings
         # of any plug-in.
-        inside = _take_apart(hints[name])[0] if now is None else type(now)
+        inside = take_apart(hints[name])[0] if now is None else type(now)
         values[name] = _with_values(inside, now or {}, inner)
     return kind(**values)
 
@@ -418,6 +421,18 @@ def run_subcommand(prog: str, commands: Commands, arguments: Sequence[str]) -> N
     word, rest = choose_word(called_as(prog), about, arguments)
     prog = f"{called_as(prog)} {word}"
     commands[word](parse(kinds[word], rest, prog=prog, description=about[word]))
+
+
+def as_console(examples: str) -> str:
+    """Lines that start recipes, as the command `bosch` starts them."""
+    words = {module.rpartition(".")[2]: word for word, (module, _) in PROGRAMS.items()}
+
+    def called(match: re.Match[str]) -> str:
+        start, recipe = match.groups()
+        program = f"{CONSOLE}{words[recipe]}"
+        return program if start == "python" else f"{start} -m {program}"
+
+    return re.sub(r"(python|accelerate launch.*?) recipes/(\w+)\.py", called, examples)
 
 
 def called_as(program: str) -> str:

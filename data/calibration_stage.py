@@ -32,6 +32,9 @@ from bosch.run.files import read_sealed_json
 from bosch.run.fingerprint import hash_file, plain
 from bosch.run.stage import Stage
 
+VERSION = 1  # raised when the same settings give another set
+OWN_WORDS_VERSION = 2  # of a set with the model's own answers
+
 
 def settings_of(config: Config) -> CalibrationSettings:
     essays = resolve(config.calibration.essays, config.data)
@@ -94,7 +97,12 @@ def stage(
         write_set(folder, settings, tokenizer, tokenizer_hash, positions, reword)
 
     return Stage(
-        name, run=run, settings=facts, shared=shared, check=partial(check, model, settings)
+        name,
+        run=run,
+        settings=facts,
+        version=OWN_WORDS_VERSION if settings.answers == "own-words" else VERSION,
+        shared=shared,
+        check=partial(check, model, settings),
     )
 
 

@@ -16,7 +16,6 @@ import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
 from itertools import accumulate
 
 from bosch.config import Config, DataConfig
@@ -29,6 +28,7 @@ from bosch.data.tokenizer_files import read_source_tokenizer
 from bosch.data.toy_world.world import key_words
 from bosch.model import load_tokenizer
 from bosch.run.errors import UserError
+from bosch.run.kept import kept
 
 TEXT, PREFIX, TOY = "text", "text:", "toy"
 PARTS = ("test", "calibration")
@@ -124,7 +124,7 @@ def sizes_of(essays: Essays) -> Sizes:
     return replace(SIZES, essay_step_words=max(1, round(letters / mean_letters)))
 
 
-@cache
+@kept
 def make_haystack(essays: str, length: int, part: str) -> Essays:
     """An endless text of every second block."""
     text = "\n\n".join(read_start(essays, bytes_for(length)))
@@ -142,7 +142,7 @@ def bytes_for(length: int) -> int:
     return 2 * (BYTES_PER_TOKEN * length + BLOCK_CHARS)
 
 
-@cache
+@kept
 def read_start(essays: str, num_bytes: int) -> list[str]:
     """The first documents of a source, the last one cut."""
     source = open_source(address_of(essays), seed=0, tokens=num_bytes)

@@ -12,7 +12,7 @@ import random
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from itertools import cycle, islice, pairwise
 from pathlib import Path
 from string import ascii_lowercase, ascii_uppercase
@@ -24,6 +24,7 @@ from bosch.data import needles
 from bosch.data.key_words import words_of
 from bosch.data.needles import NOISE, SHORT_LENGTH, Prompt
 from bosch.run.errors import MissingFileError, UserError
+from bosch.run.kept import kept
 
 TEMPLATES: dict[str, Any] = json.loads(Path(__file__).with_name("ruler_tasks.json").read_text())
 TASKS = ("vt", "cwe", "fwe", "qa_1", "qa_2")
@@ -253,7 +254,7 @@ def need(option: str, path: Path | None, task: str) -> Path:
     return path
 
 
-@cache
+@kept
 def read_source(option: str, path: Path) -> Any:
     readers: dict[str, Callable[[Any], Any]] = {"--squad": squad, "--hotpot": hotpot}
     try:

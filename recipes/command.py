@@ -39,7 +39,7 @@ class Command:
     # Another run's run.json, or its folder, in the place of a preset: to repeat it; options change
     # its settings.
     config_: Annotated[Path | None, "FILE"] = None
-    # In place of --ratio: the smallest whose KV cache fits, as 4GiB@128k.
+    # In place of --ratio: the smallest whose KV cache fits, as 4GiB@128k (131,072 tokens).
     kv_budget: Annotated[str | None, "BYTES@TOKENS"] = None
     # The most hours that all of it may take here: what is too long is cut (tokens, evaluations,
     # questions, the search), each cut is said, and what cannot fit is refused.

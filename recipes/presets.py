@@ -60,7 +60,8 @@ HUB_TEXTS = ((SHORT_TEXT,), (LONG_TEXT,))
 TINY_MODEL, SMOKE_MODEL = "tiny-qwen3", "tiny-qwen3-2layer"
 SMALL_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 # Models with fewer positions or smaller weights, as the embedded ones, use the toy world.
-TOY_POSITIONS, TOY_BYTES = 4_096, 100_000_000
+TOY_BYTES = 100_000_000
+SHORT = 4_096  # tokens of texts so short that not every task may fit
 # Models with fewer parameters, and all on machines without such a GPU, have the preset `small`;
 # the others have `large`.
 SMALL_WEIGHTS, BIG_GPU_GB = 1_500_000_000, 40
@@ -344,7 +345,8 @@ def for_run(given: Mapping[str, Any]) -> tuple[Config, list[str]]:
     try:
         config, lines = choose(given.get("preset"), model)
     except MissingFileError as error:
-        raise explain_offline(error, model, "config.data.source" not in given) from error
+        named = model or f"the model of --preset {given.get('preset')}"
+        raise explain_offline(error, named, "config.data.source" not in given) from error
     known = None if "kv_budget" in given else given.get("config.ratio", config.ratio)
     config = fit_method(config, known)
     if config.method == RANKING and "config.method" not in given:
@@ -441,9 +443,7 @@ def without_useless(config: Config, given: Mapping[str, Any]) -> Config:
     return config
 
 
-def explain_offline(
-    error: MissingFileError, model: str | None, needs_text: bool
-) -> MissingFileError:
+def explain_offline(error: MissingFileError, model: str, needs_text: bool) -> MissingFileError:
     """Without a hub, all options that a run needs in its place, in one sentence."""
     if not is_of_network(error):
         return error
@@ -479,21 +479,23 @@ def for_stage(given: Mapping[str, Any]) -> Config:
 
 
 def suited(model: str) -> tuple[str, Config]:
-    """The preset for a model, and its config. One that is not on this machine counts by its
-    positions. The paper's own models are large on any machine."""
-    weights = (find_model(model) or Path(os.devnull)).glob("*.safetensors")
-    is_short = read_shape(model).positions < TOY_POSITIONS
-    if is_short or 0 < sum(file.stat().st_size for file in weights) < TOY_BYTES:
+    """The preset for a model, by its size, and its config. The paper's own models are large on any
+    machine."""
+    if model in PAPER_MODELS:
+        return "large", large(model)
+    files = (find_model(model) or Path(os.devnull)).glob("*.safetensors")
+    num_bytes = sum(file.stat().st_size for file in files)
+    if 0 < num_bytes < TOY_BYTES:
         return "tiny", tiny(model)
-    if model not in PAPER_MODELS:
-        from bosch.training.model_start import build_on_meta, read_config  # seconds
-        from bosch.training.rehearsal import gpu_memory_gb
+    from bosch.training.model_start import build_on_meta, read_config  # seconds
+    from bosch.training.rehearsal import gpu_memory_gb
 
-        if (gpu_memory_gb() or 0) < BIG_GPU_GB:
-            return "small", small(model)
-        parameters = build_on_meta(read_config(fetch_config(model))).parameters()
-        if sum(weight.numel() for weight in parameters) < SMALL_WEIGHTS:
-            return "small", small(model)
+    parameters = build_on_meta(read_config(fetch_config(model))).parameters()
+    num_weights = sum(weight.numel() for weight in parameters)
+    if not num_bytes and 2 * num_weights < TOY_BYTES:  # not on this machine yet; in bf16
+        return "tiny", tiny(model)
+    if (gpu_memory_gb() or 0) < BIG_GPU_GB or num_weights < SMALL_WEIGHTS:
+        return "small", small(model)
     return "large", large(model)
 
 
@@ -514,7 +516,7 @@ def check_needles(config: Config) -> None:
     asked = [each.lengths for each in settings if is_text(getattr(each, "essays", None) or "")]
     check_held_out(config, max([config.calibration.length, *itertools.chain(*asked)]))
     for length in config.eval.niah_lengths if "niah" in config.eval.suites else ():
-        if length < TOY_POSITIONS and (group := lacking_group(config, length)):
+        if length < SHORT and (group := lacking_group(config, length)):
             problem = f"no {group} task can be built in so few tokens of {config.model}"
             raise UserError(f"--eval.niah-lengths {length}: {problem}; use a greater length.")
 

@@ -11,14 +11,16 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from numbers import Integral, Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
 from xxhash import xxh3_128_hexdigest
 
 from bosch.calibration import Calibration
+from bosch.command_line import take_apart
 from bosch.config import CalibrationConfig, Config, EvaluationConfig, MaskConfig
 from bosch.data.calibration import CalibrationSettings, build_set
 from bosch.eval.evaluate import check_data, plan_evaluation
@@ -39,11 +41,20 @@ from bosch.masks.window import full_layers, own_windows
 from bosch.method import Inputs
 from bosch.methods._choose import make_mask, write_selection
 from bosch.methods._settings import check_settings, default_settings, resolve_sink
-from bosch.model import ModelInfo, find_model, find_tokenizer, load_tokenizer, read_model_info
+from bosch.model import (
+    ModelInfo,
+    check_window_fits,
+    find_model,
+    find_tokenizer,
+    load_tokenizer,
+    read_model_info,
+)
 from bosch.plugins import suggest
 from bosch.run.errors import UserError
+from bosch.run.files import read_sealed_json, write_sealed_json
 from bosch.run.fingerprint import fingerprint
 from bosch.run.folder import RunFolder
+from bosch.run.kept import forget
 from bosch.run.progress import say
 from bosch.run.stage import Stage
 from bosch.sink import NO_SINK, Sink
@@ -100,6 +111,7 @@ def calibrate(
     essays="text:my-texts/", any text to hide needles in, without RULER's bytes
     (essays="PaulGrahamEssays.json"); essays="toy" needs no file, questions=FILE no essays.
     """
+    forget()
     made = _settings(CalibrationSettings, CalibrationConfig, settings, seed=seed)
     if made.answers == "own-words" and model is None:
         raise UserError("answers is own-words, which takes the dense model: pass model too.")
@@ -130,7 +142,12 @@ def search_mask(
     """
     began = time.monotonic()
     _need_our_attention(model)
+    _check_type("ratio", ratio, float)
+    _check_type("window", window, int)
+    _check_type("seed", seed, int)
     check_ratio(ratio)
+    if ratio:
+        check_window_fits(window, "the model", model.config.max_position_embeddings)
     usual = default_settings(method, MaskConfig())
     chosen = _settings(partial(replace, usual), type(usual), settings)
     check_settings(method, chosen)
@@ -142,6 +159,8 @@ def search_mask(
         return calibration
 
     with _evaluating(model, folder) as path:
+        if folder is not None:
+            _refuse_other_weights(model, path)
         inputs = Inputs(
             model_info=describe(model),
             load_model=lambda: model,
@@ -164,6 +183,16 @@ def search_mask(
         finally:
             attach_sink(model, before)
         return load_mask(path / "mask.json")
+
+
+def _refuse_other_weights(model: "PreTrainedModel", folder: Path) -> None:
+    """A model that came from a folder is known by it, whatever was done to its weights since."""
+    file, found = folder / "weights.json", {"weights": hash_weights(model)}
+    if not file.is_file():
+        write_sealed_json(file, found)
+    elif read_sealed_json(file, "weights")["weights"] != found["weights"]:
+        problem = f"{folder} is of a search with other weights of this model"
+        raise UserError(f"{problem}: pass another folder for the weights as they are now.")
 
 
 def load_mask(path: str | Path, model: "PreTrainedModel | None" = None) -> Mask:
@@ -234,6 +263,7 @@ def evaluate(
     precision and attention: the model is evaluated as it was loaded.
     """
     _need_loaded(model)
+    forget()
     suites = (suites,) if isinstance(suites, str) else suites
     if lengths:
         settings["niah_lengths"] = tuple(lengths)
@@ -363,7 +393,7 @@ def _mask_of(model: "PreTrainedModel", mask: MaskFile | GroupMask) -> GroupMask:
 def _settings(made: Any, known: Any, values: dict[str, Any], **further: Any) -> Any:
     """`made` from these values, lists as tuples and paths as text. A name that `known` lacks is a
     user's mistake."""
-    names = tuple(known.__dataclass_fields__)
+    names, hints = tuple(known.__dataclass_fields__), get_type_hints(known, include_extras=True)
     for name, value in values.items():
         if name not in names:
             raise UserError(f"{name}: no such setting; {suggest(name, names)}")
@@ -374,4 +404,22 @@ def _settings(made: Any, known: Any, values: dict[str, Any], **further: Any) -> 
             further[name] = (value,)  # not its letters
         else:  # [512] and (512,) are the same setting
             further[name] = tuple(value) if isinstance(value, list) else value
+        _check_type(name, further[name], hints[name])
     return made(**further)
+
+
+def _check_type(name: str, value: Any, hint: Any) -> None:
+    """Refuse text in the place of a number and the like. What is not named here the settings check
+    themselves."""
+    kind, takes_none, _ = take_apart(hint)
+    if value is None and takes_none:
+        return
+    if get_origin(kind) is tuple:
+        for each in value if isinstance(value, tuple) else (value,):
+            _check_type(name, each, get_args(kind)[0])
+        return
+    wanted = {int: (Integral, "a whole number"), float: (Real, "a number"), str: (str, "text")}
+    if kind in wanted:
+        of_kind, described = wanted[kind]
+        if not isinstance(value, of_kind) or isinstance(value, bool):
+            raise UserError(f"{name}: {value!r} is not {described}.")

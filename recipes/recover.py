@@ -170,9 +170,7 @@ def report(run_path: Path) -> Path:
 
 def describe_product(run_path: Path, page: Path) -> list[str]:
     """What there is now and what to do with it: the last lines of a run."""
-    import torch  # seconds, as what follows
-
-    from bosch.hybrid.export import SERVE, SERVE_ON_CPU, why_not_served
+    from bosch.hybrid.export import why_not_served  # imports torch
     from bosch.hybrid.materialize import read_hybrid
 
     steps = [int(path.name.removeprefix("step-")) for path in (run_path / "eval").glob("step-*/")]
@@ -183,8 +181,7 @@ def describe_product(run_path: Path, page: Path) -> list[str]:
     if reason := why_not_served(read_hybrid(folder)):
         served = f"  vLLM does not serve it: {reason}"
     else:
-        on_cpu = "" if torch.cuda.is_available() else f" {SERVE_ON_CPU}"
-        served = f"  serve (docs/serving.md): {SERVE.format(model)}{on_cpu}"
+        served = f"  serve (docs/serving.md): {program('bosch')} serve --model {model}"
     return [
         f"compare runs: {program('bosch')} compare {runs}/*",
         f"curves: {program('tensorboard')} --logdir {runs}",

@@ -34,7 +34,8 @@ from bosch.search import mask_stage
 class Options:
     dials: Annotated[Dials, FLAT]
     settings: Annotated[Any, FLAT]  # the method's
-    kv_budget: str | None = None  # in place of --ratio: 4GiB@128k, the smallest ratio that fits
+    # In place of --ratio: the smallest whose KV cache fits, as 4GiB@128k (131,072 tokens).
+    kv_budget: str | None = None
     attention: str = "auto"  # attention backend: auto, or a file of bosch/attention/backends
     min_full_per_layer: int = 0  # groups of each layer that keep full attention in any case
     # Source of the defaults: tiny, small, brief, large, paper or smoke.

@@ -202,7 +202,7 @@ def list_chains(options: Options, rest: Sequence[str]) -> list[Chain]:
             raise UserError(f"--vary {text}: --{name} is none of them; see --methods and --ratios.")
         variants = [(*one, (name, value)) for one in variants for value in split(values)]
 
-    chains = []
+    chains = list[Chain]()
     for seed, ratio, method, varied in itertools.product(
         range(options.seeds), options.ratios, options.methods, variants
     ):
@@ -213,6 +213,10 @@ def list_chains(options: Options, rest: Sequence[str]) -> list[Chain]:
             suffix += f"-{name.rpartition('.')[2]}-{fitting}"
         command = parse_command(words)
         path = Path(f"{command.run_path}{suffix}")
+        if twin := next((chain for chain in chains if chain.path == path), None):
+            both = [value for kind in (twin.varied, varied) for _, value in kind]
+            problem = f"--vary: {', '.join(both)}: two runs would have the folder {path}"
+            raise UserError(f"{problem}; sweep one of them apart.")
         if suffix:  # again, as a run that goes on has settings from its folder
             words += ["--run-dir", str(path)]
             command = parse_command(words)

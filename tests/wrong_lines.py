@@ -33,6 +33,7 @@ WRONG_LINES = {
     # recover
     "recover --ratoi .5": "--ratoi --ratio",
     "recover --ratio 1.2": "ratio 1.2",
+    "recover --seed=--": "--seed=--",
     "recover --method bosh": "--method bosh 'bosch'",
     "recover --model notes.txt": "--model notes.txt",
     "recover --model broken_json/": "broken_json/config.json",

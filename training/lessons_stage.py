@@ -14,6 +14,8 @@ from bosch.run.fingerprint import plain
 from bosch.run.stage import Artifact, Stage
 from bosch.training.train_stage import TEACHER, Settings
 
+VERSION = 1  # raised when the same settings give other lessons
+
 
 def stage(
     teacher: str,
@@ -55,6 +57,7 @@ def stage(
         name,
         run=run,
         settings=facts,
+        version=VERSION,
         inputs={"tokens": tokens} | ({"answers": answers} if answers else {}),
         ranks="all",
         shared=shared,

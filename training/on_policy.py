@@ -9,7 +9,9 @@ training that was killed writes the same tokens again, with as many ranks and th
 """
 # B sequences of a rank, T tokens
 
+from bisect import bisect_left
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -39,12 +41,17 @@ class OnPolicy:
         """Drawn by its number alone."""
         return bool(np.random.default_rng([3, step]).random() < self.share)
 
+    @cached_property
+    def steps(self) -> list[int]:
+        """In which it writes. Drawn once: with each step anew, a step would cost as many draws as
+        there were steps before it."""
+        return [step for step in range(self.num_steps) if self.is_step(step)]
+
     def numbers(self, step: int) -> list[int]:
         """The sequences whose questions are asked, over all ranks together: one step after another
         through all that there are."""
         chosen = [*self.answers.places]
-        before = sum(map(self.is_step, range(step)))
-        first = before * self.batch_sequences
+        first = bisect_left(self.steps, step) * self.batch_sequences
         return [chosen[n % len(chosen)] for n in range(first, first + self.batch_sequences)]
 
     def write(self, model: Any, step: int, ranks: Ranks) -> tuple[Batch, int]:

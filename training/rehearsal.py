@@ -61,7 +61,7 @@ from bosch.training.attention_speed import AttentionSpeed
 from bosch.training.checkpoint import TrainState, describe_state
 from bosch.training.loop import add_gradients, split
 from bosch.training.metrics import count_active_weights, training_flops
-from bosch.training.model_start import build_on_meta, gradient_norm
+from bosch.training.model_start import build_on_meta, choose_trained, gradient_norm
 from bosch.training.parallel import (
     choices,
     choose_device,
@@ -83,8 +83,9 @@ KERNELS = ("torch", "liger")
 REHEARSED = "rehearsed"  # the attention backend in place of flash kernels
 MARGIN_GB = 6.0
 # Of the speed of large matrix products, what a training step may reach. On CPUs the embedded model
-# reaches .33 (one thread, CPU time), SmolLM2 about .41 (its recorded run, beside its search).
-SPEED_SHARE, CPU_SPEED_SHARE = 0.5, 0.4
+# reaches .33 (one thread, CPU time), SmolLM2 with LoRA about .30 (its recorded run, beside its
+# search).
+SPEED_SHARE, CPU_SPEED_SHARE = 0.5, 0.3
 # Of a CPU's time in fp32, what is no product: norms, softmax, draws from the vocabulary. Faster
 # bf16 products leave it as it is. SmolLM2 read 1,024 tokens in bf16 at 164 and 250 GFLOP/s by one
 # core whose products reached 379 and 1,094 in that minute, at 277 and 385 by two; fp32: 74, 110.
@@ -272,7 +273,7 @@ def parked_bytes(plan: Plan) -> int:
 def state_bytes(plan: Plan) -> int:
     """Of a training's weights, in fp32, and of the optimizer's moments of those it trains."""
     model = build_on_meta(plan.model)
-    model_start.choose_trained(model, plan.settings.trained, plan.settings.lora_rank)
+    choose_trained(model, plan.settings.trained, plan.settings.lora_rank)
     weights, trained = model.parameters(), model_start.trained_parameters(model)
     return sum(p.nbytes for p in weights) + sum(MOMENTS * p.nbytes + STEP_BYTES for p in trained)
 
@@ -419,13 +420,21 @@ def training_seconds(plan: Plan, num_sequences: int, has_sink: bool = False) -> 
         models.append((plan.teacher or plain_config(plan.model), False))
     dtype = torch.float32 if plan.settings.precision == "fp32" else torch.bfloat16
     known = AttentionSpeed.here(dtype)
+    recomputed = plan.settings.activation_checkpointing
     flops = attention = 0.0
     for one, is_trained in models:
-        count = training_flops(one, count_active_weights(build_on_meta(one)), sequences)
+        model, num_frozen = build_on_meta(one), 0
+        num_weights = count_active_weights(model)
+        if is_trained:
+            choose_trained(model, plan.settings.trained, plan.settings.lora_rank)
+            num_frozen = count_active_weights(model, only_frozen=True)
+        count = training_flops(one, num_weights, sequences, num_frozen)
+        if is_trained and recomputed in (True, "attention"):  # all products forward, once more
+            count += 2 * num_weights * sum(sequences)
         if known is not None:
             count -= training_flops(one, 0, sequences)  # that of attention
             attention += known.seconds(one, sequences, is_trained, sink=has_sink)
-            if is_trained and plan.settings.activation_checkpointing is True:  # forward, once more
+            if is_trained and recomputed is True:
                 attention += known.seconds(one, sequences, False, sink=has_sink)
         flops += count * (1 if is_trained else 1 / 3)
     on_cpu = choose_device(os.environ).type == "cpu"  # ranks on it share its cores

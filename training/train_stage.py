@@ -31,6 +31,7 @@ from bosch.training.schedule import TrainSchedule, make_schedule
 if TYPE_CHECKING:
     from bosch.training.fitting import Fitted  # imports torch
 
+VERSION = 1  # raised when the same settings give other weights
 TEACHER = "train.teacher"
 
 
@@ -227,4 +228,12 @@ def stage(
             raise SystemExit(0)
 
     checks = check or tuple
-    return Stage(name, run=run, settings=facts, inputs=inputs, ranks="all", check=checks)
+    return Stage(
+        name,
+        run=run,
+        settings=facts,
+        version=VERSION,
+        inputs=inputs,
+        ranks="all",
+        check=checks,
+    )

@@ -27,14 +27,12 @@ SINKS = {  # by kind
     "static": "a constant key and value in each group on the window, which take no KV cache",
     "tokens": "the first {} tokens of a text stay in the cache of groups on the window",
 }
-# Families that serving/vllm serves, and its command (docs/serving.md).
+# Families that serving/vllm serves (docs/serving.md).
 SERVED = (
     "apertus", "cohere", "cohere2", "ernie4_5", "exaone4", "gemma", "gemma3_text", "glm", "glm4",
     "granite", "helium", "llama", "ministral", "mistral", "mixtral", "olmoe", "phi3", "qwen2",
     "qwen2_moe", "qwen3", "qwen3_moe",
 )  # fmt: skip
-SERVE = "python -m vllm.entrypoints.openai.api_server --model {} --block-size 32"
-SERVE_ON_CPU = "--dtype float32 --enforce-eager"  # what it needs there
 # Around the scores in a card: between them the text is ours, whatever a user made of the rest.
 BEGIN, END = "<!-- scores -->\n", "<!-- end of scores -->\n"
 NOT_EVALUATED = ("This model has not been evaluated.",)
@@ -140,8 +138,8 @@ def _model_card(config: PretrainedConfig, record: MaskFile, license_lines: Seque
         served = f"vLLM does not serve it: {reason}."
     else:
         served = (
-            f"With vLLM and the plug-in `serving/vllm` of the package's repository (on a CPU with "
-            f"`{SERVE_ON_CPU}`):\n\n```sh\n{SERVE.format('path/to/this/folder')}\n```"
+            "With vLLM, the package and the plug-in `serving/vllm` of its repository:\n\n"
+            "```sh\nbosch serve --model path/to/this/folder\n```"
         )
     longest = config.max_position_embeddings
     dtype: Any = config.dtype or torch.float32

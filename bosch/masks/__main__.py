@@ -14,7 +14,7 @@ from typing import Annotated
 from rich.console import Console
 
 from bosch.command_line import Commands, run_subcommand
-from bosch.config import POSITIONAL
+from bosch.config import POSITIONAL, TokenCount
 from bosch.masks.formats import export_mask, import_mask
 from bosch.masks.mask import describe_bytes, describe_ratio, read_mask, write_mask
 from bosch.masks.picture import draw_mask, draw_memory, mask_lines, mask_title
@@ -32,7 +32,8 @@ class Import:
     model: str  # the model that the mask is for: a Hugging Face folder or hub id
     ratio: float  # share of groups on the sliding window, met exactly
     out: Path = Path("mask.json")  # file to write
-    window: int | None = None  # in tokens, including the current one; None: that beside the file
+    # In tokens, including the current one; None: that beside the file.
+    window: TokenCount | None = None
     seed: int = 0  # breaks ties between groups of equal value
 
 
@@ -51,7 +52,8 @@ class Show:
     mask: Annotated[Path, POSITIONAL]  # a mask.json, or the name of a ready mask
     png: Path | None = None  # also write the picture to this file
     memory: Path | None = None  # also write a picture of the KV cache by text length to this file
-    context: tuple[int, ...] = (4096, 32768, 131072)  # tokens to print the cache of, in bfloat16
+    # Tokens to print the cache of, in bfloat16.
+    context: tuple[TokenCount, ...] = (4096, 32768, 131072)
 
 
 @dataclass(frozen=True)

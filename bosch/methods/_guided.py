@@ -27,7 +27,9 @@ FOLDER = "rankings"  # subfolder of the stage, from which a killed ranking resum
 class GuidedSettings(SearchSettings):
     """Settings of a guided search: one that starts from rankings."""
 
-    objective: str = "accuracy+probability"  # how masks are scored; as in SearchSettings
+    # How masks are scored, on the calibration answers: accuracy, probability, logprob,
+    # accuracy+probability or accuracy+logprob.
+    objective: str = "accuracy+probability"
     optimizer: str = "swap"  # a file of bosch/search/optimizers
     rankings: tuple[str, ...] = STARTS  # ranking methods to start from
 

@@ -49,7 +49,9 @@ OTHER_PASSES = 3.0
 
 @dataclass(frozen=True)
 class Settings(SearchSettings):
-    objective: str = "accuracy+probability"  # how masks are scored; as in SearchSettings
+    # How masks are scored, on the calibration answers: accuracy, probability, logprob,
+    # accuracy+probability or accuracy+logprob.
+    objective: str = "accuracy+probability"
     optimizer: str = "guided"  # a file of bosch/search/optimizers
     # Rankings to start from, in addition to the probes; one that a model does not allow is left
     # out. (): the probes alone.

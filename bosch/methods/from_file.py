@@ -9,10 +9,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from bosch.config import Config
 from bosch.masks.formats import import_mask, sink_beside
-from bosch.masks.mask import read_mask
+from bosch.masks.mask import MaskFile, read_mask
 from bosch.masks.ready import find_mask
 from bosch.method import Inputs, MethodTraits, Selection
+from bosch.model import fetch_config, read_model_info
 from bosch.run.errors import MissingFileError, UserError
 from bosch.run.fingerprint import hash_file
 from bosch.sink import Sink
@@ -51,6 +53,26 @@ def own_sink(settings: Settings, window_tokens: int) -> Sink:
     return sink_beside(path, window_tokens) if path.suffix == ".tsv" else read_mask(path).mask.sink
 
 
+def check_choice(settings: Settings, config: Config) -> None:
+    """Refuse, before work begins, a mask of another model, sink or ratio."""
+    check(settings)
+    path: Any = settings.path
+    if path.suffix != ".tsv":  # a table is made to fit
+        record = read_mask(path, read_model_info(fetch_config(config.model)))
+        refuse_unfit(path, record, Sink.parse(config.sink), config.ratio)
+
+
+def refuse_unfit(path: Path, record: MaskFile, sink: Sink, ratio: float) -> None:
+    # The mask was chosen with its sink in sight: with another it would be another method's result.
+    if record.mask.sink != sink:
+        raise UserError(
+            f"--sink {sink}: {path} has the sink {record.mask.sink}; leave --sink out, or name it."
+        )
+    # A mask.json leaves nothing to choose, and there is always a requested ratio.
+    advice = f"pass --ratio {json.dumps(record.ratio_asked or record.mask.ratio)}"
+    record.mask.refuse_another_ratio(ratio, str(path), advice)
+
+
 def select(inputs: Inputs) -> Selection:
     check(inputs.settings)
     path: Path = inputs.settings.path
@@ -72,15 +94,7 @@ def select(inputs: Inputs) -> Selection:
             from bosch.hybrid.sinks import read_constants  # imports torch
 
             record = read_constants(path, record)
-    # The mask was chosen with its sink in sight: with another it would be another method's result.
-    mask = record.mask
-    if mask.sink != inputs.sink:
-        raise UserError(
-            f"--sink {inputs.sink}: {path} has the sink {mask.sink}; leave --sink out, or name it."
-        )
-    # A mask.json leaves nothing to choose, and there is always a requested ratio.
-    advice = f"pass --ratio {json.dumps(record.ratio_asked or mask.ratio)}"
-    mask.refuse_another_ratio(inputs.ratio, str(path), advice)
+    refuse_unfit(path, record, inputs.sink, inputs.ratio)
     details["path_xxh3"] = hash_file(path)
-    mask = replace(mask, window_tokens=inputs.window_tokens)
+    mask = replace(record.mask, window_tokens=inputs.window_tokens)
     return Selection(mask, details=details, drawn=drawn, notes=notes)

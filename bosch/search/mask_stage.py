@@ -38,8 +38,9 @@ ReadSet = Callable[[Path, str], Calibration]  # `read_set` of data/calibration_s
 MakeLearning = Callable[[Config, Path, Artifact], Learning]  # of training/learner.py
 
 
-def check(config: Config) -> None:
-    """Refuse, before work begins, a named attention backend that cannot run here."""
+def check(config: Config, settings: object) -> None:
+    """Refuse, before work begins, what the method sees beforehand not to fit, and a named attention
+    backend that cannot run here. `settings` of the method."""
     import torch
 
     from bosch.attention.dispatch import check_backend
@@ -54,6 +55,9 @@ def check(config: Config) -> None:
         dtype,
         has_sink=config.sink != "none",
     )
+    # Optional: hardly any method knows before it begins.
+    method = methods.load_method(config.method)
+    getattr(method, "check_choice", lambda settings, config: None)(settings, config)
 
 
 def stage(
@@ -144,7 +148,7 @@ def stage(
         inputs=inputs,
         version=version,
         ranks="all" if is_shared else "first",
-        check=partial(check, config),
+        check=partial(check, config, settings),
     )
 
 

@@ -3,7 +3,8 @@ resumes where it stopped. A document is text, or token ids of a tokenizer that t
 are always decoded and encoded again, never used as they are."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,14 +56,14 @@ def take_field(row: dict[str, object], field: str, where: str, tokenizer: str | 
     if field not in row:
         raise UserError(f"{where} has no field {field!r}: {suggest(field, list(map(str, row)))}")
     value = row[field]
-    # A look at the first hundred says what kind it is; `asarray` below looks at every one.
+    # A look at the first hundred says what kind it is; `token_ids` looks at every one.
     is_ids = isinstance(value, list) and all(isinstance(item, int) for item in value[:100])
     if isinstance(value, str) and tokenizer is None:
         refuse_half_pair(value, f"{where}: {field!r}")
         return value
-    if is_ids and tokenizer is not None:
+    if isinstance(value, list) and is_ids and tokenizer is not None:
         try:
-            return np.asarray(value, dtype=np.uint32)
+            return token_ids(value)
         except (OverflowError, TypeError, ValueError) as error:
             problem = f"holds something that is not a token id ({error}); ids are whole numbers."
     elif is_ids:
@@ -73,6 +74,16 @@ def take_field(row: dict[str, object], field: str, where: str, tokenizer: str | 
         kind = "null" if value is None else f"a {type(value).__name__}"
         problem = f"is {kind}, not text. Repair the row, or leave it out."
     raise UserError(f"{where}: {field!r} {problem}")
+
+
+def token_ids(values: Sequence[Any]) -> np.ndarray:
+    """ValueError if one is none: numpy itself would take 2.7 as 2, and "3" as 3."""
+    found = np.asarray(values or np.zeros(0, np.uint32))
+    if found.dtype.kind not in "iu":
+        raise ValueError("not all are whole numbers")
+    if len(found) and not 0 <= found.min() <= found.max() < 2**32:
+        raise ValueError(f"from {found.min()} to {found.max()}")
+    return found.astype(np.uint32)
 
 
 def refuse_half_pair(text: str, where: str) -> None:

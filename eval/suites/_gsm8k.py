@@ -3,12 +3,12 @@ shots and its scores. By itself it is `--suite lm-eval:gsm8k_cot`."""
 
 import json
 import re
-from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 
 from bosch.eval.rows import Row, find_one, load_rows, require, require_count
 from bosch.eval.suites._interface import Example, Stop
+from bosch.run.kept import kept
 
 HUB_ID = "openai/gsm8k"
 NUM_ROWS = 1319
@@ -54,7 +54,7 @@ def normalize(number: str) -> str:
     return number.lower()
 
 
-@lru_cache(maxsize=2)
+@kept
 def read_test_rows(source: str) -> list[Row]:
     path = Path(source)
     if path.is_dir():

@@ -12,7 +12,6 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Literal
@@ -24,6 +23,7 @@ from bosch.eval.suites._common import Tokenizer
 from bosch.eval.suites._interface import Average, Cell, Example, Request, Scored, Stop, Task
 from bosch.eval.suites._reporting import ReportedScore
 from bosch.run.errors import UserError
+from bosch.run.kept import kept
 from bosch.run.progress import say
 
 HUB_ID = "zai-org/LongBench-v2"
@@ -126,7 +126,7 @@ def groups(scored: Sequence[Scored]) -> dict[str, list[Scored]]:
     return parts
 
 
-@lru_cache(maxsize=2)
+@kept
 def read_data(source: str) -> list[Row]:
     """The rows, checked. A list in one JSON file, or rows as other data sets have them."""
     path = Path(source)

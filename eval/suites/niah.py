@@ -9,12 +9,11 @@ embedded toy world, in sizes for the tiny model.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 
 from bosch.command_line import run_subcommand
-from bosch.config import at_least
+from bosch.config import TokenCount, at_least
 from bosch.data import needle_text, needles
 from bosch.data.essays import Essays, make_essays, read_essays
 from bosch.data.key_words import wonderwords_keys
@@ -28,6 +27,7 @@ from bosch.eval.suites._interface import Average, Cell, Example, Request, Stop, 
 from bosch.eval.suites._reporting import ReportedScore, Row, over_lengths
 from bosch.model import load_tokenizer
 from bosch.run.errors import MissingFileError, UserError, run_main
+from bosch.run.kept import kept
 
 TOY = "toy"
 PAPER_LENGTHS = (4096, 8192, 16384, 32768)
@@ -178,7 +178,7 @@ def gather(settings: Settings, task: NeedleTask) -> Material:
     return Material(essays, words, Sizes(), facts)
 
 
-@lru_cache(maxsize=2)
+@kept
 def load_essays(source: str, punkt: Path | None) -> Essays:
     """From a path, or from the hub. Texts from the hub are joined with blanks, as lm-eval does with
     baber/paul_graham_essays; RULER's own essay file is a different text."""
@@ -215,7 +215,7 @@ class Build:
     """Write the examples of one task and length in RULER's format."""
 
     task: str  # niah_single_1 to 3, niah_multikey_1 to 3, niah_multivalue, niah_multiquery
-    length: int  # tokens of prompt and answer together
+    length: TokenCount  # tokens of prompt and answer together
     tokenizer: Path  # folder of a model or tokenizer
     out: Path  # JSONL: index, input, answer_prefix, outputs, length
     # A JSON or text file, a folder of .txt files, a hub id, text:SOURCE, or toy; not for tasks

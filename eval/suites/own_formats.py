@@ -17,7 +17,6 @@ import random
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 
 from bosch.config import at_least
@@ -28,6 +27,7 @@ from bosch.eval.averages import AVERAGE
 from bosch.eval.suites import niah
 from bosch.eval.suites._common import Tokenizer, check_names
 from bosch.eval.suites._interface import Average, Cell, Example, Request, Stop, Task
+from bosch.run.kept import kept
 
 title = "own formats"
 report_order = 4
@@ -230,7 +230,7 @@ def write_needles(task: str, rng: random.Random) -> tuple[list[str], str, tuple[
     return needles, question, answers
 
 
-@lru_cache(maxsize=2)
+@kept
 def read_text(settings: Settings) -> tuple[list[str], str]:
     """The sentences of the text, and its hash."""
     if settings.essays == niah.TOY:

@@ -95,7 +95,7 @@ def describe(settings: Settings) -> str:
 
 
 def files(settings: Settings) -> dict[str, str]:
-    names = ("essays", *FILES.values())
+    names = ("essays", "english_words", *FILES.values())
     return {name: str(path) for name in names if (path := getattr(settings, name))}
 
 

@@ -37,7 +37,6 @@ def evaluated(plan: EvaluationPlan, out: Path, ends: bool = True) -> dict[str, b
 
 
 @pytest.mark.parametrize("resumes", [False, pytest.param(True, marks=pytest.mark.slow)])
-@pytest.mark.slow
 def test_two_processes_write_what_this_one_does(resumes: bool, tmp_path: Path) -> None:
     """And go on where one of them was stopped."""
     ours = evaluated(HERE, tmp_path / "ours")

@@ -117,7 +117,7 @@ def test_card_tells_mask_cache_and_how_to_load(tmp_path: Path) -> None:
     for line in (
         "| license | unknown: no card of the base model was found that names one |",
         "<!-- scores -->\nThis model has not been evaluated.\n<!-- end of scores -->\n",
-        "vllm.entrypoints.openai.api_server --model path/to/this/folder --block-size 32\n",
+        "\nbosch serve --model path/to/this/folder\n",
         "| groups on the window | 7 of 12 |",
         "| window | 16 tokens, the token itself included |",
         "trust_remote_code=True",

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import bosch
 from bosch.assets import asset_folder
 from bosch.masks.mask import GroupMask
-from bosch.model import read_model_info
+from bosch.model import load_tokenizer, read_model_info
 from bosch.recipes.python_calls import Mask
 from bosch.run.errors import UserError
 from bosch.sink import NO_SINK, Sink, SinkConstants
@@ -200,6 +200,29 @@ def test_another_searchs_files_are_not_used(dense: Any, calibration: Any, tmp_pa
         assert search(method, window) == search(method, window, folder=None)
 
 
+def test_a_folder_of_a_search_is_of_the_weights_in_memory(calibration: Any, tmp_path: Path) -> None:
+    model = load()
+    asked: Any = {"ratio": 0.5, "window": 16, "method": "fisher", "folder": tmp_path}
+    first = bosch.search_mask(model, calibration, **asked)
+    assert bosch.search_mask(model, calibration, **asked).mask == first.mask
+    model.model.layers[0].self_attn.q_proj.weight.data += 1
+    with pytest.raises(UserError, match="other weights"):
+        bosch.search_mask(model, calibration, **asked)
+
+
+def test_a_text_that_was_edited_is_read_again(tmp_path: Path) -> None:
+    """In the same process."""
+    tokenizer, text = load_tokenizer("tiny-qwen3"), tmp_path / "text.txt"
+    found = []
+    for word in ("meadow", "harbour"):
+        text.write_text("\n\n".join(f"The {word} lies behind house {n}." for n in range(9_999)))
+        asked: Any = {"examples": 1, "length": 512, "tasks": ("niah_single_2",)}
+        made = bosch.calibrate(tokenizer, essays=f"text:{text}", **asked)
+        found.append(tokenizer.decode(made.haystacks[0].ids_T))
+    assert "meadow" in found[0]
+    assert "harbour" in found[1]
+
+
 def test_a_model_in_memory_is_known_by_its_weights() -> None:
     model = tiny_model("qwen3")
     model.set_attn_implementation("bosch")
@@ -218,6 +241,9 @@ def test_a_model_in_memory_is_known_by_its_weights() -> None:
         (lambda: bosch.search_mask(load(attention="sdpa"), ratio=0.5, window=8), "'sdpa' bosch"),
         (lambda: bosch.search_mask(load(), ratio=0.5, window=8), "bosch.calibrate"),
         (lambda: bosch.search_mask(load(), ratio=0.5, window=8, kapa=3), "kapa kappa"),
+        (lambda: bosch.search_mask(load(), ratio="0.5", window=8), "ratio '0.5' number"),
+        (lambda: bosch.search_mask(load(), ratio=0.5, window=10**9), "window positions"),
+        (lambda: bosch.evaluate(load(), lengths=["256"]), "niah_lengths '256' number"),
         (lambda: bosch.evaluate(load(), ["niha"]), "niha niah"),
         (lambda: bosch.evaluate(load(), lengths=[128, 256], samples=1), "niah 128 missing"),
         (lambda: bosch.materialize(load(), GroupMask.from_rows(["01"], 8)), "1 layers 2 groups"),

@@ -15,6 +15,7 @@ from bosch.eval.suites import longbench_v2
 from bosch.eval.suites._interface import Example, Request, Scored
 from bosch.eval.suites.longbench_v2 import TASK, Settings, score
 from bosch.run.errors import UserError
+from bosch.run.kept import forget
 
 ROW: dict[str, Any] = {"_id": "1", "domain": "Single-Document QA", "sub_domain": "Legal"}
 ROW |= {"difficulty": "easy", "length": "short", "question": " Who has the key? ", "answer": "C"}
@@ -30,7 +31,7 @@ def tokenizer() -> Any:
 def write(folder: Path, *changes: dict[str, Any]) -> Settings:
     rows = [ROW | {"_id": str(number)} | change for number, change in enumerate(changes)]
     (folder / "data.json").write_text(json.dumps(rows))
-    longbench_v2.read_data.cache_clear()
+    forget()
     return Settings(str(folder))
 
 

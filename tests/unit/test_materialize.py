@@ -70,6 +70,18 @@ def test_whole_layers_become_layer_types_that_any_engine_knows(family: str, tmp_
     assert held[1] <= WINDOW
 
 
+def test_layer_types_of_a_model_with_windows_of_its_own(tmp_path: Path) -> None:
+    """Longer than the texts on which both forms are compared."""
+    dense, hybrid, out = (tmp_path / name for name in ("dense", "hybrid", "stock"))
+    kinds = ["sliding_attention", "full_attention", "full_attention"]
+    plain_folder(dense, "olmo3", layer_types=kinds, sliding_window=64)
+    materialize(dense, record_for(dense, [[0] * 4, [1] * 4], window_tokens=64), hybrid)
+    as_layer_types(hybrid, out)
+    found = json.loads((out / "config.json").read_text())
+    kinds = ["sliding_attention", "sliding_attention", "full_attention"]
+    assert (found["layer_types"], found["sliding_window"]) == (kinds, 64)
+
+
 def test_what_layer_types_cannot_say_is_refused(tmp_path: Path) -> None:
     for family, z, named in (
         ("qwen3", MIXED, r"layer 0 has \d of 4 groups full, which no layer type"),

@@ -27,6 +27,7 @@ from bosch.eval.evaluate import plan_of_run
 from bosch.model import load_tokenizer
 from bosch.recipes import presets
 from bosch.run.errors import UserError
+from bosch.run.kept import forget
 from tests.stand_in_hub import write_text
 
 MODEL = str(asset_folder("tiny-qwen3-2layer"))
@@ -113,7 +114,7 @@ def test_the_text_decides_the_set_and_nothing_else_is_asked_of_runs_before(text:
         return dict(stage.facts["settings"])
 
     def both() -> tuple[object, object]:
-        needle_text.read_start.cache_clear()  # as in another process
+        forget()  # as in another process
         return facts(run_on(text)), plan_of_run(run_on(text)).facts()["essays"]
 
     before = both()

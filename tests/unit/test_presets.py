@@ -147,6 +147,7 @@ def test_paper_settings_shrink_with_the_positions_of_the_model(tmp_path: Path) -
 
 def test_a_big_gpu_gets_the_preset_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_folder(tmp_path / "short", positions=4_096)
+    monkeypatch.setattr(presets, "TOY_BYTES", 0)
     monkeypatch.setattr(presets, "SMALL_WEIGHTS", 1_000)
     monkeypatch.setattr(rehearsal, "gpu_memory_gb", lambda: 80.0)
     config, [line] = choose(None, model)
@@ -162,8 +163,12 @@ def test_a_big_gpu_gets_the_preset_large(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_laptop_gets_the_preset_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = model_folder(tmp_path / "real", positions=8_192)
+    # Real ones have as few positions as 2,048.
+    model = model_folder(tmp_path / "real", positions=2_048)
     monkeypatch.setattr(rehearsal, "gpu_memory_gb", lambda: None)
+    # By its few weights, though they are not here.
+    assert presets.for_stage({"model": model}) == tiny(model)
+    monkeypatch.setattr(presets, "TOY_BYTES", 0)
     for most in (1_000, 10_000_000):  # without a GPU, and with few parameters
         monkeypatch.setattr(presets, "SMALL_WEIGHTS", most)
         config, [line] = choose(None, model)

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow
@@ -116,15 +117,16 @@ def test_bad_file_is_refused_by_name(name: str, content: bytes, value: str, tmp_
 
 
 def test_ids_come_with_the_tokenizer_they_belong_to(tmp_path: Path) -> None:
-    def source(numbers: list[int]) -> FileSource:
+    def source(numbers: list[Any]) -> FileSource:
         (tmp_path / "ids.jsonl").write_text(json.dumps({"ids": numbers}) + "\n")
         return FileSource(tmp_path / "ids.jsonl", field="ids", tokenizer="some/tokenizer")
 
     ((block,),) = source([5, 6, 7]).read(0)
     assert isinstance(block, np.ndarray)
     assert block.tolist() == [5, 6, 7]
-    with pytest.raises(UserError, match=r"ids\.jsonl, line 1: 'ids'"):
-        list(source([-1]).read(0))
+    for wrong in ([-1], [2**32], [1] * 200 + [2.7], [1] * 200 + ["3"]):
+        with pytest.raises(UserError, match=r"ids\.jsonl, line 1: 'ids'"):
+            list(source(wrong).read(0))
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from bosch.recipes import sweep
 from bosch.recipes.command import parse_command
 from bosch.recipes.sweep_plan import why_another
 from bosch.run import memory
+from bosch.run.errors import UserError
 from bosch.sink import Sink
 from tests.masks import small_record
 from tests.run_folders import FakeRun
@@ -163,6 +164,9 @@ def test_each_variant_is_a_run_with_a_folder_of_its_own() -> None:
     found = [(chain.config.window, chain.config.train.peak_learning_rate) for chain in chains]
     assert found == [(w, float(rate)) for w, rate in pairs]
     assert {chain.config.data.source for chain in chains} == {("a/b",)}
+    options = sweep.Options(("fisher",), ("0.5",), vary=("data.source=a/b,a_b",))
+    with pytest.raises(UserError, match="a/b, a_b: two runs would have the folder"):
+        sweep.list_chains(options, ["--preset", "smoke"])
     for chain in chains:  # recover.py, given these words, does just that
         command = parse_command(chain.arguments)
         assert (command.run_path, command.config) == (chain.path, chain.config)

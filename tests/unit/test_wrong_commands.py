@@ -14,13 +14,13 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 import benchmarks.__main__
-from bosch.__main__ import PROGRAMS
 from bosch.__main__ import main as run_bosch
 from bosch.assets import asset_folder
 from bosch.hybrid.materialize import materialize
 from bosch.hybrid.shards import INDEX, SINGLE
 from bosch.masks.mask import GroupMask, MaskFile, write_mask
 from bosch.model import read_model_info
+from bosch.programs import PROGRAMS
 from bosch.recipes import serve_model
 from bosch.run.dist import FolderLock
 from bosch.run.errors import run_main
