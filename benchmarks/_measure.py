@@ -35,6 +35,7 @@ from bosch.sink import KEY, VALUE, Sink, is_sink_parameter
 from bosch.training.model_start import read_config
 
 Row = dict[str, Any]  # one result: name, value, unit, and whatever its benchmark adds
+HIDE = "--device cpu: hide the GPUs; set CUDA_VISIBLE_DEVICES to nothing."
 PROCESS = Path("/proc/self")
 LEAST_SECONDS = 0.02  # of what is timed at once
 
@@ -59,6 +60,8 @@ class DeviceOptions(BenchmarkOptions):
         if self.device.partition(":")[0] not in there:
             problem = f"--device {self.device}: this machine has no such device"
             raise UserError(f"{problem}. Leave the option out, or use cpu.")
+        if self.device == "cpu" and torch.cuda.is_available():  # what is measured may choose itself
+            raise UserError(HIDE)
         return torch.device(self.device)
 
     @property

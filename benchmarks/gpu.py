@@ -1,10 +1,11 @@
 """The minutes on a GPU that decide something: experiments in the order of what they decide.
 
 Each one runs in a process of its own with a limit of its own, so that what hangs or takes the GPU
-down with it costs no other. A row is printed and written as soon as it is measured. What has a row
-for this device and this code is skipped, so that a call that ended early, on this machine or
-another one, goes on. At the end: sentences on what is faster than dense, what missed its computed
-speed, and what has become slower than the last time.
+down with it costs no other. It has points, which give rows; a row is printed and written as soon as
+it is measured, and so is that a point begins and ends. Points that ended well on this device with
+this code are skipped, and those that were cut come after the others, so that a call that ended
+early, on this machine or another one, goes on. At the end: sentences on what is faster than dense,
+what missed its computed speed, and what has become slower than the last time.
 
     <rows>/nvidia-h200.jsonl    benchmarks/results/gpu, or runs/gpu for a rehearsal on a CPU
 
@@ -24,16 +25,18 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
-from benchmarks._measure import BenchmarkOptions, Row
+from benchmarks._measure import HIDE, BenchmarkOptions, Row
 from benchmarks.experiments._points import Point, free_memory
 from bosch.attention import rates
 from bosch.plugins import load_plugin
@@ -44,12 +47,15 @@ from bosch.run.progress import describe_seconds, say
 
 PACKAGE = "benchmarks.experiments"
 # In the order of what they decide: the cheap theories first, then what is to be built on them.
+# Windows before all that reads texts: by their rows `auto` chooses the kernel.
 EXPERIMENTS = (
-    "plans", "decoding", "graph", "prefill", "windows", "training", "kernels", "stages", "switches",
+    "plans", "windows", "decoding", "graph", "prefill", "training", "kernels", "stages", "switches",
 )  # fmt: skip
 ELSEWHERE = ("serving",)  # run by name only, in another environment (serving/gpu_check.sh)
-CODE = ("bosch", "training", "eval", "data", "recipes", "benchmarks", "tests/gpu", "serving")
+CODE = ("bosch", "training", "eval", "data", "recipes", "benchmarks", "tests", "serving")
+PACKAGES = ("torch", "transformers", "flash-attn", "liger-kernel", "torchao", "vllm")
 SLOW = 0.9  # of the computed speed, and of the last one measured
+BEGINS, ENDS = "begins", "ends"  # of a point
 STARTING_SECONDS = 5  # of a process: less than that is not worth starting one
 DOCS = ROOT / "docs" / "gpu.md"
 BEGIN, END = "<!-- rows of `make gpu`: begin -->", "<!-- rows of `make gpu`: end -->"
@@ -69,7 +75,7 @@ def measure(options: Options) -> Iterator[Row]:
         write_docs()
         return
     if options.device == "cpu" and torch.cuda.is_available():
-        raise UserError("--device cpu: hide the GPUs; set CUDA_VISIBLE_DEVICES to nothing.")
+        raise UserError(HIDE)
     if options.device == "cuda" and not torch.cuda.is_available():
         say("gpu: no CUDA device, so nothing is measured or written; --device cpu rehearses it")
         raise SystemExit(0)
@@ -99,7 +105,7 @@ def measure(options: Options) -> Iterator[Row]:
         reason = run_in_process(name, options.device, path, limit)
         if reason is not None:
             ended[name] = reason
-        yield from read_rows(path)[before:]
+        yield from (row for row in read_rows(path)[before:] if "name" in row)
         took = describe_seconds(time.monotonic() - begin)
         say(f"gpu: {name} {'took' if reason is None else f'{reason} after'} {took}")
     for sentence in conclude(path, options.device, ended):
@@ -145,24 +151,34 @@ def run_experiment(name: str, device: str, path: Path) -> None:
     threading.Thread(target=end_with_parent, daemon=True).start()
     torch.set_num_threads(1)
     for point in points_left(name, device, path):
-        facts = {"experiment": name, "point": point.name, **describe()}
+        # By its attempt: the rows of a point that was cut are not those of one that ended.
+        facts = {"experiment": name, "point": point.name, "attempt": time.time_ns(), **describe()}
         begin = time.monotonic()
+        write_row(path, {"event": BEGINS, **facts})
         try:
-            found = list(point.measure())
+            for row in point.measure():
+                write_row(path, {**rounded(row), **facts})
+                print(f"gpu: {describe_row(row)}", flush=True)
+        except UserError as error:  # this machine or this environment cannot do it
+            write_row(path, {"name": point.name, "skipped": str(error), **facts})
+            print(f"gpu: {point.name} skipped: {error}", flush=True)
         except Exception as error:  # whatever it is, the next point may run
             traceback.print_exc()
             first_line = str(error).partition("\n")[0][:300]
-            found = [{"name": point.name, "failed": f"{type(error).__name__}: {first_line}"}]
-            facts["traceback"] = traceback.format_exc(limit=-4)[-2000:]
-        facts["seconds_of_point"] = round(time.monotonic() - begin, 1)
-        lines = [json.dumps({**rounded(row), **facts}) for row in found]
-        with open(path, "ab") as file:  # all rows of a point, or none
-            file.write("".join(f"{line}\n" for line in lines).encode())
-            file.flush()
-            os.fsync(file.fileno())
-        for row in found:
-            print(f"gpu: {describe_row(row)}", flush=True)
+            failed = {"name": point.name, "failed": f"{type(error).__name__}: {first_line}"}
+            trace = traceback.format_exc(limit=-4)[-2000:]
+            write_row(path, {**failed, **facts, "traceback": trace})
+            print(f"gpu: {describe_row(failed)}", flush=True)
+        seconds = round(time.monotonic() - begin, 1)
+        write_row(path, {"event": ENDS, "seconds": seconds, **facts})
         free_memory()
+
+
+def write_row(path: Path, row: Row) -> None:
+    with open(path, "ab") as file:
+        file.write(f"{json.dumps(row)}\n".encode())
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def end_with_parent() -> None:
@@ -174,9 +190,17 @@ def end_with_parent() -> None:
 
 
 def points_left(name: str, device: str, path: Path) -> list[Point]:
-    done = {row["point"] for row in known_rows(path).values() if not is_failure(row)}
+    rows = rows_of_this_code(path)
+    last = last_attempts(rows)
+    newest = [row for row in rows if row.get("attempt") == last[row["point"]]]
+    done = {row["point"] for row in newest if row.get("event") == ENDS}
+    done -= {row["point"] for row in newest if is_failure(row)}
+    begun = Counter(row["point"] for row in rows if row.get("event") == BEGINS)
     points = load_plugin(PACKAGE, name).points(torch.device(device))
-    return [point for point in points if point.name not in done]
+    # One that takes longer than its experiment may would else keep those behind it waiting forever.
+    return sorted(
+        (point for point in points if point.name not in done), key=lambda point: begun[point.name]
+    )
 
 
 def describe() -> Row:
@@ -193,8 +217,12 @@ def describe() -> Row:
 
 @cache
 def code_fingerprint() -> str:
-    """Of all code that decides a measurement. Not the commit: that of the rows is another one."""
+    """Of all code that decides a measurement, and of the packages it runs on. Not the commit: that
+    of the rows is another one."""
     digest = hashlib.sha256()
+    for package in PACKAGES:
+        with suppress(PackageNotFoundError):
+            digest.update(f"{package} {version(package)}".encode())
     for folder in CODE:
         for path in sorted((ROOT / folder).rglob("*.py")):
             digest.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes())
@@ -216,6 +244,8 @@ def is_failure(row: Row) -> bool:
 def describe_row(row: Row) -> str:
     if "failed" in row:
         return f"{row['name']} failed: {row['failed']}"
+    if row.get("skipped"):
+        return f"{row['name']} skipped: {row['skipped']}"
     if row.get("value") is None and "operators_per_layer" in row:  # the other is known on GPUs only
         return f"{row['name']}: {row['operators_per_layer']:.0f} operators a layer"
     value = "unknown" if row.get("value") is None else f"{row['value']:,.4g} {row['unit']}"
@@ -230,19 +260,32 @@ def read_rows(path: Path) -> list[Row]:
     return [row for _, row in files.read_lines(path) if row is not None]
 
 
+def rows_of_this_code(path: Path) -> list[Row]:
+    code = code_fingerprint()
+    return [row for row in read_rows(path) if row.get("code") == code]
+
+
+def last_attempts(rows: Sequence[Row]) -> dict[str, int | None]:
+    """Of each point."""
+    return {row["point"]: row.get("attempt") for row in rows}
+
+
 def known_rows(path: Path) -> dict[str, Row]:
     """The last row of each name that this code made, without failures that were mended."""
-    rows, code = [row for row in read_rows(path) if "name" in row], code_fingerprint()
-    own = [row for row in rows if row.get("code") == code]
-    right = {row["point"] for row in own if not is_failure(row)}
-    return {row["name"]: row for row in own if not is_failure(row) or row["point"] not in right}
+    rows = rows_of_this_code(path)
+    last = last_attempts(rows)
+    return {
+        row["name"]: row
+        for row in rows
+        if "name" in row and (not is_failure(row) or row.get("attempt") == last[row["point"]])
+    }
 
 
 def conclude(path: Path, device: str, ended: Mapping[str, str]) -> list[str]:
     """What the rows say, sentence by sentence."""
     # From the file, not from this call: a plan of nine minutes is measured in several calls.
     known, sentences = known_rows(path), list[str]()
-    measured = [row for row in known.values() if "failed" not in row]
+    measured = [row for row in known.values() if "failed" not in row and "value" in row]
     for name in (*EXPERIMENTS, *ELSEWHERE):
         rows = [row for row in measured if row["experiment"] == name]
         sentences += load_plugin(PACKAGE, name).conclude(rows) if rows else []
@@ -264,6 +307,10 @@ def conclude(path: Path, device: str, ended: Mapping[str, str]) -> list[str]:
         if is_failure(row)
     ]
     sentences.append(f"failed: {'; '.join(failed) or 'nothing'}")
+    # Of a whole point; switches that are refused are rows of their own experiment.
+    if skipped := [row for row in known.values() if "skipped" in row and "value" not in row]:
+        reasons = "; ".join(f"{row['name']} ({row['skipped']})" for row in skipped)
+        sentences.append(f"not possible here: {reasons}")
     if ended:
         reasons = "; ".join(f"{name} {reason}" for name, reason in ended.items())
         sentences.append(f"not measured to the end: {reasons}. The same command goes on")
@@ -317,12 +364,16 @@ def tables() -> str:
         last = {row["name"]: row for row in read_rows(path) if row.get("value") is not None}
         lines = ["| what | measured | dense | computed | commit |", "|---|---|---|---|---|"]
         for row in last.values():
-            value = f"{row['value']:,.4g} {row['unit']}"
+            value = f"{shown(row['value'])} {row['unit']}"
             others = [row.get("dense"), row.get("computed")]
-            dense, computed = ("" if other is None else f"{other:,.4g}" for other in others)
+            dense, computed = ("" if other is None else shown(other) for other in others)
             commit = str(row["commit"])[:8]
             lines.append(f"| {row['name']} | {value} | {dense} | {computed} | {commit} |")
         dates = sorted({row["date"] for row in last.values()})
         title = f"**{path.stem}**, {' and '.join(dates)} ([rows](../{path.relative_to(ROOT)})):"
         parts.append("\n".join(["", title, "", *lines, ""]))
     return "\n".join(parts)
+
+
+def shown(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1_000 else f"{value:.4g}"

@@ -68,7 +68,7 @@ def measure(options: Options) -> Iterator[Row]:
             found = [
                 row
                 for row in done
-                if all(row[name] == key[name] for name in key) and {*options.kinds} <= {*row}
+                if all(row.get(name) == key[name] for name in key) and {*options.kinds} <= {*row}
             ]
             if not found:
                 found = [key | {"formats": masks[0]["formats"]} | asked.under(z, window)]

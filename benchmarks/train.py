@@ -194,6 +194,7 @@ def train_with_trainer(options: Options, folder: Path, device: torch.device) -> 
             gradient_checkpointing=on_gpu,
             use_liger_kernel=on_gpu,
         )
+        arguments._n_gpu = min(1, arguments.n_gpu)  # else it takes all that are seen, each a batch
         examples: Any = [{"input_ids": ids, "labels": ids} for ids in sequences]
         Trainer(model, arguments, train_dataset=examples).train()
 

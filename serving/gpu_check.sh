@@ -19,7 +19,7 @@ MINUTES=${MINUTES:-7.5}
 if ! "$PYTHON" -c 'from importlib.metadata import version; version("bosch-hybrid-vllm")' 2>&-; then
     added=$(mktemp -d)
     trap 'rm -rf "$added"' EXIT
-    "$PYTHON" -m pip install --quiet --no-deps --target "$added" serving/vllm
+    "$PYTHON" -m pip install --quiet --no-deps --no-build-isolation --target "$added" serving/vllm
     export PYTHONPATH="$added${PYTHONPATH:+:$PYTHONPATH}"
 fi
 has_gpu='import torch; print("cuda" if torch.cuda.is_available() else "cpu")'

@@ -21,7 +21,9 @@ from bosch.training.metrics import visible_pairs
 
 MINUTES = 2.5
 ROUNDS = 5
-FLEX, STATIC = "flex", " static"
+FLEX, SDPA, STATIC = "flex", "sdpa", " static"
+MOST_COMPARED = 4 * K  # tokens of texts over which kernels are compared
+CLOSE = 0.05  # of outputs and gradients in bf16
 SLOW_ON_GPUS = {"reference", "sdpa"}  # with windows, several times
 Attention = Callable[[AttentionCall], Tensor]
 
@@ -56,25 +58,38 @@ def compare(
         windowed = replace(windowed, documents=apart)
         with_sink = replace(windowed, sink=static_sink(windowed, window))
     sides = {"full": timed(dispatch.attend, full)}
-    largest: dict[str, float] = {}
-    by_flex = partial(dispatch.attend, backend=FLEX)
+    # An independent implementation where its table of all pairs fits into memory: a kernel that
+    # computed something else would be fast for nothing.
+    expected = {
+        kind: outputs_of(partial(dispatch.attend, backend=SDPA), call)
+        for kind, call in (("", windowed), (STATIC, with_sink))
+        if tokens <= MOST_COMPARED and dispatch.refusal(SDPA, call) is None
+    }
+    differences, failed = dict[str, float](), dict[str, str]()
     for backend in dict.fromkeys([*dispatch.by_priority(windowed), FLEX]):
         # They would take the minutes of the others, and nobody runs them there.
         if backend in SLOW_ON_GPUS and device.type == "cuda":
             continue
         attention = partial(dispatch.attend, backend=backend)
-        for name, call in ((backend, windowed), (backend + STATIC, with_sink)):
-            if dispatch.refusal(backend, call) is None:
-                sides[name] = timed(attention, call)
-        # An independent implementation: a kernel that computed something else would be fast for
-        # nothing.
-        if not needs_grad and dispatch.refusal(backend, windowed) is None:
-            difference = attention(windowed) - by_flex(windowed)
-            largest[backend] = float(difference.float().abs().max())
+        for kind, call in (("", windowed), (STATIC, with_sink)):
+            name = backend + kind
+            if dispatch.refusal(backend, call) is not None:
+                continue
+            try:
+                found = outputs_of(attention, call)
+            except Exception as error:  # of one kernel; the others may run
+                failed[name] = f"{type(error).__name__}: {error}"[:300]
+                continue
+            sides[name] = timed(attention, call)
+            if kind in expected:
+                differences[name] = largest_difference(found, expected[kind])
+                if differences[name] > CLOSE:
+                    failed[name] = f"differs from {SDPA} by {differences[name]:.2g} of the largest"
     seconds = {name: median(s) for name, s in time_in_turns(sides, ROUNDS, device).items()}
     direction = "forward and backward" if needs_grad else "forward"
     many = ", documents" if documents > 1 else ""
-    return [
+    broken = [name for name in failed if name not in seconds]
+    return [{"name": f"{title}, {name}", "failed": failed[name]} for name in broken] + [
         {
             "name": f"{title}, {name}",
             "what": f"a window by {name}{many}, {direction}",
@@ -86,7 +101,8 @@ def compare(
             "title": title,
             "gradients": needs_grad,
             "documents": documents > 1,
-            "difference_to_flex": largest.get(name),
+            "difference": differences.get(name),
+            **({"failed": failed[name]} if name in failed else {}),
             "window_tokens": window,
             "flops": flops_of(windowed),
             "full_kernel": dispatch.choose(full),
@@ -95,6 +111,21 @@ def compare(
         for name, found in seconds.items()
         if name != "full"
     ]
+
+
+def outputs_of(attention: Attention, call: AttentionCall) -> list[Tensor]:
+    """The output, and the gradients where the call has them."""
+    output = attention(call)
+    if not call.needs_grad:
+        return [output]
+    inputs = (call.q_BHTD, call.k_BGSD, call.v_BGSD)
+    return [output.detach(), *torch.autograd.grad(output.sum(), inputs)]
+
+
+def largest_difference(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+    """As a share of the largest number."""
+    pairs = zip(found, expected, strict=True)
+    return max(float((a - b).abs().max() / b.abs().max()) for a, b in pairs)
 
 
 def flops_of(call: AttentionCall) -> int:
@@ -139,6 +170,7 @@ def rates(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """As the package keeps them (bosch/attention/rates.py): by them `auto` chooses, and the time of
     a run is computed."""
     measured = [row for row in rows if row.get("kernel") and row.get("value")]
+    measured = [row for row in measured if not row.get("failed")]
     found = [rate(row, row["kernel"], row["window_tokens"], row["value"]) for row in measured]
     # Full attention was measured beside each of them.
     beside = {(row["tokens"], row["gradients"]): row for row in measured if not row["documents"]}
@@ -177,10 +209,9 @@ def conclude(rows: Sequence[Row]) -> list[str]:
         sentences.append("; ".join(parts))
     differences = dict[str, float]()
     for row in rows:
-        if row.get("difference_to_flex") is not None and row["kernel"] != FLEX:
-            most = max(differences.get(row["kernel"], 0.0), row["difference_to_flex"])
-            differences[row["kernel"]] = most
+        if row.get("difference") is not None:
+            differences[row["kernel"]] = max(differences.get(row["kernel"], 0), row["difference"])
     if differences:
         found = ", ".join(f"{kernel} {most:.2g}" for kernel, most in differences.items())
-        sentences.append(f"largest difference of an output from that of {FLEX}: {found}")
+        sentences.append(f"largest difference from {SDPA}, of outputs and gradients: {found}")
     return sentences

@@ -21,6 +21,8 @@ import torch
 from bosch.attention.call import AttentionCall
 
 Row = dict[str, Any]
+# What tells one measured call from another.
+CALL = ("backend", "tokens", "window_tokens", "gradients", "documents", "sink")
 FILE = Path(__file__).with_name("rates.json")  # absent where a hybrid's folder brings this code
 
 
@@ -67,8 +69,10 @@ def nearest(rows: list[Row], tokens: int) -> list[Row]:
 
 
 def write_rates(file: Path, device: str, rows: list[Row]) -> None:
-    """In the place of what was known of this device."""
-    known = _read(file) | {device: rows}
+    """Beside what was known of this device, and in the place of the same calls."""
+    known = dict(_read(file))
+    by_call = {tuple(row[name] for name in CALL): row for row in [*known.get(device, []), *rows]}
+    known[device] = list(by_call.values())
     lines = [
         f" {json.dumps(name)}: [\n" + ",\n".join(f"  {json.dumps(row)}" for row in of_device) + "]"
         for name, of_device in sorted(known.items())

@@ -160,7 +160,7 @@ def test_measured_windows_become_the_rates_that_auto_chooses_by(tmp_path: Path) 
         tmp_path / "rows.jsonl",
         gpu_row("window, flex", 30.0, kernel="flex", **kind),
         gpu_row("window, flex static", 20.0, kernel="flex static", **kind),
-        gpu_row("window, varlen", None, kernel="varlen", **kind),  # it failed
+        gpu_row("window, varlen", 90.0, kernel="varlen", failed="differs", **kind),
         gpu_row("prefill, a", 100.0, tokens=8192),
     )
     gpu.keep_rates(path, "cpu")
@@ -183,34 +183,49 @@ def test_a_kernel_for_windows_that_computes_something_else_is_seen() -> None:
     rows = [
         gpu_row("window, a", speed, dense=10.0, title="window", kernel=kernel, **others)
         for kernel, speed, others in (
-            ("flex", 30.0, {"difference_to_flex": 0.0}),
+            ("flex", 30.0, {"difference": 0.0}),
             ("flex static", 20.0, {}),
-            ("varlen", 40.0, {"difference_to_flex": 0.5}),
+            ("varlen", 40.0, {"difference": 0.5}),
         )
     ]
     assert windows.conclude(rows) == [
         "window: varlen is the fastest, 4.00 of full attention's speed; "
         "with a static sink flex takes 1.50 times as long",
-        "largest difference of an output from that of flex: varlen 0.5",
+        "largest difference from sdpa, of outputs and gradients: flex 0, varlen 0.5",
     ]
 
 
 def test_points_with_rows_of_this_code_are_not_measured_again(tmp_path: Path) -> None:
     names = [point.name for point in gpu.points_left("plans", "cpu", tmp_path / "none.jsonl")]
-    first, second, *others = names
+    first, second, third, *others = names
+
+    def attempt(point: str, *rows: dict[str, Any], ends: bool = True, **more: Any) -> list[Any]:
+        events = [{"event": gpu.BEGINS}, *rows, *([{"event": gpu.ENDS}] if ends else [])]
+        facts = {"point": point, "attempt": 1, "code": gpu.code_fingerprint()} | more
+        return [row | facts for row in events]
+
+    row = gpu_row("a row", 1.0)
     path = write_gpu_rows(
         tmp_path / "rows.jsonl",
-        gpu_row(first, 1.0, point=first),
-        gpu_row(second, 1.0, point=second, code="of other code"),
-        {**gpu_row(others[0], None, point=others[0]), "failed": "it may be mended"},
+        *attempt(first, row),
+        *attempt(second, row, code="of other code"),
+        *attempt(third, row, row | {"name": "another", "failed": "it may be mended"}),
+        *attempt(others[0], row, ends=False),  # it was cut
     )
-    assert [point.name for point in gpu.points_left("plans", "cpu", path)] == [second, *others]
+    left = [point.name for point in gpu.points_left("plans", "cpu", path)]
+    # What was never begun comes first: a point that is cut each time keeps none waiting.
+    assert left == [second, *others[1:], third, others[0]]
+    assert [row["name"] for row in gpu.known_rows(path).values() if "failed" in row] == ["another"]
+    mended = path.read_text() + "".join(f"{json.dumps(row)}\n" for row in attempt(third, attempt=2))
+    path.write_text(mended)
+    assert [point.name for point in gpu.points_left("plans", "cpu", path)] == left[:-2] + left[-1:]
+    assert not [row for row in gpu.known_rows(path).values() if "failed" in row]
 
 
 def test_an_experiment_that_takes_too_long_is_ended(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     assert gpu.run_in_process("plans", "cpu", path, limit=0.2) == "was ended by its limit"
-    assert not path.exists()
+    assert not path.exists() or not gpu.known_rows(path)
 
 
 def test_experiments_have_limits_that_the_usual_minutes_hold() -> None:
@@ -301,13 +316,14 @@ def test_the_plan_for_gpus_goes_on_after_a_kill(tmp_path: Path) -> None:
                 break
     (path,) = tmp_path.glob("*.jsonl")
     before = path.read_text()
-    assert {row["experiment"] for row in gpu.read_rows(path)} == {"plans", "decoding"}
+    assert {row["experiment"] for row in gpu.read_rows(path)} == {"plans", "windows", "decoding"}
     subprocess.run(command, check=True, cwd=root)
     after = path.read_text()
     assert after.startswith(before)  # nothing of the killed call was measured again
     rows = gpu.read_rows(path)
     assert list(dict.fromkeys(row["experiment"] for row in rows)) == [*gpu.EXPERIMENTS]
-    assert len({row["name"] for row in rows}) == len(rows)
+    ended = [row["point"] for row in rows if row.get("event") == gpu.ENDS]
+    assert len(set(ended)) == len(ended)
     again = subprocess.run(command, check=True, cwd=root, stdout=subprocess.PIPE, text=True)
     assert path.read_text() == after
     assert again.stdout.count("has all its rows of this code") == len(gpu.EXPERIMENTS)

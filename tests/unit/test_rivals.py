@@ -113,7 +113,9 @@ def test_a_difference_counts_texts() -> None:
         return [{"task": "a", "length": 8, "scores": each} for each in scores]
 
     half = rows([1, 0], [0, 1], [1, 0])
-    assert rivals.difference(half, half) == (0, 0, 0)
+    assert rivals.difference(half, half) == (0, -100, 100)  # none of 3 may be all
+    many = half * 100
+    assert rivals.difference(many, many) == (0, -1, 1)
     points, low, high = rivals.difference(rows([1, 1], [1, 1], [1, 0]), half)
     assert points == pytest.approx(100 / 3)
     assert (low, high) == pytest.approx((0, 50))  # all draws of the third, or none
