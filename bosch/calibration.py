@@ -107,27 +107,34 @@ def read_calibration(folder: Path) -> Calibration:
             tasks = json.loads((file.metadata() or {})["tasks"])
     except (SafetensorError, KeyError, json.JSONDecodeError) as error:
         raise UserError(f"{path} is not a calibration set: {error}.") from error
-    # A set of the user's own making may hold anything. Each test below needs those before it: the
-    # lengths, that the ends are a list; the questions, that the lengths are whole.
-    fits = isinstance(tasks, list) and positions.shape == (len(tasks), 5)
-    fits = fits and ids.dim() == ends.dim() == 1 and ends[-1:].tolist() == [len(ids)]
-    lengths = ends.diff(prepend=ends.new_zeros(1)).tolist() if fits else []
-    fits = fits and min(lengths) >= 1
-    counts = [0] * len(lengths) if counts is None else counts
-    fits = fits and len(counts) == len(lengths)
-    fits = fits and all(isinstance(count, int) and count >= 0 for count in counts)
-    questions: list[list[Question]] = [[] for _ in lengths]
-    for (number, *bounds), task in zip(positions.tolist(), tasks, strict=True) if fits else ():
-        answer, needle = range(bounds[0], bounds[1]), range(bounds[2], bounds[3])
-        fits = fits and 0 <= number < len(lengths)
-        # A token before the answer predicts its first one.
-        fits = fits and 1 <= answer.start < answer.stop <= lengths[number]
-        fits = fits and 0 <= needle.start <= needle.stop <= lengths[number]
-        if fits:
-            questions[number].append(Question(answer, needle, task))
-    if not fits or not all(questions):
-        needs = "each haystack needs one, and each answer a token before it"
-        problem = f"its questions do not fit its haystacks ({needs})"
+    # A set of the user's own making may hold anything.
+    problem = None
+    if not isinstance(tasks, list) or positions.shape != (len(tasks), 5):
+        problem = f"its questions are {list(positions.shape)}, and must be five numbers for a task"
+    elif positions.is_floating_point() or ends.is_floating_point():
+        problem = "its positions must be whole numbers"
+    elif ids.dim() != 1 or ends.dim() != 1 or ends[-1:].tolist() != [len(ids)]:
+        problem = f"its last haystack must end at its last token, {len(ids)}"
+    elif min(lengths := ends.diff(prepend=ends.new_zeros(1)).tolist()) < 1:
+        problem = "a haystack has no tokens"
+    elif not all(isinstance(count, int) and count >= 0 for count in counts or ()):
+        problem = "a haystack counts as no number of questions"
+    elif counts is not None and len(counts) != len(lengths):
+        problem = f"{len(lengths)} haystacks count as {len(counts)} numbers of questions"
+    if problem is not None:
         raise UserError(f"{path} is not a calibration set: {problem}.")
-    parts = zip(ids.tensor_split(ends[:-1]), questions, counts, strict=True)
+
+    questions: list[list[Question]] = [[] for _ in lengths]
+    for (number, *bounds), task in zip(positions.tolist(), tasks, strict=True):
+        answer, needle = range(bounds[0], bounds[1]), range(bounds[2], bounds[3])
+        length = lengths[number] if 0 <= number < len(lengths) else 0
+        # A token before the answer predicts its first one.
+        has_answer = 1 <= answer.start < answer.stop <= length
+        if not has_answer or not 0 <= needle.start <= needle.stop <= length:
+            problem = f"a question of {task} does not fit its haystack, of {length} tokens"
+            raise UserError(f"{path} is not a calibration set: {problem}.")
+        questions[number].append(Question(answer, needle, task))
+    if not all(questions):
+        raise UserError(f"{path} is not a calibration set: a haystack has no question.")
+    parts = zip(ids.tensor_split(ends[:-1]), questions, counts or [0] * len(lengths), strict=True)
     return Calibration([Haystack(ids_T, tuple(asked), count) for ids_T, asked, count in parts])

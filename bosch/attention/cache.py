@@ -179,8 +179,7 @@ class GrowingLayer(DynamicLayer):
 
     def _shrink(self) -> None:
         """Give memory back after tokens were removed, perhaps most of them: the buffer of a long
-        text
-        must not outlive it."""
+        text must not outlive it."""
         if self._buffers is None or self._buffers[0].requires_grad:
             return
         if self._buffers[0].shape[2] > (room := self._most_room(self.num_held)):

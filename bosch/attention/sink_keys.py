@@ -110,10 +110,12 @@ def _of_documents(
     call: AttentionCall, documents: Documents, num_first: int, beyond_BT: Tensor
 ) -> SinkKeys:
     """The first tokens of each packed document, which only its own queries see."""
+    # A query sees those of its own document which have left its window: number <= its position - W.
     # With S = 2 and documents that end at 3 and 5 in a row of 8 tokens, N = 6 keys of the sink:
-    # columns_BN     0 1   3 4   5 6 document_N     0 0   1 1   2 2        A query sees those of its
-    # own document which have left numbers_N      0 1   0 1   0 1        its window: number <= its
-    # position - W.
+    #
+    #     columns_BN     0 1   3 4   5 6
+    #     document_N     0 0   1 1   2 2
+    #     numbers_N      0 1   0 1   0 1
     numbers_N = torch.arange(num_first, device=beyond_BT.device)
     most = max(map(len, documents.ends)) - 1  # documents in a row
     # Rows of fewer repeat their last start: no query belongs to what is added.

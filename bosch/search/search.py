@@ -126,9 +126,8 @@ class Search:
 
         A guide is a table of how global each group is. Optimizers that keep the quota start from
         `starts`, or if there are none, from the masks that the guides choose; the first guide also
-        decides how masks are repaired. A
-        mask with the value `enough` ends it, and so do `patience` masks in a row that gain next to
-        nothing."""
+        decides how masks are repaired. A mask with the value `enough` ends it, and so do `patience`
+        masks in a row that gain next to nothing."""
         planned = count_solving(len(variables), quota, max_evaluations)
         enumerated = planned == math.comb(len(variables), quota)
         method = "exhaustive" if enumerated else self.settings.optimizer
