@@ -78,48 +78,48 @@ def check(settings: Settings) -> None:
 
 def select(inputs: Inputs) -> Selection:
     from bosch.search.finish import announce, finish  # imports torch
-    from bosch.search.search import count_solving, open_search
+    from bosch.search.search import begin_search, count_solving
 
     settings = inputs.settings
-    with open_search(inputs) as search:
-        groups, guides, starts = search.groups, list[Table](), settings.starts
-        swaps = max(2, round(settings.effort * settings.kappa * search.num_layers))
-        swaps = count_solving(len(groups), search.num_windowed, swaps)
-        is_choice = swaps > 1  # at a ratio of 0 or 1 there is none
-        # Of random texts windows predict more than the dense model does, so there its score is no
-        # sign that nothing is lost.
-        asks_random = any(each.is_random for each in inputs.calibration_of_search.haystacks)
-        ends_early = settings.until_dense and not asks_random
-        enough = search.anchors.dense.value if ends_early else math.inf
-        plan = {"mask": 1}
+    search = begin_search(inputs)
+    groups, guides, starts = search.groups, list[Table](), settings.starts
+    swaps = max(2, round(settings.effort * settings.kappa * search.num_layers))
+    swaps = count_solving(len(groups), search.num_windowed, swaps)
+    is_choice = swaps > 1  # at a ratio of 0 or 1 there is none
+    # Of random texts windows predict more than the dense model does, so there its score is no
+    # sign that nothing is lost.
+    asks_random = any(each.is_random for each in inputs.calibration_of_search.haystacks)
+    ends_early = settings.until_dense and not asks_random
+    enough = search.anchors.dense.value if ends_early else math.inf
+    plan = {"mask": 1}
+    if is_choice:
+        plan = {"starts": len(starts) + 2} if starts else {}  # 2: what the probes add
+        plan |= {"stage 1": len(groups), "stage 3": swaps}
+    announce(search, plan)
+    with search.until_ended():
         if is_choice:
-            plan = {"starts": len(starts) + 2} if starts else {}  # 2: what the probes add
-            plan |= {"stage 1": len(groups), "stage 3": swaps}
-        announce(search, plan)
-        with search.until_ended():
-            if is_choice:
-                # Before the probes: a limit that ends the search early leaves the best of them.
-                rankings = score_rankings(search) if starts else []
-                if search.best is None or search.best[0] < enough:
-                    worth = probe_groups(search, settings.probed)
-                    guides = rank_groups(search, [worth, *rankings])
-                    if rankings:
-                        score_start(search, "probes", search.mask_by(worth))
-                        score_start(search, "all together", search.mask_by(guides[0]))
-            if starts and "starts" in search.details:
-                worths = search.details["starts"].items()
-                say("starts: " + ", ".join(f"{name} {each['value']:.4g}" for name, each in worths))
-            search.solve(
-                "stage 3",
-                groups,
-                search.num_windowed,
-                swaps,
-                guides,
-                starts=[search.best[1]] if starts and search.best else [],
-                enough=enough,
-                patience=max(LEAST_PATIENCE, round(settings.patience * swaps)),
-            )
-        return finish(search)
+            # Before the probes: a limit that ends the search early leaves the best of them.
+            rankings = score_rankings(search) if starts else []
+            if search.best is None or search.best[0] < enough:
+                worth = probe_groups(search, settings.probed)
+                guides = rank_groups(search, [worth, *rankings])
+                if rankings:
+                    score_start(search, "probes", search.mask_by(worth))
+                    score_start(search, "all together", search.mask_by(guides[0]))
+        if starts and "starts" in search.details:
+            worths = search.details["starts"].items()
+            say("starts: " + ", ".join(f"{name} {each['value']:.4g}" for name, each in worths))
+        search.solve(
+            "stage 3",
+            groups,
+            search.num_windowed,
+            swaps,
+            guides,
+            starts=[search.best[1]] if starts and search.best else [],
+            enough=enough,
+            patience=max(LEAST_PATIENCE, round(settings.patience * swaps)),
+        )
+    return finish(search)
 
 
 def count_passes(settings: Settings, num_layers: int, num_groups: int) -> float:

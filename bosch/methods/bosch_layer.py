@@ -9,14 +9,14 @@ Settings = SearchSettings
 
 def select(inputs: Inputs) -> Selection:
     from bosch.search.finish import announce, finish  # imports torch
-    from bosch.search.search import count_solving, open_search
+    from bosch.search.search import begin_search, count_solving
 
     evaluations, windowed = inputs.settings.kappa * inputs.num_layers, inputs.num_windowed_layers
     groups = range(inputs.num_groups)
     # A variable is a whole layer: its groups share one decision.
     layers = [tuple((layer, group) for group in groups) for layer in range(inputs.num_layers)]
-    with open_search(inputs, "layer") as search:
-        announce(search, {"layers": count_solving(len(layers), windowed, evaluations)})
-        with search.until_ended():
-            search.solve("layers", layers, windowed, evaluations)
-        return finish(search)
+    search = begin_search(inputs, "layer")
+    announce(search, {"layers": count_solving(len(layers), windowed, evaluations)})
+    with search.until_ended():
+        search.solve("layers", layers, windowed, evaluations)
+    return finish(search)

@@ -22,19 +22,19 @@ def select(inputs: Inputs) -> Selection:
     from bosch.search import stages  # imports torch
     from bosch.search.finish import announce, finish
     from bosch.search.optimizers._interface import WITH_PENALTY
-    from bosch.search.search import open_search
+    from bosch.search.search import begin_search
 
     settings = inputs.settings
-    with open_search(inputs) as search:
-        announce(search, stages.count_evaluations(search, settings))
-        with search.until_ended():
-            ties, guide = stages.localize_parts(
-                search,
-                settings.kappa,
-                layers_at_once=1,
-                # Optimizers that keep the quota start stage 3 from the harm that stage 1 finds.
-                exact_values=settings.optimizer not in WITH_PENALTY,
-            )
-            ratios = stages.give_ratios(search, settings, ties)
-            stages.choose_groups(search, settings, ratios, guide)
-        return finish(search)
+    search = begin_search(inputs)
+    announce(search, stages.count_evaluations(search, settings))
+    with search.until_ended():
+        ties, guide = stages.localize_parts(
+            search,
+            settings.kappa,
+            layers_at_once=1,
+            # Optimizers that keep the quota start stage 3 from the harm that stage 1 finds.
+            exact_values=settings.optimizer not in WITH_PENALTY,
+        )
+        ratios = stages.give_ratios(search, settings, ties)
+        stages.choose_groups(search, settings, ratios, guide)
+    return finish(search)

@@ -17,15 +17,15 @@ def check(settings: Settings) -> None:
 def select(inputs: Inputs) -> Selection:
     from bosch.search import stages  # imports torch
     from bosch.search.finish import announce, finish
-    from bosch.search.search import open_search
+    from bosch.search.search import begin_search
 
     settings = inputs.settings
-    with open_search(inputs) as search:
-        planned = stages.count_evaluations(search, StageSettings(kappa=settings.kappa))
-        # A ranking costs about as much as an evaluation, and the comparison is at equal cost.
-        evaluations = max(1, sum(planned.values()) - len(settings.rankings))
-        announce(search, {"swaps": evaluations})
-        with search.until_ended():
-            groups, guides = search.groups, rankings_of(inputs)
-            search.solve("swaps", groups, search.num_windowed, evaluations, guides)
-        return finish(search)
+    search = begin_search(inputs)
+    planned = stages.count_evaluations(search, StageSettings(kappa=settings.kappa))
+    # A ranking costs about as much as an evaluation, and the comparison is at equal cost.
+    evaluations = max(1, sum(planned.values()) - len(settings.rankings))
+    announce(search, {"swaps": evaluations})
+    with search.until_ended():
+        groups, guides = search.groups, rankings_of(inputs)
+        search.solve("swaps", groups, search.num_windowed, evaluations, guides)
+    return finish(search)

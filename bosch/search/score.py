@@ -1,7 +1,7 @@
 """Scores masks: how a dense model under a mask answers the questions of the calibration set.
 
-    with open_evaluator(inputs, settings) as evaluator:
-        (value,) = evaluator.score([z], threshold=best.value, stage="stage 1, layer 7")
+    evaluator = make_evaluator(inputs, settings)
+    (value,) = evaluator.score([z], threshold=best.value, stage="stage 1, layer 7")
 
 Everything between a mask and its value is here, in this order: `score` looks a mask up in the memo
 and in the files of outcomes, and writes what is new; `_run` shares the haystacks that are left
@@ -17,8 +17,7 @@ neither on the accelerations nor on the number of ranks."""
 import math
 import operator
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
@@ -51,8 +50,7 @@ class Answer(NamedTuple):
     log_probability: float  # of the answer: the sum over its tokens
 
 
-@contextmanager
-def open_evaluator(inputs: Inputs, settings: SearchSettings) -> "Iterator[Evaluator]":
+def make_evaluator(inputs: Inputs, settings: SearchSettings) -> "Evaluator":
     """The evaluator for a method's inputs, with the file of its outcomes in the stage's folder."""
     start_ranks()
     model, window_tokens = inputs.model, inputs.window_tokens
@@ -64,7 +62,7 @@ def open_evaluator(inputs: Inputs, settings: SearchSettings) -> "Iterator[Evalua
     # A stage's folder: runs lie beside each other, and share what they know of masks.
     if settings.accelerations.memo and (folder / STARTED).is_file():
         shared = folder.parent.parent / SHARED / f"masks-{fingerprint(facts)[:16]}"
-    yield Evaluator(
+    return Evaluator(
         model, calibration, window_tokens, settings, folder=folder, shared=shared, facts=facts
     )
 

@@ -6,10 +6,10 @@ asks one smaller question after another: which `quota` of these variables get th
 other groups stay as they are? `solve` answers it: it enumerates the candidates if they are few, and
 otherwise has an optimizer propose them (optimizers/). `optimize` is the loop around it.
 
-    with open_search(inputs) as search:  # all groups full, and both ends scored
-        with search.until_ended():
-            search.solve("swaps", search.groups, search.num_windowed, max_evaluations)
-        return finish(search)
+    search = begin_search(inputs)  # all groups full, and both ends scored
+    with search.until_ended():
+        search.solve("swaps", search.groups, search.num_windowed, max_evaluations)
+    return finish(search)
 
 stages.py asks the paper's questions, bosch/methods/bosch.py ours; finish.py ends a search."""
 
@@ -36,27 +36,26 @@ from bosch.search.optimizers._interface import (
     assign,
     repair,
 )
-from bosch.search.score import Evaluator, open_evaluator
+from bosch.search.score import Evaluator, make_evaluator
 from bosch.search.settings import SearchSettings
 
 LEAST_GAIN = 0.002  # what pays for further evaluations: a tenth of one question of 48
 
 
-@contextmanager
-def open_search(inputs: Inputs, unit: Unit = "group") -> "Iterator[Search]":
+def begin_search(inputs: Inputs, unit: Unit = "group") -> "Search":
     """A new search: every group full, and the dense and the fully windowed model scored."""
-    with open_evaluator(inputs, inputs.settings) as evaluator:
-        # One after the other: what the first loses decides in which order the second is read.
-        full, local = (((bit,) * inputs.num_groups,) * inputs.num_layers for bit in (1, 0))
-        try:
-            (dense,) = evaluator.score([full], stage="anchors")
-            (windowed,) = evaluator.score([local], stage="anchors")
-        except SearchEnded as ended:
-            raise UserError(
-                f"{ended} before the dense and the fully windowed model are scored; raise it."
-            ) from None
-        anchors = anchors_between(dense, windowed, inputs.settings.gamma)
-        yield Search(inputs, evaluator, anchors, unit)
+    evaluator = make_evaluator(inputs, inputs.settings)
+    # One after the other: what the first loses decides in which order the second is read.
+    full, local = (((bit,) * inputs.num_groups,) * inputs.num_layers for bit in (1, 0))
+    try:
+        (dense,) = evaluator.score([full], stage="anchors")
+        (windowed,) = evaluator.score([local], stage="anchors")
+    except SearchEnded as ended:
+        raise UserError(
+            f"{ended} before the dense and the fully windowed model are scored; raise it."
+        ) from None
+    anchors = anchors_between(dense, windowed, inputs.settings.gamma)
+    return Search(inputs, evaluator, anchors, unit)
 
 
 class Search:

@@ -59,7 +59,7 @@ def main(folder: Path, environment: dict[str, str], options: dict[str, Any]) -> 
     import torch
 
     from bosch.run.dist import Ranks
-    from bosch.search.score import open_evaluator
+    from bosch.search.score import make_evaluator
     from bosch.search.settings import SearchSettings
     from tests import search_cases as cases
     from tests.attention_matrices import inputs_of
@@ -71,12 +71,12 @@ def main(folder: Path, environment: dict[str, str], options: dict[str, Any]) -> 
     method: Any = SimpleNamespace(Settings=dict)
     inputs = inputs_of(method, model, calibration, folder, window_tokens=cases.WINDOW)
     settings = SearchSettings(objective="accuracy+probability", **options)
-    with open_evaluator(inputs, settings) as evaluator:
-        searches = (cases.stage_one, cases.swap_search, cases.search_three_at_once)
-        masks = [search(evaluator.score) for search in searches]
-        if Ranks.current().rank == 0:
-            content = {"found": masks, "evaluations": len(evaluator.values)}
-            (folder / RESULT).write_text(json.dumps(content))
+    evaluator = make_evaluator(inputs, settings)
+    searches = (cases.stage_one, cases.swap_search, cases.search_three_at_once)
+    masks = [search(evaluator.score) for search in searches]
+    if Ranks.current().rank == 0:
+        content = {"found": masks, "evaluations": len(evaluator.values)}
+        (folder / RESULT).write_text(json.dumps(content))
     sys.stdout.flush()
 
 

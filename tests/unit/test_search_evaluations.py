@@ -32,7 +32,7 @@ from bosch.search.objective import (
 )
 from bosch.search.optimizers._interface import Problem
 from bosch.search.outcomes import FILE, Outcomes
-from bosch.search.score import Evaluator, open_evaluator
+from bosch.search.score import Evaluator, make_evaluator
 from bosch.search.settings import NO_ACCELERATIONS, Accelerations, SearchSettings
 from bosch.sink import Sink
 from tests.attention_matrices import inputs_of
@@ -68,8 +68,8 @@ def inputs(tmp_path: Path) -> Inputs:
 
 
 def search(inputs: Inputs, settings: SearchSettings = ACCURACY) -> tuple[Any, Evaluator]:
-    with open_evaluator(inputs, settings) as evaluator:
-        return swap_search(evaluator.score), evaluator
+    evaluator = make_evaluator(inputs, settings)
+    return swap_search(evaluator.score), evaluator
 
 
 def test_a_text_of_random_tokens_counts_as_the_questions_that_it_says() -> None:
@@ -184,13 +184,13 @@ def test_hours_count_over_all_attempts(inputs: Inputs, monkeypatch: pytest.Monke
     monkeypatch.setattr(Evaluator, "answers", answer_slowly)
     monkeypatch.setattr(score.time, "monotonic", lambda: now[0])
     hour = SearchSettings(max_hours=1.0)
-    with open_evaluator(inputs, hour) as evaluator:
-        evaluator.score([FULL])
-    with open_evaluator(inputs, hour) as evaluator:
-        evaluator.score([FULL])  # from the file
-        evaluator.score([LOCAL])
-        with pytest.raises(SearchEnded, match="--max-hours 1 "):
-            evaluator.score([MIXED])
+    evaluator = make_evaluator(inputs, hour)
+    evaluator.score([FULL])
+    evaluator = make_evaluator(inputs, hour)
+    evaluator.score([FULL])  # from the file
+    evaluator.score([LOCAL])
+    with pytest.raises(SearchEnded, match="--max-hours 1 "):
+        evaluator.score([MIXED])
 
 
 def test_the_loss_is_that_of_the_paper() -> None:
