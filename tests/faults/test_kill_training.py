@@ -28,7 +28,7 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     "distill": {"settings": {"objective": "distill", "trained": "attention", "layer_weight": 0.5}},
     "stored": {"settings": {"objective": "distill", "stored_shares": 8}},
 }
-IN_EVERY_RUN = {(2, "next-token", 0)}
+IN_EVERY_RUN = {(2, "next-token", 0), (1, "stored", 0)}
 Undisturbed = Callable[..., tuple[dict[str, Any], list[int]]]
 
 
@@ -48,7 +48,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
     return made
 
 
-@pytest.mark.parametrize(  # one in every test run, all ten times in `make faults`
+@pytest.mark.parametrize(  # two in every test run, all in `make faults`
     ("world", "objective", "attempt"),
     [
         pytest.param(*case, marks=() if case in IN_EVERY_RUN else pytest.mark.faults)

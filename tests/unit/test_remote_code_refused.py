@@ -64,6 +64,14 @@ def test_nothing_is_asked_on_a_terminal_and_no_code_runs(tmp_path: Path) -> None
     assert str(folder) in output
 
 
+def test_code_of_an_unknown_family_does_not_run(tmp_path: Path) -> None:
+    folder = folder_with_code(tmp_path / "model", "theirs", tokenizer=True)
+    for load in (lambda: load_model(folder, "auto", "cpu"), lambda: load_tokenizer(folder)):
+        with pytest.raises(UserError, match=str(folder)):
+            load()
+    assert not (folder / "ran").exists()
+
+
 def test_a_known_family_is_loaded_plainly(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = folder_with_code(tmp_path / "model", None, tokenizer=True)
     with caplog.at_level("INFO"):

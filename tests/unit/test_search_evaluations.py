@@ -3,6 +3,7 @@ those of the model itself, and the same with each acceleration on or off."""
 
 import json
 import random
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import product
@@ -337,6 +338,7 @@ def test_a_mask_that_stops_early_has_a_valid_bound() -> None:
     model = small_model()
     calibration = answered_calibration(model)
     scores = {z: score_by_the_model(model, calibration, z) for z in random_masks(6)}
+    stopped = Counter[str]()
     for name, threshold in product(WEIGHTS, (-20.0, -3.0, 0.3, 0.7)):
         evaluator = evaluator_of(model, calibration, name)
         for z in scores:
@@ -347,6 +349,8 @@ def test_a_mask_that_stops_early_has_a_valid_bound() -> None:
             else:
                 assert min(truths) <= value.value <= threshold
                 assert value.accuracy is value.probability is value.log_probability is None
+                stopped[name] += 1
+    assert stopped.keys() == WEIGHTS.keys()
 
 
 def test_a_model_that_cannot_be_scored_is_refused() -> None:

@@ -255,14 +255,29 @@ def assert_close(ours: Trace, plain: Trace, weight_tolerance: float) -> None:
         assert difference <= weight_tolerance * torch.linalg.norm(weight), name
 
 
-@pytest.mark.slow
 def test_two_processes_train_as_plain_torch(tmp_path: Path) -> None:
+    untied = model_folder(tmp_path / "untied")
+    train_on_two_ranks(tmp_path, [case_of(untied, tmp_path / "accumulated")])
+    plain = train_plainly(untied, SETTINGS)
+    assert_close(Trace.of_run(tmp_path / "accumulated", 5), plain, WEIGHT_TOLERANCE)
+
+
+def case_of(model: Path, out: Path, **settings: Any) -> dict[str, Any]:
+    return {"model": str(model), "out": str(out), "settings": settings}
+
+
+def train_on_two_ranks(folder: Path, cases: list[dict[str, Any]]) -> None:
+    (folder / "cases.json").write_text(json.dumps(cases))
+    launch_two("training_program.py", folder / "cases.json")
+
+
+@pytest.mark.slow
+def test_two_processes_train_as_plain_torch_in_every_way(tmp_path: Path) -> None:
     untied = model_folder(tmp_path / "untied")
     tied = model_folder(tmp_path / "tied", tie_word_embeddings=True)
     experts = model_folder(tmp_path / "experts", family="qwen3_moe")
     once = {"sync_every_micro_batch": False, "activation_checkpointing": True}
     cases: dict[str, tuple[Path, dict[str, Any]]] = {
-        "accumulated": (untied, {}),
         "tied, one sync a step, checkpointed": (tied, once),
         "offloaded": (untied, {"cpu_offload": True}),
         "experts": (experts, {"micro_batch_sequences": 2}),
@@ -271,14 +286,11 @@ def test_two_processes_train_as_plain_torch(tmp_path: Path) -> None:
         "lora": (tied, {"trained": "lora"}),
     }
     content = [
-        {"model": str(model), "out": str(tmp_path / name), "settings": settings}
-        for name, (model, settings) in cases.items()
+        case_of(model, tmp_path / name, **settings) for name, (model, settings) in cases.items()
     ]
     # Rank 0 has no time left, and the other one has all: both end at the same step.
-    late = {"model": str(untied), "out": str(tmp_path / "late"), "settings": {}}
-    content.append(late | {"seconds_left": [-1.0, 1e9]})
-    (tmp_path / "cases.json").write_text(json.dumps(content))
-    launch_two("training_program.py", tmp_path / "cases.json")
+    content.append(case_of(untied, tmp_path / "late") | {"seconds_left": [-1.0, 1e9]})
+    train_on_two_ranks(tmp_path, content)
     for name, (model, settings) in cases.items():
         if name == "lora":
             run(tmp_path / "alone", model, replace(SETTINGS, **settings))
