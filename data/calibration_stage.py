@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bosch import model as models
 from bosch.calibration import Calibration, read_calibration
 from bosch.config import Config
 from bosch.data import needles, text_tasks
@@ -27,6 +26,15 @@ from bosch.data.calibration import (
 from bosch.data.needle_text import hash_text, is_text, resolve
 from bosch.data.needles import TASKS
 from bosch.data.tokenizer_files import describe_tokenizer, read_tokenizer
+from bosch.model import (
+    describe_source,
+    fetch_model,
+    find_model,
+    find_tokenizer,
+    load_for_search,
+    load_tokenizer,
+    read_shape,
+)
 from bosch.run.errors import UserError
 from bosch.run.files import read_sealed_json
 from bosch.run.fingerprint import hash_file, plain
@@ -45,7 +53,7 @@ def check(model: str, settings: CalibrationSettings) -> None:
     """Refuse, before work begins, essays and questions that no set can be made of."""
     if settings.questions:
         # They are few and need no search for a size, so the set itself is built.
-        build_set(settings, models.load_tokenizer(model), models.read_shape(model).positions)
+        build_set(settings, load_tokenizer(model), read_shape(model).positions)
         return
     length, material = settings.length, gather_material(settings)
     if set(settings.tasks) & set(text_tasks.TASKS):
@@ -68,12 +76,12 @@ def stage(
 ) -> Stage:
     """`rewording`: of eval/own_words.py, which this layer may not import."""
     # A model that is not here yet is known by its name: its tokenizer is not fetched for this.
-    tokenizer = read_tokenizer(model).hash if models.find_model(model) else model
+    tokenizer = read_tokenizer(model).hash if find_model(model) else model
     facts: dict[str, Any] = {"tokenizer": tokenizer, "against": []}  # as in earlier runs
     usual = plain(settings)
     if usual.pop("answers") != "expected":  # earlier runs had no other
         facts["answers"] = settings.answers
-        facts["model"] = models.describe_source(model)  # its own words come of its weights
+        facts["model"] = describe_source(model)  # its own words come of its weights
     if usual.pop("random_texts"):  # earlier runs had none
         facts |= {"random_texts": settings.random_texts, "seed": settings.seed}
     essays = Path(settings.essays)
@@ -91,8 +99,8 @@ def stage(
             facts["essays"] = [hash_file(file) for file in sorted(essays.glob("*.txt"))]
 
     def run(folder: Path) -> None:
-        tokenizer, positions = models.load_tokenizer(model), models.read_shape(model).positions
-        reword = rewording(lambda: models.load_for_search(models.fetch_model(model)), tokenizer)
+        tokenizer, positions = load_tokenizer(model), read_shape(model).positions
+        reword = rewording(lambda: load_for_search(fetch_model(model)), tokenizer)
         tokenizer_hash = describe_tokenizer(tokenizer).hash
         write_set(folder, settings, tokenizer, tokenizer_hash, positions, reword)
 
@@ -110,13 +118,13 @@ def read_set(folder: Path, model: str) -> Calibration:
     """A complete set. UserError if it was made for another tokenizer than the model's, or for
     longer texts than it can read."""
     found, facts = read_calibration(folder), folder / FACTS
-    tokenizer = models.find_tokenizer(models.fetch_model(model))
+    tokenizer = find_tokenizer(fetch_model(model))
     # A set of other programs has no facts, and an odd model no tokenizer.
     written = read_sealed_json(facts)["tokenizer_hash"] if facts.is_file() else None
     if written and tokenizer is not None and written != describe_tokenizer(tokenizer).hash:
         problem = f"{folder} is of another tokenizer than {model}'s"
         raise UserError(f"{problem}. Make a set for it: calibrate.py --model.")
-    if found.longest > (positions := models.read_shape(model).positions):
+    if found.longest > (positions := read_shape(model).positions):
         problem = f"has a text of {found.longest:,} tokens, but {model} has"
         raise UserError(f"{folder} {problem} {positions:,} positions.")
     return found

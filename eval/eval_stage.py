@@ -4,11 +4,11 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from bosch import model as models
 from bosch.config import Config
 from bosch.eval.evaluate import check_attention, check_data, evaluate_folder, plan_of_run
 from bosch.eval.results import collect_results
 from bosch.eval.settings import EvaluationPlan, Label
+from bosch.model import describe_source, fetch_model, hash_text_files, read_shape
 from bosch.run.errors import Refusals
 from bosch.run.progress import say
 from bosch.run.stage import Artifact, Stage
@@ -24,7 +24,7 @@ def check(plan: EvaluationPlan, model: str) -> list[str]:
     with refusals:
         check_attention(plan)
     with refusals:
-        lines = check_data(plan, models.read_shape(model).positions)
+        lines = check_data(plan, read_shape(model).positions)
     refusals.raise_all()
     return lines
 
@@ -40,12 +40,10 @@ def stage(
     """A stage that evaluates a model. Without `examples_folder` the stage itself is shared by runs,
     with the examples beside it. `check_texts`: in the place of `check`, where several stages share
     it."""
-    subject = {"model": models.describe_source(model), "step": label.step, "tokens": label.tokens}
+    subject = {"model": describe_source(model), "step": label.step, "tokens": label.tokens}
 
     def run(out: Path) -> Callable[[], None]:
-        return evaluate_folder(
-            models.fetch_model(model), plan, label, out, examples_folder or out.parent
-        )
+        return evaluate_folder(fetch_model(model), plan, label, out, examples_folder or out.parent)
 
     return Stage(
         name,
@@ -54,7 +52,7 @@ def stage(
         version=VERSION,
         ranks="all",
         shared=examples_folder is None,
-        model_files=models.hash_text_files(model),
+        model_files=hash_text_files(model),
         check=check_texts or partial(check, plan, model),
     )
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from bosch import model as models
 from bosch.command_line import run_stage
 from bosch.config import (
     FLAT,
@@ -31,6 +30,15 @@ from bosch.eval.evaluate import LM_EVAL, plan_evaluation
 from bosch.eval.results import SCORES, show_evaluation
 from bosch.eval.settings import SUITES, Engine, Label
 from bosch.masks.window import check_window
+from bosch.model import (
+    check_weights,
+    check_window_fits,
+    fetch_config,
+    find_model,
+    load_tokenizer,
+    read_model_config,
+    read_shape,
+)
 from bosch.plugins import list_plugins
 from bosch.recipes import presets
 from bosch.run.dist import rank_and_world
@@ -106,7 +114,7 @@ def build(options: Options, name: str) -> Stage:
     tasks = [task for name in lm_eval for task in name.split(":", 1)[1].split(",") if task]
     if not options.suite:
         raise UserError(f"--suite is empty; name one or more of {', '.join(list_plugins(SUITES))}.")
-    if window is not None and not models.read_model_config(models.fetch_config(model)).get("bosch"):
+    if window is not None and not read_model_config(fetch_config(model)).get("bosch"):
         raise UserError(f"--window {window}: {model} is not a hybrid; leave --window out.")
     if lm_eval and not tasks:
         raise UserError(f"--suite {lm_eval[0]}: no task is named; write {LM_EVAL}:TASK,TASK.")
@@ -124,7 +132,7 @@ def build(options: Options, name: str) -> Stage:
         if not any(follow_reference(other).glob(f"*/{SCORES}")):
             problem = "holds no evaluation; name a folder that evaluate_model.py or a run wrote"
             raise MissingFileError(f"--against {other} {problem}, such as runs/NAME/eval/dense.")
-    positions = models.read_shape(model).positions
+    positions = read_shape(model).positions
     plan = plan_evaluation(
         settings,
         [name for name in options.suite if name not in lm_eval],
@@ -139,10 +147,10 @@ def build(options: Options, name: str) -> Stage:
         lm_eval_limit=settings.samples,
     )
     if window is not None:
-        models.check_window_fits(window, model, plan.positions(positions))
-    models.check_weights(model)
-    if models.find_model(model):
-        models.load_tokenizer(model)
+        check_window_fits(window, model, plan.positions(positions))
+    check_weights(model)
+    if find_model(model):
+        load_tokenizer(model)
     examples_folder = options.out.absolute().parent / "shared"
     return eval_stage.stage(name, model, plan, Label(name), examples_folder)
 

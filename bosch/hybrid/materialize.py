@@ -19,7 +19,6 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, GenerationConfig, PretrainedConfig, PreTrainedModel
 
-from bosch import model as models
 from bosch.hybrid import conversion, export
 from bosch.hybrid.conversion import Permutation, inverse
 from bosch.hybrid.models import PREFIX, check_native_window, family_of
@@ -27,7 +26,14 @@ from bosch.hybrid.shards import PROGRESS, rewrite_weights, weight_files
 from bosch.hybrid.sinks import attach_sink, sink_of_hybrid
 from bosch.masks.mask import MaskFile
 from bosch.masks.window import own_windows
-from bosch.model import LOCAL, explain_library_errors, read_model_config
+from bosch.model import (
+    LOCAL,
+    OTHER_WEIGHTS,
+    explain_library_errors,
+    find_tokenizer,
+    load_model,
+    read_model_config,
+)
 from bosch.model_files import TOKENIZER_CONFIG, read_json_object
 from bosch.run.errors import UserError
 from bosch.run.files import CHAT_TEMPLATES, MANIFEST, STARTED, write_atomically
@@ -36,7 +42,7 @@ from bosch.sink import NO_SINK, Sink
 
 # Not copied: weights in any format (shards.py writes them), code, and the files we write ourselves.
 # All others are: tokenizer, chat template, generation config, license.
-SKIPPED = (*models.OTHER_WEIGHTS, ".safetensors", ".index.json", ".py")
+SKIPPED = (*OTHER_WEIGHTS, ".safetensors", ".index.json", ".py")
 WRITTEN_ANEW = {"config.json", export.CARD, export.PICTURE, MANIFEST, STARTED}
 
 # Families whose layers differ in their windows alone, by layer_types of transformers.
@@ -219,7 +225,7 @@ def _keep_tokenizer(
 
     def meaning(folder: Path, config: PretrainedConfig) -> tuple[object, ...] | None:
         """What decides the token ids, and the ids that begin and end a text."""
-        if (loaded := models.find_tokenizer(folder, config=config)) is None:
+        if (loaded := find_tokenizer(folder, config=config)) is None:
             return None
         backend = getattr(loaded, "backend_tokenizer", None)
         vocabulary = loaded.get_vocab() if backend is None else backend.to_str()
@@ -283,7 +289,7 @@ def logits(
     """The last logits of a random text in float64, from weights that stay in their own type, and
     the model's sink. `sink`: of a dense model."""
     device = _device_with_room(folder)
-    model: Any = models.load_model(
+    model: Any = load_model(
         folder,
         "auto",
         device,

@@ -4,9 +4,18 @@ its forms as a command of its own, which also goes back."""
 from pathlib import Path
 from typing import Any, Literal
 
-from bosch import model as models
 from bosch.masks.mask import find_constants, read_mask
 from bosch.masks.ready import find_mask
+from bosch.model import (
+    check_weights,
+    check_window_fits,
+    describe_model,
+    describe_source,
+    fetch_config,
+    fetch_model,
+    hash_text_files,
+    read_model_info,
+)
 from bosch.run.fingerprint import hash_file
 from bosch.run.stage import Artifact, Stage
 
@@ -17,8 +26,8 @@ def check(model: str) -> None:
     """Refuse, before hours are spent on it, a model that cannot become a hybrid."""
     from bosch.hybrid.materialize import read_plain  # torch: seconds
 
-    read_plain(models.fetch_config(model))
-    models.check_weights(model)
+    read_plain(fetch_config(model))
+    check_weights(model)
 
 
 def stage(model: str, mask: Stage) -> Stage:
@@ -28,16 +37,16 @@ def stage(model: str, mask: Stage) -> Stage:
         from bosch.method import WEIGHTS  # imports torch, which takes seconds
 
         trained = mask.folder / WEIGHTS  # there if the method trained the model with its mask
-        source = trained if trained.is_dir() else models.fetch_model(model)
+        source = trained if trained.is_dir() else fetch_model(model)
         write_hybrid(source, mask.folder / "mask.json", out)
 
     return Stage(
         "model",
         run=run,
-        settings={"model": models.describe_source(model)},
+        settings={"model": describe_source(model)},
         inputs={"mask": mask},
         version=VERSION,
-        model_files=models.hash_text_files(model),
+        model_files=hash_text_files(model),
     )
 
 
@@ -47,14 +56,14 @@ def stage_of_file(name: str, model: str, mask: Path) -> Stage:
     from bosch.hybrid.materialize import read_plain
 
     mask = find_mask(mask)
-    folder = models.fetch_model(model)
-    found = read_mask(mask, models.read_model_info(folder)).mask
+    folder = fetch_model(model)
+    found = read_mask(mask, read_model_info(folder)).mask
     read_plain(folder)
     if found.num_windowed:
-        models.check_window_fits(found.window_tokens, model)
-    models.check_weights(str(folder))
+        check_window_fits(found.window_tokens, model)
+    check_weights(str(folder))
     # The constants beside a mask are a part of it, but not of its file.
-    settings = {"model": models.describe_model(folder), "mask": hash_file(mask)}
+    settings = {"model": describe_model(folder), "mask": hash_file(mask)}
     constants = find_constants(mask)
     if found.sink.kind == "static" and constants.is_file():
         settings["sinks"] = hash_file(constants)
@@ -62,7 +71,7 @@ def stage_of_file(name: str, model: str, mask: Path) -> Stage:
     def run(out: Path) -> None:
         write_hybrid(folder, mask, out)
 
-    files = models.hash_text_files(str(folder))
+    files = hash_text_files(str(folder))
     return Stage(name, run=run, settings=settings, version=VERSION, model_files=files)
 
 
@@ -77,17 +86,17 @@ def stage_of_hybrid(
     of an export, the model whose queries and keys the groups on full attention get back."""
     from bosch.hybrid import materialize
 
-    folder = models.fetch_model(model)
+    folder = fetch_model(model)
     materialize.read_hybrid(folder)
-    models.check_weights(str(folder))
+    check_weights(str(folder))
     settings: dict[str, Any] = {
-        "model": models.describe_model(folder),
+        "model": describe_model(folder),
         "reverse": form == "reverse",
     }
     if form == "layer_types":
         settings["layer_types"] = True  # only then: earlier versions had no such form
     if dense is not None:
-        settings["dense"] = models.describe_source(dense)
+        settings["dense"] = describe_source(dense)
 
     def run(out: Path) -> None:
         if form == "reverse":
@@ -95,9 +104,9 @@ def stage_of_hybrid(
         elif form == "layer_types":
             materialize.as_layer_types(folder, out)
         else:
-            materialize.export_hybrid(folder, out, models.fetch_model(dense) if dense else None)
+            materialize.export_hybrid(folder, out, fetch_model(dense) if dense else None)
 
-    files = models.hash_text_files(str(folder))
+    files = hash_text_files(str(folder))
     return Stage(name, run=run, settings=settings, version=VERSION, model_files=files)
 
 
@@ -105,5 +114,5 @@ def write_hybrid(source: Path, mask: Path, out: Path) -> None:
     from bosch.hybrid.materialize import materialize  # imports torch: seconds
     from bosch.hybrid.sinks import read_constants
 
-    record = read_mask(mask, models.read_model_info(source))
+    record = read_mask(mask, read_model_info(source))
     materialize(source, read_constants(mask, record), out)

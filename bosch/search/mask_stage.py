@@ -14,13 +14,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bosch import model as models
 from bosch.calibration import Calibration
 from bosch.config import Config, MaskConfig, TrainConfig
 from bosch.masks.mask import find_constants
 from bosch.method import Inputs, Learning
 from bosch.methods import _settings as methods
 from bosch.methods._choose import deciding, make_mask, write_selection
+from bosch.model import (
+    describe_source,
+    fetch_model,
+    find_tokenizer,
+    load_for_search,
+    read_model_info,
+    read_own_windows,
+    read_shape,
+)
 from bosch.plugins import KINDS, own_backend_files, own_files
 from bosch.run.dist import rank_and_world
 from bosch.run.errors import UserError
@@ -76,12 +84,12 @@ def stage(
     settings = settings or methods.default_settings(config.method, mask)
     methods.check_settings(config.method, settings)
     if mask.min_full_per_layer:
-        size = models.read_shape(config.model)[:2]  # layers, groups
+        size = read_shape(config.model)[:2]  # layers, groups
         methods.check_min_full(config.method, settings, mask.min_full_per_layer, config.ratio, size)
     assert config.sink != "auto"  # whoever reads the settings resolves it
     decides: dict[str, Any] = {
         "method": config.method,
-        "model": models.describe_source(config.model),
+        "model": describe_source(config.model),
         "ratio": config.ratio,
         "window": config.window,
         "seed": config.seed,
@@ -131,7 +139,7 @@ def stage(
     version = VERSIONS.get(config.method, 1)
     if config.method in OF_BUCKETS:
         buckets = getattr(settings, "ratio_buckets", MaskConfig.ratio_buckets)
-        sizes = [share * models.read_shape(config.model).num_groups for share in buckets]
+        sizes = [share * read_shape(config.model).num_groups for share in buckets]
         whole = {round(size) for size in sizes if math.isclose(size, round(size), abs_tol=1e-9)}
         version += whole != {round(size) for size in sizes}
     version += config.method in OF_SINKS and config.sink != "none"
@@ -172,21 +180,21 @@ def write_mask(
     is_shared = traits.searches or traits.measures or traits.learns_from_tokens
     if world > 1 and traits.reads_calibration and not is_shared:
         say(f"{config.method} runs in one of the {world} processes; the others wait")
-    model, mask = models.fetch_model(config.model), config.mask
+    model, mask = fetch_model(config.model), config.mask
     inputs = Inputs(
-        model_info=models.read_model_info(model),
-        load_model=partial(models.load_for_search, model, mask.attention, mask.precision),
+        model_info=read_model_info(model),
+        load_model=partial(load_for_search, model, mask.attention, mask.precision),
         load_calibration=load_calibration,
         window_tokens=config.window,
         ratio=config.ratio,
         seed=config.seed,
         settings=settings,
         folder=folder,
-        load_tokenizer=partial(models.find_tokenizer, model),
+        load_tokenizer=partial(find_tokenizer, model),
         learning=make_learning(config, model, tokens) if tokens else None,
         sink=Sink.parse(config.sink),
         min_full_per_layer=mask.min_full_per_layer,
-        own_windows=models.read_own_windows(model),
+        own_windows=read_own_windows(model),
     )
     began = time.monotonic()
     selection = make_mask(config.method, inputs)
