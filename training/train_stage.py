@@ -25,7 +25,7 @@ from bosch.run.errors import UserError
 from bosch.run.fingerprint import plain
 from bosch.run.folder import home_of
 from bosch.run.progress import say
-from bosch.run.stage import Artifact, Stage
+from bosch.run.stage import Artifact, Stage, nothing_to_check
 from bosch.training.schedule import TrainSchedule, make_schedule
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ def stage(
     on_checkpoint: Callable[[int, int, Path], bool | None] | None = None,
     fitted: "Fitted | None" = None,
     seconds_left: Callable[[int], float] | None = None,
-    check: Callable[[], None] | None = None,
+    check: Callable[[], None] = nothing_to_check,
     answers: Stage | Artifact | None = None,
 ) -> Stage:
     """`lessons`: of training/lessons_stage.py, in place of a teacher, but for what the hybrid
@@ -227,7 +227,6 @@ def stage(
             say(f"{name}: stopped by {stopped_by}, and saved; the same command resumes here")
             raise SystemExit(0)
 
-    checks = check or tuple
     return Stage(
         name,
         run=run,
@@ -235,5 +234,5 @@ def stage(
         version=VERSION,
         inputs=inputs,
         ranks="all",
-        check=checks,
+        check=check,
     )

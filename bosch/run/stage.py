@@ -48,6 +48,10 @@ class Artifact:
         return cls(folder, fingerprint_files(folder))
 
 
+def nothing_to_check() -> None:
+    """Of a stage that is refused for nothing beforehand."""
+
+
 @dataclass(frozen=True)
 class Stage:
     """One step of a run, described before it is done. Its name is its folder's name."""
@@ -68,7 +72,7 @@ class Stage:
     model_files: Mapping[str, str] = field(default_factory=dict)
     # Refuses what cannot work, before anything is written and hours are spent on earlier stages.
     # Returns lines to print.
-    check: Callable[[], Sequence[str] | None] = tuple
+    check: Callable[[], Sequence[str] | None] = nothing_to_check
     num_bytes: int = 0  # that it writes, where it is so much that a disk may not have the room
 
     @functools.cached_property

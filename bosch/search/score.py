@@ -1,7 +1,7 @@
 """Scores masks: how a dense model under a mask answers the questions of the calibration set.
 
     evaluator = make_evaluator(inputs, settings)
-    (value,) = evaluator.score([z], threshold=best.value, stage="stage 1, layer 7")
+    (value,) = evaluator.score([z], threshold=best.value, part="stage 1, layer 7")
 
 Everything between a mask and its value is here, in this order: `score` looks a mask up in the memo
 and in the files of outcomes, and writes what is new; `_run` shares the haystacks that are left
@@ -128,7 +128,7 @@ class Evaluator:
         self,
         masks: Sequence[Z],
         threshold: float | None = None,
-        stage: str = "",
+        part: str = "",
         haystacks: Sequence[int] | None = None,
         bar: Bar | None = None,
     ) -> list[Value]:
@@ -176,7 +176,7 @@ class Evaluator:
             num_run = len(outcome) - len(before)
             if not outcome.keys() <= self._own.known.get(z, {}).keys():
                 line = {
-                    "stage": stage,
+                    "stage": part,
                     "threshold": threshold,
                     "value": value.value,
                     "exact": value.exact,

@@ -48,8 +48,8 @@ def begin_search(inputs: Inputs, unit: Unit = "group") -> "Search":
     # One after the other: what the first loses decides in which order the second is read.
     full, local = (((bit,) * inputs.num_groups,) * inputs.num_layers for bit in (1, 0))
     try:
-        (dense,) = evaluator.score([full], stage="anchors")
-        (windowed,) = evaluator.score([local], stage="anchors")
+        (dense,) = evaluator.score([full], part="anchors")
+        (windowed,) = evaluator.score([local], part="anchors")
     except SearchEnded as ended:
         raise UserError(
             f"{ended} before the dense and the fully windowed model are scored; raise it."
@@ -110,7 +110,7 @@ class Search:
 
     def solve(
         self,
-        name: str,
+        part: str,
         variables: Sequence[Variable],
         quota: int,
         max_evaluations: int,
@@ -153,7 +153,7 @@ class Search:
             max_evaluations=planned,
             # A seed for each subproblem, below 1,000,000: NOMAD draws that many random numbers
             # before it starts.
-            seed=random.Random(f"{self.inputs.seed} {name}").randrange(1_000_000),
+            seed=random.Random(f"{self.inputs.seed} {part}").randrange(1_000_000),
             starts=() if self.settings.optimizer in WITH_PENALTY else tuple(begin),
             prior=priors[0] if priors else (),
             anchors=self.anchors,
@@ -166,17 +166,17 @@ class Search:
             known=known,
             least_full=self.least_full,
         )
-        with track(name, planned, "evaluations") as bar:
-            score = partial(self.score, part=name, num_windowed=num_windowed, bar=bar)
+        with track(part, planned, "evaluations") as bar:
+            score = partial(self.score, part=part, num_windowed=num_windowed, bar=bar)
             solution = optimize(method, problem, score)
         self.z = assign(self.z, variables, solution.assignment)
         self.reproducible &= solution.reproducible
         self.drawn |= not enumerated
         for note in solution.notes:
-            say(f"{name}: {note}")
+            say(f"{part}: {note}")
         self.steps.append(
             {
-                "name": name,
+                "name": part,
                 "layers": sorted({layer for places in variables for layer, _ in places}),
                 "num_variables": len(variables),
                 "num_windowed": quota,
@@ -204,9 +204,7 @@ class Search:
         see Evaluator.score."""
         more = threshold, part, num_windowed, bar
         try:
-            values = self.evaluator.score(
-                masks, threshold, stage=part, haystacks=haystacks, bar=bar
-            )
+            values = self.evaluator.score(masks, threshold, part=part, haystacks=haystacks, bar=bar)
         except SearchEnded:
             # --max-evaluations still scores as many of them as are allowed.
             self._record([z for z in masks if z in self.evaluator.values], *more)
