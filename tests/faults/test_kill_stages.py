@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fork_server import PATIENCE
 from tests.hybrid_folders import files_of
 
 PROGRAM = Path(__file__).with_name("synthetic_chain.py")
@@ -29,7 +30,10 @@ def start(run: Path, rank: int = 0, world: int = 1, **options: object) -> subpro
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
-    output, _ = process.communicate(timeout=60)
+    try:
+        output, _ = process.communicate(timeout=PATIENCE)
+    finally:
+        process.kill()  # of no effect on one that has ended
     return process.returncode, output
 
 

@@ -22,6 +22,7 @@ from bosch.recipes import presets
 from bosch.run.dist import FolderLock
 from bosch.run.errors import UserError
 from bosch.run.fingerprint import fingerprint
+from tests.fork_server import PATIENCE
 
 MODEL = asset_folder("tiny-qwen3-2layer")
 SETTINGS = niah.Settings(lengths=(256,), tasks=("niah_single_1", "niah_single_2"))
@@ -77,7 +78,10 @@ def test_a_process_ends_with_the_one_that_started_it(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "bosch.eval.elsewhere"]
     pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE}
     with FolderLock(shared), subprocess.Popen(command, env=place, **pipes) as process:
-        _, errors = process.communicate(pickle.dumps(job), timeout=100)
+        try:
+            _, errors = process.communicate(pickle.dumps(job), timeout=PATIENCE)
+        finally:
+            process.kill()
     assert (process.returncode, errors) == (1, b"")
 
 
