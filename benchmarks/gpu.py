@@ -341,6 +341,8 @@ def slower(path: Path) -> list[str]:
         # Rows in another unit are of another measurement that kept its name.
         if old is None or row.get("value") is None or row.get("unit") != old.get("unit"):
             continue
+        if is_failure(row):
+            continue
         if row["value"] < row.get("tolerance", SLOW) * old["value"]:
             speeds = f"{row['value']:,.3g} of {old['value']:,.3g} {row['unit']}"
             found.append(f"{name} {speeds} ({old['date']}, commit {str(old['commit'])[:8]})")
@@ -361,7 +363,8 @@ def tables() -> str:
     """A table for each device: the last row of each name."""
     parts = []
     for path in sorted((ROOT / "benchmarks/results/gpu").glob("*.jsonl")):
-        last = {row["name"]: row for row in read_rows(path) if row.get("value") is not None}
+        rows = [row for row in read_rows(path) if not is_failure(row)]
+        last = {row["name"]: row for row in rows if row.get("value") is not None}
         lines = ["| what | measured | dense | computed | commit |", "|---|---|---|---|---|"]
         for row in last.values():
             value = f"{shown(row['value'])} {row['unit']}"
