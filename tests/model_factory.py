@@ -59,6 +59,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "olmo3": FULL,
     "olmoe": {"clip_qkv": 2.0},
     "qwen2_moe": {"shared_expert_intermediate_size": 48},
+    "seed_oss": {"attention_dropout": 0.0, "residual_dropout": 0.0},
     "smollm3": {"no_rope_layers": [1, 0, 1]},
 }
 

@@ -19,7 +19,7 @@ from bosch.method import Inputs
 from bosch.methods import kvzip
 from bosch.run.errors import UserError
 from tests.attention_matrices import inputs_of, matrices, toy_calibration
-from tests.model_factory import FAMILIES, tiny_model
+from tests.model_factory import FAMILIES, SPECIAL, tiny_model
 from tests.sampled import sampled
 
 WINDOW, CHUNK = 12, 17  # tokens; the texts have 40 and 38, so the last part is a short one
@@ -99,16 +99,19 @@ def weights_by_hand(model: Any, whole: Tensor, text_tokens: int, prompt_tokens: 
     seen: list[Any] = []
     hooks = []
     for layer in model.base_model.layers:
-        for module in (layer.self_attn.v_proj, layer.self_attn.o_proj):
+        attention = layer.self_attn
+        # Phi-3 computes queries, keys and values at once.
+        of_values = getattr(attention, "v_proj", None) or attention.qkv_proj
+        for module in (of_values, attention.o_proj):
             hooks.append(module.register_forward_hook(lambda *call: seen.append(call[2])))
     logits = model(whole[None], use_cache=False).logits[0]
     for hook in hooks:
         hook.remove()
     first = text_tokens + prompt_tokens
     loss = -sum(logits[i - 1].log_softmax(-1)[whole[i]] for i in range(first, len(whole)))
-    values, outputs = seen[::2], seen[1::2]
-    gradients = torch.autograd.grad(loss, outputs)
     config, size = model.config, model.base_model.layers[0].self_attn.head_dim
+    values, outputs = [x[..., -config.num_key_value_heads * size :] for x in seen[::2]], seen[1::2]
+    gradients = torch.autograd.grad(loss, outputs)
     ratio = config.num_attention_heads // config.num_key_value_heads
 
     def weight(layer: int, head: int, query: int, key: int) -> float:
@@ -140,7 +143,12 @@ def test_scores_are_those_of_plain_loops(settings: dict[str, Any], tmp_path: Pat
 
 @pytest.mark.parametrize("family", sampled(FAMILIES, slice(2)))
 def test_every_family_has_both_forms(family: str, tmp_path: Path) -> None:
-    model = tiny_model(family, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1)
+    changes: dict[str, Any] = {"num_hidden_layers": 1}
+    if family != "helium":  # whose hidden size is that of all heads
+        changes |= {"num_attention_heads": 2, "num_key_value_heads": 1}
+    if "layer_types" in SPECIAL.get(family, {}):
+        changes["layer_types"] = ["full_attention"]
+    model = tiny_model(family, **changes)
     texts = toy_calibration(24, count=1)
     for weighted_by in ("nothing", "gradient"):
         folder = tmp_path / weighted_by
@@ -191,7 +199,7 @@ import re, sys, tempfile
 from pathlib import Path
 from bosch.methods import kvzip
 from tests.attention_matrices import toy_calibration
-from tests.model_factory import tiny_model
+from tests.model_factory import SPECIAL, tiny_model
 from tests.unit.test_kvzip import make_inputs
 
 def peak():
