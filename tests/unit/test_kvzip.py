@@ -199,7 +199,7 @@ import re, sys, tempfile
 from pathlib import Path
 from bosch.methods import kvzip
 from tests.attention_matrices import toy_calibration
-from tests.model_factory import SPECIAL, tiny_model
+from tests.model_factory import tiny_model
 from tests.unit.test_kvzip import make_inputs
 
 def peak():
