@@ -66,11 +66,15 @@ def test_every_layer_keeps_a_full_group(
         assert min(map(sum, rows)) == 1
         assert record.settings["min_full_per_layer"] == 1
         # What stage 2 gives to the layers, where it was reached.
-        assert max((record.score_trace or {}).get("ratios", [0.75])) == 0.75
+        is_cut = "max_evaluations" in settings
+        if name == "bosch" and not is_cut:
+            assert record.score_trace is not None
+            assert max(record.score_trace["ratios"]) == 0.75
         if load_method(name).traits.searches:
             tried = [
                 line["z"] for line in lines_of(folder) if line["stage"] in ("stage 3", "swaps")
             ]
+            assert bool(tried) != is_cut
             assert all("1" in row for z in tried for row in z)
 
 

@@ -73,7 +73,6 @@ def compared(place: Path) -> set[str]:
     return {json.loads(row)["run"] for row in rows}
 
 
-@pytest.mark.slow
 def test_failed_runs_do_not_stop_others_and_are_retried(place: Path) -> None:
     (place / "broken").touch()
     # An earlier sweep's, with other settings: not a run of this one.
