@@ -26,7 +26,7 @@ import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -90,6 +90,8 @@ def measure(options: Options) -> Iterator[Row]:
     for name in options.only or EXPERIMENTS:
         if not points_left(name, options.device, path):
             say(f"gpu: {name} has all its rows of this code")
+            if name == "windows":
+                keep_rates(path, options.device)
             continue
         left = deadline - time.monotonic()
         # The limits are for GPUs. A rehearsal, perhaps beside other programs, is there to be seen
@@ -106,11 +108,12 @@ def measure(options: Options) -> Iterator[Row]:
         if reason is not None:
             ended[name] = reason
         yield from (row for row in read_rows(path)[before:] if "name" in row)
+        if name == "windows":
+            keep_rates(path, options.device)
         took = describe_seconds(time.monotonic() - begin)
         say(f"gpu: {name} {'took' if reason is None else f'{reason} after'} {took}")
     for sentence in conclude(path, options.device, ended):
         say(sentence)
-    keep_rates(path, options.device)
     if any(map(is_failure, known_rows(path).values())):
         raise SystemExit(1)
 
@@ -146,7 +149,7 @@ def run_in_process(name: str, device: str, path: Path, limit: float) -> str | No
 
 
 def run_experiment(name: str, device: str, path: Path) -> None:
-    """In a process of its own: measure the points that have no rows yet."""
+    """In a process of its own: measure the points that have not ended well yet."""
     os.setsid()  # so that it can be ended together with the processes that it starts
     threading.Thread(target=end_with_parent, daemon=True).start()
     torch.set_num_threads(1)
@@ -159,7 +162,7 @@ def run_experiment(name: str, device: str, path: Path) -> None:
             for row in point.measure():
                 write_row(path, {**rounded(row), **facts})
                 print(f"gpu: {describe_row(row)}", flush=True)
-        except UserError as error:  # this machine or this environment cannot do it
+        except UserError as error:  # perhaps of this machine or environment alone: tried again
             write_row(path, {"name": point.name, "skipped": str(error), **facts})
             print(f"gpu: {point.name} skipped: {error}", flush=True)
         except Exception as error:  # whatever it is, the next point may run
@@ -191,10 +194,9 @@ def end_with_parent() -> None:
 
 def points_left(name: str, device: str, path: Path) -> list[Point]:
     rows = rows_of_this_code(path)
-    last = last_attempts(rows)
-    newest = [row for row in rows if row.get("attempt") == last[row["point"]]]
-    done = {row["point"] for row in newest if row.get("event") == ENDS}
-    done -= {row["point"] for row in newest if is_failure(row)}
+    ended = {row["point"]: row["attempt"] for row in rows if row.get("event") == ENDS}
+    newest = [row for row in rows if row.get("attempt") == ended.get(row["point"], -1)]
+    done = set(ended) - {row["point"] for row in newest if is_failure(row) or is_skip(row)}
     begun = Counter(row["point"] for row in rows if row.get("event") == BEGINS)
     points = load_plugin(PACKAGE, name).points(torch.device(device))
     # One that takes longer than its experiment may would else keep those behind it waiting forever.
@@ -241,6 +243,11 @@ def is_failure(row: Row) -> bool:
     return bool(row.get("failed") or row.get("wrong"))
 
 
+def is_skip(row: Row) -> bool:
+    """Of a point that was refused as a whole; a switch that is refused is a row like others."""
+    return "skipped" in row and "value" not in row
+
+
 def describe_row(row: Row) -> str:
     if "failed" in row:
         return f"{row['name']} failed: {row['failed']}"
@@ -265,20 +272,17 @@ def rows_of_this_code(path: Path) -> list[Row]:
     return [row for row in read_rows(path) if row.get("code") == code]
 
 
-def last_attempts(rows: Sequence[Row]) -> dict[str, int | None]:
-    """Of each point."""
-    return {row["point"]: row.get("attempt") for row in rows}
-
-
 def known_rows(path: Path) -> dict[str, Row]:
-    """The last row of each name that this code made, without failures that were mended."""
+    """The last row of each name that this code made, without failures of a point that ended well
+    since."""
     rows = rows_of_this_code(path)
-    last = last_attempts(rows)
-    return {
-        row["name"]: row
-        for row in rows
-        if "name" in row and (not is_failure(row) or row.get("attempt") == last[row["point"]])
-    }
+    ended = {row["point"]: row["attempt"] for row in rows if row.get("event") == ENDS}
+    found = dict[str, Row]()
+    for row in rows:
+        is_old = row.get("attempt", 0) < ended.get(row.get("point"), 0)
+        if "name" in row and not (is_old and (is_failure(row) or is_skip(row))):
+            found[row["name"]] = row
+    return found
 
 
 def conclude(path: Path, device: str, ended: Mapping[str, str]) -> list[str]:
@@ -307,8 +311,7 @@ def conclude(path: Path, device: str, ended: Mapping[str, str]) -> list[str]:
         if is_failure(row)
     ]
     sentences.append(f"failed: {'; '.join(failed) or 'nothing'}")
-    # Of a whole point; switches that are refused are rows of their own experiment.
-    if skipped := [row for row in known.values() if "skipped" in row and "value" not in row]:
+    if skipped := [row for row in known.values() if is_skip(row)]:
         reasons = "; ".join(f"{row['name']} ({row['skipped']})" for row in skipped)
         sentences.append(f"not possible here: {reasons}")
     if ended:

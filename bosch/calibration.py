@@ -94,6 +94,7 @@ def write_calibration(folder: Path, calibration: Calibration) -> None:
 
 
 def read_calibration(folder: Path) -> Calibration:
+    import torch  # here: --help and wrong command lines load no torch
     from safetensors import SafetensorError, safe_open
 
     path = folder / FILE
@@ -111,9 +112,13 @@ def read_calibration(folder: Path) -> Calibration:
     problem = None
     if not isinstance(tasks, list) or positions.shape != (len(tasks), 5):
         problem = f"its questions are {list(positions.shape)}, and must be five numbers for a task"
-    elif positions.is_floating_point() or ends.is_floating_point():
+    elif any(x.is_floating_point() or x.dtype == torch.bool for x in (positions, ends)):
         problem = "its positions must be whole numbers"
-    elif ids.dim() != 1 or ends.dim() != 1 or ends[-1:].tolist() != [len(ids)]:
+    elif counts is not None and not isinstance(counts, list):
+        problem = "what its haystacks count as must be a list"
+    elif ids.dim() != 1 or ends.dim() != 1:
+        problem = "its tokens and the ends of its haystacks must be a list each"
+    elif ends[-1:].tolist() != [len(ids)]:
         problem = f"its last haystack must end at its last token, {len(ids)}"
     elif min(lengths := ends.diff(prepend=ends.new_zeros(1)).tolist()) < 1:
         problem = "a haystack has no tokens"

@@ -429,6 +429,8 @@ def as_console(examples: str) -> str:
 
     def called(match: re.Match[str]) -> str:
         start, recipe = match.groups()
+        if recipe not in words:  # not a program of the command
+            return match[0]
         program = f"{CONSOLE}{words[recipe]}"
         return program if start == "python" else f"{start} -m {program}"
 

@@ -59,9 +59,10 @@ LONG_TEXT = "hf:HuggingFaceFW/finepdfs?config=eng_Latn"
 HUB_TEXTS = ((SHORT_TEXT,), (LONG_TEXT,))
 TINY_MODEL, SMOKE_MODEL = "tiny-qwen3", "tiny-qwen3-2layer"
 SMALL_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
-# Models with fewer positions or smaller weights, as the embedded ones, use the toy world.
+# Models with smaller weights, as the embedded ones, use the toy world.
 TOY_BYTES = 100_000_000
 SHORT = 4_096  # tokens of texts so short that not every task may fit
+SHORTEST = 512  # into which at least one task of each group fits
 # Models with fewer parameters, and all on machines without such a GPU, have the preset `small`;
 # the others have `large`.
 SMALL_WEIGHTS, BIG_GPU_GB = 1_500_000_000, 40
@@ -298,6 +299,7 @@ def scaled_paper(model: str) -> Config:
         longest = min(longest, shape.positions)
     times_shorter = usual.data.sequence_length / longest
     lengths = tuple(round(n / times_shorter) for n in usual.eval.niah_lengths)
+    lengths = tuple(n for n in lengths if n >= SHORTEST) or lengths[-1:]
     return Config(
         model=model,
         method="bosch_paper",
@@ -490,11 +492,15 @@ def suited(model: str) -> tuple[str, Config]:
     from bosch.training.model_start import build_on_meta, read_config  # seconds
     from bosch.training.rehearsal import gpu_memory_gb
 
-    parameters = build_on_meta(read_config(fetch_config(model))).parameters()
-    num_weights = sum(weight.numel() for weight in parameters)
-    if not num_bytes and 2 * num_weights < TOY_BYTES:  # not on this machine yet; in bf16
+    on_big_gpu, num_weights = (gpu_memory_gb() or 0) >= BIG_GPU_GB, None
+    if on_big_gpu or not num_bytes:
+        # A model of no family that can be a hybrid is not counted: it may be evaluated too.
+        with suppress(UserError):
+            parameters = build_on_meta(read_config(fetch_config(model))).parameters()
+            num_weights = sum(weight.numel() for weight in parameters)
+    if not num_bytes and num_weights is not None and 2 * num_weights < TOY_BYTES:  # in bf16
         return "tiny", tiny(model)
-    if (gpu_memory_gb() or 0) < BIG_GPU_GB or num_weights < SMALL_WEIGHTS:
+    if not on_big_gpu or num_weights is None or num_weights < SMALL_WEIGHTS:
         return "small", small(model)
     return "large", large(model)
 

@@ -43,7 +43,6 @@ from bosch.methods._choose import make_mask, write_selection
 from bosch.methods._settings import check_settings, default_settings, resolve_sink
 from bosch.model import (
     ModelInfo,
-    check_window_fits,
     find_model,
     find_tokenizer,
     load_tokenizer,
@@ -146,8 +145,8 @@ def search_mask(
     _check_type("window", window, int)
     _check_type("seed", seed, int)
     check_ratio(ratio)
-    if ratio:
-        check_window_fits(window, "the model", model.config.max_position_embeddings)
+    if ratio and window >= (positions := model.config.max_position_embeddings):
+        raise UserError(f"window {window}: the model has {positions:,} positions; choose less.")
     usual = default_settings(method, MaskConfig())
     chosen = _settings(partial(replace, usual), type(usual), settings)
     check_settings(method, chosen)
@@ -187,12 +186,17 @@ def search_mask(
 
 def _refuse_other_weights(model: "PreTrainedModel", folder: Path) -> None:
     """A model that came from a folder is known by it, whatever was done to its weights since."""
+    from bosch.search.outcomes import FILE as OUTCOMES
+
     file, found = folder / "weights.json", {"weights": hash_weights(model)}
-    if not file.is_file():
-        write_sealed_json(file, found)
-    elif read_sealed_json(file, "weights")["weights"] != found["weights"]:
-        problem = f"{folder} is of a search with other weights of this model"
-        raise UserError(f"{problem}: pass another folder for the weights as they are now.")
+    if file.is_file():
+        is_same = read_sealed_json(file, "weights")["weights"] == found["weights"]
+    else:  # an earlier version wrote none
+        is_same = not any((folder / name).exists() for name in ("mask.json", OUTCOMES))
+    if not is_same:
+        problem = f"{folder} is of a search with other weights of this model, or not known to be"
+        raise UserError(f"{problem} with these: pass another folder for the weights as they are.")
+    write_sealed_json(file, found)
 
 
 def load_mask(path: str | Path, model: "PreTrainedModel | None" = None) -> Mask:

@@ -213,7 +213,7 @@ def list_chains(options: Options, rest: Sequence[str]) -> list[Chain]:
             suffix += f"-{name.rpartition('.')[2]}-{fitting}"
         command = parse_command(words)
         path = Path(f"{command.run_path}{suffix}")
-        if twin := next((chain for chain in chains if chain.path == path), None):
+        if varied and (twin := next((chain for chain in chains if chain.path == path), None)):
             both = [value for kind in (twin.varied, varied) for _, value in kind]
             problem = f"--vary: {', '.join(both)}: two runs would have the folder {path}"
             raise UserError(f"{problem}; sweep one of them apart.")

@@ -34,6 +34,7 @@ WRONG_LINES = {
     "recover --ratoi .5": "--ratoi --ratio",
     "recover --ratio 1.2": "ratio 1.2",
     "recover --seed=--": "--seed=--",
+    "recover --method from_file --mask.options path=smollm2-135m@0.75": "mask.json tiny-qwen3",
     "recover --method bosh": "--method bosh 'bosch'",
     "recover --model notes.txt": "--model notes.txt",
     "recover --model broken_json/": "broken_json/config.json",

@@ -23,7 +23,7 @@ K = 1024
 
 @dataclass(frozen=True)
 class Point:
-    """What is measured together. It is known by its name: one that has rows is not measured
+    """What is measured together. It is known by its name: one that ended well is not measured
     again."""
 
     name: str

@@ -21,8 +21,7 @@ import torch
 from bosch.attention.call import AttentionCall
 
 Row = dict[str, Any]
-# What tells one measured call from another.
-CALL = ("backend", "tokens", "window_tokens", "gradients", "documents", "sink")
+CALL = ("tokens", "window_tokens", "gradients", "documents", "sink")
 FILE = Path(__file__).with_name("rates.json")  # absent where a hybrid's folder brings this code
 
 
@@ -68,11 +67,17 @@ def nearest(rows: list[Row], tokens: int) -> list[Row]:
     return [row for row in rows if row["tokens"] == length]
 
 
+def call_of(row: Row) -> tuple[Any, ...]:
+    """What was measured, by whatever backend."""
+    return tuple(row[name] for name in CALL)
+
+
 def write_rates(file: Path, device: str, rows: list[Row]) -> None:
-    """Beside what was known of this device, and in the place of the same calls."""
-    known = dict(_read(file))
-    by_call = {tuple(row[name] for name in CALL): row for row in [*known.get(device, []), *rows]}
-    known[device] = list(by_call.values())
+    """Beside what was known of this device; of calls that were measured again, by any backend,
+    nothing older stays."""
+    known, measured = dict(_read(file)), {call_of(row) for row in rows}
+    older = [row for row in known.get(device, []) if call_of(row) not in measured]
+    known[device] = [*older, *rows]
     lines = [
         f" {json.dumps(name)}: [\n" + ",\n".join(f"  {json.dumps(row)}" for row in of_device) + "]"
         for name, of_device in sorted(known.items())

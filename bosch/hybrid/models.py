@@ -227,7 +227,6 @@ def describe_stretch(config: Any) -> str:
     """How rotary positions are stretched: `yarn 4`. Some ways make every key larger that passes the
     rotation, which the constant of a static sink does not."""
     rope = getattr(config, "rope_parameters", None) or {}
-    rope = rope.get("full_attention") or rope  # of models with one for each type of layer
     parts = (rope.get("rope_type", "default"), rope.get("factor"))
     return " ".join(f"{part:g}" if isinstance(part, float) else str(part) for part in parts if part)
 

@@ -212,6 +212,8 @@ def _conflict(folder: Path, stage: Stage, old: Mapping[str, Any]) -> StageBlocke
     changed = [f"its input {name}" for name in names if inputs[0].get(name) != inputs[1].get(name)]
     settings = [{n: f[n] for n in ("stage", "version")} | f["settings"] for f in (old, new)]
     changes = "; ".join(filter(None, [differences(*settings), *changed]))
+    if new["version"] != old["version"]:
+        changes += "; this version of the code makes it otherwise"
     return StageBlockedError(
         f"{folder} was made with other settings or inputs ({changes})",
         f"Use another --run-dir, or --fresh {stage.name} to make it and what depends on it again, "

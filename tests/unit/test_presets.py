@@ -140,6 +140,8 @@ def test_paper_settings_shrink_with_the_positions_of_the_model(tmp_path: Path) -
     assert config.train.batch_sequences == 512  # 2,097,152 tokens
     assert config.eval.niah_lengths == (512, 1_024, 2_048, 4_096)
     assert paper(model) == config
+    short = presets.large(model_folder(tmp_path / "shorter", positions=2_048))
+    assert short.eval.niah_lengths == (512, 1_024, 2_048)  # none into which no needle fits
     # They do not grow with them.
     config = scaled_paper(model_folder(tmp_path / "long", positions=262_144))
     assert (config.calibration.length, config.window) == (32_768, 1_024)

@@ -16,6 +16,7 @@ from bosch.data.ruler import TASKS as NEW
 from bosch.data.ruler import Files, Maker, read_source
 from bosch.eval import averages
 from bosch.eval.metrics import string_match_part
+from bosch.eval.settings import EvaluationPlan, SuiteRun
 from bosch.eval.suites import ruler
 from bosch.eval.suites._interface import Example, Scored, Task
 from bosch.model import load_tokenizer
@@ -242,3 +243,19 @@ def test_tasks_without_their_file_are_refused(tmp_path: Path) -> None:
     words += ["--niah-essays", "text:toy", "--options", "ruler.tasks=qa_1"]
     with pytest.raises(UserError, match="suite ruler has no task by these settings"):
         evaluate_model.main([*words, "--out", str(tmp_path / "out")])
+
+
+def test_every_file_of_its_settings_decides_the_scores(
+    corpora: dict[str, Path], tmp_path: Path
+) -> None:
+    words = tmp_path / "words.json"
+    words.write_text('["one"]')
+    settings = ruler.Settings(english_words=words, **corpora)
+    plan = EvaluationPlan((SuiteRun("ruler", settings, 2),))
+    before = plan.facts()
+    for file in (words, *corpora.values()):
+        content = file.read_text()
+        file.write_text(content + " ")
+        assert plan.facts() != before, file
+        file.write_text(content)
+    assert plan.facts() == before
