@@ -8,7 +8,8 @@ the first counts, or `--score`. A model is compared with `--baseline` on the que
 were asked: the mean of the tasks, listed in the order of the file, the difference in points, and in
 brackets its 95 % interval, for which questions are drawn within each task. Intervals say nothing of
 other seeds, masks or calibration sets, but that of the mean of the models in `--together`, which
-are one method by several of them. `kept` is, of what the baseline answers, the share that the model
+are one method by several of them; with `--beside` each of these is compared with another one, as
+another method by the same set. `kept` is, of what the baseline answers, the share that the model
 answers too: less than the share of the averages, as a model also answers what the baseline does
 not. `bosch compare` has differences and `kept` as well.
 """
@@ -49,6 +50,8 @@ class Options(BenchmarkOptions):
     baseline: str = "dense"  # the model that others are compared with
     score: str | None = None  # which of a question's scores, as quarter_1; None: its first
     together: tuple[str, ...] = ()  # models that differ in seed or calibration set alone
+    # As many models, with which those of --together are compared one by one; none: the baseline.
+    beside: tuple[str, ...] = ()
     add: tuple[str, ...] = ()  # evaluations to append to the rows first: NAME=FOLDER
 
 
@@ -70,7 +73,12 @@ def measure(options: Options) -> Iterator[Row]:
     if not models_of:
         raise UserError(f"--score {options.score}: no question in {options.rows} has it.")
     names = {name for models in models_of.values() for name in models}
-    for flag, wanted in (("baseline", (options.baseline,)), ("together", options.together)):
+    if options.beside and len(options.beside) != len(options.together):
+        raise UserError(
+            f"--beside names {len(options.beside)}, --together {len(options.together)}."
+        )
+    asked = {"together": options.together, "beside": options.beside}
+    for flag, wanted in ({"baseline": (options.baseline,)} | asked).items():
         for name in wanted:
             if name not in names:
                 known = ", ".join(sorted(names))
@@ -79,10 +87,15 @@ def measure(options: Options) -> Iterator[Row]:
         for name, ours in models.items():
             row = {"model": name, "length": length, "score": score}
             yield row | compared(ours, models.get(options.baseline))
-        together = [models[name] for name in options.together if name in models]
-        if len(together) > 1:
-            row = {"model": f"mean of {len(together)}", "length": length, "score": score}
-            yield row | mean_of(together, models.get(options.baseline))
+        others = options.beside or [options.baseline] * len(options.together)
+        pairs = [
+            (models[name], models.get(other))
+            for name, other in zip(options.together, others, strict=True)
+            if name in models
+        ]
+        if len(pairs) > 1:
+            row = {"model": f"mean of {len(pairs)}", "length": length, "score": score}
+            yield row | mean_of(pairs)
 
 
 def read_evaluation(named: str) -> list[Row]:
@@ -141,22 +154,29 @@ def compared(ours: Scores, theirs: Scores | None) -> Row:
     return row
 
 
-def mean_of(models: Sequence[Scores], theirs: Scores | None) -> Row:
-    """Of the questions that all of them were asked, and the baseline. Each question counts as
-    answered by the mean of the models, and how they differ is in the interval."""
-    asked = [*models, *([] if theirs is None else [theirs])]
-    tasks = [task for task in models[0] if all(task in each for each in asked)]
+def mean_of(pairs: Sequence[tuple[Scores, Scores | None]]) -> Row:
+    """Of models, each beside the one that it is compared with, of the questions that all of them
+    were asked. Each question counts as answered by the mean of the models, and how they differ is
+    in the interval."""
+    asked = [each for pair in pairs for each in pair if each is not None]
+    tasks = [task for task in pairs[0][0] if all(task in each for each in asked)]
     both = {task: sorted(set.intersection(*(set(each[task]) for each in asked))) for task in tasks}
     both = {task: numbers for task, numbers in both.items() if numbers}
     mean = {
-        task: {number: fmean(each[task][number] for each in models) for number in numbers}
+        task: {number: fmean(ours[task][number] for ours, _ in pairs) for number in numbers}
         for task, numbers in both.items()
     }
-    row = compared(mean, theirs) | {"kept": None, "kept_interval": ""}
-    if theirs is not None and both:
+    row = compared(mean, None)
+    compared_with = [(ours, theirs) for ours, theirs in pairs if theirs is not None]
+    if len(compared_with) == len(pairs) and both:
         row["difference"] = difference_of_sets(
             [
-                np.array([[each[task][n] - theirs[task][n] for n in numbers] for each in models])
+                np.array(
+                    [
+                        [ours[task][n] - theirs[task][n] for n in numbers]
+                        for ours, theirs in compared_with
+                    ]
+                )
                 for task, numbers in both.items()
             ]
         )

@@ -410,6 +410,12 @@ def test_pairs_are_of_the_questions_that_both_models_were_asked(
     low, high = re.fullmatch(r"-31\.2 \[(.+), (.+)\]", mean["difference"]).groups()
     assert float(low) < -200
     assert float(high) > 200
+    # Each beside another one: the first loses all of it, the second wins as much.
+    pairs = [*together, "--beside", "same", "worse"]
+    mean = run(tmp_path, "pairs", "--rows", str(file), *pairs)[-1]
+    assert mean["difference"].startswith("+0.0 [")
+    with pytest.raises(UserError, match="--beside names 1, --together 2"):
+        run(tmp_path, "pairs", "--rows", str(file), *together, "--beside", "same")
     other = run(tmp_path, "pairs", "--rows", str(file), "--baseline", "worse")[0]
     assert other["difference"].startswith("+62.5 [+50.0,")
     assert other["kept"] == 100  # it answers more than the other, and all of that too
