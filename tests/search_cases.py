@@ -69,7 +69,7 @@ def score_of_model(model: PreTrainedModel, calibration: Calibration, name: str) 
         scores = score_by_the_model(model, calibration, z)
         return Value(rounded(weighted(name, *scores)), True, *scores)
 
-    return lambda masks, threshold=None, stage="": [value_of(z) for z in masks]
+    return lambda masks, threshold=None, part="": [value_of(z) for z in masks]
 
 
 def evaluator_of(
@@ -97,7 +97,7 @@ def swap_search(score: Any) -> tuple[Z, float]:
     draw = random.Random(0)
     bits = [0, 1] * (LAYERS * GROUPS // 2)
     draw.shuffle(bits)
-    best = score([mask_of(bits)], stage="start")[0].value
+    best = score([mask_of(bits)], part="start")[0].value
     for step in range(24):
         ones, zeros = ([i for i, b in enumerate(bits) if b == bit] for bit in (1, 0))
         candidate = bits.copy()

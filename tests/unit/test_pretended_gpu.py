@@ -49,9 +49,11 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
 
 def test_every_stage_takes_the_gpu_and_its_number_format(gpu: Gpu) -> None:
     assert device_and_type(EvaluationPlan(())) == ("cuda:0", torch.bfloat16)
-    mask_stage.check(replace(Config(), mask=MaskConfig(attention="varlen")))
+    mask_stage.check(replace(Config(), mask=MaskConfig(attention="varlen")), None)
     with pytest.raises(UserError, match=r"mask\.attention varlen cannot run here"):
-        mask_stage.check(replace(Config(), mask=MaskConfig(attention="varlen", precision="fp32")))
+        mask_stage.check(
+            replace(Config(), mask=MaskConfig(attention="varlen", precision="fp32")), None
+        )
     assert choose_device({}) == CUDA
     assert "set_device" in gpu.calls
     assert choose_device({"ACCELERATE_USE_CPU": "true"}).type == "cpu"
