@@ -235,14 +235,15 @@ ONE_OFF = [replace(ALL, **{name: False}) for name, value in vars(ALL).items() if
 def test_scores_are_those_of_a_plain_loop(
     family: str, accelerations: Accelerations, sink: str
 ) -> None:
-    model = tiny_model(family)
+    # With Gemma's first weights all masks answer all, by one of the sinks.
+    model = tiny_model(family, seed=2 if family == "gemma3_text" else 0)
     calibration = answered_calibration(model)
     texts = [haystack.ids_T for haystack in calibration.haystacks]
     measured = measure_static_sink(model, texts)
     attach_sink(model, measured if sink == "static" else Sink.parse(sink))
     evaluator = evaluator_of(model, calibration, "accuracy", accelerations)
     right, logs = set(), set()
-    for z in [FULL, LOCAL, MIXED, *random_masks(8)]:
+    for z in [FULL, LOCAL, MIXED, *random_masks(16)]:
         (value,) = evaluator.score([z])
         accuracy, probability, log_probability = score_by_the_model(model, calibration, z)
         assert value.accuracy == accuracy
@@ -252,9 +253,8 @@ def test_scores_are_those_of_a_plain_loop(
         right.add(accuracy)
         logs.add(round(log_probability, 3))
     assert 1.0 in right
-    # Masks differ, so equality means something; by one all answers stay right.
-    assert len(right) > 1 or (family, sink) == ("gemma3_text", "tokens=3")
-    assert len(logs) > 5
+    assert len(right) > 1  # masks differ, so equality means something
+    assert len(logs) > 8
 
 
 @pytest.mark.parametrize(
