@@ -234,10 +234,15 @@ def test_a_saved_hybrid_loads_with_the_auto_classes(family: str, tmp_path: Path)
     assert AutoConfig.from_pretrained(tmp_path).to_dict() == loaded.config.to_dict()
 
     # The window and the rope may change.
-    if family in ("cohere2", "phi3") or "full_attention" in model.config.rope_parameters:
-        return  # no rope in full layers, only longrope, and one for each type of layer
+    if family in ("cohere2", "phi3"):
+        return  # no rope in full layers, and only longrope
     yarn = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 10000.0}
-    yarn = {**model.config.rope_parameters, **yarn, "original_max_position_embeddings": 64}
+    yarn["original_max_position_embeddings"] = 64
+    rope = model.config.rope_parameters
+    if "full_attention" in rope:  # one for each type of layer
+        yarn = {**rope, "full_attention": {**rope["full_attention"], **yarn}}
+    else:
+        yarn = {**rope, **yarn}
     stretched = tiny_model(family, rope_parameters=dict(yarn))
     hybrid = AutoModelForCausalLM.from_pretrained(tmp_path, rope_parameters=yarn)
     for window_tokens in (WINDOW, 40, 1):
