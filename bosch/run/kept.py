@@ -12,7 +12,7 @@ _clear = list[Callable[[], None]]()
 
 def kept(read: T) -> T:
     """A function that reads files, as one that remembers what it found."""
-    remembering = lru_cache(maxsize=8)(read)
+    remembering = lru_cache(maxsize=32)(read)  # the lengths of a plan, twice
     _clear.append(remembering.cache_clear)
     return remembering  # type: ignore[return-value]  # it is called in the same way
 
