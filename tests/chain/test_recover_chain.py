@@ -98,6 +98,20 @@ def test_a_stopped_fresh_start_goes_on_when_it_is_repeated(
     assert (tmp_path / RUN / "replaced" / "train-2").is_dir()
 
 
+def test_from_a_stage_makes_it_and_the_later_ones_again(
+    tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    """Also those that do not depend on it, as the training here: --fresh leaves them."""
+    shutil.copytree(undisturbed[0], tmp_path, dirs_exist_ok=True)
+    code, output = start(tmp_path, arguments=(*CHAIN, "--from", "eval/step-000000"))
+    assert code == 0, output
+    set_aside = set(re.findall(r"^([\w/-]+): the old one is now", output, re.MULTILINE))
+    assert set_aside == {"eval/step-000000", "train", "eval/step-000008"}
+    reused = set(re.findall(r"([\w/-]+): complete, reused", output))
+    assert {"calibration", "mask", "model", "tokens"} <= reused
+    assert results(tmp_path / RUN) == results(undisturbed[0] / RUN)
+
+
 @pytest.mark.slow
 def test_two_ranks_make_the_same_mask_scores_and_losses(tmp_path: Path) -> None:
     """Over a search, ten steps of training and a report."""
