@@ -58,7 +58,9 @@ def stages_of_run(
     # Tokens are packed when they are needed first, unless they are another run's. The mask comes
     # before any evaluation: its search refuses at once a calibration set that is of no use.
     packing = [tokens] if isinstance(tokens, Stage) else []
-    asked = [calibration] if methods.asks_calibration(config) else []  # not for a mask of a file
+    # A mask of a file that brings its sinks needs no calibration set.
+    calibrates = methods.asks_calibration(config, command.settings)
+    asked = [calibration] if calibrates else []
     stages = [*asked, *(packing if learns else []), mask, dense, model, untrained]
     if command.zero_shot:
         return stages

@@ -123,7 +123,8 @@ def stage_seconds(
     calibration, evaluation = config.calibration, config.eval
     texts = calibration.examples / calibration.questions_per_context
     of_search = texts + calibration.random_texts
-    if calibration.answers == "own-words" and asks_calibration(config):
+    of_method = default_settings(config.method, config.mask)
+    if calibration.answers == "own-words" and asks_calibration(config, of_method):
         length, precision = calibration.length, evaluation.precision
         found["calibration"] = reading("calibration", dense, texts, length, precision)
     passes, precision = search_passes(config), config.mask.precision

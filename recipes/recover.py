@@ -105,9 +105,10 @@ def main(arguments: Sequence[str]) -> None:
             # Without what is fitted to this machine: run.json tells runs apart.
             redoing = {REDOING: True} if redo or goes_on else {}
             run.save_config(command.config, arguments, **record, **redoing)
+        calibrates = methods.asks_calibration(config, command.settings)
         for stage in stages:
             run.complete(stage)
-            if stage.name == "eval/dense" and rank == 0 and methods.asks_calibration(config):
+            if stage.name == "eval/dense" and rank == 0 and calibrates:
                 check_calibration(config, run.path)  # the test examples are there now
         if rank == 0:
             written = report(run.path)

@@ -248,11 +248,9 @@ def mixed_sinks(chains: Sequence[Chain]) -> Iterator[str]:
     if len(methods) < 2:
         return
     shown = [f"{sink} with {', '.join(dict.fromkeys(of))}" for sink, of in methods.items()]
-    # Those that bring their own cannot take another, so the rest has to take theirs.
+    # A mask of a file was chosen with its sink in sight, so the others take that one.
     own = [sink for sink, of in methods.items() if any(map(brings_sink, of))]
     remedy = f"--sink {(own or [*methods])[0]} gives them all the same"
-    if len(own) > 1:
-        remedy = "each mask file keeps its own, so compare those of one sink, with --sink SINK"
     yield f"warning: the runs have different sinks ({'; '.join(shown)}); {remedy}"
 
 

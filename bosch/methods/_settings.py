@@ -149,12 +149,13 @@ def usual_path(config: Config, settings: object) -> Path:
     return Path("runs") / f"{Path(config.model).name}-{method}-r{config.ratio:g}{sink}{seed}"
 
 
-def asks_calibration(config: Config) -> bool:
+def asks_calibration(config: Config, settings: object) -> bool:
     """Whether the mask is chosen by the calibration set, or its static sinks are measured there."""
-    traits = load_method(config.method).traits
-    return traits.reads_calibration or (
-        config.sink == "static" and brings_sink(config.method) is None
-    )
+    if load_method(config.method).traits.reads_calibration:
+        return True
+    brings = brings_sink(config.method)
+    brought = str(brings(settings, config.window)) if brings else None
+    return config.sink == "static" and brought != "static"
 
 
 def brings_sink(name: str) -> Callable[[object, int], Sink] | None:

@@ -2,7 +2,7 @@
 
 A table (its file ends in .tsv) is cut at exactly the ratio. A mask.json must have the
 requested ratio. The window is always the requested one, so a mask can be tried with windows other
-than its own."""
+than its own; so is the sink, where one is requested: by itself a mask has its own."""
 
 import json
 from dataclasses import dataclass, replace
@@ -54,20 +54,15 @@ def own_sink(settings: Settings, window_tokens: int) -> Sink:
 
 
 def check_choice(settings: Settings, config: Config) -> None:
-    """Refuse, before work begins, a mask of another model, sink or ratio."""
+    """Refuse, before work begins, a mask of another model or ratio."""
     check(settings)
     path: Any = settings.path
     if path.suffix != ".tsv":  # a table is made to fit
         record = read_mask(path, read_model_info(fetch_config(config.model)))
-        refuse_unfit(path, record, Sink.parse(config.sink), config.ratio)
+        refuse_another_ratio(path, record, config.ratio)
 
 
-def refuse_unfit(path: Path, record: MaskFile, sink: Sink, ratio: float) -> None:
-    # The mask was chosen with its sink in sight: with another it would be another method's result.
-    if record.mask.sink != sink:
-        raise UserError(
-            f"--sink {sink}: {path} has the sink {record.mask.sink}; leave --sink out, or name it."
-        )
+def refuse_another_ratio(path: Path, record: MaskFile, ratio: float) -> None:
     # A mask.json leaves nothing to choose, and there is always a requested ratio.
     advice = f"pass --ratio {json.dumps(record.ratio_asked or record.mask.ratio)}"
     record.mask.refuse_another_ratio(ratio, str(path), advice)
@@ -76,25 +71,29 @@ def refuse_unfit(path: Path, record: MaskFile, sink: Sink, ratio: float) -> None
 def select(inputs: Inputs) -> Selection:
     check(inputs.settings)
     path: Path = inputs.settings.path
-    notes: tuple[str, ...] = ()
+    notes: list[str] = []
     if path.suffix == ".tsv":
-        record, notes = import_mask(
+        record, found = import_mask(
             path, inputs.model_info, inputs.ratio, inputs.window_tokens, inputs.seed
         )
+        notes += found
         details, drawn = dict(record.settings), record.seed is not None
     else:
         record = read_mask(path, inputs.model_info)
         if (made_for := record.mask.window_tokens) != inputs.window_tokens:
-            notes = (
+            notes.append(
                 f"{path} was made for a window of {made_for} tokens; using it with "
-                f"{inputs.window_tokens}",
+                f"{inputs.window_tokens}"
             )
         details, drawn = {"made_by": record.method}, False
-        if record.mask.sink.kind == "static":
-            from bosch.hybrid.sinks import read_constants  # imports torch
+    if (own := record.mask.sink) != inputs.sink:
+        notes.append(f"{path} has the sink {own}; using it with {inputs.sink}, as asked")
+        record = replace(record, mask=replace(record.mask, sink=inputs.sink))
+    elif own.kind == "static":
+        from bosch.hybrid.sinks import read_constants  # imports torch
 
-            record = read_constants(path, record)
-    refuse_unfit(path, record, inputs.sink, inputs.ratio)
+        record = read_constants(path, record)
+    refuse_another_ratio(path, record, inputs.ratio)
     details["path_xxh3"] = hash_file(path)
     mask = replace(record.mask, window_tokens=inputs.window_tokens)
-    return Selection(mask, details=details, drawn=drawn, notes=notes)
+    return Selection(mask, details=details, drawn=drawn, notes=tuple(notes))

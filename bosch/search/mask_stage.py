@@ -109,7 +109,7 @@ def stage(
     if own := own | own_backend_files(mask.attention):
         decides["plugins"] = own
     inputs: dict[str, Stage | Artifact] = {}
-    if methods.asks_calibration(config):
+    if methods.asks_calibration(config, settings):
         if calibration is None:
             remedy = "pass --calibration DIR, which bosch calibrate makes"
             if traits.reads_calibration:

@@ -34,7 +34,7 @@ from bosch.run.folder import RunFolder
 from bosch.run.stage import Artifact, Stage
 from bosch.search import mask_stage
 from bosch.search.mask_stage import learning_settings
-from bosch.sink import CONSTANTS_FILE
+from bosch.sink import CONSTANTS_FILE, Sink
 from bosch.training.learner import make_learning
 from tests.attention_matrices import toy_calibration
 from tests.convex_toy import inputs_without_model
@@ -120,7 +120,7 @@ def test_ranks_share_the_examples_and_find_what_one_finds(
     assert found[2] == found[1]
 
 
-def build(config: Config, calibration: Artifact, settings: object = None) -> Stage:
+def build(config: Config, calibration: Artifact | None, settings: object = None) -> Stage:
     return mask_stage.stage(config, read_set, make_learning, calibration, settings=settings)
 
 
@@ -149,6 +149,27 @@ def test_what_makes_a_stage(model_folder: Path, calibration_folder: Path, tmp_pa
     first = build(config, calibration, settings=given).fingerprint
     (artifact.folder / CONSTANTS_FILE).write_bytes(b"other")
     assert build(config, calibration, settings=given).fingerprint != first
+
+
+def test_a_mask_of_a_file_gets_static_sinks_where_they_are_asked_for(
+    model_folder: Path, calibration_folder: Path, tmp_path: Path
+) -> None:
+    """Measured on the calibration set, as those of every other method."""
+    calibration = Artifact.load(calibration_folder)
+    config = Config(model=str(model_folder), method="razor", window=16, sink="none")
+    with RunFolder(tmp_path / "without") as run:
+        without = run.complete(build(config, calibration)).folder / "mask.json"
+    given = from_file.Settings(path=without)
+    found = {}
+    for method, settings in (("razor", None), ("from_file", given)):
+        config = replace(config, method=method, sink="static")
+        with RunFolder(tmp_path / method) as run:
+            found[method] = run.complete(build(config, calibration, settings=settings)).folder
+    assert read_mask(found["from_file"] / "mask.json").mask.sink == Sink("static")
+    ours, measured = (found[name] / CONSTANTS_FILE for name in ("from_file", "razor"))
+    assert ours.read_bytes() == measured.read_bytes()
+    with pytest.raises(UserError, match="needs calibration examples"):
+        build(config, None, settings=given)
 
 
 def test_gates_learn_at_a_rate_for_all_weights() -> None:
@@ -236,6 +257,9 @@ def test_a_mask_comes_back_from_its_file_and_from_a_table(tmp_path: Path) -> Non
         wider = take(file, window_tokens=48)
         assert wider.mask.window_tokens == 48
         assert any("48" in note for note in wider.notes)
+        sunk = take(file, sink=Sink("tokens", 4))
+        assert sunk.mask == replace(record.mask, sink=Sink("tokens", 4))
+        assert any("sink none" in note and "tokens=4" in note for note in sunk.notes)
     # Zeros and ones as real numbers can be cut at any ratio.
     assert take(table, ratio=0.25).mask.num_windowed == 2
     with pytest.raises(UserError, match=rf"{path}.* 4 of 8 .*--ratio 0\.5\."):
