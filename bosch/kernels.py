@@ -26,9 +26,6 @@ from bosch.run.progress import say_once
 # The function of a family's module, by which its attention rotates queries and keys; and the name
 # of the fused one as an attribute of an attention that has it.
 ROTATE = "apply_rotary_pos_emb"
-# Families whose fused kernels were compared with torch's (tests/liger_program.py). Others rotate or
-# normalize in ways of their own, which Liger's kernels would not notice.
-COMPARED = ("llama", "mistral", "olmo2", "qwen2", "qwen3", "qwen3_moe")
 
 
 def choose_kernels(setting: str, device: torch.device) -> tuple[str, str]:
@@ -99,10 +96,13 @@ def fuse_blocks(model: PreTrainedModel) -> None:
 
 def is_compared(model: PreTrainedModel) -> bool:
     """Whether Liger's kernels may replace the blocks of this model; a line says if not."""
-    model_type = family_of(model.config).plain_config_class.model_type
-    if model_type not in COMPARED:
+    family = family_of(model.config)
+    # Others rotate or normalize in ways of their own, which Liger's kernels would not notice.
+    is_compared: bool = getattr(family, "compared_with_liger", False)
+    if not is_compared:
+        model_type = family.plain_config_class.model_type
         say_once(f"torch computes the blocks of {model_type}: no test compares fused kernels")
-    return model_type in COMPARED
+    return is_compared
 
 
 def rotation_of(attention: nn.Module) -> Callable[..., Any]:

@@ -8,6 +8,11 @@ names in NEEDS and, where they apply:
     fused               attention parameters that hold several projections, and which in what order,
                         as {"qkv_proj.weight": "qkv"}
     logit_factor        a function of the config: what the model multiplies its head's output by
+    served_by_vllm      True: serving/vllm has vLLM's model of the family (a test holds them equal)
+    compared_with_liger True: tests/liger_program.py compares Liger's fused kernels with its own
+                        norms, MLPs and rotations; without, torch's are used
+    layer_types_suffice True: its layers differ in their windows alone, so that a hybrid of whole
+                        layers can be written as the plain model with other `layer_types`
 """
 
 NEEDS = ("plain_config_class", "plain_model_class", "config_class", "model_class")

@@ -9,3 +9,4 @@ BoschApertusConfig, BoschApertusForCausalLM = config_class, model_class = hybrid
     __name__, ApertusConfig, ApertusForCausalLM
 )
 block_norms = BlockNorms(before_attention="attention_layernorm", before_mlp="feedforward_layernorm")
+served_by_vllm = True

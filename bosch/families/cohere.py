@@ -16,3 +16,6 @@ head_dimensions = {"q_norm.weight": 0, "k_norm.weight": 0}  # those of Command R
 
 def logit_factor(config: Any) -> float:
     return float(config.logit_scale)
+
+
+served_by_vllm = True

@@ -13,3 +13,6 @@ BoschCohere2Config, BoschCohere2ForCausalLM = config_class, model_class = hybrid
 
 def logit_factor(config: Cohere2Config) -> float:
     return float(config.logit_scale)
+
+
+served_by_vllm = True

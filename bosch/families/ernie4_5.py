@@ -9,3 +9,4 @@ BoschErnie4_5Config, BoschErnie4_5ForCausalLM = config_class, model_class = hybr
     __name__, Ernie4_5Config, Ernie4_5ForCausalLM
 )
 block_norms = PRE_NORM
+served_by_vllm = True

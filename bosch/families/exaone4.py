@@ -9,3 +9,4 @@ BoschExaone4Config, BoschExaone4ForCausalLM = config_class, model_class = hybrid
     __name__, Exaone4Config, Exaone4ForCausalLM
 )
 # No block_norms: beside layers with windows, its full layers have no rotary positions.
+served_by_vllm = True

@@ -9,3 +9,4 @@ BoschGemmaConfig, BoschGemmaForCausalLM = config_class, model_class = hybrid_cla
     __name__, GemmaConfig, GemmaForCausalLM
 )
 block_norms = PRE_NORM
+served_by_vllm = True

@@ -14,3 +14,4 @@ block_norms = BlockNorms(
     before_mlp="pre_feedforward_layernorm",
     after_mlp="post_feedforward_layernorm",
 )
+served_by_vllm = True

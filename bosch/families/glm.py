@@ -9,3 +9,4 @@ BoschGlmConfig, BoschGlmForCausalLM = config_class, model_class = hybrid_classes
     __name__, GlmConfig, GlmForCausalLM
 )
 block_norms = PRE_NORM
+served_by_vllm = True

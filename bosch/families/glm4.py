@@ -14,3 +14,4 @@ block_norms = BlockNorms(
     before_mlp="post_attention_layernorm",
     after_mlp="post_mlp_layernorm",
 )
+served_by_vllm = True

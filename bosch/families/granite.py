@@ -13,3 +13,6 @@ BoschGraniteConfig, BoschGraniteForCausalLM = config_class, model_class = hybrid
 
 def logit_factor(config: GraniteConfig) -> float:
     return 1 / config.logits_scaling
+
+
+served_by_vllm = True

@@ -9,3 +9,4 @@ BoschHeliumConfig, BoschHeliumForCausalLM = config_class, model_class = hybrid_c
     __name__, HeliumConfig, HeliumForCausalLM
 )
 block_norms = PRE_NORM
+served_by_vllm = True

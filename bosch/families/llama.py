@@ -9,3 +9,5 @@ BoschLlamaConfig, BoschLlamaForCausalLM = config_class, model_class = hybrid_cla
     __name__, LlamaConfig, LlamaForCausalLM
 )
 block_norms = PRE_NORM
+served_by_vllm = True
+compared_with_liger = True

@@ -9,3 +9,5 @@ BoschMinistralConfig, BoschMinistralForCausalLM = config_class, model_class = hy
     __name__, MinistralConfig, MinistralForCausalLM
 )
 block_norms = PRE_NORM
+served_by_vllm = True
+layer_types_suffice = True

@@ -9,3 +9,5 @@ BoschMistralConfig, BoschMistralForCausalLM = config_class, model_class = hybrid
     __name__, MistralConfig, MistralForCausalLM
 )
 block_norms = PRE_NORM
+served_by_vllm = True
+compared_with_liger = True

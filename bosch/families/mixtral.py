@@ -9,3 +9,4 @@ BoschMixtralConfig, BoschMixtralForCausalLM = config_class, model_class = hybrid
     __name__, MixtralConfig, MixtralForCausalLM
 )
 block_norms = PRE_NORM
+served_by_vllm = True

@@ -10,3 +10,4 @@ BoschOlmoeConfig, BoschOlmoeForCausalLM = config_class, model_class = hybrid_cla
 )
 # No block_norms: clip_qkv clips queries, keys and values, which rows by themselves are not.
 head_dimensions = {"q_norm.weight": 0, "k_norm.weight": 0}  # these weights are permuted too
+served_by_vllm = True

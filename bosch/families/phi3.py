@@ -9,3 +9,4 @@ BoschPhi3Config, BoschPhi3ForCausalLM = config_class, model_class = hybrid_class
     __name__, Phi3Config, Phi3ForCausalLM
 )
 fused = {"qkv_proj.weight": "qkv"}
+served_by_vllm = True

@@ -9,3 +9,6 @@ BoschQwen2Config, BoschQwen2ForCausalLM = config_class, model_class = hybrid_cla
     __name__, Qwen2Config, Qwen2ForCausalLM
 )
 block_norms = PRE_NORM
+served_by_vllm = True
+compared_with_liger = True
+layer_types_suffice = True

@@ -9,3 +9,5 @@ BoschQwen2MoeConfig, BoschQwen2MoeForCausalLM = config_class, model_class = hybr
     __name__, Qwen2MoeConfig, Qwen2MoeForCausalLM
 )
 block_norms = PRE_NORM
+served_by_vllm = True
+layer_types_suffice = True

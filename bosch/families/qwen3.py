@@ -9,3 +9,6 @@ BoschQwen3Config, BoschQwen3ForCausalLM = config_class, model_class = hybrid_cla
     __name__, Qwen3Config, Qwen3ForCausalLM
 )
 block_norms = PRE_NORM
+served_by_vllm = True
+compared_with_liger = True
+layer_types_suffice = True

@@ -9,3 +9,5 @@ BoschQwen3MoeConfig, BoschQwen3MoeForCausalLM = config_class, model_class = hybr
     __name__, Qwen3MoeConfig, Qwen3MoeForCausalLM
 )
 block_norms = PRE_NORM
+served_by_vllm = True
+compared_with_liger = True

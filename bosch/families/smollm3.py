@@ -9,3 +9,4 @@ BoschSmolLM3Config, BoschSmolLM3ForCausalLM = config_class, model_class = hybrid
     __name__, SmolLM3Config, SmolLM3ForCausalLM
 )
 # No block_norms: rows by themselves would be rotated in every layer.
+layer_types_suffice = True

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import PretrainedConfig
 
-from bosch.hybrid.models import PREFIX, head_size
+from bosch.hybrid.models import PREFIX, family_of, head_size
 from bosch.hybrid.remote_code import ENTRY, write_remote_code
 from bosch.masks.mask import ORIGIN, GroupMask, MaskFile, describe_bytes
 from bosch.masks.picture import draw_mask
@@ -27,12 +27,6 @@ SINKS = {  # by kind
     "static": "a constant key and value in each group on the window, which take no KV cache",
     "tokens": "the first {} tokens of a text stay in the cache of groups on the window",
 }
-# Families that serving/vllm serves (docs/serving.md).
-SERVED = (
-    "apertus", "cohere", "cohere2", "ernie4_5", "exaone4", "gemma", "gemma3_text", "glm", "glm4",
-    "granite", "helium", "llama", "ministral", "mistral", "mixtral", "olmoe", "phi3", "qwen2",
-    "qwen2_moe", "qwen3", "qwen3_moe",
-)  # fmt: skip
 # Around the scores in a card: between them the text is ours, whatever a user made of the rest.
 BEGIN, END = "<!-- scores -->\n", "<!-- end of scores -->\n"
 NOT_EVALUATED = ("This model has not been evaluated.",)
@@ -68,7 +62,7 @@ def put_scores(folder: Path, lines: Sequence[str] = NOT_EVALUATED) -> None:
 def why_not_served(config: PretrainedConfig) -> str | None:
     """Why vLLM does not serve this hybrid, in a clause; None: it does (docs/serving.md)."""
     sink, family = Sink.of_hybrid(config), config.model_type.removeprefix(PREFIX)
-    if family not in SERVED:
+    if not getattr(family_of(config), "served_by_vllm", False):
         return f"its family is {family}, for which the plug-in has no model of vLLM's"
     if getattr(config, "clip_qkv", None) is not None:
         return "vLLM's model of its family ignores clip_qkv"

@@ -21,7 +21,7 @@ from transformers import AutoConfig, GenerationConfig, PretrainedConfig, PreTrai
 
 from bosch.hybrid import conversion, export
 from bosch.hybrid.conversion import Permutation, inverse
-from bosch.hybrid.models import PREFIX, check_native_window, family_of
+from bosch.hybrid.models import PREFIX, check_native_window, families_with, family_of
 from bosch.hybrid.shards import PROGRESS, rewrite_weights, weight_files
 from bosch.hybrid.sinks import attach_sink, sink_of_hybrid
 from bosch.masks.mask import MaskFile
@@ -44,10 +44,6 @@ from bosch.sink import NO_SINK, Sink
 # All others are: tokenizer, chat template, generation config, license.
 SKIPPED = (*OTHER_WEIGHTS, ".safetensors", ".index.json", ".py")
 WRITTEN_ANEW = {"config.json", export.CARD, export.PICTURE, MANIFEST, STARTED}
-
-# Families whose layers differ in their windows alone, by layer_types of transformers.
-# vLLM, SGLang and llama.cpp do not heed those of Qwen2 and Qwen3 (docs/serving.md).
-HAVE_LAYER_TYPES = ("ministral", "olmo3", "qwen2", "qwen2_moe", "qwen3", "smollm3")
 
 # The check. A short window shows a wrong order of groups more clearly, and needs only a short text.
 CHECK_WINDOW = 32
@@ -93,8 +89,9 @@ def as_layer_types(source: Path, out: Path) -> None:
     plain, num_full = conversion.plain_config(hybrid), hybrid.bosch["num_full"]
     if getattr(plain, "layer_types", None) is None:
         problem = f"{source}: the family {plain.model_type} has no layer_types in transformers"
-        raise UserError(f"{problem}; {', '.join(HAVE_LAYER_TYPES)} have.")
-    if plain.model_type not in HAVE_LAYER_TYPES:
+        raise UserError(f"{problem}; {', '.join(families_with('layer_types_suffice'))} have.")
+    # vLLM, SGLang and llama.cpp do not heed those of Qwen2 and Qwen3 (docs/serving.md).
+    if not getattr(family_of(plain), "layer_types_suffice", False):
         problem = f"{source}: in the family {plain.model_type} layers of windows have other"
         raise UserError(f"{problem} positions than full ones, so the model would change.")
     if (others := {*own_windows(hybrid)} - {window}) and 0 in num_full:

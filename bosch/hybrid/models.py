@@ -307,6 +307,12 @@ def family_of(config: PretrainedConfig) -> ModuleType:
     return load_plugin("bosch.families", name)
 
 
+def families_with(fact: str) -> list[str]:
+    """The families whose files say that this is so of them (bosch/families/__init__.py)."""
+    names = list_plugins("bosch.families")
+    return [name for name in names if getattr(load_plugin("bosch.families", name), fact, False)]
+
+
 def share_conversions(plain_class: Any, hybrid_class: Any) -> None:
     """Load and save a hybrid's files in the way of the plain family. transformers has a table of it
     by model_type: files have the experts of a Qwen3-MoE one by one, its modules in one tensor."""

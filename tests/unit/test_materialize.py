@@ -17,14 +17,13 @@ from bosch.data.tokenizer_files import describe_tokenizer
 from bosch.hybrid.conversion import deploy, hybrid_config
 from bosch.hybrid.materialize import (
     CHECK_TOLERANCE,
-    HAVE_LAYER_TYPES,
     as_layer_types,
     compare_logits,
     materialize,
     read_config,
     unmaterialize,
 )
-from bosch.hybrid.models import family_of
+from bosch.hybrid.models import families_with, family_of
 from bosch.hybrid.remote_code import remote_code
 from bosch.hybrid.shards import PROGRESS, rewrite_weights
 from bosch.recipes import materialize_model
@@ -46,7 +45,7 @@ WHOLE = [[1] * 4, [0] * 4, [1] * 4]
 every_family = pytest.mark.parametrize("family", family_parameters())
 
 
-@pytest.mark.parametrize("family", sampled(HAVE_LAYER_TYPES, slice(2, 5)))
+@pytest.mark.parametrize("family", sampled(families_with("layer_types_suffice"), slice(2, 5)))
 def test_whole_layers_become_layer_types_that_any_engine_knows(family: str, tmp_path: Path) -> None:
     """Stock transformers generates the same tokens, and its cache holds the window."""
     dense, hybrid, out = (tmp_path / name for name in ("dense", "hybrid", "stock"))
