@@ -9,8 +9,9 @@ file of bosch/methods with
     count_passes(settings, num_layers, num_groups)
                                    optional: about how often it reads the calibration set
     own_sink(settings, window_tokens)
-                                   optional: the sink that --sink auto means, where the method
-                                   brings its constants too (Selection.mask.sink)
+                                   optional: the sink that --sink auto means; without: static
+    has_constants(settings)        optional: whether the constants of static sinks come with the
+                                   mask (Selection.mask.sink); without: they are measured
 
 docs/extending.md has a complete example. `make_mask` (bosch/methods/_choose.py) calls the function
 and turns scores into the exact mask. A method leaves weights, configuration and mode of the model

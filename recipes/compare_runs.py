@@ -19,6 +19,7 @@ from bosch.eval.report.compare import Comparison, compare
 from bosch.eval.report.page import warnings, write_report
 from bosch.eval.report.runs import RunResults, is_archive, is_run
 from bosch.eval.report.tables import align, baseline_table, dense_table, short_table
+from bosch.masks.mask import write_mask
 from bosch.run.errors import MissingFileError, UserError, run_main
 from bosch.run.progress import say, set_up
 
@@ -31,6 +32,8 @@ class Options:
     runs: Annotated[tuple[Path, ...], POSITIONAL] = ()
     out: Path = Path("comparison")  # folder for the report
     baseline: str | None = None  # method, run or NAME=VALUE of a setting to compare with
+    # Also write each run's mask, as NAME.json, into this folder, for `--method from_file`.
+    masks: Annotated[Path | None, "DIR"] = None
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -44,10 +47,14 @@ def main(arguments: Sequence[str]) -> None:
     if not runs:
         listed = ", ".join(map(str, given)) or "runs/"
         raise UserError(f"No runs to compare in {listed}; name run folders, such as runs/NAME.")
-    compare_and_show(runs, options.out, options.baseline)
+    comparison = compare_and_show(runs, options.out, options.baseline)
+    if options.masks is not None:
+        write_masks(comparison.runs, options.masks)
 
 
-def compare_and_show(runs: Sequence[Path | RunResults], out: Path, baseline: str | None) -> None:
+def compare_and_show(
+    runs: Sequence[Path | RunResults], out: Path, baseline: str | None
+) -> Comparison:
     comparison = compare(runs, baseline)
     written = write_report(comparison, out)
     lines = align(short_table(comparison))
@@ -57,6 +64,17 @@ def compare_and_show(runs: Sequence[Path | RunResults], out: Path, baseline: str
     say(*lines)
     warn(comparison)
     say(f"report in {written[0]}")
+    return comparison
+
+
+def write_masks(runs: Sequence[RunResults], folder: Path) -> None:
+    """Without the constants of static sinks, which a file of runs does not have: `from_file`
+    measures them anew."""
+    folder.mkdir(parents=True, exist_ok=True)
+    found = {run.name: run.mask for run in runs if run.mask is not None}
+    for name, record in found.items():
+        write_mask(folder / f"{name}.json", record)
+    say(f"masks in {folder}: {len(found)}")
 
 
 def warn(comparison: Comparison) -> None:

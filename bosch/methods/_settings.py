@@ -153,9 +153,9 @@ def asks_calibration(config: Config, settings: object) -> bool:
     """Whether the mask is chosen by the calibration set, or its static sinks are measured there."""
     if load_method(config.method).traits.reads_calibration:
         return True
-    brings = brings_sink(config.method)
-    brought = str(brings(settings, config.window)) if brings else None
-    return config.sink == "static" and brought != "static"
+    has_constants: Callable[[object], bool] | None
+    has_constants = getattr(load_method(config.method), "has_constants", None)
+    return config.sink == "static" and not (has_constants and has_constants(settings))
 
 
 def brings_sink(name: str) -> Callable[[object, int], Sink] | None:

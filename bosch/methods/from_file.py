@@ -11,7 +11,7 @@ from typing import Any
 
 from bosch.config import Config
 from bosch.masks.formats import import_mask, sink_beside
-from bosch.masks.mask import MaskFile, read_mask
+from bosch.masks.mask import MaskFile, find_constants, read_mask
 from bosch.masks.ready import find_mask
 from bosch.method import Inputs, MethodTraits, Selection
 from bosch.model import fetch_config, read_model_info
@@ -53,6 +53,15 @@ def own_sink(settings: Settings, window_tokens: int) -> Sink:
     return sink_beside(path, window_tokens) if path.suffix == ".tsv" else read_mask(path).mask.sink
 
 
+def has_constants(settings: Settings) -> bool:
+    """Whether static sinks come with the mask. If not, the calibration set gives them."""
+    check(settings)
+    path: Any = settings.path
+    if path.suffix == ".tsv" or read_mask(path).mask.sink.kind != "static":
+        return False
+    return find_constants(path).is_file()
+
+
 def check_choice(settings: Settings, config: Config) -> None:
     """Refuse, before work begins, a mask of another model or ratio."""
     check(settings)
@@ -89,10 +98,12 @@ def select(inputs: Inputs) -> Selection:
     if (own := record.mask.sink) != inputs.sink:
         notes.append(f"{path} has the sink {own}; using it with {inputs.sink}, as asked")
         record = replace(record, mask=replace(record.mask, sink=inputs.sink))
-    elif own.kind == "static":
+    elif has_constants(inputs.settings):
         from bosch.hybrid.sinks import read_constants  # imports torch
 
         record = read_constants(path, record)
+    elif own.kind == "static":
+        notes.append(f"beside {path} are no sinks: measured on the calibration set")
     refuse_another_ratio(path, record, inputs.ratio)
     details["path_xxh3"] = hash_file(path)
     mask = replace(record.mask, window_tokens=inputs.window_tokens)

@@ -39,6 +39,7 @@ from bosch.eval.rows import read_rows, write_rows
 from bosch.eval.suites import longbench, ruler
 from bosch.eval.suites._interface import Task
 from bosch.eval.suites._reporting import ReportedScore
+from bosch.masks.mask import read_mask
 from bosch.model_files import read_json_object
 from bosch.recipes import compare_runs
 from bosch.run.errors import MissingFileError, UserError
@@ -376,6 +377,17 @@ def test_archived_runs_are_read_like_their_folders(tmp_path: Path) -> None:
     mask = replace(run.mask, mask=replace(run.mask.mask, own_windows=(512, 512)))
     append_run(archive, replace(run, mask=mask))
     assert read_archive(archive)[0].mask == mask
+
+
+def test_the_masks_of_archived_runs_are_written_as_files(tmp_path: Path) -> None:
+    archive = tmp_path / "rows.jsonl.gz"
+    run = read_run(FakeRun().write(tmp_path))
+    append_run(archive, run)
+    folder = tmp_path / "masks"
+    compare_runs.main([str(archive), "--out", str(tmp_path / "report"), "--masks", str(folder)])
+    (file,) = folder.iterdir()
+    assert file.name == f"{run.name}.json"
+    assert read_mask(file) == run.mask
 
 
 def test_a_suite_without_its_average_recovers_by_its_parts(tmp_path: Path) -> None:

@@ -154,22 +154,24 @@ def test_what_makes_a_stage(model_folder: Path, calibration_folder: Path, tmp_pa
 def test_a_mask_of_a_file_gets_static_sinks_where_they_are_asked_for(
     model_folder: Path, calibration_folder: Path, tmp_path: Path
 ) -> None:
-    """Measured on the calibration set, as those of every other method."""
+    """Measured on the calibration set, as those of every other method; also for a mask that had
+    some and was copied without them, as one of an archive of runs is."""
     calibration = Artifact.load(calibration_folder)
     config = Config(model=str(model_folder), method="razor", window=16, sink="none")
     with RunFolder(tmp_path / "without") as run:
         without = run.complete(build(config, calibration)).folder / "mask.json"
-    given = from_file.Settings(path=without)
-    found = {}
-    for method, settings in (("razor", None), ("from_file", given)):
-        config = replace(config, method=method, sink="static")
-        with RunFolder(tmp_path / method) as run:
-            found[method] = run.complete(build(config, calibration, settings=settings)).folder
-    assert read_mask(found["from_file"] / "mask.json").mask.sink == Sink("static")
-    ours, measured = (found[name] / CONSTANTS_FILE for name in ("from_file", "razor"))
-    assert ours.read_bytes() == measured.read_bytes()
-    with pytest.raises(UserError, match="needs calibration examples"):
-        build(config, None, settings=given)
+    with RunFolder(tmp_path / "with") as run:
+        measured = run.complete(build(replace(config, sink="static"), calibration)).folder
+    alone = shutil.copy(measured / "mask.json", tmp_path / "alone.json")
+    for number, path in enumerate((without, alone)):
+        given = from_file.Settings(path=path)
+        config = replace(config, method="from_file", sink="static")
+        with pytest.raises(UserError, match="needs calibration examples"):
+            build(config, None, settings=given)
+        with RunFolder(tmp_path / f"of-file-{number}") as run:
+            found = run.complete(build(config, calibration, settings=given)).folder
+        assert read_mask(found / "mask.json").mask.sink == Sink("static")
+        assert (found / CONSTANTS_FILE).read_bytes() == (measured / CONSTANTS_FILE).read_bytes()
 
 
 def test_gates_learn_at_a_rate_for_all_weights() -> None:
