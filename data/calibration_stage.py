@@ -41,7 +41,7 @@ from bosch.run.fingerprint import hash_file, plain
 from bosch.run.stage import Stage
 
 VERSION = 1  # raised when the same settings give another set
-OWN_WORDS_VERSION = 2  # of a set with the model's own answers
+OWN_WORDS_VERSION = 3  # of a set with the model's own answers
 
 
 def settings_of(config: Config) -> CalibrationSettings:

@@ -17,6 +17,7 @@ from transformers import Cache
 from bosch.attention.cache import CACHE
 from bosch.attention.documents import MASK_TYPE
 from bosch.attention.register import NAME
+from bosch.attention.search_mode import MASKED
 from bosch.eval.prompt_cache import move_to_slots
 
 logger = logging.getLogger("bosch")
@@ -63,6 +64,13 @@ class RollingSteps:
         texts_N = torch.tensor(texts, device=self.mask_NT.device)
         cache.batch_select_indices(texts_N)
         self.mask_NT, self.lengths = self.mask_NT[texts_N], [self.lengths[n] for n in texts]
+
+
+def takes_slots(model: Any) -> bool:
+    """Whether `GraphSteps` can step this model: its attention has to hide keys by a mask of
+    booleans (eager adds the mask to the scores), and search mode has no static cache."""
+    config = model.config
+    return config._attn_implementation in (NAME, "sdpa") and getattr(model, MASKED, None) is None
 
 
 class GraphSteps:

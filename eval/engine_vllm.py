@@ -73,6 +73,10 @@ class EngineGenerator(Generator):
         generation_config = model.model_config.try_get_generation_config()
         self.end_ids = end_tokens(generation_config.get("eos_token_id"), tokenizer)
 
+    @property
+    def dtype(self) -> str:
+        return str(self.model.model_config.dtype).removeprefix("torch.")
+
     def generate(self, examples: Iterable[tuple[Key, Example]]) -> Iterator[Job]:
         jobs = (self._encode(key, example) for key, example in examples)
         while portion := list(islice(jobs, PORTION)):

@@ -18,6 +18,7 @@ from bosch.eval.lm_eval_bridge import check_tasks
 from bosch.eval.results import LM_EVAL
 from bosch.eval.rows import read_rows
 from bosch.eval.settings import (
+    SHORTER_OR_STRETCHED,
     Engine,
     EvaluationPlan,
     GenerationSettings,
@@ -123,8 +124,7 @@ def check_data(plan: EvaluationPlan, positions: int) -> list[str]:
                 if longest > positions:
                     raise UserError(
                         f"suite {run.name}, length {longest}: the model reads at most "
-                        f"{positions:,} tokens. Use smaller lengths, or stretch the positions with "
-                        "--yarn."
+                        f"{positions:,} tokens. {SHORTER_OR_STRETCHED}"
                     )
             with of_suite:
                 run.call("check", positions)

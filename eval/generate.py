@@ -26,7 +26,7 @@ from torch import Tensor
 from transformers import Cache, PreTrainedTokenizerBase
 
 from bosch.attention.cache import CACHE, allocated_bytes
-from bosch.eval.decoding import GraphSteps, RollingSteps, Steps
+from bosch.eval.decoding import GraphSteps, RollingSteps, Steps, takes_slots
 from bosch.eval.metrics import string_match_all
 from bosch.eval.prompt_cache import (
     can_copy,
@@ -36,7 +36,7 @@ from bosch.eval.prompt_cache import (
     keep_windows_only,
     new_cache,
 )
-from bosch.eval.settings import FAST, PLAIN, GenerationSettings
+from bosch.eval.settings import FAST, PLAIN, SHORTER_OR_STRETCHED, GenerationSettings
 from bosch.eval.suites._interface import Example, Stop
 from bosch.run.errors import UserError
 
@@ -92,11 +92,17 @@ class Generator:
         self.settings = settings
         self.batch = settings.batch or BATCH
         # Not in the plain way, whose sums have another order.
-        self.uses_graphs = model.device.type == "cuda" and self.batch > 1
+        on_gpu = model.device.type == "cuda"
+        self.uses_graphs = on_gpu and self.batch > 1 and takes_slots(model)
         self.end_ids = end_tokens(model.generation_config.eos_token_id, tokenizer)
         self.num_redone = 0  # examples generated again in the plain way
         # The last prompt and its cache, if the next prompt begins like it.
         self._trunk: tuple[list[int], Cache] | None = None
+
+    @property
+    def dtype(self) -> str:
+        """The model's number format, as `float32`."""
+        return str(self.model.dtype).removeprefix("torch.")
 
     def generate(self, examples: Iterable[tuple[Key, Example]]) -> Iterator[Job]:
         """Yield each example's job as it gets done. Examples whose prompts share a beginning
@@ -127,7 +133,7 @@ class Generator:
         # The last token of an answer is never fed to the model.
         if most is not None and len(prompt) + new - 1 > most:
             problem = f"{name}: {len(prompt):,} and {new} new tokens exceed the {most:,} positions"
-            raise UserError(f"{problem}. Use a smaller length, or stretch them with --yarn.")
+            raise UserError(f"{problem}. {SHORTER_OR_STRETCHED}")
         if not prompt:
             raise UserError(f"{name}: the prompt is empty; a model needs at least one token.")
         draft: list[int] = []

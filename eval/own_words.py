@@ -9,7 +9,7 @@ model writes is the answer.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -20,6 +20,7 @@ from transformers import Cache, PreTrainedTokenizerBase
 from bosch.attention.cache import CACHE
 from bosch.data.calibration import LEAD, OWN_TOKENS, ContextText, Rewording, encode_after
 from bosch.data.needle_text import MOST_LETTERS
+from bosch.eval.generate import end_tokens
 from bosch.eval.prompt_cache import can_copy, copy_cache, new_cache
 from bosch.run.progress import say, track
 
@@ -51,7 +52,7 @@ def in_own_words(
 ) -> tuple[ContextText, int]:
     """The context with these answers, each after those before it, and how many there are."""
     ids, pieces, left_out = list[int](), [], list[int]()
-    answered = 0
+    answered, ends = 0, end_tokens(model.generation_config.eos_token_id, tokenizer)
     cache = new_cache(model.config)
     if context.own_answers:
         return freely_answered(context, model, tokenizer)
@@ -68,7 +69,7 @@ def in_own_words(
             first = read(model, cache, ids[cache.get_seq_length() :])
             copy = copy_cache(cache, len(ids)) if can_copy(cache) else cache
             most = len(expected) + LEAD
-            written = write(model, copy, tokenizer, ids[-8:], first, most, values)
+            written = write(model, copy, tokenizer, ids[-8:], first, most, values, ends)
             # Of several lines or entries, the one that is asked for comes first.
             if context.sources and written and any(map(str.isalnum, written[: -len(values[0])])):
                 written = None
@@ -88,10 +89,9 @@ def freely_answered(context: ContextText, model: Any, tokenizer: Any) -> tuple[C
     ((prompt, _),) = context.pieces
     ids, cache = list(tokenizer(prompt)["input_ids"]), new_cache(model.config)
     token, written = read(model, cache, ids), list[int]()
-    ends = model.generation_config.eos_token_id
-    ends = {ends} if isinstance(ends, int) else set(ends or ())
+    end_ids = end_tokens(model.generation_config.eos_token_id, tokenizer)
     for _ in range(OWN_TOKENS * context.own_answers):
-        if token in ends:
+        if token in end_ids:
             break
         written.append(token)
         token = read(model, cache, [token])
@@ -135,8 +135,10 @@ def write(
     token: int,
     most: int,
     values: Sequence[str],
+    end_ids: Set[int],
 ) -> str | None:
-    """What follows these tokens, up to the end of the last value; None if so many lack one."""
+    """What follows these tokens, up to the end of the last value; None if so many lack one, or if
+    the model ends its text before."""
     known, tokens = len(tokenizer.decode(before)), list(before)
     for _ in range(most + 1):  # one more, which shows that the last value is whole
         tokens.append(token)
@@ -144,6 +146,8 @@ def write(
         ends = [end_of(value, text) for value in values]
         if all(ends):
             return text[: max(ends)]
+        if token in end_ids:
+            return None
         token = read(model, cache, [token])
     return None
 

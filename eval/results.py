@@ -1,7 +1,8 @@
 """Results of evaluations: scores.json, result rows, and tables for the terminal.
 
-A row is {run, step, tokens, suite, task, length, metric, value, stderr, n}; `step` is null for a
-dense model. Each suite's scores.json holds its rows, `results.jsonl` those of a whole run.
+A row is {run, step, tokens, suite, task, length, metric, value, stderr, n, dtype}; `step` is null
+for a dense model, and `dtype` is the number format it answered in, where that is known. Each
+suite's scores.json holds its rows, `results.jsonl` those of a whole run.
 """
 
 import json
@@ -22,11 +23,15 @@ from bosch.run.stage import follow_reference
 SCORES = "scores.json"
 PREDICTIONS = "predictions.jsonl"  # of a suite: a row for each example
 LM_EVAL = "lm-eval"  # the suite's name of what eval/lm_eval_bridge.py evaluates
+DTYPE = "dtype"  # in such a row and in rows of results: the model's number format
 EXAMPLE = "example_xxh3"  # in such a row: of the prompt and the answers
 
 
-def make_rows(label: Label, suite: str, results: Iterable[Result]) -> list[Row]:
-    return [asdict(label) | {"suite": suite} | asdict(result) for result in results]
+def make_rows(
+    label: Label, suite: str, results: Iterable[Result], dtype: str | None = None
+) -> list[Row]:
+    more = {} if dtype is None else {DTYPE: dtype}
+    return [asdict(label) | {"suite": suite} | asdict(result) | more for result in results]
 
 
 def write_scores(folder: Path, content: Row) -> None:

@@ -12,7 +12,7 @@ and shared by all runs; whoever needs fewer takes the first ones of a longer fil
 """
 
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
@@ -25,7 +25,7 @@ from bosch.data.tokenizer_files import describe_tokenizer
 from bosch.eval.averages import summarize
 from bosch.eval.engine_vllm import EngineGenerator
 from bosch.eval.generate import Generator, Key
-from bosch.eval.results import EXAMPLE, PREDICTIONS, SCORES, make_rows, write_scores
+from bosch.eval.results import DTYPE, EXAMPLE, PREDICTIONS, SCORES, make_rows, write_scores
 from bosch.eval.rows import Row, read_rows, write_rows
 from bosch.eval.settings import FAST, GenerationSettings, Label, SuiteRun
 from bosch.eval.suites._interface import Example, LeftOutError, Scored, Task
@@ -97,6 +97,7 @@ def evaluate(evaluation: Evaluation, folder: Path) -> Callable[[], None]:
                 evaluation.generation,
                 evaluation.max_positions,
             )
+        refuse_another_dtype(work, done.values(), generator.dtype)
         path = work / f"{run.name}-{rank}.jsonl"
         # A kill can leave half a line; the next one would be appended to it, and both lost.
         files.drop_torn_line(path)
@@ -108,6 +109,7 @@ def evaluate(evaluation: Evaluation, folder: Path) -> Callable[[], None]:
             for job in generator.generate(missing):
                 row: Row = dict(zip(("task", "length", "index"), job.key, strict=True))
                 row |= {"prediction": job.text, "tokens": len(job.tokens), "ended": job.ended}
+                row[DTYPE] = generator.dtype
                 append_line(file, row, evaluation.place)
                 bar.advance()
 
@@ -192,6 +194,14 @@ def read_predictions(work: Path, suite: str, place: str) -> dict[Key, Row]:
     return rows
 
 
+def refuse_another_dtype(work: Path, rows: Iterable[Row], dtype: str) -> None:
+    """`auto` is another number format on a GPU than on a CPU, and near ties fall otherwise in it:
+    what was begun in one must not end in the other."""
+    if others := {row.get(DTYPE, dtype) for row in rows} - {dtype}:
+        problem = f"{work} has answers in {others.pop()}, and this device would go on in {dtype}"
+        raise UserError(f"{problem}. Go on where it began, or delete that folder to begin anew.")
+
+
 def read_merged(folder: Path) -> dict[Key, Row]:
     """The rows of predictions.jsonl. What was scored last has a checksum in scores.json."""
     path, scores = folder / PREDICTIONS, folder / SCORES
@@ -237,13 +247,15 @@ def score(evaluation: Evaluation, run: SuiteRun, folder: Path) -> None:
                     floors.append(Scored(task, light, dict.fromkeys(scores, share)))
     write_rows(path, rows)
 
+    # None: of an earlier version, which did not write it.
+    dtype = next((row[DTYPE] for row in rows if DTYPE in row), None)
     results = summarize(run.suite, run.settings, scored)
     content = {
         "suite": run.name,
         "settings": plain(run.settings),
         "limit": run.limit,
         "left_out": left_out,
-        "rows": make_rows(evaluation.label, run.name, results),
+        "rows": make_rows(evaluation.label, run.name, results, dtype),
         CHECKSUM: hash_file(path),
     }
     if floors:
@@ -251,7 +263,7 @@ def score(evaluation: Evaluation, run: SuiteRun, folder: Path) -> None:
         # By every metric the floor is the same number, so one is enough.
         metric = getattr(run.suite, "METRIC", None)
         results = [result for result in results if metric in (None, result.metric)]
-        found = make_rows(evaluation.label, run.name, results)
+        found = make_rows(evaluation.label, run.name, results, dtype)
         content["floor"] = {"window_tokens": evaluation.window_tokens, "rows": found}
     write_scores(folder / run.name, content)
 

@@ -14,6 +14,8 @@ from bosch.run.fingerprint import fingerprint_files, hash_file, plain
 
 SUITES = "bosch.eval.suites"
 Engine = Literal["transformers", "vllm"]
+# What to do about texts that are longer than a model's positions; recover.py has no --yarn.
+SHORTER_OR_STRETCHED = "Use smaller lengths, or `bosch evaluate --yarn`, which stretches positions."
 
 
 @dataclass(frozen=True)

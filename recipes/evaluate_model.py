@@ -83,7 +83,10 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def show_differences(folder: Path, other: Path) -> None:
-    from bosch.eval.report.paired import pair_evaluations  # takes .4 s, too long for --help
+    from bosch.eval.report.paired import (  # takes .4 s, too long for --help
+        differing_dtypes,
+        pair_evaluations,
+    )
     from bosch.eval.report.tables import align, paired_table
 
     table = paired_table(f"beside {other}", pair_evaluations(folder, other))
@@ -91,6 +94,7 @@ def show_differences(folder: Path, other: Path) -> None:
         say(f"{other} has no examples of these suites")
     else:
         say(f"{table.title}:", *align(table), table.note)
+        say(*(f"warning: {line}" for line in differing_dtypes(folder, other)))
 
 
 def usual(given: Mapping[str, Any]) -> dict[str, Any]:

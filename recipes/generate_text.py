@@ -78,6 +78,7 @@ def generate(model: Any, tokenizer: Any, ids: Any, options: Options) -> None:
     from transformers import GenerationConfig, TextStreamer
 
     from bosch.attention.cache import CACHE, allocated_bytes, kv_bytes
+    from bosch.eval.generate import end_tokens
     from bosch.hybrid.conversion import head_size
 
     torch.manual_seed(options.seed)
@@ -99,8 +100,8 @@ def generate(model: Any, tokenizer: Any, ids: Any, options: Options) -> None:
 
     # Of what is not set here transformers takes the folder's settings, such as a penalty on what
     # was said before: those of a chat, and not the model's own distribution.
-    ends = model.generation_config.eos_token_id
-    model.generation_config = GenerationConfig(eos_token_id=ends)
+    ends = end_tokens(model.generation_config.eos_token_id, tokenizer)
+    model.generation_config = GenerationConfig(eos_token_id=sorted(ends) or None)
     ids = ids.to(model.device)
     result = model.generate(
         ids,

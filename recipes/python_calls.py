@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from xxhash import xxh3_128_hexdigest
 
+from bosch.attention.search_mode import MASKED
 from bosch.calibration import Calibration
 from bosch.command_line import take_apart
 from bosch.config import CalibrationConfig, Config, EvaluationConfig, MaskConfig
@@ -61,9 +62,6 @@ from bosch.sink import NO_SINK, Sink
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-
-MASKED = "bosch_mask_in_use"  # attribute of a model inside `masked`
 
 
 @dataclass(frozen=True)
@@ -240,6 +238,10 @@ def materialize(model: "PreTrainedModel", mask: MaskFile | GroupMask) -> "PreTra
         if type(weight.data) is not Tensor or not weight.is_floating_point():
             remedy = "materialize the model before that, and quantize the hybrid"
             raise UserError(f"{name} is not a plain tensor of numbers: {remedy}.")
+    if len(places := {weight.device for weight in model.parameters()}) > 1:
+        listed = ", ".join(sorted(map(str, places)))  # `meta` is what is left on the disk
+        remedy = "load it on one, or run `bosch materialize` on its folder, which takes no memory"
+        raise UserError(f"The model's weights are on several devices ({listed}): {remedy}.")
     check_native_window(model.config)
     chosen = _mask_of(model, mask)
     origin = {MASK_KEY: mask.origin()} if isinstance(mask, MaskFile) else {}

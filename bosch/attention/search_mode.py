@@ -26,6 +26,7 @@ from bosch.masks.window import check_window, full_layers
 from bosch.run.errors import UserError
 
 Mask = Sequence[Sequence[int | None]] | Tensor  # (layers, groups)
+MASKED = "bosch_mask_in_use"  # attribute of a model inside `bosch.masked`: its mask
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -39,6 +39,7 @@ from bosch.run.errors import UserError
 from bosch.sink import KEY, VALUE, Sink
 
 PREFIX = "bosch_"  # of the model_type
+FULL_LAYERS = "full_attention"  # in layer_types, and where each type has positions of its own
 # In place of num_key_value_heads in a saved config: the rows of `permutation` have that length.
 # Plain families want a whole number, so that only our classes can load the checkpoint. If only the
 # model_type differed, transformers would log it and run the dense model.
@@ -203,14 +204,13 @@ def read_sink(model: Any) -> None:
     """Give a hybrid and its attention modules the sink of its config, and room for the constants of
     a static one: parameters, which are loaded or trained like any others."""
     config, num_groups = model.config, model.config.num_key_value_heads
-    stretch = describe_stretch(config)
     model.window_sink = sink = Sink.of_hybrid(config)
-    # Hybrids of earlier versions do not say it.
-    if sink.kind == "static" and config.bosch.get("sink_rope", stretch) != stretch:
+    if sink.kind == "static" and has_other_stretch(config, config.bosch):
         raise UserError(
             f"the static sinks of this hybrid were measured with rotary positions of the type "
-            f"{config.bosch['sink_rope']}, and its config has {stretch}, which makes keys larger. "
-            "Search and materialize the dense model with these positions, or evaluate with --yarn."
+            f"{config.bosch['sink_rope']}, and its config has {describe_stretch(config)}, which "
+            "makes keys larger. Search and materialize the dense model with these positions, or "
+            "evaluate with --yarn."
         )
     for number in full_layers(config):
         attention = model.base_model.layers[number].self_attn
@@ -223,11 +223,24 @@ def read_sink(model: Any) -> None:
             attention.register_parameter(VALUE, nn.Parameter(weight.new_zeros(shape)))
 
 
+def has_other_stretch(config: Any, hybrid: Mapping[str, Any]) -> bool:
+    """Whether a hybrid's static sinks were measured with other rotary positions than those of this
+    config. `hybrid`: its facts. Those of earlier versions do not say, or say `default` of any
+    family that has positions for each type of layer."""
+    stretch = describe_stretch(config)
+    not_known = "default" if stretch.startswith(FULL_LAYERS) else stretch
+    return hybrid.get("sink_rope", stretch) not in (stretch, not_known)
+
+
 def describe_stretch(config: Any) -> str:
     """How rotary positions are stretched: `yarn 4`. Some ways make every key larger that passes the
     rotation, which the constant of a static sink does not."""
     rope = getattr(config, "rope_parameters", None) or {}
-    parts = (rope.get("rope_type", "default"), rope.get("factor"))
+    # Gemma 3 and OLMo-3 have others in layers with windows of their own, which get no mask.
+    has_types = FULL_LAYERS in rope
+    rope = rope[FULL_LAYERS] if has_types else rope
+    parts: list[Any] = [FULL_LAYERS] if has_types else []
+    parts += [rope.get("rope_type", "default"), rope.get("factor")]
     return " ".join(f"{part:g}" if isinstance(part, float) else str(part) for part in parts if part)
 
 
@@ -327,10 +340,10 @@ def check_native_window(config: PretrainedConfig) -> None:
     layer_types = getattr(config, "layer_types", None)
     if layer_types is None and window is None:
         return
-    if others := {*(layer_types or ())} - {"full_attention", "sliding_attention"}:
+    if others := {*(layer_types or ())} - {FULL_LAYERS, "sliding_attention"}:
         problem = f"this {config.model_type} has layers of the type {min(others)}"
         raise UserError(f"{problem}; those of a hybrid have full attention or a sliding window.")
-    if layer_types is None or "full_attention" not in layer_types:
+    if layer_types is None or FULL_LAYERS not in layer_types:
         raise UserError(
             f"this {config.model_type} has a sliding window of its own in every layer "
             f"(sliding_window={window}), so nothing is left to choose. To use full attention in "

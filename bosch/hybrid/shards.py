@@ -26,7 +26,7 @@ from bosch.run.fingerprint import fingerprint, hash_file
 from bosch.run.progress import track
 from bosch.sink import is_sink_parameter
 
-QUERIES_AND_KEYS = re.compile(r"\.layers\.(\d+)\.self_attn\.[qk]_proj\.(?:weight|bias)$")
+QUERIES_AND_KEYS = re.compile(r"(?:^|\.)layers\.(\d+)\.self_attn\.[qk]_proj\.(?:weight|bias)$")
 SINGLE = "model.safetensors"
 PROGRESS = ".shards.json"  # which files are complete, by checksum; removed once the whole folder is
 
@@ -45,9 +45,10 @@ def rewrite_weights(
     on full attention back. Can be restarted at any point: files that are complete, by their
     checksums, are kept.
     """
-    names, constants = weight_files(source), constants or {}
+    names = weight_files(source)
+    constants = named_as_in(source, constants or {})
     # Beside which parameter of the source each constant goes: the layer may be in any file.
-    neighbors = {key: key.rpartition(".")[0] + ".o_proj.weight" for key in constants}
+    neighbors = {key: neighbor_of(key) for key in constants}
     files = {name: (source / name).stat().st_size for name in names}
     # What decides the files: progress that another job has left here is not continued.
     facts: dict[str, object] = {
@@ -112,6 +113,26 @@ def rewrite_weights(
             index = {"metadata": {}, "weight_map": dict(sorted(kept.items()))}
             content = (json.dumps(index, indent=2) + "\n").encode()
         write_atomically(out / INDEX, content)
+
+
+def neighbor_of(constant: str) -> str:
+    return constant.rpartition(".")[0] + ".o_proj.weight"
+
+
+def named_as_in(source: Path, constants: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The constants of a sink under the names that the source's own weights would have: `model.`
+    is missing in a folder that was saved from a model without its head."""
+    known = set[str]()
+    for file in weight_files(source) if constants else ():
+        with safe_open(source / file, framework="pt") as opened:
+            known |= {*opened.keys()}
+    found = {}
+    for key, tensor in constants.items():
+        name = next((k for k in (key, key.removeprefix("model.")) if neighbor_of(k) in known), None)
+        if name is None:
+            raise UserError(f"{source} has no weights {neighbor_of(key)!r}, beside which sinks go.")
+        found[name] = tensor
+    return found
 
 
 def with_dense_rows(key: str, trained: Tensor, dense: Path, config: PretrainedConfig) -> Tensor:

@@ -5,6 +5,7 @@ search, written beside a mask, read for its hybrid, whose parameters they become
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +32,11 @@ def measure_static_sink(model: Any, texts: Sequence[Tensor]) -> Sink:
     # Averaged in float32: a sum of many keys in bfloat16 would lose their last digits.
     layers = model(ids_N1, use_cache=True)[CACHE].layers
     layers = [layers[number] for number in full_layers(model.config)]
-    keys_LGD = torch.stack([layer.keys[:, :, 0].float().mean(0) for layer in layers])
-    values_LGD = torch.stack([layer.values[:, :, 0].float().mean(0) for layer in layers])
-    constants = SinkConstants(keys_LGD.to(model.dtype), values_LGD.to(model.dtype))
+    # Layers may be on several devices.
+    keys_LGD = torch.stack([layer.keys[:, :, 0].float().mean(0).cpu() for layer in layers])
+    values_LGD = torch.stack([layer.values[:, :, 0].float().mean(0).cpu() for layer in layers])
+    place = model.device, model.dtype
+    constants = SinkConstants(keys_LGD.to(*place), values_LGD.to(*place))
     return Sink("static", constants=constants)
 
 
@@ -53,8 +56,11 @@ def attach_sink(model: Any, sink: Sink, device: torch.device | None = None) -> S
         attention = dense.base_model.layers[layer].self_attn
         attention.window_sink = sink
         if sink.constants is not None:
-            attention.window_sink_key = sink.constants.keys_LGD[number]
-            attention.window_sink_value = sink.constants.values_LGD[number]
+            weight = next(chain(attention.parameters(), attention.buffers()))
+            # A layer that is left on the disk is brought to the model's device.
+            there = device or (model.device if weight.is_meta else weight.device)
+            attention.window_sink_key = sink.constants.keys_LGD[number].to(there)
+            attention.window_sink_value = sink.constants.values_LGD[number].to(there)
     return before
 
 

@@ -29,6 +29,7 @@ from bosch.eval.report.paired import beside_dense
 from bosch.eval.report.pictures import draw_pictures
 from bosch.eval.report.runs import RunResults
 from bosch.eval.report.verdict import verdict
+from bosch.eval.results import DTYPE
 from bosch.eval.rows import Row, write_rows
 from bosch.eval.suites._reporting import reporting_of
 from bosch.masks.picture import mask_lines, mask_title
@@ -217,6 +218,7 @@ def warnings(comparison: Comparison) -> list[str]:
             lacking.setdefault(part, []).append(run.name)
     lines += [f"{list_runs(names)}: {part}" for part, names in lacking.items()]
     lines += different_examples(comparison)
+    lines += different_dtypes(comparison)
     ends: dict[float, list[str]] = {}  # tokens at the end of a training -> runs
     of_runs: dict[str, float] = {}
     for curve in (recovery.curve for recovery in comparison.recoveries):
@@ -272,6 +274,22 @@ def missing_parts(comparison: Comparison, run: RunResults) -> list[str]:
         problem if len(titles) == in_all else f"{', '.join(titles)}: {problem}"
         for problem, titles in found.items()
     ]
+
+
+def different_dtypes(comparison: Comparison) -> list[str]:
+    """Near ties between tokens fall otherwise in another number format, by points."""
+    lines = []
+    for suite in comparison.suites:
+        found: dict[str, list[str]] = {}
+        for run in comparison.runs:
+            for row in run.rows:
+                if row["suite"] == suite and DTYPE in row:
+                    model = run.name if row["step"] is not None else f"{run.name}'s dense model"
+                    found.setdefault(row[DTYPE], []).append(model)
+        if len(found) > 1:
+            listed = "; ".join(f"{dtype} by {list_runs(names)}" for dtype, names in found.items())
+            lines.append(f"{suite}: answers are in different number formats: {listed}")
+    return lines
 
 
 def different_examples(comparison: Comparison) -> list[str]:

@@ -26,7 +26,7 @@ from bosch.eval.report.intervals import (
     unseen,
 )
 from bosch.eval.report.runs import RunResults, read_evaluation
-from bosch.eval.results import EXAMPLE, PREDICTIONS, SCORES, read_scores
+from bosch.eval.results import DTYPE, EXAMPLE, PREDICTIONS, SCORES, read_scores
 from bosch.eval.suites._reporting import ReportedScore, Samples, reporting_of
 from bosch.run.errors import UserError
 from bosch.run.files import read_lines
@@ -103,6 +103,18 @@ def examples_of(predictions: Path) -> dict[tuple[str, int, int], str]:
     """What each example is, as a hash. Evaluations of earlier versions do not say it."""
     rows = [row for _, row in read_lines(predictions) if row and EXAMPLE in row]
     return {(row["task"], row["length"], row["index"]): row[EXAMPLE] for row in rows}
+
+
+def differing_dtypes(folder: Path, other: Path) -> Iterator[str]:
+    """A line for each suite that the two answered in different number formats."""
+    dtypes = [
+        {row["suite"]: row[DTYPE] for row in rows if DTYPE in row}
+        for rows, _ in (read_evaluation(follow_reference(each)) for each in (folder, other))
+    ]
+    for suite in dtypes[0].keys() & dtypes[1].keys():
+        ours, theirs = (each[suite] for each in dtypes)
+        if ours != theirs:
+            yield f"{suite}: {folder} is in {ours}, {other} in {theirs}; near ties differ by that"
 
 
 def pair_evaluations(folder: Path, other: Path) -> Iterator[Paired]:

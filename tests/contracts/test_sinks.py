@@ -1,5 +1,6 @@
 """A static sink is one rule: in search and hybrid, in pieces and as a whole, in any family."""
 
+import copy
 import functools
 from dataclasses import replace
 from functools import partial
@@ -29,6 +30,7 @@ from bosch.hybrid.conversion import deploy, head_size
 from bosch.hybrid.export import mask_record
 from bosch.hybrid.materialize import materialize, unmaterialize
 from bosch.hybrid.model_stage import write_hybrid
+from bosch.hybrid.models import family_of
 from bosch.hybrid.sinks import (
     attach_sink,
     measure_static_sink,
@@ -422,6 +424,24 @@ def test_sinks_measured_with_other_positions_are_refused(tmp_path: Path) -> None
         else:
             with pytest.raises(UserError, match=r"measured with .* default, and its .* yarn 4"):
                 load(rope_parameters=rope)
+
+
+@pytest.mark.parametrize("family", ["gemma3_text", "olmo3"])
+def test_so_are_those_of_families_with_positions_for_each_type_of_layer(family: str) -> None:
+    plain = tiny_model(family)
+    sink = measure_static_sink(plain, list(random_tokens(3, 5)))
+    made = deploy(plain, MIXED, WINDOW, sink).config
+    config: Any = copy.deepcopy(made)
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+    full = config.rope_parameters["full_attention"] | yarn
+    config.rope_parameters = {**config.rope_parameters, "full_attention": full}
+    model_class = family_of(config).model_class
+    with pytest.raises(UserError, match=r"full_attention default, and its .* yarn 4"):
+        model_class(config)
+    # Of earlier versions, which did not look there, nobody knows.
+    config.bosch = config.bosch | {"sink_rope": "default"}
+    model_class(config)
+    model_class(made)
 
 
 @pytest.mark.parametrize("count", [1, 3])

@@ -288,6 +288,21 @@ def test_own_words_are_what_the_dense_model_writes_up_to_the_answer(tmp_path: Pa
     assert build(config).fingerprint != build(asked).fingerprint
 
 
+def test_what_a_model_writes_behind_its_end_is_no_answer() -> None:
+    """A benchmark stops there, and the text would go into what all masks are judged by."""
+    prompt = f"{TEXT.strip()}\nWhere is the key?"
+    model, tokenizer = load_for_search(fetch_model(smoke().model)), load_tokenizer(smoke().model)
+    ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
+    tokens = model.generate(ids, max_new_tokens=8)[0, ids.shape[1] :].tolist()
+    *_, last = tokenizer.decode(tokens).split()
+    asked = sets.ContextText("own", ((prompt, last),), ((last,),))
+    reword = rewording(lambda: model, tokenizer)
+    (found,) = reword([asked])
+    assert found.pieces[0][1] != last
+    model.generation_config.eos_token_id = tokens[0]
+    assert reword([asked])[0].pieces == asked.pieces
+
+
 @pytest.mark.parametrize(
     ("value", "text", "end"),
     [

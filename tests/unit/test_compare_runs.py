@@ -23,7 +23,7 @@ from bosch.eval.report.page import (
     warnings,
     write_report,
 )
-from bosch.eval.report.paired import Paired, pair
+from bosch.eval.report.paired import Paired, differing_dtypes, pair
 from bosch.eval.report.pictures import draw_chart, make_charts
 from bosch.eval.report.runs import append_run, read_archive, read_run
 from bosch.eval.report.tables import (
@@ -377,6 +377,23 @@ def test_archived_runs_are_read_like_their_folders(tmp_path: Path) -> None:
     mask = replace(run.mask, mask=replace(run.mask.mask, own_windows=(512, 512)))
     append_run(archive, replace(run, mask=mask))
     assert read_archive(archive)[0].mask == mask
+
+
+def test_answers_in_different_number_formats_are_told(tmp_path: Path) -> None:
+    folders = [FakeRun(method).write(tmp_path) for method in ("bosch", "fisher")]
+    for folder, dtype in zip(folders, ("bfloat16", "float32"), strict=True):
+        for path in folder.glob("eval/*/niah/scores.json"):
+            content = json.loads(path.read_text())
+            content["rows"] = [row | {"dtype": dtype} for row in content["rows"]]
+            path.write_text(json.dumps(content))
+    found = [line for line in warnings(compare(folders)) if "number formats" in line]
+    assert len(found) == 1
+    assert re.search(rf"^niah: .* bfloat16 by {folders[0].name}.* float32 by", found[0])
+    assert not [line for line in warnings(compare(folders[:1])) if "number formats" in line]
+    steps = [folder / "eval" / "step-000000" for folder in folders]
+    (line,) = differing_dtypes(*steps)
+    assert "in bfloat16" in line
+    assert not [*differing_dtypes(steps[0], steps[0])]
 
 
 def test_the_masks_of_archived_runs_are_written_as_files(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from transformers import AutoConfig
 from bosch.assets import asset_folder
 from bosch.config import Config, EvaluationConfig
 from bosch.eval import eval_stage, runner
+from bosch.eval import evaluate as evaluation
 from bosch.eval.evaluate import (
     check_data,
     evaluate_folder,
@@ -43,6 +44,7 @@ from tests.model_factory import assert_close, random_tokens, same_mask, tiny_mod
 
 MODEL = asset_folder("tiny-qwen3-2layer")
 ROW = {"run", "step", "tokens", "suite", "task", "length", "metric", "value", "stderr", "n"}
+ROW |= {"dtype"}
 
 
 @pytest.fixture(scope="module")
@@ -231,6 +233,26 @@ def test_a_damaged_prediction_is_made_again(begun: Any, caplog: pytest.LogCaptur
         evaluate()
     assert f"{path}, line 2" in caplog.text
     assert (folder / "niah" / "predictions.jsonl").read_bytes() == wanted
+
+
+def test_answers_begun_in_one_number_format_are_not_ended_in_another(
+    begun: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by --precision auto on a GPU, and on a CPU after a kill."""
+    folder, evaluate = begun("write_rows")
+    evaluate()  # the examples are there now, so that the next one answers before it is killed
+    shutil.rmtree(folder)
+    with monkeypatch.context() as patch:
+        patch.setattr(evaluation, "device_and_type", lambda plan: ("cpu", torch.bfloat16))
+        begun("write_rows")
+    (path,) = (folder / ".work").glob("niah-*.jsonl")
+    path.write_text(path.read_text().splitlines(keepends=True)[0])
+    with pytest.raises(UserError, match=r"answers in bfloat16, and .* go on in float32"):
+        evaluate()
+    shutil.rmtree(folder / ".work")
+    evaluate()
+    rows = json.loads((folder / "niah" / "scores.json").read_text())["rows"]
+    assert {row["dtype"] for row in rows} == {"float32"}
 
 
 def test_damaged_predictions_of_an_unfinished_evaluation_are_named(begun: Any) -> None:

@@ -10,14 +10,16 @@ import torch
 from torch.overrides import TorchFunctionMode
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+import bosch
 from bosch.assets import asset_folder
-from bosch.eval.decoding import GraphSteps
+from bosch.eval.decoding import GraphSteps, takes_slots
 from bosch.eval.generate import Generator, Key
 from bosch.eval.settings import FAST, PLAIN, GenerationSettings
 from bosch.eval.suites import longbench, niah
 from bosch.eval.suites._interface import Example, LeftOutError, Stop, Task
 from bosch.hybrid.conversion import deploy
 from bosch.hybrid.sinks import measure_static_sink
+from bosch.masks.mask import GroupMask
 from bosch.run.errors import UserError
 from bosch.sink import NO_SINK
 from tests.hybrid_folders import WINDOW, tiny_tokenizer
@@ -177,6 +179,18 @@ def test_the_steps_of_a_graph_change_no_token(kind: str, monkeypatch: pytest.Mon
     assert [len(steps.ids_N1) for steps in made] == [5, 5, 1]
     assert len(made[0].texts_N) < 5  # those that had ended were left out
     assert made[2].mask_N11S is None or kind == "dense"
+
+
+def test_models_that_misread_a_graphs_mask_are_stepped_without_one() -> None:
+    """eager adds a mask of booleans to its scores, and search mode refuses a static cache."""
+    model = tiny_model("qwen3")
+    assert takes_slots(model)
+    with bosch.masked(model, GroupMask.from_rows(MIXED, WINDOW)):
+        assert not takes_slots(model)
+    assert takes_slots(model)
+    for attention, expected in (("sdpa", True), ("eager", False)):
+        model.set_attn_implementation(attention)
+        assert takes_slots(model) == expected
 
 
 def test_a_draft_is_accepted_as_far_as_the_model_agrees() -> None:

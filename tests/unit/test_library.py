@@ -258,6 +258,14 @@ def test_mistakes_are_one_sentence(call: Any, words: str) -> None:
     assert all(word in message for word in words.split()), message
 
 
+def test_a_model_on_several_devices_is_not_materialized() -> None:
+    """Its layers were brought to the device by hooks, which the new model would lack."""
+    model = load()
+    model.model.layers[1].to("meta")  # as accelerate leaves one on the disk
+    with pytest.raises(UserError, match=r"several devices \(cpu, meta\): load it on one"):
+        bosch.materialize(model, MASK)
+
+
 def test_import_is_light_and_names_all_six() -> None:
     program = "import bosch, bosch.run.stage, sys; print(*bosch.CALLS); "
     program += "assert set(bosch.CALLS) <= set(dir(bosch)); "

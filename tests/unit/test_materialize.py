@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from bosch.hybrid.materialize import (
 from bosch.hybrid.models import families_with, family_of
 from bosch.hybrid.remote_code import remote_code
 from bosch.hybrid.shards import PROGRESS, rewrite_weights
+from bosch.hybrid.sinks import measure_static_sink
 from bosch.recipes import materialize_model
 from bosch.run.errors import UserError
 from bosch.sink import Sink, SinkConstants
@@ -43,6 +45,21 @@ from tests.sampled import sampled
 
 WHOLE = [[1] * 4, [0] * 4, [1] * 4]
 every_family = pytest.mark.parametrize("family", family_parameters())
+
+
+def test_a_folder_saved_without_its_head_gets_sinks_too(tmp_path: Path) -> None:
+    """Its weights lack `model.` in front, which transformers puts there."""
+    plain, hybrid = tmp_path / "plain", tmp_path / "hybrid"
+    plain_folder(plain, "qwen3", tie_word_embeddings=True)
+    usual = load_file(plain / "model.safetensors")
+    short = {name.removeprefix("model."): tensor for name, tensor in usual.items()}
+    save_file(short, plain / "model.safetensors", {"format": "pt"})
+    model = AutoModelForCausalLM.from_pretrained(plain, attn_implementation="bosch")
+    sink = measure_static_sink(model, list(random_tokens(3, 5)))
+    record = record_for(plain)
+    record = replace(record, mask=replace(record.mask, sink=sink))
+    materialize(plain, record, hybrid)
+    assert AutoModelForCausalLM.from_pretrained(hybrid).window_sink.kind == "static"
 
 
 @pytest.mark.parametrize("family", sampled(families_with("layer_types_suffice"), slice(2, 5)))

@@ -8,7 +8,7 @@ from vllm import envs
 from vllm.model_executor.models.config import VerifyAndUpdateConfig
 from vllm.platforms import current_platform
 
-from bosch.hybrid.models import describe_stretch, family_of
+from bosch.hybrid.models import describe_stretch, family_of, has_other_stretch
 from bosch.masks.window import own_windows
 from bosch_vllm.packing import (
     BLOCKS_FIRST,
@@ -45,7 +45,7 @@ class HybridSettings(VerifyAndUpdateConfig):
         too_many = is_like_gpus(vllm_config) and not most_groups(per_kv)
         at_most = f"their attention takes {MOST_HEADS // 2} on GPUs"
         sinks, stretch = has_static_sinks(hybrid), describe_stretch(config)
-        is_stretched = sinks and hybrid.get("sink_rope", stretch) != stretch
+        is_stretched = sinks and has_other_stretch(config, hybrid)
         clips = getattr(config, "clip_qkv", None) is not None
         lost = "sliding_attention" in kinds and config.sliding_window is None
         other = asked_layout not in (None, *LAYOUTS)
