@@ -33,7 +33,9 @@ import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Annotated, Any
@@ -43,7 +45,14 @@ from bosch.config import Config, TokenCount, at_least, show_value
 from bosch.eval import eval_stage
 from bosch.eval.evaluate import plan_of_run
 from bosch.eval.report.compare import SPEED
-from bosch.eval.report.runs import RunResults, append_run, is_run, read_archive, read_run
+from bosch.eval.report.runs import (
+    READING_FILES,
+    RunResults,
+    append_run,
+    is_run,
+    read_archive,
+    read_run,
+)
 from bosch.eval.settings import Label
 from bosch.hybrid import model_stage
 from bosch.methods._settings import METHODS, brings_sink, learning_tokens
@@ -54,6 +63,7 @@ from bosch.recipes.command import Command, parse_command
 from bosch.recipes.sweep_plan import SweepPlan, why_another
 from bosch.run.errors import UserError, is_user_error, run_main
 from bosch.run.files import MANIFEST
+from bosch.run.fingerprint import fingerprint
 from bosch.run.folder import RunFolder
 from bosch.run.memory import for_launchers
 from bosch.run.progress import describe_seconds, say, set_up
@@ -125,6 +135,23 @@ class Chain:
     @property
     def is_zero_shot(self) -> bool:
         return self.command.zero_shot
+
+    @cached_property
+    def made_from(self) -> dict[str, str]:
+        """As RunResults has it, of the files as they are now; empty where one is not here."""
+        from bosch.recipes.chain import stages_of_run
+        from bosch.training.fitting import Fitted
+
+        command = replace(self.command, run_dir=self.path)
+        fitted = Fitted(command.config, 1, is_named=False)
+        with suppress(UserError):
+            stages = stages_of_run(command, RunFolder(self.path, say=say), fitted)
+            return {
+                stage.name: fingerprint(stage.facts["settings"])
+                for stage in stages
+                if stage.name in READING_FILES
+            }
+        return {}
 
     @property
     def kinds(self) -> list[str]:
@@ -378,7 +405,7 @@ def archived_runs(chains: Sequence[Chain], archive: Path | None) -> dict[Path, R
         reaches = chain.is_zero_shot or "train" in run.stage_seconds
         if chain.path in found or not (reaches and has_further(run, chain)):
             continue
-        if is_same_run(run, chain.config):
+        if is_same_run(run, chain.config) and not has_other_files(run, chain):
             found[chain.path] = run
     return found
 
@@ -403,6 +430,8 @@ def other_runs(
             reaches = chain.is_zero_shot or "train" in run.stage_seconds
             if differing or not is_same_run(run, chain.config):
                 found[chain.path] = why_another(run, differing)
+            elif has_other_files(run, chain):
+                found[chain.path] = f"{run.name}, made from files that have changed since"
             elif not reaches:
                 found[chain.path] = f"{run.name} without training"
             else:
@@ -418,7 +447,13 @@ def has_further(run: RunResults, chain: Chain) -> bool:
 
 
 def is_finished(chain: Chain) -> bool:
-    return chain.is_complete and is_same_run(read_run(chain.path), chain.config)
+    run = read_run(chain.path) if chain.is_complete else None
+    return bool(run and is_same_run(run, chain.config) and not has_other_files(run, chain))
+
+
+def has_other_files(run: RunResults, chain: Chain) -> bool:
+    """Whether a text, a file of questions or a plug-in has changed since, under the same name."""
+    return any(chain.made_from.get(stage, made) != made for stage, made in run.made_from.items())
 
 
 def has_begun(chain: Chain) -> bool:

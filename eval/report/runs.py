@@ -35,7 +35,12 @@ from bosch.sink import Sink
 # eval/window/128 and eval/length/4096 hold more evaluations: the column that names the condition.
 VARIANTS = {"window": "window", "length": "text_tokens"}
 # What an archive has of a run besides its mask, rows and samples, and of a row of metrics.jsonl.
-COPIED_FIELDS = ("name", "commit", "config", "mask_cost", "stage_seconds", "ending")
+COPIED_FIELDS = (
+    *("name", "commit", "config", "mask_cost", "stage_seconds", "ending"),
+    "made_from",
+)
+# Stages that read files of the user's: texts, questions, plug-ins.
+READING_FILES = ("calibration", "mask", "tokens", "eval/dense")
 LOSSES = ("validation_loss", "dense_validation_loss")
 LESSONS = ("lesson_flops", "lesson_seconds")  # a step's share of the stored lessons
 TRAINING_FIELDS = (
@@ -73,6 +78,9 @@ class RunResults:
     ending: Mapping[str, Any] = field(default_factory=dict)  # of a training that --hours ended
     problems: Sequence[str] = ()
     commit: str | None = None  # of the code that started the run
+    # Of stages that read files, a fingerprint of what decides them besides their inputs: `config`
+    # has the files' names, this their content. Earlier archives have none.
+    made_from: Mapping[str, str] = field(default_factory=dict)
     # Further settings in which it differs from runs that are read with it.
     differences: Mapping[str, object] = field(default_factory=dict)
 
@@ -218,6 +226,11 @@ def read_run(path: Path) -> RunResults:
         attempts = manifest.get("wall_seconds")
         if isinstance(attempts, list):
             stage_seconds[stage] = float(sum(attempts))
+    made_from = {}
+    for stage in READING_FILES:
+        started = reader.read_json(reader.follow(path / stage) / files.STARTED)
+        if "settings" in started:
+            made_from[stage] = fingerprint(started["settings"])
     return RunResults(
         path=path,
         name=path.resolve().name,
@@ -233,6 +246,7 @@ def read_run(path: Path) -> RunResults:
         ending=reader.read_json(path / "train" / files.ENDING),
         problems=reader.problems,
         commit=record.get("commit"),
+        made_from=made_from,
     )
 
 
@@ -471,4 +485,5 @@ def _parse_run(archive: Path, record: Mapping[str, Any]) -> RunResults:
         mask_cost=record["mask_cost"],
         stage_seconds=record["stage_seconds"],
         ending=record.get("ending", {}),  # earlier archives have none
+        made_from=record.get("made_from", {}),  # the same
     )

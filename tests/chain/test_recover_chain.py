@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from bosch.eval.report.runs import read_run
 from bosch.masks.mask import read_mask
+from bosch.recipes import sweep
 from tests.smoke_chain import CHAIN, RUN, Undisturbed, results, start
 
 RECOVER = Path(__file__).parents[2] / "recipes" / "recover.py"
@@ -38,6 +40,11 @@ def test_chain_leaves_mask_model_scores_curves_and_report(undisturbed: Undisturb
     assert len(losses(folder / RUN)) == 8
     assert list((folder / RUN / "tb").rglob("events.out.tfevents.*"))
     assert (folder / RUN / "report" / "report.html").stat().st_size > 10_000
+    # A sweep knows it by the files that it was made from.
+    (chain,) = sweep.list_chains(sweep.Options(("bosch",), ("0.75",)), ["--preset", "smoke"])
+    made_from = read_run(folder / RUN).made_from
+    assert made_from.keys() == {"calibration", "mask", "tokens", "eval/dense"}
+    assert made_from == chain.made_from
 
 
 def test_no_stage_begins_with_the_model_of_an_earlier_one(undisturbed: Undisturbed) -> None:

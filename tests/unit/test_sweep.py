@@ -21,6 +21,7 @@ from bosch.recipes.command import parse_command
 from bosch.recipes.sweep_plan import why_another
 from bosch.run import memory
 from bosch.run.errors import UserError
+from bosch.run.kept import forget
 from bosch.sink import Sink
 from tests.masks import small_record
 from tests.run_folders import FakeRun
@@ -213,6 +214,27 @@ def test_a_run_is_known_by_what_decides_its_results(
     append_run(rows := tmp_path / "rows.jsonl", read_run(folder))
     assert bool(sweep.archived_runs([chain], rows)) == is_same
     assert sweep.has_begun(replace(chain, path=folder)) == is_same
+
+
+def test_a_run_of_a_text_that_has_changed_since_is_not_the_same(tmp_path: Path) -> None:
+    """Its settings have the text's name only."""
+    text, rows = tmp_path / "text.txt", tmp_path / "rows.jsonl"
+    words = ["--data.source", str(text)]
+
+    def chain() -> sweep.Chain:
+        forget()
+        return sweep.list_chains(sweep.Options(("fisher",), ("0.5",)), words)[0]
+
+    text.write_text("one text")
+    run = read_run(write_run(tmp_path / "runs", chain(), {}))
+    append_run(rows, replace(run, stage_seconds={"train": 1.0}, made_from=chain().made_from))
+    assert len(sweep.archived_runs([chain()], rows)) == 1
+    text.write_text("another")
+    assert not sweep.archived_runs([chain()], rows)
+    [line] = sweep.other_runs([chain()], {}, rows).values()
+    assert "files that have changed since" in line
+    text.unlink()  # nothing is known of a text that is not here
+    assert len(sweep.archived_runs([chain()], rows)) == 1
 
 
 @pytest.mark.parametrize(
