@@ -39,6 +39,7 @@ Commands = Mapping[str, Callable[[Any], None]]  # word -> what runs it, given it
 # user named, each under the fields that lead to it: {"config.model": "tiny-qwen3"}.
 Defaults = Mapping[str, Any] | Callable[[Mapping[str, Any]], Mapping[str, Any]]
 HELP = ("-h", "--help", "--help-all")
+SECTIONS = ("calibration", "mask", "data", "train", "eval")  # of a run's settings
 
 
 class ListAction(argparse.Action):
@@ -86,9 +87,13 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message.removeprefix('argument ').rstrip('.')}.")
 
-    def read(self, words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-        """Values, and the words that belong to no option."""
+    def read(self, words: Sequence[str], skips_sections: bool) -> tuple[dict[str, Any], list[str]]:
+        """Values, and the words that belong to no option. skips_sections: `--train.trained` is
+        taken for `--trained` where that alone is known, since messages and run.json name settings
+        as recover.py does, whose options have sections."""
         dashed = [re.sub(r"^--[\w.-]+", lambda n: n[0].replace("_", "-"), word) for word in words]
+        if skips_sections:
+            dashed = [self._without_section(word) for word in dashed]
         for word in dashed:  # argparse takes the value away
             if re.fullmatch(r"--[\w.-]+=--", word):
                 raise UserError(f"{word}: its value is --; give another, or leave it out.")
@@ -96,6 +101,14 @@ class Parser(argparse.ArgumentParser):
         given, rest = self.parse_known_intermixed_args(dashed)
         typed = dict(zip(dashed, words, strict=True))  # another program's names may differ by `_`
         return vars(given), [typed.get(word, word) for word in rest]
+
+    def _without_section(self, word: str) -> str:
+        option, *value = word.split("=", 1)
+        section, _, name = option.removeprefix("--").partition(".")
+        known = self._option_string_actions
+        if option in known or section not in SECTIONS or f"--{name}" not in known:
+            return word
+        return "=".join([f"--{name}", *value])
 
     def add_options(
         self,
@@ -213,7 +226,8 @@ def parse(
     given, unknown = dict[str, Any](), list[str]()
     # Beside a mistake, too, --help shows what it can.
     with contextlib.suppress(UserError) if asks_help else contextlib.nullcontext():
-        given, unknown = parser.read(arguments)
+        # Not where further words are another program's.
+        given, unknown = parser.read(arguments, skips_sections=rest is None)
         add_folders(given.pop("plugins", ()))  # before names of plug-ins are looked up
     if rest is not None:
         rest += unknown
@@ -335,7 +349,7 @@ def peek(arguments: Sequence[str], *names: str) -> dict[str, str | None]:
     parser.add_argument("--plugins", nargs="+", default=())
     for name in names:
         parser.add_argument(f"--{name}", default=None, type=_reader(str, (), takes_none=False))
-    given = parser.read(arguments)[0]
+    given = parser.read(arguments, skips_sections=True)[0]
     add_folders(given.pop("plugins"))
     return given
 

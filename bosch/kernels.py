@@ -98,7 +98,7 @@ def is_compared(model: PreTrainedModel) -> bool:
     """Whether Liger's kernels may replace the blocks of this model; a line says if not."""
     family = family_of(model.config)
     # Others rotate or normalize in ways of their own, which Liger's kernels would not notice.
-    is_compared: bool = getattr(family, "compared_with_liger", False)
+    is_compared: bool = getattr(family, "kernels_compared", False)
     if not is_compared:
         model_type = family.plain_config_class.model_type
         say_once(f"torch computes the blocks of {model_type}: no test compares fused kernels")

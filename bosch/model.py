@@ -26,7 +26,7 @@ from bosch.run.errors import MissingFileError, UserError, is_user_error
 from bosch.run.files import path_inside, refuse_foreign_links
 from bosch.run.fingerprint import fingerprint, hash_file
 from bosch.run.hub import is_offline, prepare_hub
-from bosch.run.memory import is_old_gpu
+from bosch.run.memory import has_gpu, is_old_gpu
 from bosch.run.progress import say
 
 if TYPE_CHECKING:
@@ -415,7 +415,7 @@ def load_for_search(
 
     from bosch.kernels import fuse_forward
 
-    device, usual = ("cuda", "auto") if torch.cuda.is_available() else ("cpu", torch.float32)
+    device, usual = ("cuda", "auto") if has_gpu() else ("cpu", torch.float32)
     if is_old_gpu():
         usual = torch.float32
     dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}.get(precision, usual)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from bosch.run.errors import MissingFileError, UserError
-from bosch.run.files import path_inside
+from bosch.run.files import MANIFEST, path_inside
 from bosch.run.fingerprint import fingerprint, hash_file
 
 INDEX = "model.safetensors.index.json"  # which file holds which tensor
@@ -34,6 +34,12 @@ def _is_deeper(value: object, levels: int) -> bool:
         return False
     inner = value.values() if isinstance(value, dict) else value
     return not levels or any(_is_deeper(each, levels - 1) for each in inner)
+
+
+def is_trained(folder: Path) -> bool:
+    """Whether a training of ours wrote this model: training/export.py says what it began with."""
+    manifest = folder / MANIFEST
+    return manifest.is_file() and "source" in read_json_object(manifest)
 
 
 def weight_names(index: Path) -> list[str]:

@@ -50,6 +50,12 @@ class PackConfig(PackingConfig):
         at_least(1, self, "", "epochs", "shard_chunks", "chunk_chars")
         at_least(0, self, "", "seed")
 
+    @property
+    def needed_tokens(self) -> int | None:
+        """Of all sources together; None: all that they have."""
+        held_out = self.held_out_sequences * self.sequence_length
+        return None if self.tokens is None else self.tokens + held_out
+
     def deciding(self) -> dict[str, object]:
         """What decides the tokens."""
         settings: dict[str, object] = plain(self)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import chain, islice
+from itertools import accumulate, chain, islice
 from pathlib import Path
 
 from bosch.config import Config, PackingConfig, shared_fields
@@ -27,7 +27,8 @@ MOST_TO_COUNT = 5_000_000  # bytes of text whose tokens or words are counted bef
 def check(config: Config) -> None:
     """Refuse, before any stage, what packing could not fetch after hours of search: the tokenizer
     of sources that hold token ids, and sources on the hub, which are asked for a small file."""
-    sources = open_sources(config.data.source, config.seed, config.data.tokens)
+    needed = config.data.tokens + config.data.held_out_sequences * config.data.sequence_length
+    sources = open_sources(config.data.source, config.seed, needed)
     for tokenizer in sorted({source.tokenizer for source in sources if source.tokenizer}):
         read_source_tokenizer(tokenizer)
     for source in sources:
@@ -63,11 +64,11 @@ def check_amount(config: Config, source: Source, files: Sequence[Path]) -> None:
         texts = ["".join(map(str, document)) for document in source.read(0)]
         # An end token goes behind each document; one that begins a text is among its ids.
         lengths = [len(ids) + 1 for ids in tokenizer(list(filter(None, texts)))["input_ids"]]
-        found = sum(n for n in lengths if n >= config.data.min_document_tokens)
-        if found >= needed:
+        lengths = [n for n in lengths if n >= config.data.min_document_tokens]
+        found, gap = sum(lengths), gap_behind(held_out, lengths, length)
+        if found - gap >= needed:
             return
-        # What is left of the document in which the held-out tokens end is not trained on.
-        amount, enough = f"about {found:,} tokens", found - length
+        amount, enough = f"about {found:,} tokens", found - gap
     else:
         amount, enough = f"{num_bytes:,} bytes of text", num_bytes // 5
     remedy = f"pass --data.tokens {enough - held_out}, or more text"
@@ -77,6 +78,13 @@ def check_amount(config: Config, source: Source, files: Sequence[Path]) -> None:
         f"{source.name} has {amount}, too little for {config.data.tokens:,} tokens to train on and "
         f"{held_out:,} held out; {remedy}."
     )
+
+
+def gap_behind(held_out: int, lengths: Sequence[int], most: int) -> int:
+    """What is left of the document in which the held-out tokens end: at most so many of its tokens
+    are not trained on (data/pack.py). `lengths`: of the documents, in their order."""
+    ends = accumulate(lengths)
+    return min(most, next((end - held_out for end in ends if end >= held_out > 0), 0))
 
 
 def stage(
@@ -90,7 +98,7 @@ def stage(
     source on the hub by its name and options; its commit is in the summary of the tokens."""
 
     def run(folder: Path) -> None:
-        opened = open_sources(sources, packing.seed, packing.tokens)
+        opened = open_sources(sources, packing.seed, packing.needed_tokens)
         pack_documents(opened, read_ending(model), packing, folder)
 
     return Stage(
@@ -106,7 +114,7 @@ def describe(model: str, sources: Sequence[str], packing: PackConfig) -> dict[st
     """All that decides the tokens. UserError for sources that cannot be read or hold nothing that
     can be packed."""
     facts: list[dict[str, object]] = []
-    for source in open_sources(sources, packing.seed, packing.tokens):
+    for source in open_sources(sources, packing.seed, packing.needed_tokens):
         facts.append({"name": source.name, "weight": source.weight})
         if not source.is_local:
             continue

@@ -31,7 +31,7 @@ from bosch.run.checkout import how_to_install
 from bosch.run.dist import rank_and_world
 from bosch.run.errors import Refusals, UserError
 from bosch.run.fingerprint import fingerprint
-from bosch.run.memory import is_old_gpu
+from bosch.run.memory import has_gpu, is_old_gpu
 from bosch.run.progress import say
 from bosch.run.stage import follow_reference
 from bosch.sink import KEY, Sink
@@ -334,7 +334,7 @@ def device_and_type(plan: EvaluationPlan) -> tuple[str, Any]:
     import torch
 
     # A rank has the GPU of its place on this machine.
-    on_gpu = torch.cuda.is_available()
+    on_gpu = has_gpu()
     device = f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if on_gpu else "cpu"
     in_bf16 = plan.precision == "bf16"
     if plan.precision == "auto":

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from bosch.config import Config
+from bosch.data import tokens_stage
 from bosch.eval.evaluate import plan_of_run
 from bosch.eval.settings import SuiteRun
 from bosch.methods._settings import (
@@ -55,10 +56,11 @@ REACHED = {"calibration": 0.8, "search": 1.0, "evaluation": 0.8}
 # fp32, 6 in bf16.
 WRITTEN = 8
 LONG_SECONDS = 3_600  # a run that takes longer than this is told of its shorter form
-# What the seconds are of. TRAINING: with stored lessons or without; GROWING: with the tokens.
+# What the seconds are of. TRAINING: with stored lessons or without.
 SEARCHING = ("search", "learning the mask")
 TRAINING = ("training", "lessons and training")
-GROWING = ("learning the mask", "answers", *TRAINING)
+# Of training on stored lessons: the teacher reads forward, a third of the work of a step.
+LESSONS_SHARE = 1 / 4
 REST = "start and report"  # and packing, rankings, loading the model for each evaluation
 START_SECONDS, MODEL_SECONDS = 20.0, 5.0  # of a run, and for each model that is evaluated
 UNKNOWN_EXAMPLES = 100  # of a task, where a suite reads all that its data has
@@ -148,12 +150,17 @@ def stage_seconds(
     if schedule is not None:
         if config.data.answers:  # each sequence is read, and for two in five a quarter written
             length = config.data.sequence_length
-            texts = config.data.answers * config.data.tokens / length
+            texts = config.data.answers * tokens_stage.count(config) / length
             precision = "fp32" if config.train.precision == "fp32" else "bf16"
             found["answers"] = answering(dense, texts, length, length // 10, precision)
-        name = "lessons and training" if config.train.stored_shares else "training"
         sequences = schedule.num_steps * schedule.batch_sequences
-        found[name] = training_seconds(plan, sequences, has_sink)  # what the teacher says included
+        seconds = training_seconds(plan, sequences, has_sink)  # what the teacher says included
+        if config.train.stored_shares:  # of all tokens in the folder, trained on or not
+            said = tokens_stage.count(config) // config.data.sequence_length
+            lessons = LESSONS_SHARE * training_seconds(plan, said, has_sink)
+            found["lessons and training"] = lessons + (1 - LESSONS_SHARE) * seconds
+        else:
+            found["training"] = seconds
     if used := learning_tokens(config):  # without a training too, by steps like those of one
         sequences = math.ceil(used / config.data.sequence_length)
         found["learning the mask"] = training_seconds(plan, sequences, has_sink)

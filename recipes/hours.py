@@ -19,7 +19,6 @@ from bosch.config import FOLLOWS, Config, EvaluationConfig, fill_in, show_value
 from bosch.methods._settings import learning_tokens, load_method
 from bosch.model_files import read_json_object
 from bosch.recipes.duration import (
-    GROWING,
     REST,
     SEARCHING,
     START_SECONDS,
@@ -216,12 +215,16 @@ def fitting_steps(
     config: Config, own: int, hours: float, seconds_of: Callable[[Config], Seconds]
 ) -> int | None:
     """Most steps of the training, up to its own, that fit; None: not even without any."""
-    found = seconds_of(config)
-    growing = sum(found.get(name, 0.0) for name in GROWING)  # with the steps
-    left = PROMISED * hours * 3600 - (sum(found.values()) - growing)
-    if left < (0 if own else growing):  # without steps there is nothing to shorten
-        return None
-    return math.floor(min(1.0, left / growing) * own) if growing else own
+    total, left = sum(seconds_of(config).values()), PROMISED * hours * 3600
+    if own < 2 or total <= left:  # without steps there is nothing to shorten
+        return own if total <= left else None
+    # By half of the steps, which are evaluated as often. Not all of a training grows with them:
+    # answers and lessons of tokens that another run has packed are made for all of these.
+    half = own // 2
+    of_step = (total - sum(seconds_of(with_steps(config, half)).values())) / (own - half)
+    fixed = total - own * of_step
+    # A little more, as a whole number of steps may come out as 998.9999.
+    return math.floor((left - fixed) / of_step + 1e-6) if left >= fixed else None
 
 
 def describe_cuts(before: Config, after: Config) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from bosch.command_line import run_stage
 from bosch.config import TrainConfig
 from bosch.data.tokenizer_files import read_tokenizer
-from bosch.model import check_length, check_weights
+from bosch.model import check_length, check_weights, fetch_model
 from bosch.recipes import presets
 from bosch.run.errors import run_main
 from bosch.run.stage import Artifact, Stage
@@ -55,6 +55,7 @@ def build(options: Options, name: str) -> Stage:
     )
     train_stage.check(settings, options.document_mask, options.model)
     check_weights(options.model)
+    train_stage.check_dense_is_known(settings, fetch_model(options.model))
     tokens = Artifact.load(options.tokens_from)
     packed = open_tokens(tokens.folder, read_tokenizer(options.model).hash)
     check_length("--tokens-from: sequences of", packed.seq_len, options.model)

@@ -414,7 +414,7 @@ def with_repeats_of_tokens(config: Config, given: Mapping[str, Any]) -> Config:
     """Tokens that were packed before have the repeats that they have."""
     if (folder := given.get("config.data.tokens_from")) is None:
         return config
-    for name in ("repeats", "repeat_block", "min_document_tokens"):
+    for name in ("repeats", "repeat_block", "min_document_tokens", "held_out_sequences"):
         if f"config.data.{name}" in given:
             option = name.replace("_", "-")
             raise UserError(
@@ -427,6 +427,7 @@ def with_repeats_of_tokens(config: Config, given: Mapping[str, Any]) -> Config:
             config.data,
             repeats=summary.get("repeats", 0.0),
             repeat_block=summary.get("repeat_block"),
+            held_out_sequences=summary.get("num_held_out_sequences", 0),
         )
         return replace(config, data=data)
     return config

@@ -14,8 +14,6 @@ from bosch.run.progress import describe_seconds, say
 from bosch.run.stage import Decision
 
 MOST_DIFFERENCES = 4  # that are named
-# Of training on stored lessons: the teacher reads forward, a third of the work of a step.
-LESSONS_SHARE = 1 / 4
 
 
 @dataclass
@@ -64,7 +62,7 @@ def seconds_of(command: Command, all_stages: Sequence[Decision], left: Sequence[
     """Of the stages that are left, those that go on as if from their beginning."""
     import torch  # seconds
 
-    from bosch.recipes.duration import REST, SEARCHING, TRAINING, stage_seconds
+    from bosch.recipes.duration import LESSONS_SHARE, REST, SEARCHING, TRAINING, stage_seconds
 
     # Each run is launched on all GPUs of this machine.
     num_gpus = max(1, torch.cuda.device_count())

@@ -60,7 +60,9 @@ def build(options: Options, name: str) -> Stage:
     if options.lessons_from is not None:
         lessons = Artifact.load(options.lessons_from)
         settings = lessons_stage.with_lessons(settings, model, tokens, lessons, answers)
-    elif settings.train.stored_shares:
+    if settings.train.on_policy or options.lessons_from is None:
+        train_stage.check_dense_is_known(settings.train, model.folder)
+    if options.lessons_from is None and settings.train.stored_shares:
         raise UserError("train.stored_shares needs --lessons-from; prepare_lessons.py makes them.")
     train_stage.check_tokens(settings, options.model, tokens)
     return train_stage.stage(settings, model, tokens, lessons, name, answers=answers)

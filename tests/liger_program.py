@@ -75,7 +75,7 @@ def models() -> None:
     ids = random_tokens(2, 11)
     inputs, labels = {"input_ids": ids}, torch.roll(ids, -1, 1)
     labels[:, -1] = IGNORED
-    for family in families_with("compared_with_liger"):
+    for family in families_with("kernels_compared"):
         plain: Any = tiny_model(family, num_hidden_layers=1, initializer_range=0.1)
         plain = deploy(plain, [[1, 0, 1, 0]], 4).train()
         ours = copy.deepcopy(plain)
@@ -97,7 +97,7 @@ def forward() -> None:
     ids, z = random_tokens(2, 9), ((1, 0, 1, 0), (0, 1, 0, 0))
     padding = torch.ones(2, 10, dtype=torch.long)
     padding[1, :4] = 0
-    for family in families_with("compared_with_liger"):
+    for family in families_with("kernels_compared"):
         stock: Any = tiny_model(family, num_hidden_layers=2, initializer_range=0.1)
         module = sys.modules[type(stock).__module__]
         before = dict(vars(module))

@@ -35,6 +35,7 @@ from bosch.data.loader import IGNORED, Batch, Loader, TokenFolder, prefetch
 from bosch.hybrid.export import MASK_KEY
 from bosch.hybrid.sinks import attach_sink
 from bosch.method import Learner
+from bosch.model_files import is_trained
 from bosch.run.dist import Ranks
 from bosch.run.errors import UserError
 from bosch.run.files import ENDING, read_sealed_json, write_sealed_json
@@ -289,6 +290,8 @@ class Run:
             say(f"warning: the last {behind:,} steps are not exported; evaluate at 1.0 too")
 
         self.model = model_start.start_model(job.model, settings, self.device)
+        hybrid = getattr(self.model.config, "bosch", None) or {}
+        self.was_trained = has_learned_weights(hybrid) or is_trained(job.model)
         self.teacher: Teacher | None = None
         self.lessons: Lessons | None = None
         self.teach: Teach | None = None
@@ -375,7 +378,7 @@ class Run:
             return {}
         found, config = self.held_out_loss("validation_loss"), self.model.config
         hybrid = getattr(config, "bosch", None)
-        if step == 0 and hybrid is not None and not has_learned_weights(hybrid):
+        if step == 0 and hybrid is not None and not self.was_trained:
             # With a window over everything, a hybrid is the dense model.
             window, hybrid["window"] = hybrid["window"], config.max_position_embeddings
             found |= self.held_out_loss("dense_validation_loss")

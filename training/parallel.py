@@ -37,7 +37,7 @@ from bosch.config import TrainConfig
 from bosch.kernels import choose_kernels
 from bosch.run.dist import COLLECTIVE_TIMEOUT, start_ranks
 from bosch.run.errors import UserError
-from bosch.run.memory import is_old_gpu
+from bosch.run.memory import TRUE, is_old_gpu
 
 # What `accelerate launch` says in the environment, from its config file or its options. Three
 # variables decide settings that the user has left open (`decide`). Other FSDP_* variables are
@@ -54,7 +54,7 @@ IGNORED_SILENTLY = frozenset(
 # By train.activation_checkpointing: parts of the names of operators whose results are kept, those
 # of torch, of flash-attn 2 and 3 and of varlen_attn.
 KEPT = {"attention": ("attention", "attn"), "matmuls": ("attention", "attn", "mm.")}
-TRUE, FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off"}
+FALSE = {"0", "false", "no", "off"}
 
 
 def start_world(environment: Mapping[str, str] = os.environ) -> torch.device:

@@ -190,7 +190,8 @@ def write_lessons(
             found = np.empty((per_file, length), kind)
             for first in range(0, per_file, at_once):
                 batch = sequences.batch(padded[first : first + at_once], document_mask).to(device)
-                found[first : first + at_once] = taught(model, batch, kind, padded[first])
+                said = taught(model, batch, kind, padded[first], settings.attention)
+                found[first : first + at_once] = said
             content = io.BytesIO()
             np.save(content, found[: len(numbers)])
             with explain_refusal(str(files[begin])):
@@ -205,11 +206,15 @@ def write_lessons(
 
 
 @torch.no_grad()
-def taught(model: Teacher, batch: Batch, kind: np.dtype[Any], seed: int) -> NDArray[Any]:
+def taught(
+    model: Teacher, batch: Batch, kind: np.dtype[Any], seed: int, attention: str = "auto"
+) -> NDArray[Any]:
     """(sequences, tokens)"""
     # Seeded by a sequence's number, so that another attempt, or more ranks, draw the same.
     generator = torch.Generator(batch.ids_BT.device).manual_seed(int(seed))
-    inputs = {"input_ids": batch.ids_BT, "position_ids": batch.position_ids_BT}
+    inputs: dict[str, Any] = {"input_ids": batch.ids_BT, "position_ids": batch.position_ids_BT}
+    if attention != "auto":
+        inputs["bosch_backend"] = attention
     lesson = model.teach(inputs, batch.labels_BT)
     found = np.empty(batch.ids_BT.numel(), kind)
     for begin in range(0, len(found), loss.CHUNK_ROWS):

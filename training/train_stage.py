@@ -19,6 +19,7 @@ from bosch.config import (
 from bosch.data.tokenizer_files import read_tokenizer
 from bosch.methods._settings import learning_tokens
 from bosch.model import check_length, check_weights, fetch_config, fetch_model
+from bosch.model_files import is_trained
 from bosch.plugins import own_backend_files
 from bosch.run.dist import rank_and_world
 from bosch.run.errors import UserError
@@ -136,6 +137,15 @@ def check(settings: TrainConfig, document_mask: bool, model: str, sink: str = "n
     if settings.teacher:
         check_teacher(fetch_model(model), fetch_model(settings.teacher, TEACHER))
         check_weights(settings.teacher)
+
+
+def check_dense_is_known(settings: TrainConfig, model: Path) -> None:
+    """Refuse to take a model that was trained for its own teacher."""
+    if settings.objective == "distill" and settings.teacher is None and is_trained(model):
+        problem = (
+            f"{model} was trained, so it no longer has the dense model's weights to learn from"
+        )
+        raise UserError(f"{problem}. Name the dense model (bosch train --teacher).")
 
 
 def check_tokens(settings: Settings, model: str, tokens: Artifact) -> None:

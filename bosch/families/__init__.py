@@ -9,7 +9,7 @@ names in NEEDS and, where they apply:
                         as {"qkv_proj.weight": "qkv"}
     logit_factor        a function of the config: what the model multiplies its head's output by
     served_by_vllm      True: serving/vllm has vLLM's model of the family (a test holds them equal)
-    compared_with_liger True: tests/liger_program.py compares Liger's fused kernels with its own
+    kernels_compared    True: tests/liger_program.py compares Liger's fused kernels with its own
                         norms, MLPs and rotations; without, torch's are used
     layer_types_suffice True: its layers differ in their windows alone, so that a hybrid of whole
                         layers can be written as the plain model with other `layer_types`

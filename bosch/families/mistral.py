@@ -10,4 +10,4 @@ BoschMistralConfig, BoschMistralForCausalLM = config_class, model_class = hybrid
 )
 block_norms = PRE_NORM
 served_by_vllm = True
-compared_with_liger = True
+kernels_compared = True

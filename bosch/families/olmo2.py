@@ -12,4 +12,4 @@ block_norms = BlockNorms(
     after_attention="post_attention_layernorm", after_mlp="post_feedforward_layernorm"
 )
 head_dimensions = {"q_norm.weight": 0, "k_norm.weight": 0}  # these weights are permuted too
-compared_with_liger = True
+kernels_compared = True

@@ -10,5 +10,5 @@ BoschQwen2Config, BoschQwen2ForCausalLM = config_class, model_class = hybrid_cla
 )
 block_norms = PRE_NORM
 served_by_vllm = True
-compared_with_liger = True
+kernels_compared = True
 layer_types_suffice = True

@@ -10,4 +10,4 @@ BoschQwen3MoeConfig, BoschQwen3MoeForCausalLM = config_class, model_class = hybr
 )
 block_norms = PRE_NORM
 served_by_vllm = True
-compared_with_liger = True
+kernels_compared = True

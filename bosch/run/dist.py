@@ -45,6 +45,7 @@ from filelock import FileLock, Timeout
 from bosch.run.errors import UserError
 from bosch.run.files import refuse_unless_ours
 from bosch.run.fingerprint import fingerprint
+from bosch.run.memory import has_gpu
 
 if TYPE_CHECKING:
     import torch
@@ -192,7 +193,7 @@ def start_ranks(device: "torch.device | None" = None, even_alone: bool = False) 
     if _current.gloo is not None or (world == 1 and not even_alone):
         return
     if not distributed.is_initialized():
-        if device is None and torch.cuda.is_available():
+        if device is None and has_gpu():
             device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         backend = "gloo"
         if device is not None and device.type == "cuda":

@@ -11,6 +11,7 @@ from pathlib import Path
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 EXPANDABLE = "expandable_segments:True"
 THREADS = "OMP_NUM_THREADS"
+TRUE = {"1", "true", "yes", "on"}  # as accelerate writes variables
 OURS = "BOSCH_SET"  # names, with commas, the variables that we have set and not the user
 # Of cgroups version 2 and 1: the limit, what is used, and what of it are cached files, which the
 # system drops when memory is asked for.
@@ -82,6 +83,14 @@ def for_launchers(environment: Mapping[str, str]) -> dict[str, str]:
     under the allocator's setting, and a hub that could not be reached may be back."""
     ours = {OURS, *environment.get(OURS, "").split(",")}
     return {name: value for name, value in environment.items() if name not in ours}
+
+
+def has_gpu(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether there is a GPU that the user has not kept us from (ACCELERATE_USE_CPU)."""
+    import torch
+
+    keeps_off = environment.get("ACCELERATE_USE_CPU", "").lower() in TRUE
+    return torch.cuda.is_available() and not keeps_off
 
 
 def is_old_gpu() -> bool:

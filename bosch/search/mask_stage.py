@@ -33,6 +33,7 @@ from bosch.plugins import KINDS, own_backend_files, own_files
 from bosch.run.dist import rank_and_world
 from bosch.run.errors import UserError
 from bosch.run.fingerprint import hash_file
+from bosch.run.memory import has_gpu
 from bosch.run.progress import say
 from bosch.run.stage import Artifact, Stage
 from bosch.sink import Sink
@@ -53,7 +54,7 @@ def check(config: Config, settings: object) -> None:
 
     from bosch.attention.dispatch import check_backend
 
-    mask, on_gpu = config.mask, torch.cuda.is_available()
+    mask, on_gpu = config.mask, has_gpu()
     device, usual = ("cuda", torch.bfloat16) if on_gpu else ("cpu", torch.float32)
     dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}.get(mask.precision, usual)
     check_backend(

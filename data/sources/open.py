@@ -26,7 +26,8 @@ SWITCH = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0"
 
 
 def open_sources(texts: Sequence[str], seed: int, tokens: int | None) -> list[Source]:
-    """The sources of a mix. `seed` is the toy world's; `tokens` limits what ProLong downloads."""
+    """The sources of a mix. `seed` is the toy world's; `tokens`, held-out ones
+    included, limits what ProLong downloads."""
     parts = [part for text in texts for part in split_weight(text)]
     if not parts:
         raise UserError("There is no source of text; name one, such as --source toy.")

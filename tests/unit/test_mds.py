@@ -13,8 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bosch.assets import asset_folder
 from bosch.data.sources.mds import BYTES_PER_ID, MARGIN, ProLongSource
 from bosch.data.sources.source import Document
+from bosch.recipes import prepare_tokens
+from bosch.recipes.presets import SMOKE_MODEL
 from bosch.run.errors import MissingFileError, UserError
 
 
@@ -195,3 +198,15 @@ def test_a_cached_snapshot_is_read_offline(tmp_path: Path, monkeypatch: pytest.M
     (snapshot / "arxiv" / "proc00-64" / "shard.00000.mds").unlink()
     with pytest.raises(MissingFileError, match=r"shard\.00000\.mds"):
         as_lists(ProLongSource("prolong-64k/arxiv", 10**9).read(0))
+
+
+def test_shards_of_the_held_out_tokens_are_chosen_too(tmp_path: Path) -> None:
+    """Packing stopped with too little, though the folder had more."""
+    tokenizer = asset_folder(SMOKE_MODEL)
+    documents = [[5 + number] * 500 for number in range(60)]  # 30,000 ids
+    write_domain(tmp_path / "arxiv" / "proc00-64", documents)
+    words = ["--model", SMOKE_MODEL, "--tokens", "10240", "--sequence-length", "1024"]
+    words += ["--source", f"prolong-64k/arxiv?folder={tmp_path}&tokenizer={tokenizer}"]
+    prepare_tokens.main([*words, "--held-out-sequences", "12", "--out", str(tmp_path / "tokens")])
+    summary = json.loads((tmp_path / "tokens" / "tokens.json").read_text())
+    assert (summary["num_sequences"], summary["num_held_out_sequences"]) == (10, 12)

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from bosch.config import Config
+from bosch.data import tokens_stage
 from bosch.data.loader import Loader, open_tokens
 from bosch.data.tokenizer_files import read_tokenizer
-from bosch.data.tokens_stage import stage_or_reused
-from bosch.model import find_model
+from bosch.data.tokens_stage import gap_behind, stage_or_reused
+from bosch.model import find_model, load_tokenizer
 from bosch.recipes.prepare_tokens import main
-from bosch.recipes.presets import smoke
+from bosch.recipes.presets import SMOKE_MODEL, smoke
 from bosch.run.errors import UserError
 from bosch.run.files import DamagedArtifactError, read_sealed_json, verify_folder
 from bosch.run.folder import RunFolder
@@ -148,3 +149,26 @@ def test_tokens_that_do_not_fit_and_damaged_ones_are_refused(packed: Path, tmp_p
     flip_bit(copy / "tokens.bin", 10)
     with pytest.raises(DamagedArtifactError, match=r"tokens\.bin"):
         stage_or_reused(reusing(copy))
+
+
+@pytest.mark.parametrize(
+    ("held_out", "lengths", "gap"),
+    [(10, [4, 8, 5], 2), (10, [4, 6, 5], 0), (10, [4, 90], 20), (0, [4, 8], 0), (10, [4], 0)],
+)
+def test_what_lies_behind_the_held_out_tokens(held_out: int, lengths: list[int], gap: int) -> None:
+    assert gap_behind(held_out, lengths, most=20) == gap
+
+
+def test_text_that_the_gap_makes_too_little_is_refused_before_the_search(tmp_path: Path) -> None:
+    """Packing refused it, hours later."""
+    text = tmp_path / "text.txt"
+    text.write_text("A word and more. " * 2_000)
+    tokens = len(load_tokenizer(SMOKE_MODEL)(text.read_text())["input_ids"]) + 1
+    usual = smoke().data
+    rest = tokens // usual.sequence_length * usual.sequence_length
+    held_out = usual.held_out_sequences * usual.sequence_length
+    data = replace(usual, source=(str(text),), tokens=rest - held_out)
+    config = replace(smoke(), data=data)
+    with pytest.raises(UserError, match="too little for"):
+        tokens_stage.check(config)
+    tokens_stage.check(replace(config, data=replace(data, tokens=rest - held_out - 256)))

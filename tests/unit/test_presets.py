@@ -207,6 +207,10 @@ def test_packed_tokens_have_the_repeats_that_they_have(tmp_path: Path) -> None:
     assert parse_command(words).config.data.repeats == 0
     with pytest.raises(UserError, match=r"--data\.repeats changes nothing"):
         parse_command([*words, "--data.repeats", "0.3"])
+    with pytest.raises(UserError, match=r"--data\.held-out-sequences changes nothing"):
+        parse_command([*words, "--data.held-out-sequences", "3"])
+    write_sealed_json(tmp_path / "tokens.json", {"num_held_out_sequences": 5})
+    assert parse_command(words).config.data.held_out_sequences == 5
 
 
 def test_small_is_judged_by_all_that_is_there(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from bosch.hybrid.materialize import _device_with_room
 from bosch.kernels import fuse_forward
 from bosch.model import load_for_search
 from bosch.run.errors import UserError
+from bosch.run.memory import has_gpu
 from bosch.search import mask_stage
 from bosch.search.settings import NO_ACCELERATIONS, Accelerations
 from bosch.training.checkpoint import random_state, set_random_state
@@ -57,6 +58,8 @@ def test_every_stage_takes_the_gpu_and_its_number_format(gpu: Gpu) -> None:
     assert choose_device({}) == CUDA
     assert "set_device" in gpu.calls
     assert choose_device({"ACCELERATE_USE_CPU": "true"}).type == "cpu"
+    assert has_gpu({})  # of search and evaluation
+    assert not has_gpu({"ACCELERATE_USE_CPU": "true"})
     with pytest.raises(UserError, match="process 1 on this machine has no GPU"):
         choose_device({"LOCAL_RANK": "1"})
 

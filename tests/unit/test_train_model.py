@@ -48,8 +48,17 @@ def test_command_trains_says_what_it_does_and_is_reused(
 
     train(tokens, out)
     assert "train: complete, reused" in capsys.readouterr().out
-    with pytest.raises(UserError, match=r"weight_decay: 0\.1 -> 0\.2"):
-        train(tokens, out, "--weight-decay", "0.2")
+    for option in ("--weight-decay", "--train.weight_decay"):  # as recover.py and run.json have it
+        with pytest.raises(UserError, match=r"weight_decay: 0\.1 -> 0\.2"):
+            train(tokens, out, option, "0.2")
+    # It is no dense model any more, which could teach.
+    trained, learns = str(out / "step-000002"), ("--objective", "distill")
+    with pytest.raises(UserError, match=r"was trained.*bosch train --teacher"):
+        train(tokens, tmp_path / "more", *learns, model=trained)
+    given = ["--model", trained, "--tokens-from", str(tokens), "--shares", "8"]
+    with pytest.raises(UserError, match="was trained"):
+        prepare_lessons.main([*given, "--out", str(tmp_path / "lessons")])
+    train(tokens, tmp_path / "more", *learns, "--teacher", presets.SMOKE_MODEL, model=trained)
 
 
 def test_command_trains_on_lessons_of_its_tokens_alone(tokens: Path, tmp_path: Path) -> None:
