@@ -363,7 +363,7 @@ def _tokens_to_remove(tokens_to_remove: int) -> int:
         raise UserError(
             f"crop({tokens_to_remove}): pass the number of tokens to remove as a negative number."
         )
-    return -tokens_to_remove
+    return -int(tokens_to_remove)  # transformers 5.17 passes a tensor
 
 
 def _of_each_part(name: str) -> Callable[..., None]:

@@ -1,5 +1,6 @@
 """What every family must do: equal the stock model with a full mask, and make a right hybrid."""
 
+import inspect
 import json
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from bosch.calibration import Calibration, Haystack, Question
 from bosch.hybrid.conversion import deploy, hybrid_config
@@ -60,6 +62,9 @@ every_windowed_family = pytest.mark.parametrize(
 )
 
 
+NARROWS_BY_TO = "to(dtype=torch.float" in inspect.getsource(LlamaRotaryEmbedding.forward)
+
+
 def with_biases(family: str) -> dict[str, Any]:
     """Attention biases, where a family can have them; Qwen2 always has those of q, k and v."""
     fields = load_plugin("bosch.families", family).plain_config_class.__dataclass_fields__
@@ -77,10 +82,14 @@ def exact_norms(monkeypatch: pytest.MonkeyPatch) -> Exact:
         return x if narrows else to(x, *args, **named)
 
     def patch(model: PreTrainedModel) -> None:
+        def float_or_more(x: torch.Tensor) -> torch.Tensor:
+            # Positions are multiplied by frequencies, which `to` leaves exact in transformers 5.17.
+            is_position = NARROWS_BY_TO and not x.is_floating_point()
+            is_exact = x.dtype == torch.float64 or (is_position and model.dtype == torch.float64)
+            return to(x, torch.float64) if is_exact else single(x)
+
         monkeypatch.setattr(torch.Tensor, "to", stay_exact)
-        monkeypatch.setattr(
-            torch.Tensor, "float", lambda x: x if x.dtype == torch.float64 else single(x)
-        )
+        monkeypatch.setattr(torch.Tensor, "float", float_or_more)
 
     return patch
 
