@@ -70,7 +70,7 @@ class Calibration:
 
     @property
     def longest(self) -> int:
-        return max(len(haystack.ids_T) for haystack in self.haystacks)
+        return max((len(haystack.ids_T) for haystack in self.haystacks), default=0)
 
 
 def write_calibration(folder: Path, calibration: Calibration) -> None:

@@ -176,7 +176,10 @@ class Inputs:
 
     @cached_property
     def calibration(self) -> Calibration:
-        return self.calibration_of_search.texts
+        found = self.calibration_of_search.texts
+        if not found.haystacks:
+            raise UserError("The calibration set has no texts with questions; make another one.")
+        return found
 
     @property
     def num_layers(self) -> int:

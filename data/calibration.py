@@ -413,6 +413,8 @@ def random_haystacks(
     blocks = block_lengths(usual, settings.random_texts)
     known = ordinary_tokens(tokens_of(tokenizer), tokenizer)
     texts = draw_texts(known, blocks, REPEATS * usual, SEED + settings.seed)
+    # As much as another text: one of the user's own has one question.
+    counts_as = 1 if settings.questions else settings.questions_per_context
     found = []
     for ids_T, block in zip(texts, blocks, strict=True):
         # A copy is known for one after its first tokens. Not every token after them: they are
@@ -420,7 +422,7 @@ def random_haystacks(
         places = range(block + COPY_BEGINS, len(ids_T))
         step = -(-len(places) // MOST_COPIED)
         asked = [Question(range(p, p + 1), range(0), COPIED) for p in places[::step]]
-        found.append(Haystack(ids_T, tuple(asked), counts_as=settings.questions_per_context))
+        found.append(Haystack(ids_T, tuple(asked), counts_as=counts_as))
     return found
 
 

@@ -89,6 +89,8 @@ def stage(
     if settings.questions:
         if (path := Path(settings.questions)).is_file():
             facts["questions"] = hash_file(path)
+        if settings.random_texts:  # an earlier version counted each as several
+            facts["random_texts_count_as"] = 1
     else:
         facts = usual | facts
         if is_text(settings.essays):

@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -124,6 +125,8 @@ def stage_seconds(
     found: dict[str, float] = {}
     calibration, evaluation = config.calibration, config.eval
     texts = calibration.examples / calibration.questions_per_context
+    if (own := Path(calibration.questions or "")).is_file():  # a line a text, with one question
+        texts = len(own.read_bytes().splitlines())
     of_search = texts + calibration.random_texts
     of_method = default_settings(config.method, config.mask)
     if calibration.answers == "own-words" and asks_calibration(config, of_method):

@@ -41,7 +41,12 @@ from bosch.masks.ready import find_mask
 from bosch.masks.window import full_layers, own_windows
 from bosch.method import Inputs
 from bosch.methods._choose import make_mask, write_selection
-from bosch.methods._settings import check_settings, default_settings, resolve_sink
+from bosch.methods._settings import (
+    check_settings,
+    default_settings,
+    load_method,
+    resolve_sink,
+)
 from bosch.model import (
     ModelInfo,
     find_model,
@@ -112,7 +117,8 @@ def calibrate(
     made = _settings(CalibrationSettings, CalibrationConfig, settings, seed=seed)
     if made.answers == "own-words" and model is None:
         raise UserError("answers is own-words, which takes the dense model: pass model too.")
-    return build_set(made, tokenizer, reword=rewording(lambda: model, tokenizer))[0]
+    positions = None if model is None else model.config.max_position_embeddings
+    return build_set(made, tokenizer, positions, rewording(lambda: model, tokenizer))[0]
 
 
 def search_mask(
@@ -139,20 +145,27 @@ def search_mask(
     """
     began = time.monotonic()
     _need_our_attention(model)
-    _check_type("ratio", ratio, float)
-    _check_type("window", window, int)
-    _check_type("seed", seed, int)
+    ratio = _checked("ratio", ratio, float)
+    window, seed = _checked("window", window, int), _checked("seed", seed, int)
+    least = _checked("min_full_per_layer", min_full_per_layer, int)
     check_ratio(ratio)
-    if ratio and window >= (positions := model.config.max_position_embeddings):
+    name, positions = origin_of(model), model.config.max_position_embeddings
+    if ratio and window >= positions:
         raise UserError(f"window {window}: the model has {positions:,} positions; choose less.")
-    usual = default_settings(method, MaskConfig())
+    usual = default_settings(method, MaskConfig(min_full_per_layer=least))
     chosen = _settings(partial(replace, usual), type(usual), settings)
     check_settings(method, chosen)
     config = resolve_sink(Config(method=method, window=window, sink=sink), chosen)
 
     def load_calibration() -> Calibration:
         if calibration is None:
-            raise UserError(f"method {method} takes examples: pass those of bosch.calibrate.")
+            if load_method(method).traits.reads_calibration:
+                raise UserError(f"method {method} takes examples: pass those of bosch.calibrate.")
+            problem = "static sinks are measured on examples: pass those of bosch.calibrate"
+            raise UserError(f'{problem}, or sink="none".')
+        if calibration.longest > positions:
+            problem = f"the calibration set has a text of {calibration.longest:,} tokens"
+            raise UserError(f"{problem}, the model {positions:,} positions; make a shorter one.")
         return calibration
 
     with _evaluating(model, folder) as path:
@@ -167,9 +180,10 @@ def search_mask(
             seed=seed,
             settings=chosen,
             folder=path,
-            load_tokenizer=lambda: find_tokenizer(Path(origin_of(model))),
+            # One that was made in memory has none: no folder is its own.
+            load_tokenizer=lambda: find_tokenizer(Path(name)) if name else None,
             sink=Sink.parse(config.sink),
-            min_full_per_layer=min_full_per_layer,
+            min_full_per_layer=least,
             own_windows=own_windows(model.config),
         )
         # Off while the method works, which attaches its own; the model may be inside `masked`.
@@ -410,22 +424,24 @@ def _settings(made: Any, known: Any, values: dict[str, Any], **further: Any) -> 
             further[name] = (value,)  # not its letters
         else:  # [512] and (512,) are the same setting
             further[name] = tuple(value) if isinstance(value, list) else value
-        _check_type(name, further[name], hints[name])
+        further[name] = _checked(name, further[name], hints[name])
     return made(**further)
 
 
-def _check_type(name: str, value: Any, hint: Any) -> None:
-    """Refuse text in the place of a number and the like. What is not named here the settings check
-    themselves."""
+def _checked(name: str, value: Any, hint: Any) -> Any:
+    """The value, a number of numpy as Python's own, which JSON takes. Text in the place of a number
+    and the like is refused. What is not named here the settings check themselves."""
     kind, takes_none, _ = take_apart(hint)
     if value is None and takes_none:
-        return
+        return None
     if get_origin(kind) is tuple:
-        for each in value if isinstance(value, tuple) else (value,):
-            _check_type(name, each, get_args(kind)[0])
-        return
+        values = value if isinstance(value, tuple) else (value,)
+        return tuple(_checked(name, each, get_args(kind)[0]) for each in values)
     wanted = {int: (Integral, "a whole number"), float: (Real, "a number"), str: (str, "text")}
     if kind in wanted:
         of_kind, described = wanted[kind]
         if not isinstance(value, of_kind) or isinstance(value, bool):
             raise UserError(f"{name}: {value!r} is not {described}.")
+        if not isinstance(value, int | float | str):
+            return kind(value)
+    return value

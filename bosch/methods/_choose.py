@@ -94,7 +94,8 @@ def write_selection(name: str, inputs: Inputs, selection: Selection, began: floa
         text = json.dumps(content, indent=1, allow_nan=False) + "\n"
         write_atomically(folder / "scores.json", text)
     seconds = time.monotonic() - began
-    if (path := folder / FILE).is_file():  # those of earlier attempts count too
+    # Those of earlier attempts count too.
+    if load_method(name).traits.measures and (path := folder / FILE).is_file():
         lines = [line for _, line in read_lines(path, identify(inputs, name)) if line]
         if lines:  # none: another method has left the file
             seconds = sum(line["seconds"] for line in lines)

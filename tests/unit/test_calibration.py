@@ -370,6 +370,20 @@ def test_random_texts_count_as_one_text_each_and_only_a_search_asks_of_them(
         assert place >= block + sets.COPY_BEGINS
 
 
+def test_beside_own_questions_a_random_text_counts_as_one_of_them(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    """Of which each text has one, whatever a preset asks on texts of its own."""
+    long = OWN | {"text": TEXT * 40}
+    path = str(write_questions(tmp_path / "own.jsonl", *[long] * 3))
+    for per_context in (1, 4):
+        settings = replace(
+            SETTINGS, questions=path, random_texts=2, examples=8, questions_per_context=per_context
+        )
+        built, _, _ = sets.build_set(settings, tokenizer)
+        assert [haystack.weight for haystack in built.haystacks] == [1] * 5
+
+
 def test_tasks_of_the_text_stand_beside_needles(tokenizer: PreTrainedTokenizerFast) -> None:
     settings = replace(TEXT_TASKS, tasks=("niah_single_2", *TEXT_TASKS.tasks))
     found, contexts, _ = sets.build_set(settings, tokenizer)

@@ -7,18 +7,20 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import bosch
 from bosch.assets import asset_folder
+from bosch.calibration import Calibration, Haystack, Question
 from bosch.masks.mask import GroupMask
 from bosch.model import load_tokenizer, read_model_info
 from bosch.recipes.python_calls import Mask
 from bosch.run.errors import UserError
 from bosch.sink import NO_SINK, Sink, SinkConstants
-from tests.model_factory import tiny_model
+from tests.model_factory import random_tokens, tiny_model
 
 FOLDER = asset_folder("tiny-qwen3-2layer")
 MASK = GroupMask.from_rows(["00001111", "00001111"], 8)
@@ -191,6 +193,43 @@ def test_a_mask_of_a_file_is_a_method_too(dense: Any, calibration: Any, tmp_path
         assert bosch.search_mask(dense, calibration, **choice).mask == chosen.mask
 
 
+def test_numbers_of_numpy_are_numbers(dense: Any, calibration: Any, tmp_path: Path) -> None:
+    """As of `for seed in np.arange(3)`. JSON does not take them."""
+    plain, of_numpy = (
+        bosch.search_mask(dense, calibration, method="razor", **numbers)
+        for numbers in (
+            {"ratio": 0.5, "window": 16, "seed": 1},
+            {"ratio": np.float32(0.5), "window": np.int64(16), "seed": np.int64(1)},
+        )
+    )
+    assert of_numpy.mask == plain.mask
+    of_numpy.save(tmp_path / "mask.json")
+
+
+def test_a_model_made_in_memory_takes_no_folders_tokenizer(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It took that of the folder in which the program stands."""
+    random = Haystack(random_tokens(1, 40)[0], (Question(range(38, 40), range(0), "own"),))
+    masks = []
+    for folder in (tmp_path, FOLDER):
+        monkeypatch.chdir(folder)
+        masks.append(
+            bosch.search_mask(
+                tiny_model("qwen3"), Calibration([random]), ratio=0.5, window=8, method="razor"
+            )
+        )
+    assert masks[0].mask.z == masks[1].mask.z
+
+
+def test_a_heuristic_needs_no_examples_where_a_ranking_ran(
+    dense: Any, calibration: Any, tmp_path: Path
+) -> None:
+    given = {"ratio": 0.5, "window": 16, "folder": tmp_path, "sink": "none"}
+    bosch.search_mask(dense, calibration, method="dcam", **given)
+    assert bosch.search_mask(dense, method="interleave", **given).mask.num_windowed == 8
+
+
 def test_another_searchs_files_are_not_used(dense: Any, calibration: Any, tmp_path: Path) -> None:
     def search(method: str, window: int, folder: Path | None = tmp_path) -> Any:
         choice = {"ratio": 0.5, "window": window, "folder": folder}
@@ -235,6 +274,15 @@ def test_a_model_in_memory_is_known_by_its_weights() -> None:
     assert first == second != changed
 
 
+LONG = Haystack(
+    torch.zeros(5_000, dtype=torch.int64), (Question(range(4_999, 5_000), range(0), "own"),)
+)
+
+
+def search(calibration: Any = None, **settings: Any) -> Any:
+    return bosch.search_mask(load(), calibration, ratio=0.5, window=8, **settings)
+
+
 @pytest.mark.parametrize(
     ("call", "words"),
     [
@@ -243,6 +291,11 @@ def test_a_model_in_memory_is_known_by_its_weights() -> None:
         (lambda: bosch.search_mask(load(), ratio=0.5, window=8, kapa=3), "kapa kappa"),
         (lambda: bosch.search_mask(load(), ratio="0.5", window=8), "ratio '0.5' number"),
         (lambda: bosch.search_mask(load(), ratio=0.5, window=10**9), "window positions"),
+        (lambda: search(min_full_per_layer=-1), "min_full_per_layer"),
+        (lambda: search(min_full_per_layer=1.5), "min_full_per_layer 1.5 whole"),
+        (lambda: search(method="interleave"), 'static examples sink="none"'),
+        (lambda: search(Calibration([]), method="razor"), "no texts"),
+        (lambda: search(Calibration([LONG]), method="dcam"), "5,000 2,048 positions"),
         (lambda: bosch.evaluate(load(), lengths=["256"]), "niah_lengths '256' number"),
         (lambda: bosch.evaluate(load(), ["niha"]), "niha niah"),
         (lambda: bosch.evaluate(load(), lengths=[128, 256], samples=1), "niah 128 missing"),
