@@ -3,6 +3,9 @@
     python -m benchmarks pairs --rows benchmarks/results/real-length.jsonl
     python -m benchmarks pairs --rows rows.jsonl --add dense=RUN/eval/dense new=RUN/eval/step-000075
 
+With several files of rows models are compared by the tasks of all of them together, as the mean of
+two suites.
+
 A row is a question: who answered it, its task, length and number there, and its scores, of which
 the first counts, or `--score`. A model is compared with `--baseline` on the questions that both
 were asked: the mean of the tasks, listed in the order of the file, the difference in points, and in
@@ -36,7 +39,7 @@ from bosch.eval.rows import read_rows as read_predictions
 from bosch.run.errors import MissingFileError, UserError
 from bosch.run.stage import follow_reference
 
-TITLE = "{rows}, against {baseline}"
+TITLE = "against {baseline}"
 COLUMNS = {"model": "model", "length": "length:,", "n": "questions", "%": "value:.1f"}
 COLUMNS |= {"difference": "difference", "kept, %": "kept_interval", "by task": "by_task"}
 REPLICATES = 10_000
@@ -46,7 +49,8 @@ Scores = dict[str, dict[int, float]]  # of a model: task -> number of the questi
 
 @dataclass(frozen=True)
 class Options(BenchmarkOptions):
-    rows: Path = Path("benchmarks/results/real-length.jsonl")  # one question a line
+    # One question a line. --add appends to the first.
+    rows: tuple[Path, ...] = (Path("benchmarks/results/real-length.jsonl"),)
     baseline: str = "dense"  # the model that others are compared with
     score: str | None = None  # which of a question's scores, as quarter_1; None: its first
     together: tuple[str, ...] = ()  # models that differ in seed or calibration set alone
@@ -58,20 +62,12 @@ class Options(BenchmarkOptions):
 def measure(options: Options) -> Iterator[Row]:
     added = [read_evaluation(named) for named in options.add]  # all, before one is appended
     if added:
-        options.rows.parent.mkdir(parents=True, exist_ok=True)
-        append_rows(options.rows, itertools.chain.from_iterable(added))
-    if not options.rows.is_file():
-        raise MissingFileError(f"{options.rows} does not exist. --add NAME=FOLDER makes it.")
-    # By length and kind of score: tasks of one suite have the same.
-    models_of: dict[tuple[int, str], dict[str, Scores]] = defaultdict(dict)
-    for row in read_rows(options.rows):
-        score = options.score or next(iter(row["scores"]))
-        if score not in row["scores"]:
-            continue  # a question of another suite
-        tasks = models_of[row["length"], score].setdefault(row["model"], {})
-        tasks.setdefault(row["task"], {})[row["index"]] = 100 * row["scores"][score]
+        options.rows[0].parent.mkdir(parents=True, exist_ok=True)
+        append_rows(options.rows[0], itertools.chain.from_iterable(added))
+    models_of = read_models(options)
+    shown = ", ".join(map(str, options.rows))
     if not models_of:
-        raise UserError(f"--score {options.score}: no question in {options.rows} has it.")
+        raise UserError(f"--score {options.score}: no question in {shown} has it.")
     names = {name for models in models_of.values() for name in models}
     if options.beside and len(options.beside) != len(options.together):
         raise UserError(
@@ -82,7 +78,7 @@ def measure(options: Options) -> Iterator[Row]:
         for name in wanted:
             if name not in names:
                 known = ", ".join(sorted(names))
-                raise UserError(f"--{flag} {name}: {options.rows} has {known}.")
+                raise UserError(f"--{flag} {name}: {shown} has {known}.")
     for (length, score), models in models_of.items():
         for name, ours in models.items():
             row = {"model": name, "length": length, "score": score}
@@ -96,6 +92,30 @@ def measure(options: Options) -> Iterator[Row]:
         if len(pairs) > 1:
             row = {"model": f"mean of {len(pairs)}", "length": length, "score": score}
             yield row | mean_of(pairs)
+
+
+def read_models(options: Options) -> dict[tuple[int, str], dict[str, Scores]]:
+    """By length and kind of score, which tasks of one suite have in common; of several files by
+    length, the models that are in all of them."""
+    found: dict[tuple[int, str], dict[str, Scores]] = defaultdict(dict)
+    in_all: list[set[str]] = []
+    for file in options.rows:
+        if not file.is_file():
+            raise MissingFileError(f"{file} does not exist. --add NAME=FOLDER makes it.")
+        in_all.append(set())
+        for row in read_rows(file):
+            score = options.score or next(iter(row["scores"]))
+            if score not in row["scores"]:
+                continue  # a question of another suite
+            kind = score if len(options.rows) == 1 else "all"
+            tasks = found[row["length"], kind].setdefault(row["model"], {})
+            tasks.setdefault(row["task"], {})[row["index"]] = 100 * row["scores"][score]
+            in_all[-1].add(row["model"])
+    known = set.intersection(*in_all)
+    return {
+        key: {name: scores for name, scores in models.items() if name in known}
+        for key, models in found.items()
+    }
 
 
 def read_evaluation(named: str) -> list[Row]:

@@ -420,6 +420,16 @@ def test_pairs_are_of_the_questions_that_both_models_were_asked(
     assert other["difference"].startswith("+62.5 [+50.0,")
     assert other["kept"] == 100  # it answers more than the other, and all of that too
     assert run(tmp_path, "pairs", "--rows", str(file), "--score", "wrong")[1]["value"] == 62.5
+    # Two suites together: the tasks of both, of the models that both were asked.
+    needles = tmp_path / "needles.jsonl"
+    given = [
+        {"model": name, "task": "needle", "length": 64, "index": 0, "scores": {"found": found}}
+        for name, found in (("dense", 1.0), ("worse", 1.0))
+    ]
+    write_rows(needles, given)
+    dense, worse = run(tmp_path, "pairs", "--rows", str(file), str(needles))
+    assert (worse["model"], worse["questions"], worse["by_task"]) == ("worse", 7, "0, 75, 100")
+    assert worse["difference"].startswith("-41.7 [")
     with pytest.raises(UserError, match="--score other: no question"):
         run(tmp_path, "pairs", "--rows", str(file), "--score", "other")
     with pytest.raises(UserError, match=r"other: .* has dense, same, worse"):
