@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bosch.config import FOLLOWS, Config, EvaluationConfig, fill_in, show_value
+from bosch.config import COUNTED_AS_NEEDLES, FOLLOWS, Config, EvaluationConfig, fill_in, show_value
 from bosch.methods._settings import learning_tokens, load_method
 from bosch.model_files import read_json_object
 from bosch.recipes.duration import (
@@ -122,7 +122,7 @@ def with_questions(count: int) -> Callable[[Config], Config]:
     def cut(config: Config) -> Config:
         now = config.eval
         samples = now.samples
-        if {*now.suites} - {"niah", "long_answers", "longbench"}:  # these have counts of their own
+        if {*now.suites} - {*COUNTED_AS_NEEDLES, "longbench"}:  # these have counts of their own
             samples = min(samples or count, count)
         rows, needles = min(now.longbench_rows or count, count), min(now.niah_samples, count)
         fewer = replace(now, samples=samples, longbench_rows=rows, niah_samples=needles)

@@ -106,7 +106,7 @@ def test_runs_that_lack_something_to_cut() -> None:
     # Of options for the search a ranking knows nothing.
     assert all(c.method == "bosch" for c in hours.smaller(own, ["mask.options"]))
     # Suites of one's own are asked as little.
-    suites = replace(own, eval=replace(own.eval, suites=("niah", "ruler")))
+    suites = replace(own, eval=replace(own.eval, suites=("niah", "longbench_v2")))
     assert [c.eval.samples for c in hours.smaller(suites, ["method"])] == [None, None, 10, 5]
     # Without a training there is nothing to cut in it.
     config, _ = fitted(LARGE, 1_500, zero_shot=True)

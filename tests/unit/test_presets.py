@@ -216,18 +216,17 @@ def test_packed_tokens_have_the_repeats_that_they_have(tmp_path: Path) -> None:
 def test_small_is_judged_by_all_that_is_there(tmp_path: Path) -> None:
     words = ["--preset", "small", "--model", "tiny-qwen3"]
     command = parse_command(words)
-    assert command.config.eval.suites == ("niah", "long_answers")
+    assert command.config.eval.suites == ("niah", "own_formats")
     assert command.config.eval.niah_tasks == SIX_TASKS
     assert any(line.startswith("LongBench is left out") for line in command.chosen_by)
     data = ["--eval.longbench-data", str(tmp_path)]
     command = parse_command([*words, *data])
-    assert command.config.eval.suites == ("niah", "long_answers", "longbench")
+    assert command.config.eval.suites == ("niah", "own_formats", "longbench")
     assert command.config.eval.longbench_categories == "official"  # needs no GSM8K
     assert not any("LongBench" in line for line in command.chosen_by)
-    assert command.config.eval.options == ("long_answers.tasks=recite",)
-    # Suites that are named stay as they are, without settings of those that are not.
+    # Suites that are named stay as they are.
     named = parse_command([*words, *data, "--eval.suites", "niah"]).config.eval
-    assert (named.suites, named.options) == (("niah",), ())
+    assert named.suites == ("niah",)
 
 
 def test_what_decides_whether_a_model_has_recovered_is_counted(tmp_path: Path) -> None:

@@ -39,8 +39,10 @@ def test_options_change_the_settings_of_the_other_run(tmp_path: Path) -> None:
 
 
 def test_what_an_option_makes_useless_is_left_out(tmp_path: Path) -> None:
-    config = PRESETS["small"](SMOKE_MODEL)  # with long_answers.tasks=recite, and stored shares
+    config = PRESETS["small"](SMOKE_MODEL)  # with stored shares
     config = replace(config, train=replace(config.train, temperature=2.0))
+    options = ("own_formats.tasks=list",)
+    config = replace(config, eval=replace(config.eval, options=options))
     mask = replace(config.mask, options=("effort=0.5",))
     file = write(tmp_path, asdict(replace(config, method="bosch", mask=mask)))
 
