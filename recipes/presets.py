@@ -280,8 +280,8 @@ def large(model: str = "Qwen/Qwen3-8B-Base") -> Config:
         ),
         eval=replace(
             config.eval,
-            # 2,400 needles, as many in own formats. The paper's 12,000 would take longer than the training, by the hours
-            # that are computed in docs/own-model.md.
+            # 2,400 needles, as many in own formats. The paper's 12,000 would take longer than the
+            # training, by the hours that are computed in docs/own-model.md.
             niah_samples=100,
             suites=("niah", "own_formats", "longbench", "long_answers"),
             checkpoints=(0.0, 0.25, 0.5, 1.0),
