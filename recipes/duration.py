@@ -42,6 +42,7 @@ from bosch.training.rehearsal import (
     estimate,
     plain_config,
     training_seconds,
+    validation_seconds,
     work_speed,
 )
 from bosch.training.train_stage import schedule_of
@@ -158,12 +159,15 @@ def stage_seconds(
             found["answers"] = answering(dense, texts, length, length // 10, precision)
         sequences = schedule.num_steps * schedule.batch_sequences
         seconds = training_seconds(plan, sequences, has_sink)  # what the teacher says included
+        # The loss of held-out text, at step 0 the dense model's too: much beside few steps.
+        read = config.data.held_out_sequences * (1 + len({0, *schedule.validated_steps}))
+        held_out = validation_seconds(plan, read, has_sink)
         if config.train.stored_shares:  # of all tokens in the folder, trained on or not
             said = tokens_stage.count(config) // config.data.sequence_length
             lessons = LESSONS_SHARE * training_seconds(plan, said, has_sink)
-            found["lessons and training"] = lessons + (1 - LESSONS_SHARE) * seconds
+            found["lessons and training"] = lessons + (1 - LESSONS_SHARE) * seconds + held_out
         else:
-            found["training"] = seconds
+            found["training"] = seconds + held_out
     if used := learning_tokens(config):  # without a training too, by steps like those of one
         sequences = math.ceil(used / config.data.sequence_length)
         found["learning the mask"] = training_seconds(plan, sequences, has_sink)

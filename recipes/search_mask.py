@@ -108,6 +108,8 @@ def main(arguments: Sequence[str]) -> None:
         if rank == 0:
             refuse_blocked(run.plan(stages, "mask" if options.fresh else None))
             run.set_aside(redo)
+            if redo:
+                say("if this is stopped, go on without --fresh, which begins anew")
         for each in stages:
             run.complete(each)
     if rank == 0:

@@ -41,7 +41,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from bosch.command_line import parse
-from bosch.config import Config, TokenCount, at_least, show_value
+from bosch.config import Config, TokenCount, as_option, at_least, show_value, switches
 from bosch.eval import eval_stage
 from bosch.eval.evaluate import plan_of_run
 from bosch.eval.report.compare import SPEED
@@ -235,7 +235,7 @@ def list_chains(options: Options, rest: Sequence[str]) -> list[Chain]:
     ):
         words, suffix = ["--method", method, "--ratio", ratio, "--seed", str(seed), *rest], ""
         for name, value in varied:
-            words += [f"--{name}", value]
+            words += words_of(name, value)
             fitting = re.sub(r"[^\w.+-]", "_", value)  # in the name of a folder
             suffix += f"-{name.rpartition('.')[2]}-{fitting}"
         command = parse_command(words)
@@ -262,6 +262,15 @@ def list_chains(options: Options, rest: Sequence[str]) -> list[Chain]:
         known += "".join(f", ratio={ratio}" for ratio in options.ratios)
         raise UserError(f"--baseline {baseline} is none of {known} or the values of --vary.")
     return chains
+
+
+def words_of(name: str, value: str) -> list[str]:
+    """A varied setting as it is typed."""
+    if name.replace("-", "_") not in switches():
+        return [f"--{name}", value]
+    if value.lower() not in ("true", "false"):
+        raise UserError(f"--vary {name}={value}: it is True or False.")
+    return [as_option(name.replace("-", "_"), value.lower() == "true")]
 
 
 def mixed_sinks(chains: Sequence[Chain]) -> Iterator[str]:

@@ -19,7 +19,7 @@ import os
 import time
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -52,6 +52,7 @@ from bosch.data.loader import Batch
 from bosch.hybrid.conversion import head_size, hybrid_config, plain_config
 from bosch.masks.mask import describe_bytes, spread_mask
 from bosch.masks.window import full_layers
+from bosch.methods._settings import learning_tokens
 from bosch.model import find_model
 from bosch.run.errors import UserError
 from bosch.run.memory import available_host_bytes
@@ -84,8 +85,8 @@ REHEARSED = "rehearsed"  # the attention backend in place of flash kernels
 MARGIN_GB = 6.0
 # Of the speed of large matrix products, what a training step may reach. On CPUs the embedded model
 # reaches .33 (one thread, CPU time), SmolLM2 with LoRA .30 (its recorded run, beside its search) to
-# .88 (another processor).
-SPEED_SHARE, CPU_SPEED_SHARE = 0.5, 0.4
+# .88 (another processor), in between .56 (a third, 75 steps in 17 minutes of one core, fp32).
+SPEED_SHARE, CPU_SPEED_SHARE = 0.5, 0.5
 # Of a CPU's time in fp32, what is no product: norms, softmax, draws from the vocabulary. Faster
 # bf16 products leave it as it is. SmolLM2 read 1,024 tokens in bf16 at 164 and 250 GFLOP/s by one
 # core whose products reached 379 and 1,094 in that minute, at 277 and 385 by two; fp32: 74, 110.
@@ -383,17 +384,22 @@ def estimate(config: Config, plan: Plan, schedule: TrainSchedule | None) -> list
     dtype = plan.model.dtype or torch.float32  # before a model is built, which changes it
     weights = num_weights(plan.model)
     model_bytes = weights * (getattr(torch, dtype) if isinstance(dtype, str) else dtype).itemsize
+    vocabulary, states = plan.model.vocab_size, config.train.keep_checkpoints
     lines, disk = [], {"the hybrid": model_bytes}
     if find_model(config.model) is None:
         lines.append(f"to download: {config.model}, {describe_bytes(model_bytes)}")
     if schedule is not None:
         exported = len([step for step in schedule.all_evaluated_steps if step])
-        states, vocabulary = config.train.keep_checkpoints, plan.model.vocab_size
         disk[f"{exported} evaluated checkpoints"] = exported * model_bytes
         disk[f"{states} training states"] = states * state_bytes(plan)
         disk["another while it is written"] = state_bytes(plan)  # an old one is removed after that
-        if config.data.tokens_from is None:
-            disk["tokens"] = config.data.tokens * (2 if vocabulary <= 1 << 16 else 4)
+    learned = learning_tokens(config)
+    if learned:  # by a training of all weights, whose states are kept as the other's are
+        of_all = replace(plan, settings=replace(plan.settings, trained="all"))
+        disk["learning the mask"] = (states + 1) * state_bytes(of_all)
+    if (schedule is not None or learned) and config.data.tokens_from is None:
+        disk["tokens"] = config.data.tokens * (2 if vocabulary <= 1 << 16 else 4)
+    if schedule is not None:
         if config.train.stored_shares:
             size = lesson_type(config.train.stored_shares, vocabulary).itemsize
             disk["lessons"] = tokens_stage.count(config) * size
@@ -414,10 +420,22 @@ def training_seconds(plan: Plan, num_sequences: int, has_sink: bool = False) -> 
     """Of a training on so many sequences. From the FLOPs, and from the speed of large matrix
     products here, which is measured in the type that a training has; attention by its own rates, if
     this device has any."""
-    sequences = [plan.seq_len] * num_sequences
     models = [(plan.model, True)]
-    if plan.settings.objective == "distill":  # the teacher's forward is a third of a step
+    if plan.settings.objective == "distill":
         models.append((plan.teacher or plain_config(plan.model), False))
+    return _seconds(plan, models, num_sequences, has_sink)
+
+
+def validation_seconds(plan: Plan, num_sequences: int, has_sink: bool = False) -> float:
+    """Of reading so many sequences for their loss."""
+    return _seconds(plan, [(plan.model, False)], num_sequences, has_sink)
+
+
+def _seconds(
+    plan: Plan, models: Sequence[tuple[Any, bool]], num_sequences: int, has_sink: bool
+) -> float:
+    """Of sequences that pass models, each of which is trained on them or reads them only."""
+    sequences = [plan.seq_len] * num_sequences
     dtype = torch.float32 if plan.settings.precision == "fp32" else torch.bfloat16
     known = AttentionSpeed.here(dtype)
     recomputed = plan.settings.activation_checkpointing
@@ -436,7 +454,7 @@ def training_seconds(plan: Plan, num_sequences: int, has_sink: bool = False) -> 
             attention += known.seconds(one, sequences, is_trained, sink=has_sink)
             if is_trained and recomputed is True:
                 attention += known.seconds(one, sequences, False, sink=has_sink)
-        flops += count * (1 if is_trained else 1 / 3)
+        flops += count * (1 if is_trained else 1 / 3)  # a forward is a third of a step
     on_cpu = choose_device(os.environ).type == "cpu"  # ranks on it share its cores
     share, devices = (CPU_SPEED_SHARE, 1) if on_cpu else (SPEED_SHARE, plan.num_gpus)
     return (flops / (share * work_speed(dtype)) + attention) / devices

@@ -41,7 +41,8 @@ def check(settings: Settings) -> None:
             "or a .tsv of DuoAttention, or the name of a ready mask."
         )
     if not settings.path.exists():
-        raise MissingFileError(f"--path {settings.path} does not exist; name a mask file.")
+        named = f"--path {settings.path} (in recover.py --mask.options path={settings.path})"
+        raise MissingFileError(f"{named} does not exist; name a mask file.")
     # A table says nothing without a model and a ratio. Of a folder this names the file in it.
     if settings.path.suffix != ".tsv" or settings.path.is_dir():
         read_mask(settings.path)

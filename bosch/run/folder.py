@@ -144,10 +144,16 @@ class RunFolder:
             return False
         if not isinstance(content, dict) or not content.get(REDOING):
             return False
-        # Words that only ask for more to be shown, written with - or with _.
-        shown = {"--dry-run", "--show-settings"}
+        # Words that only ask for more to be shown, written with - or with _; and an option and its
+        # value may be one word.
+        shown = {"--dry-run", "--show-settings", "--debug"}
         told, before = (
-            [word for word in words if str(word).replace("_", "-") not in shown]
+            [
+                part
+                for word in map(str, words)
+                if word.replace("_", "-") not in shown
+                for part in (word.split("=", 1) if word.startswith("--") else [word])
+            ]
             for words in (command, content.get("command") or ())
         )
         return told == before

@@ -39,7 +39,11 @@ class Artifact:
         one, or of other files, which are known by their content."""
         folder = follow_reference(folder)
         if (folder / MANIFEST).is_file():
-            return cls(folder, verify_folder(folder)["fingerprint"])
+            try:
+                return cls(folder, verify_folder(folder)["fingerprint"])
+            except DamagedArtifactError as damage:
+                problem = f"{damage} Restore {folder}, or make it again in another folder."
+                raise DamagedArtifactError(problem) from damage
         if (folder / STARTED).is_file():
             raise UserError(f"{folder} has no {MANIFEST}. Finish the run that made it.")
         if not folder.is_dir():
@@ -185,12 +189,12 @@ def examine(run_path: Path, stage: Stage, verified: set[Path]) -> Decision:
             return Decision(stage, "run", f"starts{where}")
         old = read_sealed_json(folder / STARTED, "fingerprint", *stage.facts)
     except DamagedArtifactError as damage:
-        raise StageBlockedError(f"{damage} Use --fresh {stage.name} to make it again.") from damage
+        raise StageBlockedError(f"{damage} To make it again: {_fresh(stage)}.") from damage
     if old["fingerprint"] != stage.fingerprint:
         raise _conflict(folder, stage, old)
     recorded = old.get("model_files", stage.model_files)  # earlier versions recorded none
     if changes := differences(recorded, stage.model_files):
-        advice = f"Restore them, or use --fresh {stage.name}."
+        advice = f"Restore them, or use {_fresh(stage)}."
         raise StageBlockedError(f"{folder}: files of the model changed since ({changes}). {advice}")
     if not is_complete:
         return Decision(stage, "resume", "continues where it stopped")
@@ -216,9 +220,15 @@ def _conflict(folder: Path, stage: Stage, old: Mapping[str, Any]) -> StageBlocke
         changes += "; this version of the code makes it otherwise"
     return StageBlockedError(
         f"{folder} was made with other settings or inputs ({changes})",
-        f"Use another --run-dir, or --fresh {stage.name} to make it and what depends on it again, "
-        "or the old setting. (search_mask.py: --fresh without a name; others: another --out.)",
+        "Use another --run-dir, or the old setting, or, to make it and what depends on it again, "
+        f"{_fresh(stage)}.",
     )
+
+
+def _fresh(stage: Stage) -> str:
+    """What makes a stage again, which programs of single stages call otherwise."""
+    alone = "`bosch search`: --fresh without a name; other single stages: another --out"
+    return f"--fresh {stage.name} ({alone})"
 
 
 def flatten(settings: object, prefix: str = "") -> dict[str, object]:

@@ -57,7 +57,8 @@ class SearchSettings:
         optimizers = list_plugins("bosch.search.optimizers")
         for name, known in (("objective", tuple(WEIGHTS)), ("optimizer", optimizers)):
             if (value := getattr(self, name)) not in known:
-                raise UserError(f"--{name} {value}: no such {name}; {suggest(value, known)}")
+                problem = f"--{name} {value}: no such {name}; {suggest(value, known)}"
+                raise UserError(f"{problem} In a run it is --mask.options {name}=VALUE.")
         at_least(1, self, "", "kappa", "masks_at_once")
         at_least(2, self, "", "max_evaluations")  # the dense model and the fully windowed one
         at_least(0, self, "", "alpha", "gamma", "max_hours")
@@ -80,7 +81,8 @@ def check_optimizer(settings: SearchSettings) -> None:
     small enough to enumerate do not call this."""
     if settings.optimizer == "nomad" and find_spec("PyNomad") is None:
         problem = "NOMAD is not installed: pip install PyNomadBBO"
-        raise UserError(f"{problem}, or use --optimizer swap, which needs no package.")
+        remedy = "--optimizer swap, in a run --mask.options optimizer=swap, which needs no package"
+        raise UserError(f"{problem}, or use {remedy}.")
 
 
 @dataclass(frozen=True)

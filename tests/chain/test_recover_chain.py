@@ -95,7 +95,8 @@ def test_a_stopped_fresh_start_goes_on_when_it_is_repeated(
     assert code == -signal.SIGKILL, output
     assert "train: the old one is now" in output
     assert (tmp_path / RUN / "train" / "started.json").is_file()
-    code, output = start(tmp_path, arguments=fresh)
+    # The same command, written otherwise and asked to say more.
+    code, output = start(tmp_path, arguments=(*CHAIN, "--fresh=train", "--debug"))
     assert code == 0, output
     assert "train: continues where it stopped" in output
     assert not (tmp_path / RUN / "replaced" / "train-2").exists()

@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import Qwen3Config
 
 from bosch.config import TrainConfig
+from bosch.masks.mask import describe_bytes
 from bosch.recipes import presets
 from bosch.run.dist import Ranks
 from bosch.run.errors import UserError
@@ -181,6 +182,20 @@ def test_a_dry_run_knows_the_size_of_a_training_state(changes: Any, tmp_path: Pa
     expected = float(told[1]) * {"kB": 1e3, "MB": 1e6}[told[2]]
     # Of so small a model the files' headers are a tenth.
     assert written == pytest.approx(expected, rel=0.15)
+
+
+def test_a_dry_run_counts_what_learning_a_mask_writes() -> None:
+    """States of all weights, and the tokens, also where nothing is trained after it."""
+    config = presets.smoke()
+    config = replace(config, method="l1_gates", train=replace(config.train, trained="lora"))
+    plan = make_plan(config, 1)
+    every = replace(plan, settings=replace(plan.settings, trained="all"))
+    states = (config.train.keep_checkpoints + 1) * rehearsal.state_bytes(every)
+    (said,) = rehearsal.estimate(config, plan, None)
+    assert f"learning the mask {describe_bytes(states)}, tokens 8.19 kB" in said
+    ranked = replace(config, method="interleave")
+    (said,) = rehearsal.estimate(ranked, plan, None)
+    assert "mask" not in said and "tokens" not in said
 
 
 def test_recover_refuses_at_its_start_what_cannot_be_parked(

@@ -260,7 +260,8 @@ def test_loaded_artifacts_are_verified_or_known_by_their_content(tmp_path: Path)
     tokens = tmp_path / "run" / "tokens"
     assert Artifact.load(tokens).fingerprint == stages[3].fingerprint
     (tokens / "result.txt").write_text("nothing befort")
-    with pytest.raises(DamagedArtifactError, match=r"tokens/result\.txt .*checksum"):
+    again = rf"tokens/result\.txt .*checksum\. Restore {tokens}, or make it again in another folder"
+    with pytest.raises(DamagedArtifactError, match=again):
         Artifact.load(tokens)
     fingerprints = []
     for name, text in (("one", "same"), ("two", "same"), ("three", "sane")):

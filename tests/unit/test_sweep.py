@@ -167,9 +167,16 @@ def test_each_variant_is_a_run_with_a_folder_of_its_own() -> None:
     options = sweep.Options(("fisher",), ("0.5",), vary=("data.source=a/b,a_b",))
     with pytest.raises(UserError, match="a/b, a_b: two runs would have the folder"):
         sweep.list_chains(options, ["--preset", "smoke"])
-    for chain in chains:  # recover.py, given these words, does just that
+    options = sweep.Options(("fisher",), ("0.5",), vary=("data.document_mask=True,false",))
+    switched = sweep.list_chains(options, ["--preset", "smoke"])
+    assert [chain.config.data.document_mask for chain in switched] == [True, False]
+    assert [chain.path.name.rpartition("-")[2] for chain in switched] == ["True", "false"]
+    for chain in chains + switched:  # recover.py, given these words, does just that
         command = parse_command(chain.arguments)
         assert (command.run_path, command.config) == (chain.path, chain.config)
+    options = sweep.Options(("fisher",), ("0.5",), vary=("data.document-mask=0,1",))
+    with pytest.raises(UserError, match="document-mask=0: it is True or False"):
+        sweep.list_chains(options, ["--preset", "smoke"])
 
 
 def chains_of(methods: str, ratio: str, *rest: str) -> list[sweep.Chain]:
