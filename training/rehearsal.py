@@ -399,10 +399,9 @@ def estimate(config: Config, plan: Plan, schedule: TrainSchedule | None) -> list
         disk["learning the mask"] = (states + 1) * state_bytes(of_all)
     if (schedule is not None or learned) and config.data.tokens_from is None:
         disk["tokens"] = config.data.tokens * (2 if vocabulary <= 1 << 16 else 4)
-    if schedule is not None:
-        if config.train.stored_shares:
-            size = lesson_type(config.train.stored_shares, vocabulary).itemsize
-            disk["lessons"] = tokens_stage.count(config) * size
+    if schedule is not None and config.train.stored_shares:
+        size = lesson_type(config.train.stored_shares, vocabulary).itemsize
+        disk["lessons"] = tokens_stage.count(config) * size
     parts = ", ".join(f"{name} {describe_bytes(count)}" for name, count in disk.items())
     lines.append(f"disk: about {describe_bytes(sum(disk.values()))} ({parts})")
     if schedule is not None and gpu_memory_gb() is not None:
