@@ -59,7 +59,7 @@ test: ## set up, then lint, types and the tests (minutes)
 	wait $$types; types=$$?; cat .venv/types.log; exit $$((tests | types))
 
 # With other versions the libraries' warnings are no errors.
-ENDS_TEST = OMP_NUM_THREADS=1 .venv-$@/bin/python -m pytest $(SPREAD) -W ignore tests/contracts \
+ENDS_TEST = CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 .venv-$@/bin/python -m pytest $(SPREAD) -W ignore tests/contracts \
 	tests/unit/test_cache.py tests/unit/test_generate.py tests/unit/test_export.py \
 	tests/chain/test_recover_chain.py $(ARGS)
 

@@ -194,8 +194,10 @@ class Side:
         if side["share"] < 1:
             keep = ratio(keep_of(side, self.text, question), len(ids))
             press = getattr(kvpress, side["name"])(compression_ratio=keep)(self.model)
-        ctypes.CDLL(None).malloc_trim(0)  # what is free counts as free
-        Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+        with contextlib.suppress(AttributeError):  # of glibc
+            ctypes.CDLL(None).malloc_trim(0)  # what is free counts as free
+        with contextlib.suppress(OSError):  # of Linux
+            Path("/proc/self/clear_refs").write_text("5")  # resets the peak
         cache, before, begin = DynamicCache(), peak_bytes(), time.process_time()
         with press:
             self.model.model(input_ids=torch.tensor([ids]), past_key_values=cache)
@@ -239,7 +241,10 @@ def crop(cache: Any, length: int) -> None:
 
 
 def peak_bytes() -> int:
-    return 1024 * int(re.findall(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[0])
+    """That this process has taken; 0 where Linux does not tell."""
+    status = Path("/proc/self/status")
+    found = re.findall(r"VmHWM:\s+(\d+) kB", status.read_text()) if status.is_file() else [0]
+    return 1024 * int(found[0])
 
 
 if __name__ == "__main__":

@@ -84,10 +84,13 @@ def run_part(benchmark: ModuleType, options: Any) -> Iterator[Row]:
 
 
 def time_in_turns(
-    sides: Mapping[str, Callable[[], object]], rounds: int, device: torch.device
+    sides: Mapping[str, Callable[[], object]],
+    rounds: int,
+    device: torch.device,
+    set_up: Callable[[str], object] = lambda name: None,
 ) -> dict[str, list[float]]:
-    """Seconds per call of each side in each round. The first calls are not counted. A fast side is
-    called several times per round."""
+    """Seconds per call of each side in each round. The first calls are not counted, nor is `set_up`
+    of a side before its calls of a round. A fast side is called several times per round."""
 
     def seconds_of(side: Callable[[], object], calls: int = 1) -> float:
         begin = now(device)
@@ -97,12 +100,14 @@ def time_in_turns(
 
     calls = {}
     for name, side in sides.items():
+        set_up(name)
         seconds_of(side)  # compiles and fills caches
         # Clocks and schedulers are coarse: what is timed at once takes long enough for them.
         calls[name] = max(1, math.ceil(LEAST_SECONDS / max(seconds_of(side), 1e-9)))
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(rounds):
         for name, side in sides.items():
+            set_up(name)
             seconds[name].append(seconds_of(side, calls[name]))
     return seconds
 

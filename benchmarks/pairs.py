@@ -109,7 +109,10 @@ def read_models(options: Options) -> dict[tuple[int, str], dict[str, Scores]]:
                 continue  # a question of another suite
             kind = score if len(options.rows) == 1 else "all"
             tasks = found[row["length"], kind].setdefault(row["model"], {})
-            tasks.setdefault(row["task"], {})[row["index"]] = 100 * row["scores"][score]
+            answers, index = tasks.setdefault(row["task"], {}), row["index"]
+            if answers.setdefault(index, 100 * row["scores"][score]) != 100 * row["scores"][score]:
+                what = f"question {index} of {row['task']} by {row['model']} has two scores"
+                raise UserError(f"{file}: {what}; keep one of the rows.")
             in_all[-1].add(row["model"])
     known = set.intersection(*in_all)
     return {

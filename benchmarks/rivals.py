@@ -2,16 +2,18 @@
 
     python3 -m venv .venv-kvpress && .venv-kvpress/bin/pip install torch kvpress==0.5.5
     python launch/fetch_real_model.py runs/real
-    python -m benchmarks rivals --folder runs/real --rows rows.jsonl
+    python -m benchmarks rivals --folder runs/real --rows rows.jsonl \
+        --masks benchmarks/results/real-formats.jsonl
 
-All sides continue the same needle prompts greedily, in fp32. KV bytes are what a cache allocates at
-the end of the prompt, before the first new token: of ours with its spare room. A share is that of
-the dense model's prompt in transformers' own cache, which has no spare room. Of the masks that
-`--masks` records, a hybrid has that with the most full groups which fits, so it may hold less. A
-press keeps exactly what the share leaves beside the tokens that follow the text: question and
-beginning of the answer, or, with the question known, the latter alone. `--hybrids` are folders (of
-a trained hybrid, say), and each adds its own share. Answers come on top on all sides: of a press
-its new tokens, of a hybrid room for a few in each window.
+`--masks` are rows of the benchmark real_model. All sides continue the same needle prompts greedily,
+in fp32. KV bytes are what a cache allocates at the end of the prompt, before the first new token:
+of ours with its spare room. A share is that of the dense model's prompt in transformers' own cache,
+which has no spare room. Of the masks that `--masks` records, a hybrid has that with the most full
+groups which fits, so it may hold less. A press keeps exactly what the share leaves beside the
+tokens that follow the text: question and beginning of the answer, or, with the question known, the
+latter alone. `--hybrids` are folders (of a trained hybrid, say), and each adds its own share.
+Answers come on top on all sides: of a press its new tokens, of a hybrid room for a few in each
+window.
 
 A row is one text on one side, written when it is done; the same command goes on with those that are
 missing. Rows without `allocated_bytes` are older: their `kv_bytes` count entries in use. Those of
@@ -31,7 +33,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from statistics import mean, median
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -39,7 +41,7 @@ from transformers import Cache, DynamicCache
 
 from benchmarks import real_model
 from benchmarks._measure import DeviceOptions, PeakMemory, Row, append_row, now, read_rows
-from benchmarks.real_model import DENSE, JUDGING_SEED, QUESTIONS, Bench
+from benchmarks.real_model import DENSE, JUDGING_SEED, QUESTIONS, UNUSUAL, Bench
 from bosch.attention.cache import CACHE, GrowingLayer, RollingLayer, allocated_bytes, kv_bytes
 from bosch.config import CalibrationConfig, shared_fields
 from bosch.data import calibration, needles
@@ -83,6 +85,7 @@ class Options(DeviceOptions):
     # What chose them; the first is compared. `razor` stands for DuoAttention's quick scorer, whose
     # texts kvpress would fetch.
     methods: tuple[str, ...] = ("bosch", "razor")
+    answers: Literal["expected", "own-words"] = "own-words"  # by which the masks were chosen
     hybrids: tuple[Path, ...] = ()  # folders of more hybrids
     shares: tuple[float, ...] = (0.5, 0.25, 0.125)  # of the dense KV bytes
     lengths: tuple[int, ...] = (1_200, 2_100)  # tokens of a text with its questions and answers
@@ -183,8 +186,16 @@ class Duel:
         """The recorded one with the most full groups that fits."""
         options = self.options
         made = {"method": method, "window": options.window, "sink": "static", "seed": options.seed}
+        if not options.masks.is_file():
+            problem = f"--masks {options.masks} does not exist"
+            raise MissingFileError(f"{problem}; `python -m benchmarks real_model --rows` makes it.")
         rows = [
-            r for r in read_rows(options.masks) if "options" not in r and made.items() <= r.items()
+            row
+            for row in read_rows(options.masks)
+            if made.items() <= row.items()
+            and not any(map(row.get, UNUSUAL))
+            # Rows that do not say were chosen by the expected answers.
+            and row.get("answers", "expected") == options.answers
         ]
         masks = [GroupMask.from_rows(row["z"], options.window) for row in rows]
         fit = [mask for mask in masks if held(1 - mask.ratio, options.window, texts) <= share]

@@ -62,8 +62,10 @@ def keys_of_sink(
         beyond_BT = position_BT - window_tokens
 
     # First tokens that the cache has kept stand where the text begins, whatever padding is before
-    # it. Packed documents have no past, so all their keys are here.
-    if first is not None and call.documents is None:
+    # it. Packed documents have no past, so all their keys are here; so are those of a row's
+    # beginning, where several texts beside padding are told from one, and refused.
+    begins = isinstance(num_past, int) and num_past == 0 and call.mask_BNTS is not None
+    if first is not None and call.documents is None and not begins:
         return keys_beyond(module, beyond_BT, *first)
     # Without a mask the text begins at the first key; a constant needs no key of the text at all.
     if sink.kind == "static" or (call.documents is None and call.mask_BNTS is None):

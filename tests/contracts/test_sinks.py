@@ -170,14 +170,15 @@ def test_the_hybrid_is_the_searched_model(family: str, kind: str) -> None:
         assert_close(either[:, 40:], logits(hybrid, ids[1:, :50]), 1e-4)
     # Beside padding first tokens are looked for in the mask, which shows only one text's.
     padding = torch.cat([torch.zeros(1, 5), torch.ones(1, 90)], 1).long()
-    padded = {"attention_mask": padding, "use_cache": False}
+    padded = {"attention_mask": padding}
     padded["position_ids"] = torch.cat([torch.zeros(1, 5).long(), packed_positions(40, 50)], 1)
     row = torch.cat([ids[:1, :5], packed], 1)
-    if kind == "tokens":
-        with pytest.raises(UserError, match="one text in a row"):
-            logits(hybrid, row, **padded)
-    else:
-        assert_close(logits(hybrid, row, **padded)[:, 5:], found, 1e-4)
+    for use_cache in (False, True):
+        if kind == "tokens":
+            with pytest.raises(UserError, match="one text in a row"):
+                logits(hybrid, row, **padded, use_cache=use_cache)
+        else:
+            assert_close(logits(hybrid, row, **padded, use_cache=use_cache)[:, 5:], found, 1e-4)
 
 
 @pytest.mark.parametrize(

@@ -418,6 +418,12 @@ def test_pairs_are_of_the_questions_that_both_models_were_asked(
         run(tmp_path, "pairs", "--rows", str(file), *together, "--beside", "same")
     other = run(tmp_path, "pairs", "--rows", str(file), "--baseline", "worse")[0]
     assert other["difference"].startswith("+62.5 [+50.0,")
+    # One question in two files: once is enough, two scores of it are refused.
+    twice = ["pairs", "--rows", str(file), str(again)]
+    assert run(tmp_path, *twice)[0]["questions"] == dense["questions"]
+    again.write_text(again.read_text().replace('"right": 1', '"right": 0'))
+    with pytest.raises(UserError, match="question 0 of list by dense has two scores"):
+        run(tmp_path, *twice)
     assert other["kept"] == 100  # it answers more than the other, and all of that too
     assert run(tmp_path, "pairs", "--rows", str(file), "--score", "wrong")[1]["value"] == 62.5
     # Two suites together: the tasks of both, of the models that both were asked.

@@ -22,9 +22,12 @@ def folder(tmp_path: Path, shared_data: Path) -> Path:
     (tmp_path / "model").symlink_to(asset_folder())
     (tmp_path / "text" / "essays.json").symlink_to(shared_data / "pg_essays.json")
     made = {"method": "bosch", "window": WINDOW, "sink": "static", "seed": 0}
+    made["answers"] = "own-words"
     rows = [made | {"z": [bits] * 8} for bits in ("11111100", "10010000", "00000000")]
-    other = made | {"z": ["11100000"] * 8, "options": ["steps=1"]}  # fits better, but is another's
-    (tmp_path / "masks.jsonl").write_text("".join(f"{json.dumps(r)}\n" for r in [*rows, other]))
+    # These fit better, but were made otherwise.
+    for changes in ({"options": ["steps=1"]}, {"tasks": ["copy"]}, {"answers": "expected"}):
+        rows.append(made | {"z": ["11100000"] * 8} | changes)
+    (tmp_path / "masks.jsonl").write_text("".join(f"{json.dumps(r)}\n" for r in rows))
     return tmp_path
 
 
@@ -142,3 +145,9 @@ def test_a_prompt_asks_for_one_needle_of_its_text(folder: Path) -> None:
 def test_wrong_options_are_refused(arguments: str, named: str) -> None:
     with pytest.raises(UserError, match=named):
         run_benchmark("rivals", arguments.split())
+
+
+def test_masks_that_are_not_there_are_no_masks_that_do_not_fit(folder: Path) -> None:
+    (folder / "masks.jsonl").unlink()
+    with pytest.raises(UserError, match=r"--masks .*masks\.jsonl does not exist"):
+        duel_of(folder).sides([])
