@@ -2,7 +2,7 @@
 # PYTHON names the interpreter that makes .venv; everything else runs inside .venv.
 PYTHON ?= python3
 RATIO ?=  # recover: 0.9375, where the tiny model has something to recover; real: 0.75
-PRESET ?= small  # of `make real`; brief takes a third of the time
+PRESET ?= small  # of `make real`; brief takes less than half of the time
 MASK ?=  # of `make real`; ready chooses nothing: the mask of this ratio that comes with the package
 ARGS ?=
 WORKERS ?= 2  # test processes: one a core, as each begins with a third of a minute of imports

@@ -197,7 +197,7 @@ def small(model: str = SMALL_MODEL) -> Config:
 
 
 def brief(model: str = SMALL_MODEL) -> Config:
-    """`small` in a third of its time."""
+    """`small` in less than half of its time."""
     return shortened(small(model))
 
 
