@@ -24,7 +24,8 @@ from bosch.data import token_files
 from bosch.data.answer_files import Answered, Answers
 from bosch.data.token_files import DOC_ENDS, HELD_OUT, HELD_OUT_DOC_ENDS, SUMMARY, TOKENS
 from bosch.run.errors import MissingFileError, UserError
-from bosch.run.files import MANIFEST, DamagedArtifactError, read_sealed_json, verify_folder
+from bosch.run.files import MANIFEST, DamagedArtifactError, read_sealed_json
+from bosch.run.stage import Artifact
 
 if TYPE_CHECKING:
     import torch
@@ -254,7 +255,7 @@ def check_reuse(
             f"{folder} is not complete: it has no {MANIFEST}. Finish the run that was making it."
         )
     if verify:
-        verify_folder(folder)
+        Artifact.load(folder)
     summary = read_summary(folder, tokenizer_hash)
     if summary["seq_len"] != seq_len:
         problem = f"{folder} holds sequences of {summary['seq_len']:,} tokens, not of {seq_len:,}"

@@ -58,9 +58,8 @@ REACHED = {"calibration": 0.8, "search": 1.0, "evaluation": 0.8}
 # fp32, 6 in bf16.
 WRITTEN = 8
 LONG_SECONDS = 3_600  # a run that takes longer than this is told of its shorter form
-# What the seconds are of. TRAINING: with stored lessons or without.
+# What the seconds are of.
 SEARCHING = ("search", "learning the mask")
-TRAINING = ("training", "lessons and training")
 # Of training on stored lessons: the teacher reads forward, a third of the work of a step.
 LESSONS_SHARE = 1 / 4
 REST = "start and report"  # and packing, rankings, loading the model for each evaluation
@@ -164,13 +163,15 @@ def stage_seconds(
         held_out = validation_seconds(plan, read, has_sink)
         if config.train.stored_shares:  # of all tokens in the folder, trained on or not
             said = tokens_stage.count(config) // config.data.sequence_length
-            lessons = LESSONS_SHARE * training_seconds(plan, said, has_sink)
-            found["lessons and training"] = lessons + (1 - LESSONS_SHARE) * seconds + held_out
-        else:
-            found["training"] = seconds + held_out
+            found["lessons"] = LESSONS_SHARE * training_seconds(plan, said, has_sink)
+            seconds *= 1 - LESSONS_SHARE
+        found["training"] = seconds + held_out
     if used := learning_tokens(config):  # without a training too, by steps like those of one
         sequences = math.ceil(used / config.data.sequence_length)
-        found["learning the mask"] = training_seconds(plan, sequences, has_sink)
+        learning = training_seconds(plan, sequences, has_sink)
+        # Its losses of held-out text: at step 0, and after 1/64, 1/32, ... of its steps.
+        read = 8 * config.data.held_out_sequences
+        found["learning the mask"] = learning + validation_seconds(plan, read, has_sink)
     for name in found.keys() - {"calibration"}:  # whose texts one process reads
         found[name] /= num_gpus
     found[REST] = START_SECONDS + MODEL_SECONDS * len(models)

@@ -22,7 +22,6 @@ from bosch.recipes.duration import (
     REST,
     SEARCHING,
     START_SECONDS,
-    TRAINING,
     describe,
     stage_seconds,
 )
@@ -187,16 +186,25 @@ def fit(
     half = max(fewest, math.ceil(own / 2))
     for candidate, least in [*((each, half) for each in tries), (tries[-1], fewest)]:
         steps = fitting_steps(candidate, own, hours, seconds_of)
-        if steps is not None and steps >= least:
+        while steps is not None and steps >= least:
             chosen = candidate if steps >= own else with_steps(candidate, steps)
-            return chosen, Promise(hours, seconds_of(chosen), describe_cuts(config, chosen))
+            if fits(found := seconds_of(chosen), hours):
+                return chosen, Promise(hours, found, describe_cuts(config, chosen))
+            steps -= 1  # time is not wholly in proportion to steps
     last = with_steps(tries[-1], fewest) if fewest < own else tries[-1]
     needed = seconds_of(last)
+    if fits(needed, hours):
+        return last, Promise(hours, needed, describe_cuts(config, last))
     least_hours = round_up(sum(needed.values()) / PROMISED / 3600)
     kept = sorted({*named} & {*TOKENS, *(name for _, names in CUTS for name in names)})
     because = f", but {' and '.join(map(option, kept))} as you name it" if kept else ""
     problem = f"--hours {hours:g} is too short here. With all cut that can be{because}, the run"
     raise UserError(f"{problem} takes {describe(needed)}; pass at least --hours {least_hours:g}.")
+
+
+def fits(seconds: Seconds, hours: float) -> bool:
+    """A sum that comes out as 998.9999 or 999.0001 is one of 999."""
+    return sum(seconds.values()) <= PROMISED * hours * 3600 + 1e-3
 
 
 def smaller(config: Config, named: Collection[str]) -> Iterator[Config]:
@@ -303,8 +311,8 @@ def seconds_taken(
 ) -> dict[str, float]:
     """Of each part of the promise but REST, as the manifests of the stages say. `begun`: what other
     runs had made before took nothing."""
-    parts = {"calibration": ("calibration",), "mask": SEARCHING, "answers": ("answers",)}
-    parts |= dict.fromkeys(("lessons", "train"), TRAINING)
+    parts: dict[str, tuple[str, ...]] = {"mask": SEARCHING, "train": ("training",)}
+    parts |= {name: (name,) for name in ("calibration", "answers", "lessons")}
     taken = {name: 0.0 for name in promised if name != REST}
     for stage in stages:
         manifest = locate(run_path, stage) / MANIFEST
@@ -315,7 +323,7 @@ def seconds_taken(
         of_stage = ("evaluation",) if is_evaluation else parts.get(stage.name, ())
         for name in taken.keys() & {*of_stage}:
             taken[name] += seconds
-        if is_evaluation and stage.name not in ("eval/dense", "eval/step-000000"):
-            for name in taken.keys() & {*TRAINING}:  # which has waited for it
-                taken[name] -= seconds
+        is_of_checkpoint = is_evaluation and stage.name not in ("eval/dense", "eval/step-000000")
+        if is_of_checkpoint and "training" in taken:  # which has waited for it
+            taken["training"] -= seconds
     return taken

@@ -159,6 +159,8 @@ class Chain:
         # Also those that follow no `--`: a value and the next option, which nobody asks for.
         pairs = itertools.pairwise(self.arguments)
         settings = [f"{name[2:]}={value}" for name, value in pairs if name not in UNNAMED]
+        # A switch has no value beside its name.
+        settings += [f"{name}={value}" for name, value in self.varied]
         return [self.config.method, *settings]
 
     @property
@@ -227,7 +229,8 @@ def list_chains(options: Options, rest: Sequence[str]) -> list[Chain]:
             raise UserError(f"--vary {text}: write a setting of recover.py as NAME=VALUE,VALUE.")
         if f"--{name}" in NOT_FOR_SWEEPS:
             raise UserError(f"--vary {text}: --{name} is none of them; see --methods and --ratios.")
-        variants = [(*one, (name, value)) for one in variants for value in split(values)]
+        given = [canonical(name, value) for value in split(values)]
+        variants = [(*one, (name, value)) for one in variants for value in given]
 
     chains = list[Chain]()
     for seed, ratio, method, varied in itertools.product(
@@ -264,13 +267,24 @@ def list_chains(options: Options, rest: Sequence[str]) -> list[Chain]:
     return chains
 
 
-def words_of(name: str, value: str) -> list[str]:
-    """A varied setting as it is typed."""
-    if name.replace("-", "_") not in switches():
-        return [f"--{name}", value]
+def is_switch(name: str) -> bool:
+    return name.replace("-", "_") in switches()
+
+
+def canonical(name: str, value: str) -> str:
+    """A varied value, of those that mean the same one."""
+    if not is_switch(name):
+        return value
     if value.lower() not in ("true", "false"):
         raise UserError(f"--vary {name}={value}: it is True or False.")
-    return [as_option(name.replace("-", "_"), value.lower() == "true")]
+    return value.capitalize()
+
+
+def words_of(name: str, value: str) -> list[str]:
+    """A varied setting as it is typed."""
+    if is_switch(name):
+        return [as_option(name.replace("-", "_"), value == "True")]
+    return [f"--{name}", value]
 
 
 def mixed_sinks(chains: Sequence[Chain]) -> Iterator[str]:

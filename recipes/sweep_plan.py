@@ -62,21 +62,19 @@ def seconds_of(command: Command, all_stages: Sequence[Decision], left: Sequence[
     """Of the stages that are left, those that go on as if from their beginning."""
     import torch  # seconds
 
-    from bosch.recipes.duration import LESSONS_SHARE, REST, SEARCHING, TRAINING, stage_seconds
+    from bosch.recipes.duration import REST, SEARCHING, stage_seconds
 
     # Each run is launched on all GPUs of this machine.
     num_gpus = max(1, torch.cuda.device_count())
     found = stage_seconds(command.config, command.zero_shot, num_gpus)
     names = [one.stage.name for one in all_stages]
-    training = sum(found.get(name, 0.0) for name in TRAINING)
-    lessons = LESSONS_SHARE * training if "lessons" in names else 0.0
     evaluations = sum(name.startswith("eval/") for name in names)
     seconds = {
         "calibration": found.get("calibration", 0.0),
         "mask": sum(found.get(name, 0.0) for name in SEARCHING),
         "answers": found.get("answers", 0.0),
-        "lessons": lessons,
-        "train": training - lessons,
+        "lessons": found.get("lessons", 0.0),
+        "train": found.get("training", 0.0),
         "eval": found.get("evaluation", 0.0) / evaluations,
     }
     return found[REST] + sum(seconds.get(one.stage.name.split("/")[0], 0.0) for one in left)

@@ -394,9 +394,9 @@ def estimate(config: Config, plan: Plan, schedule: TrainSchedule | None) -> list
         disk[f"{states} training states"] = states * state_bytes(plan)
         disk["another while it is written"] = state_bytes(plan)  # an old one is removed after that
     learned = learning_tokens(config)
-    if learned:  # by a training of all weights, whose states are kept as the other's are
+    if learned:  # by a training of all weights, whose states are kept, if it is long enough
         of_all = replace(plan, settings=replace(plan.settings, trained="all"))
-        disk["learning the mask"] = (states + 1) * state_bytes(of_all)
+        disk["learning the mask, at most"] = (states + 1) * state_bytes(of_all)
     if (schedule is not None or learned) and config.data.tokens_from is None:
         disk["tokens"] = config.data.tokens * (2 if vocabulary <= 1 << 16 else 4)
     if schedule is not None and config.train.stored_shares:

@@ -144,19 +144,7 @@ class RunFolder:
             return False
         if not isinstance(content, dict) or not content.get(REDOING):
             return False
-        # Words that only ask for more to be shown, written with - or with _; and an option and its
-        # value may be one word.
-        shown = {"--dry-run", "--show-settings", "--debug"}
-        told, before = (
-            [
-                part
-                for word in map(str, words)
-                if word.replace("_", "-") not in shown
-                for part in (word.split("=", 1) if word.startswith("--") else [word])
-            ]
-            for words in (command, content.get("command") or ())
-        )
-        return told == before
+        return asked(command) == asked(content.get("command") or ())
 
     def save_config(self, config: Any, command: Sequence[str], **more: object) -> None:
         """Describe the run in run.json: every setting, the command, versions and commit."""
@@ -317,6 +305,19 @@ class RunFolder:
         if stage.ranks == "all":  # those load a model
             free_memory()
         return stage.run(folder, **inputs)
+
+
+def asked(command: Sequence[str]) -> list[str]:
+    """A command's words without those that only ask for more to be shown. Options are written with
+    - or with _, and with their value as one word or as two."""
+    found = list[str]()
+    for word in map(str, command):
+        option, *value = word.split("=", 1) if word.startswith("--") else [word]
+        if word.startswith("--"):
+            option = option.replace("_", "-")
+        if option not in ("--dry-run", "--show-settings", "--debug"):
+            found += [option, *value]
+    return found
 
 
 def free_memory() -> None:

@@ -227,7 +227,9 @@ def _conflict(folder: Path, stage: Stage, old: Mapping[str, Any]) -> StageBlocke
 
 def _fresh(stage: Stage) -> str:
     """What makes a stage again, which programs of single stages call otherwise."""
-    alone = "`bosch search`: --fresh without a name; other single stages: another --out"
+    alone = "single stages: another --out, or delete its folder"
+    if stage.name == "mask":
+        alone = "`bosch search`: --fresh without a name"
     return f"--fresh {stage.name} ({alone})"
 
 

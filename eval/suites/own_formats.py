@@ -193,7 +193,11 @@ def build(settings: Settings, task: Task, index: int, tokenizer: Tokenizer) -> E
     if not fits(0):
         problem = f"{task.name} cannot be built in {task.length} tokens"
         raise DoesNotFitError(f"{problem}. Use a greater length, or leave this task out.")
-    prompt = write(largest(fits, 0, task.length))
+    # Doubled first: half of the length as sentences would be many times too long.
+    high = 1
+    while high < task.length and fits(high):
+        high *= 2
+    prompt = write(largest(fits, high // 2, min(high, task.length)))
     begin = prompt.index(needles[0])  # the first is the one that is asked for
     distances = distances_to_end(prompt, [begin], tokenizer)
     stop, facts = Stop(strings=("\n",)), {"distances": distances}

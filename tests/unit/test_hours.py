@@ -3,6 +3,7 @@ but in the last test, which runs a chain."""
 
 import json
 import os
+import re
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -111,6 +112,24 @@ def test_runs_that_lack_something_to_cut() -> None:
     # Without a training there is nothing to cut in it.
     config, _ = fitted(LARGE, 1_500, zero_shot=True)
     assert config.data.tokens == LARGE.data.tokens
+
+
+def test_the_hours_that_a_refusal_names_are_enough() -> None:
+    """Also where time is not in proportion to steps, as losses of held-out text are not."""
+
+    def seconds_of_few(config: Config) -> dict[str, float]:
+        steps = schedule_of(config).num_steps
+        return {"training": steps + 50.0 * steps.bit_length(), "evaluation": 10.0}
+
+    allowed = hours.PROMISED * 3600
+    with pytest.raises(UserError, match=r"at least --hours \S+") as refused:
+        fit(LARGE, 200 / allowed, seconds_of_few)
+    (least,) = re.findall(r"at least --hours (\S+?)\.$", str(refused.value))
+    config, promise = fit(LARGE, float(least), seconds_of_few)
+    assert schedule_of(config).num_steps >= 20
+    for asked in (float(least), 700 / allowed, 1_000 / allowed):
+        config, promise = fit(LARGE, asked, seconds_of_few)
+        assert sum(promise.seconds.values()) <= allowed * asked + 0.01
 
 
 def test_a_mask_that_is_learned_without_a_training_has_to_fit() -> None:

@@ -170,7 +170,8 @@ def test_each_variant_is_a_run_with_a_folder_of_its_own() -> None:
     options = sweep.Options(("fisher",), ("0.5",), vary=("data.document_mask=True,false",))
     switched = sweep.list_chains(options, ["--preset", "smoke"])
     assert [chain.config.data.document_mask for chain in switched] == [True, False]
-    assert [chain.path.name.rpartition("-")[2] for chain in switched] == ["True", "false"]
+    assert [chain.path.name.rpartition("-")[2] for chain in switched] == ["True", "False"]
+    assert ["data.document-mask=False" in chain.kinds for chain in switched] == [False, True]
     for chain in chains + switched:  # recover.py, given these words, does just that
         command = parse_command(chain.arguments)
         assert (command.run_path, command.config) == (chain.path, chain.config)
