@@ -101,8 +101,7 @@ def usual(given: Mapping[str, Any]) -> dict[str, Any]:
     config = presets.for_stage(given)
     settings = EvaluationConfig(**shared_fields(EvaluationConfig, config.eval))
     essays = resolve(config.eval.niah_essays or config.calibration.essays, config.data)
-    # A preset's options shorten the suites of its runs: who names a suite has all of it.
-    return {"model": config.model, "settings": replace(settings, niah_essays=essays, options=())}
+    return {"model": config.model, "settings": replace(settings, niah_essays=essays)}
 
 
 def describe_samples(settings: EvaluationConfig) -> str:
