@@ -78,8 +78,9 @@ def describe_time(
     is_long = sum(found.values()) > LONG_SECONDS
     if is_long and not repeats and presets.name_of(preset, config) == "small":
         with suppress(UserError):  # some settings have none, as --train.until recovered
-            shorter = describe(stage_seconds(presets.shortened(config), zero_shot))
-            lines.append(f"a shorter form of it, by --preset brief: {shorter}")
+            shorter = stage_seconds(presets.in_brief(config), zero_shot)
+            if sum(shorter.values()) < sum(found.values()):
+                lines.append(f"a shorter form of it, by --preset brief: {describe(shorter)}")
     return lines
 
 
@@ -168,6 +169,9 @@ def stage_seconds(
         found["training"] = seconds + held_out
     if used := learning_tokens(config):  # without a training too, by steps like those of one
         sequences = math.ceil(used / config.data.sequence_length)
+        # All weights learn the text, as bosch/training/learner.py has them.
+        settings = replace(plan.settings.without_teacher(), objective="next-token", trained="all")
+        plan = replace(plan, settings=settings)
         learning = training_seconds(plan, sequences, has_sink)
         # Its losses of held-out text: at step 0, and after 1/64, 1/32, ... of its steps.
         read = 8 * config.data.held_out_sequences

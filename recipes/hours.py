@@ -123,7 +123,9 @@ def with_questions(count: int) -> Callable[[Config], Config]:
         samples = now.samples
         if {*now.suites} - {*COUNTED_AS_NEEDLES, "longbench"}:  # these have counts of their own
             samples = min(samples or count, count)
-        rows, needles = min(now.longbench_rows or count, count), min(now.niah_samples, count)
+        rows, needles = now.longbench_rows, min(now.niah_samples, count)
+        if "longbench" in now.suites:
+            rows = min(rows or count, count)
         fewer = replace(now, samples=samples, longbench_rows=rows, niah_samples=needles)
         return replace(config, eval=fewer)
 

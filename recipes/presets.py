@@ -197,16 +197,24 @@ def small(model: str = SMALL_MODEL) -> Config:
 
 
 def brief(model: str = SMALL_MODEL) -> Config:
-    """`small` in less than half of its time."""
-    return shortened(small(model))
-
-
-def shortened(config: Config) -> Config:
-    """Half of the tokens, and fewer questions, asked of the dense model, before and after the
-    training."""
+    """`small` in less than half of its time: half of the tokens, and fewer questions, asked of the
+    dense model, before and after the training."""
+    config = small(model)
     evaluation = replace(config.eval, checkpoints=(0.0, 1.0), niah_samples=10)
     data = replace(config.data, tokens=config.data.tokens // 2)
     return replace(config, data=data, eval=evaluation)
+
+
+def in_brief(config: Config) -> Config:
+    """A config that began as `small`, as it would be from `brief`: what options have changed
+    stays."""
+    usual, shorter = small(config.model), brief(config.model)
+    sections = {}
+    for name in ("data", "eval"):
+        now, before, then = (vars(getattr(each, name)) for each in (config, usual, shorter))
+        kept = {key: then[key] for key in now if now[key] == before[key]}
+        sections[name] = replace(getattr(config, name), **kept)
+    return replace(config, **sections)
 
 
 def fit_method(config: Config, ratio: float | None) -> Config:

@@ -52,7 +52,7 @@ from bosch.data.loader import Batch
 from bosch.hybrid.conversion import head_size, hybrid_config, plain_config
 from bosch.masks.mask import describe_bytes, spread_mask
 from bosch.masks.window import full_layers
-from bosch.methods._settings import learning_tokens
+from bosch.methods._settings import default_settings, learning_tokens
 from bosch.model import find_model
 from bosch.run.errors import UserError
 from bosch.run.memory import available_host_bytes
@@ -394,9 +394,13 @@ def estimate(config: Config, plan: Plan, schedule: TrainSchedule | None) -> list
         disk[f"{states} training states"] = states * state_bytes(plan)
         disk["another while it is written"] = state_bytes(plan)  # an old one is removed after that
     learned = learning_tokens(config)
-    if learned:  # by a training of all weights, whose states are kept, if it is long enough
+    if learned:  # by a training of all weights
         of_all = replace(plan, settings=replace(plan.settings, trained="all"))
-        disk["learning the mask, at most"] = (states + 1) * state_bytes(of_all)
+        of_learning = describe_bytes((states + 1) * state_bytes(of_all))
+        lines.append(f"disk while the mask is learned, free after it: at most {of_learning}")
+        settings = default_settings(config.method, config.mask)
+        if getattr(settings, "weights", "original") == "learned":
+            disk["weights that the mask was learned with"] = model_bytes
     if (schedule is not None or learned) and config.data.tokens_from is None:
         disk["tokens"] = config.data.tokens * (2 if vocabulary <= 1 << 16 else 4)
     if schedule is not None and config.train.stored_shares:

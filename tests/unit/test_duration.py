@@ -149,6 +149,12 @@ def test_a_long_run_names_its_shorter_form(monkeypatch: pytest.MonkeyPatch) -> N
     _, offer = lines_on("--preset", "small", *words)
     assert "--preset brief: about " in offer
     assert len(lines_on("--preset", "brief", *words)) == 1
+    for own in ("--data.tokens 60k", "--eval.samples 60", "--eval.checkpoints 0 .25 .5 1"):
+        changed = [*words, *own.split()]
+        _, offer = lines_on("--preset", "small", *changed)
+        (short,) = lines_on("--preset", "brief", *changed)
+        of_brief = short.partition(": ")[2].partition(";")[0]
+        assert offer == f"a shorter form of it, by --preset brief: {of_brief}"
 
 
 def test_a_long_run_without_a_shorter_form_is_offered_none(monkeypatch: pytest.MonkeyPatch) -> None:

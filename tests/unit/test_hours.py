@@ -109,6 +109,8 @@ def test_runs_that_lack_something_to_cut() -> None:
     # Suites of one's own are asked as little.
     suites = replace(own, eval=replace(own.eval, suites=("niah", "longbench_v2")))
     assert [c.eval.samples for c in hours.smaller(suites, ["method"])] == [None, None, 10, 5]
+    # Rows of a suite that is not asked are none to cut.
+    assert {c.eval.longbench_rows for c in hours.smaller(own, ())} == {None}
     # Without a training there is nothing to cut in it.
     config, _ = fitted(LARGE, 1_500, zero_shot=True)
     assert config.data.tokens == LARGE.data.tokens

@@ -191,8 +191,13 @@ def test_a_dry_run_counts_what_learning_a_mask_writes() -> None:
     plan = make_plan(config, 1)
     every = replace(plan, settings=replace(plan.settings, trained="all"))
     states = (config.train.keep_checkpoints + 1) * rehearsal.state_bytes(every)
-    (said,) = rehearsal.estimate(config, plan, None)
-    assert f"learning the mask, at most {describe_bytes(states)}, tokens 8.19 kB" in said
+    while_learned, after = rehearsal.estimate(config, plan, None)
+    assert while_learned.endswith(f"is learned, free after it: at most {describe_bytes(states)}")
+    hybrid = re.fullmatch(r"disk: about .* \(the hybrid (.*), tokens 8.19 kB\)", after)
+    assert hybrid, after
+    with_weights = replace(config, mask=replace(config.mask, options=("weights=learned",)))
+    *_, after = rehearsal.estimate(with_weights, plan, None)
+    assert f"weights that the mask was learned with {hybrid[1]}, " in after
     ranked = replace(config, method="interleave")
     (said,) = rehearsal.estimate(ranked, plan, None)
     assert "mask" not in said
