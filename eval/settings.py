@@ -14,7 +14,7 @@ from bosch.run.fingerprint import fingerprint_files, hash_file, plain
 
 SUITES = "bosch.eval.suites"
 Engine = Literal["transformers", "vllm"]
-# What to do about texts that are longer than a model's positions; recover.py has no --yarn.
+# What to do about texts that are longer than a model's positions; `bosch recover` has no --yarn.
 SHORTER_OR_STRETCHED = "Use smaller lengths, or `bosch evaluate --yarn`, which stretches positions."
 
 
@@ -77,6 +77,8 @@ def configure_suites(names: Sequence[str], request: Request) -> tuple[SuiteRun, 
         if not is_dataclass(settings):
             raise UserError(f"suite {name}: Settings in {suite.__file__} must be a dataclass.")
         settings = with_options(name, settings, options[name], f"suite option {name}:")
+        if any(option.startswith("samples=") for option in options[name]):
+            limit = settings.samples  # which comes before the count for all suites
         runs.append(SuiteRun(name, settings, limit))
     return tuple(runs)
 

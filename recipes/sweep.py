@@ -6,7 +6,7 @@
         --lengths 4096,8192 --rows runs/study.jsonl
     python recipes/sweep.py --methods bosch --vary window=32,64 train.peak-learning-rate=1e-3,3e-4
 
-Other options are passed on to recipes/recover.py (--model DIR, --zero-shot). Runs share
+Other options are passed on to `bosch recover` (--model DIR, --zero-shot). Runs share
 calibration, tokens and the dense model's evaluation through runs/shared. Finished runs are skipped,
 and a run that fails does not stop the others: repeat the command to run the rest. --dry-run lists
 the runs, with their settings, what each would reuse, and the hours of all.
@@ -92,7 +92,7 @@ class Options:
     methods: tuple[str, ...]  # names of files in bosch/methods
     ratios: tuple[str, ...] = ("0.75",)  # shares of KV groups on the sliding window
     seeds: int = 1  # number of seeds: 0, 1, ...
-    # Further settings of recover.py, each with its values: window=32,64 train.clip-norm=0.5,1
+    # Further settings of `bosch recover`, each with its values: window=32,64 train.clip-norm=0.5,1
     vary: Annotated[tuple[str, ...], "NAME=VALUE,VALUE"] = ()
     # method, ratio=0 of --ratios, or NAME=VALUE of --vary, to compare the others with
     baseline: str | None = None
@@ -122,7 +122,7 @@ class Options:
 @dataclass(frozen=True)
 class Chain:
     path: Path
-    arguments: list[str]  # of recover.py
+    arguments: list[str]  # of `bosch recover`
     command: Command  # what they mean
     windows: Sequence[int]  # further ones to evaluate
     lengths: Sequence[int]
@@ -170,8 +170,10 @@ class Chain:
 
 
 def main(arguments: Sequence[str]) -> None:
-    rest: list[str] = []  # options of recover.py
+    rest: list[str] = []  # options of `bosch recover`
     options = parse(Options, arguments, rest=rest)
+    if options.baseline:
+        options = replace(options, baseline=as_varied("--baseline", options.baseline))
     set_up()
     chains = list_chains(options, rest)
     for model in {chain.config.model: None for chain in chains}:
@@ -218,7 +220,7 @@ def list_chains(options: Options, rest: Sequence[str]) -> list[Chain]:
     refused before the first run starts."""
     for word in rest:
         if (option := word.partition("=")[0].replace("_", "-")) in NOT_FOR_SWEEPS:
-            raise UserError(f"{option} cannot be set in a sweep; use recipes/recover.py.")
+            raise UserError(f"{option} cannot be set in a sweep; use `bosch recover`.")
     windows, lengths = options.windows, options.lengths
     # Each combination of the varied settings; one, of none, where nothing is varied.
     variants: list[tuple[tuple[str, str], ...]] = [()]
@@ -226,10 +228,13 @@ def list_chains(options: Options, rest: Sequence[str]) -> list[Chain]:
         name, _, values = text.removeprefix("--").partition("=")
         name = name.replace("_", "-")
         if not name or not values:
-            raise UserError(f"--vary {text}: write a setting of recover.py as NAME=VALUE,VALUE.")
+            problem = "write a setting of `bosch recover` as NAME=VALUE,VALUE"
+            raise UserError(f"--vary {text}: {problem}.")
         if f"--{name}" in NOT_FOR_SWEEPS:
             raise UserError(f"--vary {text}: --{name} is none of them; see --methods and --ratios.")
-        given = [canonical(name, value) for value in split(values)]
+        if name in ("zero-shot", "show-settings"):
+            raise UserError(f"--vary {text}: --{name} is no setting; pass it, for all runs.")
+        given = [canonical("--vary", name, value) for value in split(values)]
         variants = [(*one, (name, value)) for one in variants for value in given]
 
     chains = list[Chain]()
@@ -271,12 +276,22 @@ def is_switch(name: str) -> bool:
     return name.replace("-", "_") in switches()
 
 
-def canonical(name: str, value: str) -> str:
+def as_varied(option: str, text: str) -> str:
+    """NAME=VALUE as the runs have it, which `option` may write as --vary may; another word as it
+    is."""
+    name, equals, value = text.removeprefix("--").partition("=")
+    if not equals:
+        return text
+    name = name.replace("_", "-")
+    return f"{name}={canonical(option, name, value)}"
+
+
+def canonical(option: str, name: str, value: str) -> str:
     """A varied value, of those that mean the same one."""
     if not is_switch(name):
         return value
     if value.lower() not in ("true", "false"):
-        raise UserError(f"--vary {name}={value}: it is True or False.")
+        raise UserError(f"{option} {name}={value}: it is True or False.")
     return value.capitalize()
 
 
@@ -350,7 +365,7 @@ def start_command(text: str | None) -> list[str]:
 def finish_chain(chain: Chain, start: Sequence[str], place: str) -> str | None:
     """Run the chain and the further evaluations unless they are finished. Returns why one of them
     failed; None if none did."""
-    # Whatever else is found in the folder is left to recover.py.
+    # Whatever else is found in the folder is left to `bosch recover`.
     if is_finished(chain):
         say(f"{place}: already finished")
     else:

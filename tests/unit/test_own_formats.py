@@ -13,6 +13,7 @@ from bosch.config import EvaluationConfig
 from bosch.data import needle_text, needles
 from bosch.data.essays import Essays, SentenceEnds
 from bosch.eval import averages
+from bosch.eval.settings import configure_suites
 from bosch.eval.suites import niah, own_formats
 from bosch.eval.suites._interface import Example, LeftOutError, Request, Scored, Task
 from bosch.eval.suites.own_formats import NUM_KEYS, Settings, build_examples, score
@@ -151,3 +152,10 @@ def test_what_cannot_be_is_refused(tokenizer: Any) -> None:
     config = EvaluationConfig(samples=7, niah_lengths=(1_024,), niah_essays="mine.txt")
     settings, limit = own_formats.configure(Request(config, 4_096))
     assert (settings.lengths, settings.essays, limit) == ((1_024,), "mine.txt", 7)
+
+
+@pytest.mark.parametrize("count", [10, 200])
+def test_a_count_that_is_named_for_the_suite_alone_is_asked(count: int) -> None:
+    config = EvaluationConfig(niah_samples=25, options=(f"own_formats.samples={count}",))
+    alone, usual = configure_suites(["own_formats", "niah"], Request(config, 4_096))
+    assert (alone.limit, alone.settings.samples, usual.limit) == (count, count, 25)

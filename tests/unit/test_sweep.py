@@ -175,9 +175,21 @@ def test_each_variant_is_a_run_with_a_folder_of_its_own() -> None:
     for chain in chains + switched:  # recover.py, given these words, does just that
         command = parse_command(chain.arguments)
         assert (command.run_path, command.config) == (chain.path, chain.config)
-    options = sweep.Options(("fisher",), ("0.5",), vary=("data.document-mask=0,1",))
-    with pytest.raises(UserError, match="document-mask=0: it is True or False"):
-        sweep.list_chains(options, ["--preset", "smoke"])
+    for vary, problem in {
+        "data.document-mask=0,1": "document-mask=0: it is True or False",
+        "zero_shot=True,False": "--zero-shot is no setting; pass it, for all runs",
+    }.items():
+        options = sweep.Options(("fisher",), ("0.5",), vary=(vary,))
+        with pytest.raises(UserError, match=problem):
+            sweep.list_chains(options, ["--preset", "smoke"])
+
+
+def test_the_baseline_may_be_written_as_what_is_varied() -> None:
+    words = "--methods fisher --preset smoke --dry-run --vary data.document_mask=True,False"
+    for baseline in ("data.document_mask=false", "data.document-mask=True", "ratio=0.75"):
+        sweep.main([*words.split(), "--baseline", baseline])
+    with pytest.raises(UserError, match=r"document-mask=maybe: it is True or False"):
+        sweep.main([*words.split(), "--baseline", "data.document_mask=maybe"])
 
 
 def chains_of(methods: str, ratio: str, *rest: str) -> list[sweep.Chain]:
