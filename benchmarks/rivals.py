@@ -188,7 +188,8 @@ class Duel:
         made = {"method": method, "window": options.window, "sink": "static", "seed": options.seed}
         if not options.masks.is_file():
             problem = f"--masks {options.masks} does not exist"
-            raise MissingFileError(f"{problem}; `python -m benchmarks real_model --rows` makes it.")
+            made_by = f"real_model --folder {options.folder} --rows {options.masks}"
+            raise MissingFileError(f"{problem}; `python -m benchmarks {made_by}` makes it.")
         rows = [
             row
             for row in read_rows(options.masks)

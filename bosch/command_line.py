@@ -90,7 +90,7 @@ class Parser(argparse.ArgumentParser):
     def read(self, words: Sequence[str], skips_sections: bool) -> tuple[dict[str, Any], list[str]]:
         """Values, and the words that belong to no option. skips_sections: `--train.trained` is
         taken for `--trained` where that alone is known, since messages and run.json name settings
-        as recover.py does, whose options have sections."""
+        as `bosch recover` does, whose options have sections."""
         dashed = [re.sub(r"^--[\w.-]+", lambda n: n[0].replace("_", "-"), word) for word in words]
         if skips_sections:
             dashed = [self._without_section(word) for word in dashed]
@@ -155,7 +155,7 @@ class Parser(argparse.ArgumentParser):
                     # Help shows the one that changes something.
                     shown = argparse.SUPPRESS if value is bool(default) else text
                     if not value and shown is not argparse.SUPPRESS:
-                        shown = f"turns off: {shown}"
+                        shown = f"turns off: {comments.get(each.name, '')}".replace("%", "%%")
                     action = f"store_{value}".lower()
                     into.add_argument(flag, dest=dest, action=action, help=shown)
                 continue
@@ -235,7 +235,13 @@ def parse(
         names = [*parser._option_string_actions]
         raise _no_such_option(unknown[0], names, "--help-all" if hides_rare else "--help")
     if callable(defaults):
-        usual = defaults(given)
+        try:
+            usual = defaults(given)
+        except UserError as error:
+            if not asks_help:
+                raise
+            usual = defaults({})
+            description += f"\nnote: the defaults are shown as without these options: {error}"
     if asks_help:
         parser = make_parser()  # again: help shows the defaults, which are known by now
         positional = [str(action.metavar) for action in parser._get_positional_actions()]

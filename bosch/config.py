@@ -86,7 +86,8 @@ class MaskConfig:
     """The search for the mask."""
 
     kappa: int = 100  # masks tried per layer: more take longer and find better masks
-    # rankings that the method bosch starts from, besides its own probes; (): the probes alone
+    # rankings that the method bosch starts from, besides its own probes; no name behind the option:
+    # the probes alone
     starts: tuple[str, ...] = ("razor", "retrieval_head", "kvzip", "fisher")
     min_full_per_layer: int = 0  # groups of each layer that keep full attention in any case
     alpha: Rarely[float] = 100.0  # weight in NOMAD's loss of a wrong number of windowed groups
@@ -297,9 +298,11 @@ class EvaluationConfig:
     samples: int | None = None
     # needle-in-a-haystack tasks; none given: the paper's six
     niah_tasks: Rarely[tuple[str, ...]] = ()
-    niah_lengths: tuple[TokenCount, ...] = (4_096, 8_192, 16_384, 32_768)  # lengths of needle texts
-    niah_samples: int = follows("samples")  # examples of each needle task and length
-    # essays of the needle tasks, or text:SOURCE, toy, or in a run text; None: the calibration's
+    # lengths of the texts of niah, ruler, own_formats and long_answers
+    niah_lengths: tuple[TokenCount, ...] = (4_096, 8_192, 16_384, 32_768)
+    niah_samples: int = follows("samples")  # examples of each task of these, at each length
+    # The text of these suites: essays, or text:SOURCE, toy, or in a run text; None: the
+    # calibration's.
     niah_essays: Rarely[str | None] = None
     # LongBench: its data.zip, a folder of its files, a hub id, or toy for similar built-in tasks.
     longbench_data: str = "zai-org/LongBench"
@@ -334,7 +337,8 @@ class RunEvaluationConfig(EvaluationConfig):
     """How the dense model, step 0 and the checkpoints are evaluated."""
 
     checkpoints: tuple[float, ...] = (0.0, 0.26, 0.52, 0.78, 1.0)  # when, as shares of training
-    suites: tuple[str, ...] = ("niah", "longbench")  # names of files in eval/suites
+    # niah, own_formats, long_answers, longbench, longbench_v2, ruler, or a file of your own
+    suites: tuple[str, ...] = ("niah", "longbench")
     # What generates. vllm: in processes of their own, from another environment (docs/serving.md).
     engine: Rarely[Literal["transformers", "vllm"]] = speed_only("transformers")
     # their interpreter; None: that of make serving

@@ -10,7 +10,10 @@ PROGRAMS = {  # word -> module and what it does
     "answers": ("bosch.recipes.prepare_answers", "Have the dense model answer questions on text."),
     "lessons": ("bosch.recipes.prepare_lessons", "Store what a teacher says of packed tokens."),
     "train": ("bosch.recipes.train_model", "Train a hybrid to recover its quality."),
-    "evaluate": ("bosch.recipes.evaluate_model", "Evaluate a model on NIAH, LongBench, RULER."),
+    "evaluate": (
+        "bosch.recipes.evaluate_model",
+        "Evaluate a model by NIAH, LongBench and others.",
+    ),
     "compare": ("bosch.recipes.compare_runs", "Compare runs and write a report."),
     "sweep": ("bosch.recipes.sweep", "Run the chain for many methods, ratios and seeds."),
     "generate": ("bosch.recipes.generate_text", "Generate text; print speed and cache size."),

@@ -407,8 +407,8 @@ def random_haystacks(
     if (usual := longest // REPEATS) < 2 * COPY_BEGINS:
         raise UserError(
             f"Texts of {longest} tokens are too short for texts of random tokens, which need "
-            f"{2 * COPY_BEGINS * REPEATS}. Use longer texts, or --random-texts 0 (in recover.py "
-            "--calibration.random-texts 0)."
+            f"{2 * COPY_BEGINS * REPEATS}. Use longer texts, or --random-texts 0 (in "
+            "`bosch recover` --calibration.random-texts 0)."
         )
     blocks = block_lengths(usual, settings.random_texts)
     known = ordinary_tokens(tokens_of(tokenizer), tokenizer)

@@ -292,9 +292,9 @@ class Loader:
             raise UserError(
                 f"There is no batch for step {step}: {self.tokens.path} holds {epochs} epoch(s), "
                 f"{self.num_steps:,} batches of {self.batch_sequences} sequences. Train on fewer "
-                "tokens (--data.tokens of recover.py, --tokens of train_model.py), or pack more "
-                "(prepare_tokens.py --tokens, --epochs) and use that folder (--data.tokens-from, "
-                "--tokens-from)."
+                "tokens (--data.tokens of `bosch recover`, --tokens of `bosch train`), or pack "
+                "more (`bosch tokens` --tokens, --epochs) and use that folder "
+                "(--data.tokens-from, --tokens-from)."
             )
         begin = step * self.batch_sequences
         return self.order[begin : begin + self.batch_sequences].astype(np.int64)

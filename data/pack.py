@@ -207,10 +207,11 @@ class Packing:
             raise UserError(
                 f"{source.name} has {counts.tokens_held_out + counts.tokens_kept:,} tokens in "
                 f"{counts.documents:,} documents{empty}, but {held_out + (train or 0):,} are "
-                f"needed of it ({held_out:,} of them held out). Use fewer (--tokens; recover.py "
-                "--data.tokens), lower its weight, or hold out less (--held-out-sequences, "
-                "--data.held-out-sequences). To train on them more than once, pack them with "
-                "prepare_tokens.py --epochs N and use that folder (recover.py --data.tokens-from)."
+                f"needed of it ({held_out:,} of them held out). Use fewer (--tokens; in "
+                "`bosch recover` --data.tokens), lower its weight, or hold out less "
+                "(--held-out-sequences, --data.held-out-sequences). To train on them more than "
+                "once, pack them with `bosch tokens --epochs N` and use that folder "
+                "(`bosch recover --data.tokens-from FOLDER`)."
             )
         if empty:
             say(f"{source.name}: {counts.documents:,} documents{empty}")

@@ -29,7 +29,7 @@ ORDER, SUMMARY, PROGRESS = "order.npy", "tokens.json", ".packing.json"
 # In the order of `done`. The ends become .npy files once their number is known.
 GROWING = (TOKENS, HELD_OUT, ".doc_ends.u64", ".held_out_doc_ends.u64")
 
-MAKE_AGAIN = "Pack the tokens again (recover.py --fresh tokens; or remove the folder)."
+MAKE_AGAIN = "Pack the tokens again (`bosch recover` --fresh tokens; or remove the folder)."
 
 
 class GrowingFiles:

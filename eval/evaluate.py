@@ -83,7 +83,7 @@ def plan_evaluation(
 
 
 def plan_of_run(config: Config) -> EvaluationPlan:
-    """How recover.py evaluates the models of a run."""
+    """How `bosch recover` evaluates the models of a run."""
     settings, python = config.eval, config.eval.engine_python
     if settings.niah_essays is not None:
         settings = replace(settings, niah_essays=resolve(settings.niah_essays, config.data))

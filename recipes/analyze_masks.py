@@ -5,7 +5,7 @@
 Prints a table for each analysis, beside the figures of random masks. All numbers are in
 analysis.json; distances.png shows the distances. Where the masks are those of evaluated runs, it
 also says whether masks that are close score alike before training. `--replacement 3` writes the
-masks of the paper's table 5: `recover.py --method from_file --mask.options
+masks of the paper's table 5: `bosch recover --method from_file --mask.options
 path=FILE --ratio R` scores one.
 """
 

@@ -1,6 +1,6 @@
-"""The command line of recover.py: its options, and the settings of a run that they give. It is read
-once; what follows knows neither words nor presets, and no setting is left open but what depends on
-this machine's memory."""
+"""The command line of `bosch recover`: its options, and the settings of a run that they give. It is
+read once; what follows knows neither words nor presets, and no setting is left open but what
+depends on this machine's memory."""
 
 import glob
 from collections.abc import Mapping, Sequence

@@ -28,7 +28,7 @@ MOST_WARNINGS = 12  # on the terminal; the report lists all
 
 @dataclass(frozen=True)
 class Options:
-    # run folders, or files of finished runs (sweep.py --rows); none: all folders in runs/
+    # run folders, or files of finished runs (`bosch sweep` --rows); none: all folders in runs/
     runs: Annotated[tuple[Path, ...], POSITIONAL] = ()
     out: Path = Path("comparison")  # folder for the report
     baseline: str | None = None  # method, run or NAME=VALUE of a setting to compare with

@@ -51,7 +51,9 @@ from bosch.run.stage import Stage, follow_reference
 class Options:
     model: str  # a Hugging Face folder or hub id, dense or hybrid
     settings: Annotated[EvaluationConfig, FLAT]
-    suite: tuple[str, ...] = ("niah",)  # names of files in eval/suites, and lm-eval:TASK,TASK
+    # niah, own_formats, long_answers, longbench, longbench_v2, ruler, lm-eval:TASK,TASK, or a file
+    # of your own
+    suite: tuple[str, ...] = ("niah",)
     include_path: Path | None = None  # folder with lm-eval tasks of your own
     out: Path = Path("evaluation")  # folder for predictions and scores
     punkt: str | None = None  # folder with the English Punkt data, for essays that need it
@@ -133,7 +135,7 @@ def build(options: Options, name: str) -> Stage:
             raise UserError(f"--engine vllm {problem}; leave it or them out.")
     for other in options.against:
         if not any(follow_reference(other).glob(f"*/{SCORES}")):
-            problem = "holds no evaluation; name a folder that evaluate_model.py or a run wrote"
+            problem = "holds no evaluation; name a folder that `bosch evaluate` or a run wrote"
             raise MissingFileError(f"--against {other} {problem}, such as runs/NAME/eval/dense.")
     positions = read_shape(model).positions
     plan = plan_evaluation(

@@ -7,7 +7,8 @@
     python recipes/materialize_model.py --model train/step-000500 --out restored \\
         --queries-and-keys-of DENSE
 
-Run the same command again and it continues where it stopped. In recover.py it is the stage `model`.
+Run the same command again and it continues where it stopped. In `bosch recover` it is the stage
+`model`.
 """
 
 from collections.abc import Sequence

@@ -27,7 +27,7 @@ from bosch.training import answers_stage
 @dataclass(frozen=True)
 class Options:
     model: str  # what answers: folder or hub id of a dense model (of a hybrid without its windows)
-    tokens_from: Path  # folder that prepare_tokens.py wrote
+    tokens_from: Path  # folder that `bosch tokens` wrote
     share: float = 0.3  # of the training sequences that become answers
     precision: Literal["bf16", "fp32"] = "bf16"  # number format of the computation
     seed: int = 0  # of the questions, and of answers that are drawn

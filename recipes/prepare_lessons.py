@@ -26,8 +26,8 @@ from bosch.training import answers_stage, lessons_stage, train_stage
 @dataclass(frozen=True)
 class Options:
     model: str  # the teacher: folder or hub id of a dense model (of a hybrid without its windows)
-    tokens_from: Path  # folder that prepare_tokens.py wrote
-    answers_from: Path | None = None  # that prepare_answers.py wrote for them
+    tokens_from: Path  # folder that `bosch tokens` wrote
+    answers_from: Path | None = None  # that `bosch answers` wrote for them
     shares: int = 64  # next tokens stored for each: the likeliest, and a sample of the others
     temperature: float = TrainConfig.temperature  # of the distribution
     precision: Literal["bf16", "fp32"] = "bf16"  # number format of the computation

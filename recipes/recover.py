@@ -4,7 +4,8 @@
     accelerate launch recipes/recover.py --ratio 0.75 --model Qwen/Qwen3-1.7B-Base --preset paper
     accelerate launch recipes/recover.py --ratio 0              # the control: dense, trained
 
-Run the same command again to resume where it stopped. --help-all shows all options.
+Run the same command again to resume where it stopped. --help-all shows all options. The defaults
+in the help are those of the embedded model; of another, where --model or --preset stands beside it.
 """
 
 import shlex

@@ -1,11 +1,13 @@
 """Choose the groups that get the sliding window, by any method: the stage `mask`.
 
     python recipes/search_mask.py --list
-    python recipes/search_mask.py --method interleave --ratio 0.5 --calibration DIR
+    python recipes/search_mask.py --method interleave --ratio 0.5
+    python recipes/search_mask.py --method fisher --help
     python recipes/search_mask.py --method fisher --ratio 0.75 --calibration DIR --loss-tokens all
 
-Writes mask.json, its picture and, for rankings, scores.json into the folder `mask` of a run. Run
-the same command again and it resumes where it stopped.
+Methods have options of their own: the second last line shows those of fisher. DIR is a folder that
+`bosch calibrate` wrote. Writes mask.json, its picture and, for rankings, scores.json into the
+folder `mask` of a run. Run the same command again and it resumes where it stopped.
 """
 
 from collections.abc import Sequence

@@ -28,12 +28,12 @@ from bosch.training.train_stage import Settings
 @dataclass(frozen=True)
 class Options:
     model: str  # folder or hub id of a hybrid or dense model
-    tokens_from: Path  # folder that prepare_tokens.py wrote
+    tokens_from: Path  # folder that `bosch tokens` wrote
     out: Path  # folder to write
     settings: Annotated[Settings, FLAT]
-    # Folder that prepare_answers.py wrote for these tokens, to stand in place of some of them.
+    # Folder that `bosch answers` wrote for these tokens, to stand in place of some of them.
     answers_from: Path | None = None
-    # Folder that prepare_lessons.py wrote for these tokens; None: ask the teacher at every step.
+    # Folder that `bosch lessons` wrote for these tokens; None: ask the teacher at every step.
     lessons_from: Path | None = None
 
 
@@ -53,7 +53,7 @@ def build(options: Options, name: str) -> Stage:
     check_weights(options.model)
     settings, lessons, answers = options.settings, None, None
     if (until := settings.train.until) != "budget":
-        raise UserError(f"--until {until} takes evaluations: train with recover.py.")
+        raise UserError(f"--until {until} takes evaluations: train with `bosch recover`.")
     train_stage.check(settings.train, settings.document_mask, options.model)
     if options.answers_from is not None:
         answers = answers_stage.read_answers(options.answers_from, tokens)
@@ -63,7 +63,7 @@ def build(options: Options, name: str) -> Stage:
     if settings.train.on_policy or options.lessons_from is None:
         train_stage.check_dense_is_known(settings.train, model.folder)
     if options.lessons_from is None and settings.train.stored_shares:
-        raise UserError("train.stored_shares needs --lessons-from; prepare_lessons.py makes them.")
+        raise UserError("train.stored_shares needs --lessons-from; `bosch lessons` makes them.")
     train_stage.check_tokens(settings, options.model, tokens)
     return train_stage.stage(settings, model, tokens, lessons, name, answers=answers)
 

@@ -60,7 +60,7 @@ def read_answers(folder: Path, tokens: Artifact) -> Artifact:
     try:
         found = read_sealed_json(folder / STARTED, "settings", "inputs")["inputs"]["tokens"]
     except (MissingFileError, KeyError) as error:
-        raise UserError(f"{folder} holds no answers; prepare_answers.py makes them.") from error
+        raise UserError(f"{folder} holds no answers; `bosch answers` makes them.") from error
     if found != tokens.fingerprint:
         raise UserError(f"The answers of {folder} are on other tokens than {tokens.folder}.")
     return Artifact.load(folder)

@@ -80,7 +80,7 @@ def with_lessons(
         found = facts["settings"] | facts["inputs"]
         learning = replace(train, stored_shares=found["shares"])
     except (MissingFileError, KeyError) as error:
-        raise UserError(f"{folder} holds no lessons; prepare_lessons.py makes them.") from error
+        raise UserError(f"{folder} holds no lessons; `bosch lessons` makes them.") from error
     if train.objective != "distill":
         raise UserError("--lessons-from is what a teacher says; pass --objective distill.")
     asked: dict[str, object] = {

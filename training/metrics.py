@@ -68,8 +68,8 @@ class MetricsLog:
         if [row["step"] for row in earlier] != list(range(step)):
             raise UserError(
                 f"{self.path} is damaged: of the {step:,} rows before step {step:,} it has "
-                f"{len(earlier):,}. Put the file back, or start this stage again with --fresh "
-                f"{self.path.parent.name} (or with another --out)."
+                f"{len(earlier):,}. Put the file back, or train again: `bosch recover --fresh "
+                f"{self.path.parent.name}`, or for `bosch train` another --out."
             )
         if any(row["step"] >= step for row in rows):
             say(f"metrics: rows from step {step:,} on are dropped, because they are repeated")

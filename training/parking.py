@@ -1,7 +1,7 @@
 """While a checkpoint is evaluated, the training waits in host memory: the evaluation has a whole
 model on every GPU, beside this training's share. For 30B that is 366 GB on one machine, so a
-training that evaluates asks for the room before its first step, as do recover.py at its start and
-the dry run (training/rehearsal.py).
+training that evaluates asks for the room before its first step, as do `bosch recover` at its start
+and the dry run (training/rehearsal.py).
 """
 
 import platform
@@ -99,5 +99,5 @@ def check_host_memory(
             f"{describe_bytes(num_bytes)} of {machine} for its {num_gpus} GPUs, and only "
             f"{describe_bytes(available)} are available. Give the job more (SLURM: --mem=0), use "
             "more machines with train.shard_within_node False, train fewer weights "
-            "(train.trained), or train with recipes/train_model.py and evaluate afterwards."
+            "(train.trained), or train with `bosch train` and evaluate afterwards."
         )

@@ -246,7 +246,7 @@ def check_revision(folder: Path, model: PretrainedConfig) -> None:
         raise UserError(
             f"the lessons of {folder} are of commit {found[:12]} of the dense model, and the "
             f"hybrid is of {wanted[:12]}: the model on the hub has changed. --fresh lessons of "
-            "recover.py makes them again."
+            "`bosch recover` makes them again."
         )
 
 

@@ -115,7 +115,7 @@ class HybridCausalLM:
     def __init__(self, config: PretrainedConfig, *args: object, **kwargs: object) -> None:
         if config.bosch is None:
             problem = f"a {config.model_type} needs config.bosch (window, num_full, permutation)"
-            raise UserError(f"{problem}; make one with recipes/materialize_model.py.")
+            raise UserError(f"{problem}; make one with `bosch materialize`.")
         super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
         read_sink(self)
 

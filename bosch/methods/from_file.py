@@ -37,11 +37,11 @@ class Settings:
 def check(settings: Settings) -> None:
     if settings.path is None:
         raise UserError(
-            "--method from_file needs --path (in recover.py --mask.options path=FILE): a mask.json "
-            "or a .tsv of DuoAttention, or the name of a ready mask."
+            "--method from_file needs --path (in `bosch recover` --mask.options path=FILE): a "
+            "mask.json or a .tsv of DuoAttention, or the name of a ready mask."
         )
     if not settings.path.exists():
-        named = f"--path {settings.path} (in recover.py --mask.options path={settings.path})"
+        named = f"--path {settings.path} (in `bosch recover` --mask.options path={settings.path})"
         raise MissingFileError(f"{named} does not exist; name a mask file.")
     # A table says nothing without a model and a ratio. Of a folder this names the file in it.
     if settings.path.suffix != ".tsv" or settings.path.is_dir():

@@ -114,7 +114,7 @@ def exit_on_user_error(function: Callable[[], T], debug: bool) -> T:
         return function()
     try:
         return function()
-    except BrokenPipeError:  # the reader of our output has left: `recover.py --help | head`
+    except BrokenPipeError:  # the reader of our output has left: `bosch recover --help | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(141) from None  # as a shell reports it
     except KeyboardInterrupt:

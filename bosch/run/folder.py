@@ -196,7 +196,7 @@ class RunFolder:
         found = dict[str, None]()
         for name in gone:  # which grows
             for other, of in facts.items():
-                # Evaluations under other windows and lengths (sweep.py) name no input: they are of
+                # Evaluations under a sweep's other windows and lengths name no input: they are of
                 # the run's model. Those of the dense model are shared, and not in this folder.
                 of_model = name == "model" and other.startswith("eval/") and not of["inputs"]
                 is_of_it = of_model or facts[name]["fingerprint"] in of["inputs"].values()

@@ -189,12 +189,12 @@ def examine(run_path: Path, stage: Stage, verified: set[Path]) -> Decision:
             return Decision(stage, "run", f"starts{where}")
         old = read_sealed_json(folder / STARTED, "fingerprint", *stage.facts)
     except DamagedArtifactError as damage:
-        raise StageBlockedError(f"{damage} To make it again: {_fresh(stage)}.") from damage
+        raise StageBlockedError(f"{damage} To make it again, {_again(stage)}.") from damage
     if old["fingerprint"] != stage.fingerprint:
         raise _conflict(folder, stage, old)
     recorded = old.get("model_files", stage.model_files)  # earlier versions recorded none
     if changes := differences(recorded, stage.model_files):
-        advice = f"Restore them, or use {_fresh(stage)}."
+        advice = f"Restore them, or, to make it again, {_again(stage)}."
         raise StageBlockedError(f"{folder}: files of the model changed since ({changes}). {advice}")
     if not is_complete:
         return Decision(stage, "resume", "continues where it stopped")
@@ -220,17 +220,16 @@ def _conflict(folder: Path, stage: Stage, old: Mapping[str, Any]) -> StageBlocke
         changes += "; this version of the code makes it otherwise"
     return StageBlockedError(
         f"{folder} was made with other settings or inputs ({changes})",
-        "Use another --run-dir, or the old setting, or, to make it and what depends on it again, "
-        f"{_fresh(stage)}.",
+        "Use another folder (--run-dir or --out), or the old setting, or, to make it and what "
+        f"depends on it again, {_again(stage)}.",
     )
 
 
-def _fresh(stage: Stage) -> str:
-    """What makes a stage again, which programs of single stages call otherwise."""
-    alone = "single stages: another --out, or delete its folder"
-    if stage.name == "mask":
-        alone = "`bosch search`: --fresh without a name"
-    return f"--fresh {stage.name} ({alone})"
+def _again(stage: Stage) -> str:
+    """What makes a stage again. Only some programs have an option for it."""
+    by_search = "pass --fresh to `bosch search`, " if stage.name == "mask" else ""
+    by_recover = f"pass --fresh {stage.name} to `bosch recover`"
+    return f"{by_recover}, {by_search}or delete its folder"
 
 
 def flatten(settings: object, prefix: str = "") -> dict[str, object]:

@@ -82,7 +82,7 @@ def anchors_between(dense: Value, windowed: Value, gamma: float) -> Anchors:
             "The dense model answers none of the calibration questions, so they cannot rank masks. "
             "Build an easier set (shorter contexts, niah_single tasks), check that the set was "
             "made with this model's tokenizer, or rank by the answers' probability: --objective "
-            "logprob, in recover.py --mask.options objective=logprob."
+            "logprob, in `bosch recover` --mask.options objective=logprob."
         )
     if windowed.value >= dense.value:
         raise UserError(

@@ -3,7 +3,7 @@ differences from a baseline.
 
 `compare` reads runs into one `Comparison`; eval/report/page.py shows it. Each suite says which its
 scores are (eval/suites/_reporting.py); its average under other windows and in longer texts than the
-run's own (sweep.py --windows, --lengths) is a score too.
+run's own (`bosch sweep` --windows, --lengths) is a score too.
 """
 
 import math
@@ -211,8 +211,8 @@ def by_text(curves: Iterable[Curve]) -> list[list[Curve]]:
 
 
 def compare(given: Sequence[Path | RunResults], baseline: str | None = None) -> Comparison:
-    """`given`: run folders, and files written by `sweep.py --rows`. `baseline`: a method, the name
-    or folder of one of the runs, or the settings of some (`window=64,train.trained=all`)."""
+    """`given`: run folders, and files written by `bosch sweep --rows`. `baseline`: a method, the
+    name or folder of one of the runs, or the settings of some (`window=64,train.trained=all`)."""
     runs = read_runs(given)
     found = Baseline() if baseline is None else _find_baseline(baseline, runs)
     curves = {(run.name, curve.score): curve for run in runs for curve in _read_curves(run)}

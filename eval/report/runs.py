@@ -1,5 +1,5 @@
 """What a run holds so far: settings, mask, scores, losses, times. Read from its folder, or from an
-archive, a file of finished runs (sweep.py --rows).
+archive, a file of finished runs (`bosch sweep` --rows).
 
 A missing or damaged part of a folder does not stop the reading; `problems` names it. An archive has
 a JSON line for each run: all that reports read of it, with the scores of single examples, without
@@ -446,8 +446,8 @@ def read_archive(archive: Path) -> list[RunResults]:
             run = _parse_run(archive, record)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise UserError(
-                f"{archive}, line {number} is not a run that sweep.py --rows wrote ({error!r}). "
-                "Delete the line, or name another file."
+                f"{archive}, line {number} is not a run that `bosch sweep --rows` wrote "
+                f"({error!r}). Delete the line, or name another file."
             ) from error
         runs[run.path, str(run.config), run.method, run.mask and run.mask.model] = run
     return list(runs.values())

@@ -1,5 +1,5 @@
-"""The interface of a suite: a file such as `eval/suites/mine.py`, which `evaluate_model.py --suite
-mine` and `recover.py --eval.suites niah mine` run. docs/extending.md has a complete one.
+"""The interface of a suite: a file such as `eval/suites/mine.py`, which `bosch evaluate --suite
+mine` and `bosch recover --eval.suites niah mine` run. docs/extending.md has a complete one.
 
 A suite must have
 
@@ -33,8 +33,8 @@ have
                                                  define `reported_scores` too
     groups(scored) -> dict[str, list[Scored]]    examples that get a result of their own, by name
     METRIC                                       the metric that counts in averages and in the floor
-    COMPARED_WITH_CALIBRATION = True             recover.py stops if an example contains a needle of
-                                                 the calibration set
+    COMPARED_WITH_CALIBRATION = True             `bosch recover` stops if an example contains a
+                                                 needle of the calibration set
     VERSION = 2                                  raise it when you change examples or scores
     the fields of Reporting                      how reports show it (_reporting.py)
 """

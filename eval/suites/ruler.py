@@ -4,8 +4,8 @@ tracking, common words, frequent coded words, and questions on documents.
     bosch ruler build --task vt --length 4096 --samples 500 --seed 42 --tokenizer FOLDER --out FILE
 
 The questions need files: `--squad dev-v2.0.json`, `--hotpot hotpot_dev_distractor_v1.json`, in
-`recover.py` `--eval.options ruler.squad=FILE ruler.hotpot=FILE`. Without one its task is left out;
-then there is no average: RULER's is the plain mean of all 13.
+`bosch recover` `--eval.options ruler.squad=FILE ruler.hotpot=FILE`. Without one its task is left
+out; then there is no average: RULER's is the plain mean of all 13.
 """
 
 from collections.abc import Sequence

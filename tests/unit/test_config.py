@@ -141,6 +141,14 @@ def test_help_shows_the_defaults_of_the_preset_and_comes_beside_a_mistake(
         assert f"current token (default: {window})" in " ".join(capsys.readouterr().out.split())
 
 
+def test_help_comes_also_where_the_model_cannot_be_read(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        parse("--model", "not/there", "--preset", "small", "--help")
+    told = " ".join(capsys.readouterr().out.split())
+    assert "note: the defaults are shown as without these options: " in told
+    assert "current token (default: 64)" in told
+
+
 def test_unknown_option_suggests_the_nearest() -> None:
     for option, meant in {
         "--ration": "--ratio",
