@@ -210,7 +210,7 @@ class Packing:
                 f"needed of it ({held_out:,} of them held out). Use fewer (--tokens; in "
                 "`bosch recover` --data.tokens), lower its weight, or hold out less "
                 "(--held-out-sequences, --data.held-out-sequences). To train on them more than "
-                "once, pack them with `bosch tokens --epochs N` and use that folder "
+                "once, pack them by --epochs N of `bosch tokens` and use that folder "
                 "(`bosch recover --data.tokens-from FOLDER`)."
             )
         if empty:

@@ -180,6 +180,8 @@ def describe_product(run_path: Path, page: Path) -> list[str]:
     step = max(step for step in steps if model_of(run_path, step).is_dir())
     folder = model_of(run_path, step)
     model, runs = shlex.quote(str(folder)), shlex.quote(str(run_path.parent))
+    # Of a family of the user's own, say.
+    own = f" --plugins {shlex.join(folders)}" if (folders := own_folders()) else ""
     if reason := why_not_served(read_hybrid(folder)):
         served = f"  vLLM does not serve it: {reason}"
     else:
@@ -188,7 +190,7 @@ def describe_product(run_path: Path, page: Path) -> list[str]:
         f"compare runs: {program('bosch')} compare {runs}/*",
         f"curves: {program('tensorboard')} --logdir {runs}",
         f"the hybrid is in {folder}",
-        f'  generate: {program("bosch")} generate --model {model} --prompt "Once upon a time"',
+        f'  generate: {program("bosch")} generate --model {model}{own} --prompt "Once upon a time"',
         served,
         f"report in {page}",
     ]

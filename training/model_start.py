@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
@@ -117,7 +118,17 @@ def allocate(model: Any, settings: TrainConfig, device: torch.device) -> PreTrai
     if settings.cpu_offload:
         device = torch.device("cpu")
     is_tied = model.lm_head.weight is model.model.embed_tokens.weight
-    model._apply(lambda tensor: torch.empty_like(tensor, device=device))
+    if any(isinstance(each, DTensor) for each in model.parameters()):
+        model._apply(lambda tensor: torch.empty_like(tensor, device=device))
+    else:
+        # By hand: a rehearsal's stand-ins for tensors cannot be exchanged by `_apply`, which then
+        # ends in an error.
+        for module in model.modules():
+            for name, each in module.named_parameters(recurse=False):
+                empty = torch.empty_like(each, device=device)
+                module._parameters[name] = nn.Parameter(empty, requires_grad=each.requires_grad)
+            for name, each in module.named_buffers(recurse=False):
+                module._buffers[name] = torch.empty_like(each, device=device)
     if is_tied:  # moving off the meta device makes new parameters, unless they are sharded
         model.lm_head.weight = model.model.embed_tokens.weight
     return model
